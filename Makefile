@@ -1,0 +1,43 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PACKAGES := contracts service spool blobstore weightcache snapshotter runtime activator controlplane kelvin coldstart_bench
+
+export OMP_NUM_THREADS = 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: install demo test test-ten lint types layers mutants clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[runtime,test,demo]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m examples.demo
+
+test: $(STAMP) lint types layers
+	$(BIN)/pytest
+
+test-ten: $(STAMP)
+	$(BIN)/python -m tests.ten
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+mutants: $(STAMP)
+	$(BIN)/mutmut run
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis mutants

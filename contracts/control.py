@@ -1,0 +1,236 @@
+"""What control plane, activator and runtime tell each other. All of it is rows: a feed of upserts and removals."""
+
+from enum import StrEnum
+
+from contracts.manifest import Limits
+from contracts.timeline import Span, Stamp
+from contracts.usage import LifetimeRecord, RequestRecord
+from contracts.wire import Wire
+
+
+class Scope(StrEnum):
+    """What a key may do."""
+
+    INFER = "infer"
+    ADMIN = "admin"  # includes push
+
+
+class KeyRow(Wire, frozen=True):
+    """A credential as the activator knows it: SHA-256 of the secret (256 random bits need no slow hash)."""
+
+    key_id: str
+    secret_sha256: str
+    tenant: str
+    scopes: tuple[Scope, ...]
+
+
+class Principal(Wire, frozen=True):
+    """Who calls, as authenticated by the activator; travels inwards as the header `x-kelvin-principal`."""
+
+    key_id: str
+    tenant: str
+    scopes: tuple[Scope, ...]
+
+
+class ModelRow(Wire, frozen=True):
+    """A model, its aliases and the versions that may be addressed."""
+
+    tenant: str
+    model: str
+    aliases: dict[str, str]  # alias -> version
+    created_at_s: int
+
+
+class VersionRow(Wire, frozen=True):
+    """A version that is ready to serve, with what the door needs to know of it."""
+
+    tenant: str
+    model: str
+    version: str
+    limits: Limits
+    created_at_s: int
+
+
+class ReplicaRow(Wire, frozen=True):
+    """A replica that takes requests. `address` is a socket name within the run directory."""
+
+    runtime_id: str
+    tenant: str
+    model: str
+    version: str
+    address: str
+    max_streams: int
+    draining: bool
+    restore: tuple[Span, ...]  # its restore, microseconds after it was asked for
+
+
+class RestoreFailure(Wire, frozen=True):
+    """A start of the version failed for good: waiters are told this instead of waiting."""
+
+    tenant: str
+    version: str
+    code: str
+    status: int
+    message: str
+    retryable: bool
+
+
+class Feed(Wire, frozen=True):
+    """One line of `GET /internal/v1/feed`. The first is a snapshot (`full`), the rest are changes in order."""
+
+    revision: int
+    full: bool = False
+    keys: tuple[KeyRow, ...] = ()
+    models: tuple[ModelRow, ...] = ()
+    versions: tuple[VersionRow, ...] = ()
+    replicas: tuple[ReplicaRow, ...] = ()
+    failures: tuple[RestoreFailure, ...] = ()
+    removed_keys: tuple[str, ...] = ()
+    removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it
+    removed_replicas: tuple[str, ...] = ()
+
+
+class ConcurrencyStat(Wire, frozen=True):
+    """Time-weighted concurrency of one version at one activator since its last report; all reports of a second add."""
+
+    tenant: str
+    model: str
+    version: str
+    concurrency: float
+    requests: int
+
+
+class Stats(Wire, frozen=True):
+    """Body of `POST /internal/v1/stats`, once a second, and at once for the first request of a version."""
+
+    activator: str
+    stats: tuple[ConcurrencyStat, ...]
+
+
+class RequestBatch(Wire, frozen=True):
+    """Body of `POST /internal/v1/usage/requests`; answered 204 once durable. Repeats are harmless."""
+
+    records: tuple[RequestRecord, ...]
+
+
+class LifetimeBatch(Wire, frozen=True):
+    """Body of `POST /internal/v1/usage/lifetimes`; likewise."""
+
+    records: tuple[LifetimeRecord, ...]
+
+
+class TimelineAnswer(Wire, frozen=True):
+    """`GET /v1/requests/ID/timeline`."""
+
+    request_id: str
+    model: str
+    version: str | None
+    cold: bool
+    stamps: tuple[Stamp, ...]
+
+
+class Bind(Wire, frozen=True):
+    """`POST /control/bind` to a standby: take this version. Answered by `Bound` when ready, or an error."""
+
+    tenant: str
+    model: str
+    version: str
+    device_class: str
+    threads: int
+    kv_bytes: int
+
+
+class Bound(Wire, frozen=True):
+    """The standby is a runtime now."""
+
+    runtime_id: str
+    max_streams: int
+    spans: tuple[Span, ...]
+
+
+class RuntimeState(StrEnum):
+    """Life of a runtime process."""
+
+    STANDBY = "standby"
+    RESTORING = "restoring"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class RuntimeReport(Wire, frozen=True):
+    """`GET /control/state`: lets a restarted control plane adopt it, and an operator look inside."""
+
+    runtime_id: str
+    pid: int
+    state: RuntimeState
+    tenant: str | None = None
+    model: str | None = None
+    version: str | None = None
+    device_class: str | None = None
+    threads: int = 1
+    max_streams: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_free: int = 0
+    kv_blocks_total: int = 0
+    leases: int = 0
+    open_files: int = 0
+    spans: tuple[Span, ...] = ()
+
+
+class GateJob(Wire, frozen=True):
+    """`POST /control/gate` to a standby: may this architecture be served? Needs no weights."""
+
+    config_json: str
+    tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape) as in the safetensors headers
+
+
+class GateFacts(Wire, frozen=True):
+    """What a forward on the meta device found."""
+
+    architecture: str
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    vocab_size: int
+    max_positions: int
+    kv_bytes_per_token: int
+    first_use: tuple[str, ...]  # parameter names in the order in which a forward touches them
+
+
+class SealJob(Wire, frozen=True):
+    """`POST /control/seal` to a standby: bind the draft both ways, compare, record the known answers."""
+
+    tenant: str
+    version: str
+
+
+class Probe(Wire, frozen=True):
+    """Known answers: teacher-forced `token_ids`, and per position the reference's leading logits."""
+
+    token_ids: tuple[int, ...]
+    top_ids: tuple[tuple[int, ...], ...]  # per position, the highest logits' token ids, descending
+    top_logits: tuple[tuple[float, ...], ...]
+    tolerance: float
+
+
+class Fingerprint(Wire, frozen=True):
+    """What the known answers depend on. Threads are recorded beside it, not part of the key."""
+
+    torch: str
+    dtype: str
+    device_class: str
+
+
+class SealAttestation(Wire, frozen=True):
+    """What a sealing job found about a version under one fingerprint; kept beside the manifest."""
+
+    version: str
+    fingerprint: Fingerprint
+    threads: int
+    fast_bind: bool  # whether the hand-made bind gave exactly the library's module
+    probe: Probe
+    gate: GateFacts

@@ -1,0 +1,350 @@
+"""Every way in which Kelvin says no: a closed set of facts, carried by one ordinary exception.
+
+A fact knows its code, its HTTP status, whether a retry may help and when. How it looks on the wire is `problem`'s work.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Base of the closed set. Subclasses set the class variables and phrase `message`."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    @property
+    def message(self) -> str:
+        """One sentence for the caller; never a secret, a path or another tenant's name."""
+        return "internal error"
+
+    @property
+    def param(self) -> str | None:
+        """The request field at fault, where there is one."""
+        return None
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds after which a retry is worth its while, where known."""
+        return None
+
+
+class Refused(Exception):
+    """Carries a `Failure`. Mutable as tracebacks need; its fact is not."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.code}: {failure.message}")
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class Internal(Failure):
+    """A defect of ours; details are in the log under the request id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unauthenticated(Failure):
+    """No key, or one that is unknown, expired or revoked (the caller is not told which)."""
+
+    code, status = "invalid_api_key", 401
+
+    @property
+    def message(self) -> str:
+        return "missing or invalid API key"
+
+
+@dataclass(frozen=True, slots=True)
+class Forbidden(Failure):
+    """The key is good but lacks a scope."""
+
+    scope: str
+    code, status = "insufficient_scope", 403
+
+    @property
+    def message(self) -> str:
+        return f"this key lacks the scope '{self.scope}'"
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound(Failure):
+    """Unknown, or another tenant's: the two look the same."""
+
+    kind: str
+    name: str
+    code, status = "not_found", 404
+
+    @property
+    def message(self) -> str:
+        return f"{self.kind} '{self.name}' does not exist"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNotFound(Failure):
+    """The model reference resolves to nothing this tenant owns."""
+
+    name: str
+    code, status = "model_not_found", 404
+
+    @property
+    def message(self) -> str:
+        return f"the model '{self.name}' does not exist"
+
+    @property
+    def param(self) -> str | None:
+        return "model"
+
+
+@dataclass(frozen=True, slots=True)
+class MethodNotAllowed(Failure):
+    """The path exists, the method does not."""
+
+    method: str
+    code, status = "method_not_allowed", 405
+
+    @property
+    def message(self) -> str:
+        return f"method {self.method} is not allowed here"
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidRequest(Failure):
+    """A value breaks a rule; both are named."""
+
+    field: str
+    value: str
+    rule: str
+    code, status = "invalid_request", 400
+
+    @property
+    def message(self) -> str:
+        return f"{self.field}={self.value}: {self.rule}"
+
+    @property
+    def param(self) -> str | None:
+        return self.field
+
+
+@dataclass(frozen=True, slots=True)
+class LimitExceeded(Failure):
+    """Over a hard limit of the version, found before any compute."""
+
+    field: str
+    value: int
+    limit: int
+    unit: str
+    code, status = "context_length_exceeded", 400
+
+    @property
+    def message(self) -> str:
+        return f"{self.field} is {self.value} {self.unit}; this model allows at most {self.limit}"
+
+    @property
+    def param(self) -> str | None:
+        return self.field
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTooLarge(Failure):
+    """The request body is over the limit of the endpoint."""
+
+    limit_bytes: int
+    code, status = "request_too_large", 413
+
+    @property
+    def message(self) -> str:
+        return f"the request body is larger than {self.limit_bytes} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict(Failure):
+    """The state does not allow it now."""
+
+    what: str
+    rule: str
+    code, status = "conflict", 409
+
+    @property
+    def message(self) -> str:
+        return f"{self.what}: {self.rule}"
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRejected(Failure):
+    """An upload holds something that may not enter."""
+
+    path: str
+    reason: str
+    code, status = "artifact_rejected", 422
+
+    @property
+    def message(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+    @property
+    def param(self) -> str | None:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded(Failure):
+    """Every slot and every waiting place is taken."""
+
+    what: str
+    limit: int
+    after_s: float
+    code, status, retryable = "overloaded", 503, True
+
+    @property
+    def message(self) -> str:
+        return f"{self.what} is full (limit {self.limit}); retry after {self.after_s:g} s"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineExceeded(Failure):
+    """The deadline passed before an answer began."""
+
+    waited_s: float
+    stage: str
+    code, status, retryable = "deadline_exceeded", 504, True
+
+    @property
+    def message(self) -> str:
+        return f"no answer within the deadline: {self.waited_s:.1f} s passed while {self.stage}"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost(Failure):
+    """The runtime that was answering is gone; what had been sent stands."""
+
+    code, status, retryable = "replica_lost", 502, True
+
+    @property
+    def message(self) -> str:
+        return "the replica answering this request was lost; the answer is incomplete"
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable(Failure):
+    """Something we depend on does not answer."""
+
+    dependency: str
+    after_s: float = 1.0
+    code, status, retryable = "unavailable", 503, True
+
+    @property
+    def message(self) -> str:
+        return f"{self.dependency} is not available"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCorrupt(Failure):
+    """Bytes at rest do not match their digest; nothing of the chunk was served."""
+
+    chunk: str
+    tier: str
+    code, status = "chunk_corrupt", 500
+
+    @property
+    def message(self) -> str:
+        return f"chunk {self.chunk} in tier '{self.tier}' does not match its digest"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMissing(Failure):
+    """No source holds the chunk."""
+
+    chunk: str
+    code, status = "chunk_missing", 500
+
+    @property
+    def message(self) -> str:
+        return f"chunk {self.chunk} is in no tier"
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestCorrupt(Failure):
+    """A manifest does not decode, or does not match the version it is named by."""
+
+    version: str
+    reason: str
+    code, status = "manifest_corrupt", 500
+
+    @property
+    def message(self) -> str:
+        return f"manifest of version {self.version}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed(Failure):
+    """The known-answer probe did not match: the replica is refused, fail closed."""
+
+    version: str
+    reason: str
+    code, status = "probe_failed", 500
+
+    @property
+    def message(self) -> str:
+        return f"version {self.version} failed its known-answer probe: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityExceeded(Failure):
+    """It can never fit, however long one waits."""
+
+    what: str
+    need: int
+    have: int
+    code, status = "capacity_exceeded", 507
+
+    @property
+    def message(self) -> str:
+        return f"{self.what}: needs {self.need}, has {self.have}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled(Failure):
+    """The caller asked for the end. 499 is nginx's name for a client that closed the request."""
+
+    code, status = "cancelled", 499
+
+    @property
+    def message(self) -> str:
+        return "the request was cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFailure(Failure):
+    """A failure that another process of ours reported; it renders as it would have there."""
+
+    remote_code: str
+    remote_status: int
+    remote_message: str
+    remote_param: str | None = None
+    remote_retryable: bool = False
+    remote_retry_after_s: float | None = None
+
+    @property
+    def message(self) -> str:
+        return self.remote_message
+
+    @property
+    def param(self) -> str | None:
+        return self.remote_param
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.remote_retry_after_s

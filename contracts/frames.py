@@ -1,0 +1,110 @@
+"""The body of a runtime's answer to the activator: frames that carry the client's bytes beside cumulative counts.
+
+Every frame says how many tokens and device microseconds the request has cost so far, so that whoever survives can
+bill what was delivered. Pure codec; sockets are the callers'.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from contracts.problem import WireFailure
+from contracts.timeline import Span
+
+CONTENT_TYPE: Final = "application/x-kelvin-frames"
+MAX_PAYLOAD: Final = 16 << 20
+_HEADER: Final = struct.Struct("<BxxxIIIIQ")  # kind, payload length, prompt, cached, completion tokens, device us
+
+
+class FrameKind(IntEnum):
+    """What the payload is."""
+
+    DATA = 1  # bytes for the client, to be passed on unread
+    END = 2  # JSON of `End`: the answer is complete
+    FAILED = 3  # JSON of `WireFailure`: the answer ends here
+    BEAT = 4  # nothing: counts moved, or the stream is alive
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Payload of the last frame of a complete answer."""
+
+    finish_reason: str
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Cumulative cost of one request at its runtime."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    device_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame; `payload` is what its kind says."""
+
+    kind: FrameKind
+    counts: Counts
+    payload: bytes = b""
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Header and payload. Raises ValueError over MAX_PAYLOAD."""
+    if len(frame.payload) > MAX_PAYLOAD:
+        raise ValueError(f"frame payload of {len(frame.payload)} bytes is over {MAX_PAYLOAD}")
+    counts = frame.counts
+    return (
+        _HEADER.pack(
+            frame.kind,
+            len(frame.payload),
+            counts.prompt_tokens,
+            counts.cached_tokens,
+            counts.completion_tokens,
+            counts.device_us,
+        )
+        + frame.payload
+    )
+
+
+class FrameDecoder:
+    """Feed it bytes as they come; it yields whole frames. Raises ValueError on what no runtime of ours sends."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Frames completed by `data`, in order."""
+        self._buffer += data
+        frames: list[Frame] = []
+        while (frame := self._try_take()) is not None:
+            frames.append(frame)
+        return frames
+
+    def _try_take(self) -> Frame | None:
+        if len(self._buffer) < _HEADER.size:
+            return None
+        kind, length, prompt, cached, completion, device_us = _HEADER.unpack_from(self._buffer)
+        if length > MAX_PAYLOAD:
+            raise ValueError(f"frame payload of {length} bytes is over {MAX_PAYLOAD}")
+        end = _HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        payload = bytes(self._buffer[_HEADER.size : end])
+        del self._buffer[:end]
+        return Frame(FrameKind(kind), Counts(prompt, cached, completion, device_us), payload)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the stream could end here without cutting a frame."""
+        return not self._buffer
+
+
+def failed_frame(failure: WireFailure, counts: Counts) -> bytes:
+    """The terminal frame of an answer that failed."""
+    return encode_frame(Frame(FrameKind.FAILED, counts, msgspec.json.encode(failure)))

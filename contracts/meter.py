@@ -1,0 +1,68 @@
+"""The meter page: how a runtime tells the supervisor how its life was spent, such that SIGKILL loses nothing.
+
+One page of a file mapped by both. The runtime is its only writer and updates it at each transition; the supervisor
+reads it after the death and closes the open interval. Times are CLOCK_MONOTONIC nanoseconds, shared by all processes.
+"""
+
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final
+
+METER_BYTES: Final = 512
+_LAYOUT: Final = struct.Struct("<4sIQQQQQQQQ64s64s64s32s")
+_MAGIC: Final = b"KMT1"
+
+
+class Phase(IntEnum):
+    """What a replica is doing, as far as the bill is concerned."""
+
+    STANDBY = 0
+    RESTORE = 1
+    ACTIVE = 2  # at least one request is in the engine
+    IDLE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Closed intervals per phase, and the phase that is open since `since_ns`."""
+
+    phase: Phase
+    born_ns: int
+    since_ns: int
+    spent_ns: tuple[int, int, int, int] = (0, 0, 0, 0)  # by Phase
+    requests: int = 0
+    tenant: str = ""
+    model: str = ""
+    version: str = ""
+    device_class: str = ""
+
+    def enter(self, phase: Phase, now_ns: int) -> "Meter":
+        """Close the open interval and begin `phase`."""
+        return replace(self.closed(now_ns), phase=phase, since_ns=now_ns)
+
+    def closed(self, now_ns: int) -> "Meter":
+        """The same with the open interval counted up to `now_ns`."""
+        spent = list(self.spent_ns)
+        spent[self.phase] += max(0, now_ns - self.since_ns)
+        return replace(self, spent_ns=(spent[0], spent[1], spent[2], spent[3]), since_ns=now_ns)
+
+
+def encode_meter(meter: Meter, sequence: int) -> bytes:
+    """METER_BYTES bytes. `sequence` is even for a finished write: a reader that sees it odd reads again."""
+    return _LAYOUT.pack(
+        _MAGIC, meter.phase, sequence, meter.born_ns, meter.since_ns, *meter.spent_ns, meter.requests,
+        meter.tenant.encode(), meter.model.encode(), meter.version.encode(), meter.device_class.encode(),
+    ).ljust(METER_BYTES, b"\0")  # fmt: skip
+
+
+def decode_meter(page: bytes) -> Meter:
+    """Raises ValueError on a page that no runtime of ours wrote."""
+    if len(page) < METER_BYTES:
+        raise ValueError(f"meter page has {len(page)} bytes, not {METER_BYTES}")
+    magic, phase, _, born, since, standby, restore, active, idle, requests, *texts = _LAYOUT.unpack_from(page)
+    if magic != _MAGIC:
+        raise ValueError("not a meter page")
+    tenant, model, version, device_class = (text.rstrip(b"\0").decode() for text in texts)
+    spent = (standby, restore, active, idle)
+    return Meter(Phase(phase), born, since, spent, requests, tenant, model, version, device_class)

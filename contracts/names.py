@@ -1,0 +1,44 @@
+"""Names in a request: tenants and models are DNS labels, versions are digests, references combine them."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from contracts.errors import InvalidRequest, Refused
+
+# RFC 1123 label, so that host-based endpoints and Kubernetes objects can carry it.
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_VERSION_PREFIX: Final = re.compile(r"[0-9a-f]{12,64}")
+DIGEST_HEX: Final = 64
+DEFAULT_ALIAS: Final = "prod"
+
+
+def dns_label(value: str, field: str) -> str:
+    """Return `value` where it is a DNS label; otherwise refuse, naming the value and the rule."""
+    if _LABEL.fullmatch(value) is None:
+        rule = "must be a DNS label (1-63 of a-z, 0-9 and '-', not at either end)"
+        raise Refused(InvalidRequest(field, repr(value[:80]), rule))
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReference:
+    """`M`, `M@alias` or `M@<12 or more hex of the version>`; exactly one of alias and version_prefix is set."""
+
+    model: str
+    alias: str | None
+    version_prefix: str | None
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.alias or self.version_prefix}"
+
+
+def parse_reference(text: str) -> ModelReference:
+    """Twelve or more hex digits after `@` are a version; anything else there is an alias; nothing means `prod`."""
+    model, at, rest = text.partition("@")
+    dns_label(model, "model")
+    if not at:
+        return ModelReference(model, DEFAULT_ALIAS, None)
+    if _VERSION_PREFIX.fullmatch(rest):
+        return ModelReference(model, None, rest)
+    return ModelReference(model, dns_label(rest, "alias"), None)

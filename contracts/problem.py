@@ -1,0 +1,112 @@
+"""How a failure looks on the wire: OpenAI's error object, an SSE event, RFC 9457 problem details, between processes.
+
+The only place outside route files that knows a status belongs to a failure.
+"""
+
+from math import ceil
+from typing import Final
+
+import msgspec
+
+from contracts.errors import Failure, RemoteFailure
+
+OPENAI_CONTENT_TYPE: Final = "application/json"
+PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
+
+
+class WireFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A failure between processes. Decodes to a `RemoteFailure` that renders the same."""
+
+    code: str
+    status: int
+    message: str
+    param: str | None = None
+    retryable: bool = False
+    retry_after_s: float | None = None
+
+
+def code_of(failure: Failure) -> str:
+    """The machine-readable code, also of a failure that came from another process."""
+    return failure.remote_code if isinstance(failure, RemoteFailure) else failure.code
+
+
+def status_of(failure: Failure) -> int:
+    """The HTTP status that belongs to the failure."""
+    return failure.remote_status if isinstance(failure, RemoteFailure) else failure.status
+
+
+def is_retryable(failure: Failure) -> bool:
+    """Whether the same request may succeed later."""
+    return failure.remote_retryable if isinstance(failure, RemoteFailure) else failure.retryable
+
+
+def to_wire(failure: Failure) -> WireFailure:
+    """The failure as it crosses processes."""
+    return WireFailure(
+        code=code_of(failure),
+        status=status_of(failure),
+        message=failure.message,
+        param=failure.param,
+        retryable=is_retryable(failure),
+        retry_after_s=failure.retry_after_s,
+    )
+
+
+def from_wire(wire: WireFailure) -> RemoteFailure:
+    """The fact that another process reported."""
+    return RemoteFailure(wire.code, wire.status, wire.message, wire.param, wire.retryable, wire.retry_after_s)
+
+
+def headers_of(failure: Failure) -> dict[str, str]:
+    """`Retry-After` in whole seconds (RFC 9110, 10.2.3) where a retry has a time."""
+    after_s = failure.retry_after_s
+    return {} if after_s is None else {"retry-after": str(max(1, ceil(after_s)))}
+
+
+def _openai_type(status: int) -> str:
+    match status:
+        case 401:
+            return "authentication_error"
+        case 403:
+            return "permission_error"
+        case 429:
+            return "rate_limit_error"
+        case status if status >= 500:
+            return "server_error"
+        case _:
+            return "invalid_request_error"
+
+
+def openai_error(failure: Failure, request_id: str | None = None) -> bytes:
+    """OpenAI's error object: ``{"error": {"message", "type", "param", "code"}}``; the id is echoed where known."""
+    error: dict[str, object] = {
+        "message": failure.message,
+        "type": _openai_type(status_of(failure)),
+        "param": failure.param,
+        "code": code_of(failure),
+    }
+    if request_id is not None:
+        error["request_id"] = request_id
+    return msgspec.json.encode({"error": error})
+
+
+def sse_error(failure: Failure, request_id: str | None = None) -> bytes:
+    """A terminal SSE event for a stream whose 200 is already committed; official clients raise on its `error` key."""
+    return b"event: error\ndata: " + openai_error(failure, request_id) + b"\n\n"
+
+
+def problem_details(failure: Failure) -> bytes:
+    """RFC 9457 problem details, for the admin and push APIs."""
+    body: dict[str, object] = {
+        "type": "about:blank",
+        "title": code_of(failure).replace("_", " "),
+        "status": status_of(failure),
+        "detail": failure.message,
+        "code": code_of(failure),
+        "retryable": is_retryable(failure),
+    }
+    if failure.param is not None:
+        body["param"] = failure.param
+    if failure.retry_after_s is not None:
+        body["retry_after_s"] = failure.retry_after_s
+    return msgspec.json.encode(body)

@@ -1,0 +1,56 @@
+"""Settings are read once, typed, and refused with the value: `KELVIN_QUEUE_LIMIT=-3: must be 1 or more`.
+
+Pure: takes a mapping. Only a package's `settings.py` hands it the environment.
+"""
+
+from collections.abc import Mapping
+
+
+class BadSetting(ValueError):
+    """A setting breaks its rule; the text names variable, value and rule."""
+
+    def __init__(self, name: str, value: str, rule: str) -> None:
+        super().__init__(f"{name}={value}: {rule}")
+
+
+def text(env: Mapping[str, str], name: str, default: str | None = None) -> str:
+    """A non-empty text; without a default it is required."""
+    value = env.get(name, default)
+    if value is None or value == "":
+        raise BadSetting(name, value or "", "is required")
+    return value
+
+
+def integer(env: Mapping[str, str], name: str, default: int, *, low: int, high: int | None = None) -> int:
+    """A whole number from `low` to `high`, both included."""
+    raw = env.get(name)
+    if raw is None:
+        return default
+    try:
+        value = int(raw)
+    except ValueError:
+        raise BadSetting(name, raw, "must be a whole number") from None
+    _check_range(name, raw, value, low, high)
+    return value
+
+
+def number(env: Mapping[str, str], name: str, default: float, *, low: float, high: float | None = None) -> float:
+    """A finite number from `low` to `high`, both included."""
+    raw = env.get(name)
+    if raw is None:
+        return default
+    try:
+        value = float(raw)
+    except ValueError:
+        raise BadSetting(name, raw, "must be a number") from None
+    if value != value or value in (float("inf"), float("-inf")):
+        raise BadSetting(name, raw, "must be finite")
+    _check_range(name, raw, value, low, high)
+    return value
+
+
+def _check_range(name: str, raw: str, value: float, low: float, high: float | None) -> None:
+    if value < low:
+        raise BadSetting(name, raw, f"must be {low:g} or more")
+    if high is not None and value > high:
+        raise BadSetting(name, raw, f"must be {high:g} or less")

@@ -1,0 +1,67 @@
+"""The stages of a start, each stamped once. Durations nest by hop: what a process stamped is relative to its start."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+
+class Stage(StrEnum):
+    """Ends of stages, in the order in which a cold request meets them."""
+
+    ROUTED = "routed"  # activator: authenticated, resolved, admitted
+    POKED = "poked"  # activator: the decider was told
+    DECIDED = "decided"  # control plane: replicas raised
+    PROMOTED = "promoted"  # control plane: a standby took the version
+    LEASED = "leased"  # runtime: chunks verified and mapped
+    BOUND = "bound"  # runtime: parameters bound to the skeleton
+    READY = "ready"  # runtime: accepts requests
+    DISPATCHED = "dispatched"  # activator: sent upstream
+    TOKENIZED = "tokenized"  # runtime: prompt is ids
+    PREFILLED = "prefilled"  # runtime: first logits, probe verified
+    FIRST_TOKEN = "first_token"  # activator: first byte of the answer handed on
+    DONE = "done"  # activator: last byte
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """A stage that ended `at_us` microseconds after the request arrived at the activator."""
+
+    stage: Stage
+    at_us: int
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What another process stamped: microseconds since the call to it began; the caller shifts it."""
+
+    stage: Stage
+    after_us: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """One request's stamps; `began_us` is the monotonic microsecond of its arrival. A stage is stamped once."""
+
+    began_us: int
+    _at_us: dict[Stage, int] = field(default_factory=dict)
+
+    def stamp(self, stage: Stage, now_us: int) -> None:
+        """The first stamp of a stage stands."""
+        self._at_us.setdefault(stage, now_us - self.began_us)
+
+    def graft(self, spans: Iterable[Span], call_began_us: int) -> None:
+        """Take over another process's spans, whose zero was `call_began_us` here (the hop's latency is in it)."""
+        for span in spans:
+            self.stamp(span.stage, call_began_us + span.after_us)
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        """In order of time."""
+        return tuple(Stamp(stage, at) for stage, at in sorted(self._at_us.items(), key=lambda item: item[1]))
+
+    def server_timing(self) -> str:
+        """The `Server-Timing` header (W3C): `stage;dur=ms` of each stage since the one before it."""
+        parts, before = [], 0
+        for stamp in self.stamps():
+            parts.append(f"{stamp.stage};dur={(stamp.at_us - before) / 1000:.2f}")
+            before = stamp.at_us
+        return ", ".join(parts)

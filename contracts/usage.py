@@ -1,0 +1,62 @@
+"""What is metered: one record per request, one per lifetime of a replica. Both are idempotent by their id."""
+
+from enum import StrEnum
+
+from contracts.timeline import Stamp
+from contracts.wire import Wire
+
+
+class Origin(StrEnum):
+    """Who wrote a request record; an activator's stands over an orphan's of the same id."""
+
+    ACTIVATOR = "activator"
+    ORPHAN = "orphan"  # by the runtime, whose activator went away
+
+
+class RequestRecord(Wire, frozen=True):
+    """One request of an authenticated caller to a model, whatever came of it. Tokens are those delivered."""
+
+    request_id: str
+    origin: Origin
+    source: str  # the spool that carries it: one per process lifetime
+    sequence: int  # gapless from 1 within `source`: a hole is a lost record
+    tenant: str
+    model: str
+    version: str | None
+    key_id: str
+    runtime_id: str | None
+    started_at_us: int  # wall clock, microseconds since 1970
+    ended_at_us: int
+    queued_us: int
+    outcome: str  # "ok", or the failure's code
+    status: int
+    stream: bool
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    device_us: int
+    timeline: tuple[Stamp, ...] | None = None  # of cold starts and failures
+
+
+class LifetimeRecord(Wire, frozen=True):
+    """One replica from birth to death. total is the supervisor's clock; the four parts are the runtime's own."""
+
+    runtime_id: str
+    source: str
+    sequence: int
+    pid: int
+    tenant: str | None  # None where a standby died unused: the platform's cost
+    model: str | None
+    version: str | None
+    device_class: str
+    born_at_us: int  # wall clock
+    died_at_us: int
+    total_us: int
+    standby_us: int
+    restore_us: int
+    active_us: int
+    idle_us: int
+    requests: int  # request records that must exist for it
+    exit_status: int  # as Popen.returncode: negative is the signal
+    cpu_us: int
+    max_rss_kb: int

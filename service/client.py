@@ -1,0 +1,96 @@
+"""Calls to another process of ours over its Unix socket: JSON both ways, failures as facts, a deadline on each."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from contracts.errors import Internal, Refused, RemoteFailure, Unavailable
+from contracts.wire import decode, encode
+from service.unix import SocketDirectory
+
+T = TypeVar("T")
+
+
+class ServiceClient:
+    """One peer. Connections are kept; the peer may restart at any time. Close it where you opened it."""
+
+    def __init__(self, directory: SocketDirectory, name: str, peer: str, *, limit: int = 64) -> None:
+        self._peer = peer
+        connector = aiohttp.UnixConnector(path=directory.address(name), limit=limit)
+        self.session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+
+    def __repr__(self) -> str:
+        return f"<ServiceClient {self._peer}>"
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        body: object | None = None,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        """Decode the answer as `kind` (None for an empty one). Raises Refused: the peer's failure, or Unavailable."""
+        payload = None if body is None else encode(body)
+        async with self.open(method, path, payload=payload, timeout_s=timeout_s, headers=headers) as answer:
+            try:
+                raw = await answer.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise Refused(Unavailable(self._peer)) from error
+        return decode(raw or b"null", kind, what=f"answer of {self._peer}")
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        payload: bytes | None = None,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A successful answer whose body the caller reads; `timeout_s` covers the body too. Errors as in `call`."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
+        try:
+            request = self.session.request(
+                method, f"http://{self._peer}{path}", data=payload, headers=headers, timeout=timeout
+            )
+            answer = await request.__aenter__()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Refused(Unavailable(self._peer)) from error
+        try:
+            if answer.status >= 400:
+                raise Refused(await _failure_of(answer))
+            yield answer
+        finally:
+            answer.close() if not answer.content.at_eof() else answer.release()
+
+    async def close(self) -> None:
+        """Ends kept connections."""
+        await self.session.close()
+
+
+class _Problem(msgspec.Struct):
+    """The part of problem details that carries a failure over."""
+
+    code: str
+    status: int
+    detail: str
+    param: str | None = None
+    retryable: bool = False
+    retry_after_s: float | None = None
+
+
+async def _failure_of(answer: aiohttp.ClientResponse) -> RemoteFailure | Internal:
+    try:
+        problem = msgspec.json.decode(await answer.read(), type=_Problem)
+    except (msgspec.MsgspecError, aiohttp.ClientError, TimeoutError, OSError):
+        return Internal()
+    return RemoteFailure(
+        problem.code, problem.status, problem.detail, problem.param, problem.retryable, problem.retry_after_s
+    )

@@ -1,0 +1,74 @@
+"""Run one asyncio service until it is told to stop: SIGTERM, SIGINT, or the end of the supervisor (its lifeline)."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+log = logging.getLogger(__name__)
+
+LIFELINE_VARIABLE: Final = "KELVIN_LIFELINE_FD"
+DRAIN_S: Final = 30
+ORPHAN_GRACE_S: Final = 2.0
+
+
+class _Server(uvicorn.Server):
+    """Signals are the service's, not the server's: uvicorn would raise them again after its shutdown."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int = DRAIN_S) -> None:
+    """Serve HTTP/1.1 on `listener` until `stop`, then finish what is in flight for at most `drain_s` seconds."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=drain_s,
+        ws="none",
+    )
+    server = _Server(config)
+
+    async def end_with_stop() -> None:
+        await stop.wait()
+        server.should_exit = True
+
+    async with asyncio.TaskGroup() as tasks:
+        ender = tasks.create_task(end_with_stop())
+        await server.serve(sockets=[listener])
+        ender.cancel()
+
+
+def run_service(main: Callable[[asyncio.Event], Awaitable[None]], lifeline_fd: int | None) -> None:
+    """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, or when `lifeline_fd` reaches its end."""
+    uvloop.run(_supervised(main, lifeline_fd))
+
+
+async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], lifeline_fd: int | None) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if lifeline_fd is not None:
+
+        def cut() -> None:
+            loop.remove_reader(lifeline_fd)
+            log.warning("the supervisor is gone; ending")
+            stop.set()
+            loop.call_later(ORPHAN_GRACE_S, os._exit, 1)  # nobody is left who could end a hung drain
+
+        loop.add_reader(lifeline_fd, cut)
+    await main(stop)

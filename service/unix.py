@@ -1,0 +1,60 @@
+"""Unix sockets in a directory whose path may be longer than a socket address holds (107 bytes, unix(7)).
+
+They are addressed through `/proc/self/fd/N/name`, where N is a descriptor of the directory.
+"""
+
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+BACKLOG: Final = 1024
+
+
+class SocketDirectory:
+    """A directory of mode 0700 that holds sockets. Keeps one descriptor open until closed."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+        self.path = path
+        self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __repr__(self) -> str:
+        return f"<SocketDirectory {self.path}>"
+
+    def address(self, name: str) -> str:
+        """An address of `name` that is short whatever the directory's path; valid in this process while open."""
+        if "/" in name or name in ("", ".", ".."):
+            raise ValueError(f"socket name {name!r}: must be a plain file name")
+        return f"/proc/self/fd/{self._fd}/{name}"
+
+    def listen(self, name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+        """A listening socket of mode 0600; a stale one of that name is replaced."""
+        (self.path / name).unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+        try:
+            sock.bind(self.address(name))
+            (self.path / name).chmod(0o600)
+            sock.listen(BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def connect(self, name: str, kind: int = socket.SOCK_STREAM, timeout_s: float = 5.0) -> socket.socket:
+        """A connected blocking socket with that timeout. Raises OSError where nobody listens."""
+        sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(self.address(name))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def close(self) -> None:
+        """Addresses handed out before are invalid from now on."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
