@@ -234,3 +234,17 @@ class SealAttestation(Wire, frozen=True):
     fast_bind: bool  # whether the hand-made bind gave exactly the library's module
     probe: Probe
     gate: GateFacts
+
+
+class VersionRegistration(Wire, frozen=True):
+    """`POST /internal/v1/versions`: the snapshotter published this; the first of a model creates the alias `prod`."""
+
+    tenant: str
+    model: str
+    version: str
+    limits: Limits
+    architecture: str
+    weight_bytes: int
+    total_bytes: int
+    kv_bytes_per_token: int
+    max_positions: int
