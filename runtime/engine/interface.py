@@ -1,0 +1,143 @@
+"""What the engine takes and gives: requests, events, and the surface that its thread drives.
+
+No torch here: the API side and its tests import this file alone. Text, streams and deadlines are theirs; the engine
+knows token ids.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from contracts.errors import Failure
+from contracts.frames import Counts
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; top-k comes before top-p."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """A prompt of token ids and what to make of it. A generated id of `stop_ids` ends it and is not handed out."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One token more. `counts` are cumulative, as in every event."""
+
+    request_id: str
+    token_id: int
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete. The stop id of a `stop` is neither handed out nor counted: `completion_tokens` is always
+    the number of `Generated` events."""
+
+    request_id: str
+    reason: FinishReason
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ends here; its blocks are free. Tokens handed out before stand."""
+
+    request_id: str
+    failure: Failure
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The request was cancelled; its blocks are free."""
+
+    request_id: str
+    counts: Counts
+
+
+Event = Generated | Finished | Failed | Cancelled
+
+
+class Engine(Protocol):
+    """Single-threaded: whoever steps it makes every other call too. Each admitted request ends in exactly one of
+    Finished, Failed and Cancelled."""
+
+    def admit(self, request: GenerationRequest) -> Failure | None:
+        """Queue it. A refusal (over a limit, can never fit, queue full, engine poisoned) is returned, with no event."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Frees its blocks at once; `Cancelled` comes from the next step. Unknown or ended ids are ignored."""
+        ...
+
+    def fail_all(self, failure: Failure) -> None:
+        """End every request with `failure`; the events come from the next step."""
+        ...
+
+    def step(self) -> tuple[Event, ...]:
+        """One forward over what fits in the step's budget, and its events in order; () when idle. Never raises for a
+        fault of a request or of the model: those are `Failed` events."""
+        ...
+
+    def run_probe_alone(self) -> Failure | None:
+        """Verify the known answers without a request, where there are any and no batch carried them yet."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where requests, blocks and queues disagree."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to compute or to report."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests that hold KV blocks."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Requests admitted that hold none yet."""
+        ...
+
+    @property
+    def kv_blocks_free(self) -> int:
+        """Blocks that no request holds."""
+        ...
+
+    @property
+    def kv_blocks_total(self) -> int:
+        """Blocks of the pool; the trash block is not counted."""
+        ...
+
+    @property
+    def busy_ns(self) -> int:
+        """Nanoseconds spent in steps so far: the sum of what its requests were charged, and of probes run alone."""
+        ...
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether known answers were given and are not verified yet."""
+        ...
+
+    @property
+    def poisoned(self) -> Failure | None:
+        """Why this engine will never serve again, where it will not."""
+        ...
