@@ -1,0 +1,75 @@
+"""The command line's way in: HTTPS to the activator with a key, errors as sentences and exit codes."""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+import httpx
+import msgspec
+
+from kelvin.settings import DEFAULT_PORT
+
+TIMEOUT_S: Final = 60.0
+
+
+class DoorClosed(click.ClickException):
+    """The installation can't be reached, or refused the call. Exit code 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which installation a command speaks to: a data directory of this machine, or a URL with CA and key."""
+
+    data: Path
+    url: str | None = None
+    ca: Path | None = None
+    key: Path | None = None
+
+    def door(self, key_file: str = "admin.key") -> httpx.Client:
+        """A client with the address, the trust root and the key. Raises DoorClosed where one is missing."""
+        url = self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}")
+        ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
+        for path, what in ((ca, "CA"), (key, "key")):
+            if not path.exists():
+                raise DoorClosed(f"{what} file {path} does not exist; is `kelvin up` running with this data directory?")
+        return httpx.Client(
+            base_url=url,
+            verify=ssl.create_default_context(cafile=str(ca)),
+            headers={"authorization": f"Bearer {key.read_text().strip()}"},
+            timeout=TIMEOUT_S,
+            event_hooks={"response": [_refuse]},
+            trust_env=False,
+        )
+
+    def _read(self, name: str, default: str) -> str:
+        path = self.data / name
+        return path.read_text().strip() if path.exists() else default
+
+
+def target() -> Target:
+    """The installation that the running command was pointed at."""
+    found = click.get_current_context().obj
+    assert isinstance(found, Target)
+    return found
+
+
+def _refuse(answer: httpx.Response) -> None:
+    """Turn an error of the API into the sentence that it carries."""
+    if answer.status_code < 400:
+        return
+    raise DoorClosed(_sentence(answer.status_code, answer.read()))
+
+
+def _sentence(status: int, body: bytes) -> str:
+    try:
+        found = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return f"the answer was {status}"
+    if isinstance(found, dict):
+        error = found.get("error")
+        detail = error.get("message") if isinstance(error, dict) else found.get("detail")
+        if isinstance(detail, str):
+            return detail
+    return f"the answer was {status}"

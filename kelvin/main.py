@@ -1,0 +1,107 @@
+"""The command `kelvin`: every command is mounted here, and nowhere else."""
+
+import dataclasses
+import importlib.metadata
+from pathlib import Path
+
+import click
+
+from contracts.errors import Refused
+from contracts.settings import BadSetting
+from kelvin.bench import bench_command
+from kelvin.billing import billing_command
+from kelvin.client import DoorClosed, Target, target
+from kelvin.fsck import fsck_command
+from kelvin.logs import logs_command
+from kelvin.models import (
+    deploy_command,
+    models_command,
+    scale_command,
+    status_command,
+    stop_command,
+    timeline_command,
+)
+from kelvin.push import push_command
+from kelvin.settings import default_data, load_up
+
+
+class _Kelvin(click.Group):
+    """Turns refusals into one sentence and exit code 1, wherever a command raises them."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except Refused as refused:
+            raise DoorClosed(refused.failure.message) from refused
+        except BadSetting as bad:
+            raise click.UsageError(str(bad)) from bad
+
+
+@click.group(cls=_Kelvin)
+@click.version_option(importlib.metadata.version("kelvin-serving"), prog_name="kelvin")
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Kelvin: models that start from zero."""
+    context.obj = Target(default_data())
+
+
+@click.command("up")
+@click.option("--port", type=click.IntRange(1, 65535), help="HTTPS port. [default: $KELVIN_PORT, else 8443]")
+def up_command(port: int | None) -> None:
+    """Run an installation on this machine until SIGTERM or Ctrl-C."""
+    from kelvin.supervisor.lock import AlreadyRunning
+    from kelvin.supervisor.up import NotReady, run_up
+
+    try:
+        run_up(load_up(target().data, port))
+    except (AlreadyRunning, NotReady) as error:
+        raise DoorClosed(str(error)) from error
+
+
+def _place(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """Point the running command at another installation."""
+    if value is not None:
+        assert isinstance(context.obj, Target)
+        assert parameter.name is not None
+        context.obj = dataclasses.replace(context.obj, **{parameter.name: value})
+
+
+def _located(command: click.Command) -> click.Command:
+    """Give a command, or each command of a group, the options that say which installation it speaks to."""
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            _located(child)
+        return command
+    file = click.Path(path_type=Path, dir_okay=False)
+    directory = click.Path(path_type=Path, file_okay=False)
+    command.params += [
+        click.Option(["--data"], type=directory, callback=_place, expose_value=False, help="Data directory."),
+    ]
+    if command is not up_command:
+        command.params += [
+            click.Option(["--url"], callback=_place, expose_value=False, help="Address of another installation."),
+            click.Option(["--ca"], type=file, callback=_place, expose_value=False, help="Its CA certificate (PEM)."),
+            click.Option(["--key"], type=file, callback=_place, expose_value=False, help="A file with an API key."),
+        ]
+    return command
+
+
+for _command in (
+    bench_command,
+    billing_command,
+    deploy_command,
+    fsck_command,
+    logs_command,
+    models_command,
+    push_command,
+    scale_command,
+    status_command,
+    stop_command,
+    timeline_command,
+    up_command,
+):
+    main.add_command(_located(_command))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Commands about models: what there is, which version serves, how it scales, and the timeline of a request."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from contracts.control import TimelineAnswer
+from contracts.names import parse_reference
+from kelvin.client import DoorClosed, target
+from kelvin.waterfall import waterfall
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def _json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")(command)
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+@click.command("status")
+@_json_option
+def status_command(as_json: bool) -> None:
+    """Processes and models of the installation."""
+    with target().door() as door:
+        found = door.get("/admin/v1/status").json()
+    if as_json:
+        _print_json(found)
+        return
+    processes = Table("process", "healthy", "ready", title="processes")
+    for row in found["processes"]:
+        processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
+    Console().print(processes)
+    Console().print(_model_table(found["models"]))
+
+
+@click.command("models")
+@_json_option
+def models_command(as_json: bool) -> None:
+    """Models, their aliases, and what runs of them."""
+    with target().door() as door:
+        found = door.get("/admin/v1/models").json()
+    if as_json:
+        _print_json(found)
+        return
+    Console().print(_model_table(found["models"]))
+
+
+def _mark(good: bool) -> str:
+    return "yes" if good else "NO"
+
+
+def _model_table(models: list[dict[str, Any]]) -> Table:
+    table = Table("model", "prod", "versions", "state", "replicas", "min-max", title="models")
+    for row in models:
+        scale = row["scale"]
+        bounds = f"{scale['min']}-{scale['max']}"
+        version = row["aliases"].get("prod", "")[:12]
+        table.add_row(row["model"], version, str(len(row["versions"])), row["state"], str(row["replicas"]), bounds)
+    return table
+
+
+@click.command("deploy")
+@click.argument("reference", metavar="M@VERSION")
+def deploy_command(reference: str) -> None:
+    """Move the alias `prod` of a model to one of its versions (12 or more hex digits)."""
+    found = parse_reference(reference)
+    if found.version_prefix is None:
+        raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
+    with target().door() as door:
+        answer = door.post(f"/admin/v1/models/{found.model}/deploy", json={"version": found.version_prefix}).json()
+    click.echo(f"{found.model}@prod -> {answer['version']}")
+
+
+@click.command("scale")
+@click.argument("model")
+@click.option("--min", "min_replicas", type=click.IntRange(0), help="Replicas that are always there.")
+@click.option("--max", "max_replicas", type=click.IntRange(1), help="Replicas at most.")
+@click.option("--target", "target_concurrency", type=click.FloatRange(0.01), help="Requests at once per replica.")
+@click.option("--window", "window_s", type=click.FloatRange(6, 3600), help="Stable window in seconds.")
+@click.option("--grace", "grace_s", type=click.FloatRange(0, 3600), help="Seconds between idle and zero.")
+@_json_option
+def scale_command(model: str, as_json: bool, **given: float | None) -> None:
+    """Set how a model scales; what is not given stays. Prints the settings that hold now."""
+    names = {"min_replicas": "min", "max_replicas": "max", "target_concurrency": "target"}
+    body = {names.get(name, name): value for name, value in given.items() if value is not None}
+    with target().door() as door:
+        answer = door.put(f"/admin/v1/models/{model}/scale", json=body).json()
+    if as_json:
+        _print_json(answer)
+    else:
+        click.echo(" ".join(f"{name}={value}" for name, value in answer.items()))
+
+
+@click.command("stop")
+@click.argument("model")
+def stop_command(model: str) -> None:
+    """Take a model to zero now; the next request starts it again."""
+    with target().door() as door:
+        door.post(f"/admin/v1/models/{model}/stop")
+    click.echo(f"{model}: stopping")
+
+
+@click.command("timeline")
+@click.argument("request_id")
+@click.option("--floor-ms", type=click.FloatRange(0), help="Draw this measured floor beside it (kelvin bench cold).")
+@_json_option
+def timeline_command(request_id: str, floor_ms: float | None, as_json: bool) -> None:
+    """Draw the stages of one request, from its arrival to its last byte."""
+    with target().door("default.key") as door:
+        raw = door.get(f"/v1/requests/{request_id}/timeline").content
+    if as_json:
+        _print_json(json.loads(raw))
+        return
+    try:
+        answer = msgspec.json.decode(raw, type=TimelineAnswer)
+    except msgspec.MsgspecError as error:
+        raise DoorClosed(f"the timeline does not decode: {error}") from error
+    kind = "cold" if answer.cold else "warm"
+    click.echo(f"{answer.request_id}  {answer.model}@{(answer.version or '')[:12]}  {kind}")
+    click.echo(waterfall(answer.stamps, None if floor_ms is None else round(floor_ms * 1000)))

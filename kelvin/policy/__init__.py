@@ -1,0 +1,1 @@
+"""Pure decisions of the supervisor and the command line."""

@@ -1,0 +1,1 @@
+"""Starts, restarts, reaps and ends the processes of one installation."""

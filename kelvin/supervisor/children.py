@@ -1,0 +1,76 @@
+"""The processes that `kelvin up` keeps: how each is started, and how one that died comes back."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kelvin.policy.restarts import Restarts
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A process of the installation. `socket` answers `/healthz` and `/readyz`; None is asked in its own way."""
+
+    name: str
+    module: str
+    socket: str | None
+
+
+# In order of start; they are ended the other way round, the door first.
+SPECS: Final = (
+    ChildSpec("zygote", "runtime.zygote", None),
+    ChildSpec("cache", "weightcache", "cache.sock"),
+    ChildSpec("controlplane", "controlplane", "control.sock"),
+    ChildSpec("snapshotter", "snapshotter", "snapshotter.sock"),
+    ChildSpec("activator", "activator", "activator.sock"),
+)
+
+
+@dataclass(slots=True)
+class Child:
+    """A running process of ours, or one that waits for its restart."""
+
+    spec: ChildSpec
+    process: subprocess.Popen[bytes] | None = None
+    born_s: float = 0.0
+    restarts: Restarts = field(default_factory=Restarts)
+
+    def __repr__(self) -> str:
+        pid = self.process.pid if self.process else "down"
+        return f"<Child {self.spec.name} pid={pid} deaths={self.restarts.deaths}>"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it lives."""
+        return self.process.pid if self.process else None
+
+    def start(self, logs: Path, environment: Mapping[str, str], lifeline_fd: int) -> None:
+        """Spawn it in a session of its own, so that a terminal's Ctrl-C reaches only the supervisor."""
+        logs.mkdir(exist_ok=True)
+        with (logs / f"{self.spec.name}.log").open("ab") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", self.spec.module],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                pass_fds=(lifeline_fd,),
+                start_new_session=True,
+            )
+        self.born_s = time.monotonic()
+
+    def buried(self, status: int) -> None:
+        """The reaper collected it; Popen must not try again."""
+        assert self.process is not None
+        self.process.returncode = status
+        self.process = None
+        self.restarts = self.restarts.after_death(time.monotonic() - self.born_s)
+
+    def signal(self, number: int) -> None:
+        """Harmless where it is down."""
+        if self.process is not None:
+            self.process.send_signal(number)

@@ -1,0 +1,102 @@
+"""Turns the deaths of replicas into durable lifetime records and hands them to the ledger."""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from contracts.control import LifetimeBatch
+from contracts.errors import Refused
+from contracts.meter import Meter, decode_meter
+from contracts.usage import LifetimeRecord
+from contracts.wire import decode, encode
+from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
+from kelvin.supervisor.reaper import Reaped
+from service.client import ServiceClient
+from spool.spool import Spool
+
+log = logging.getLogger(__name__)
+
+SHIP_TIMEOUT_S = 10.0
+
+
+class Graves:
+    """Owns the directory of meter pages once their writers are dead."""
+
+    def __init__(self, meters: Path, spool: Spool, source: str) -> None:
+        meters.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._meters = meters
+        self._spool = spool
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<Graves source={self._source} pages={len(list(self._meters.iterdir()))}>"
+
+    def bury(self, reaped: Reaped) -> None:
+        """Write the lifetime of a replica that was reaped; whatever left no meter page was none. Blocks for a sync."""
+        for page in self._meters.glob(f"{reaped.pid}.*"):
+            runtime_id = page.name.partition(".")[2]
+            death = Death(
+                runtime_id=runtime_id,
+                pid=reaped.pid,
+                died_ns=reaped.died_ns,
+                died_at_us=time.time_ns() // 1000,
+                total_us=reaped.lived_us,
+                exit_status=reaped.status,
+                cpu_us=reaped.cpu_us,
+                max_rss_kb=reaped.max_rss_kb,
+            )
+            self._write(page, death)
+
+    def recover(self) -> None:
+        """Write the lifetimes of replicas that ended with an earlier supervisor."""
+        for page in self._meters.iterdir():
+            pid, _, runtime_id = page.name.partition(".")
+            meter = _try_read(page)
+            death = (
+                None
+                if meter is None
+                else abandoned(meter, runtime_id, int(pid), time.monotonic_ns(), time.time_ns() // 1000)
+            )
+            if death is None:
+                log.warning("a meter page of another boot was dropped", extra={"page": page.name})
+                page.unlink()
+            else:
+                self._write(page, death)
+
+    def _write(self, page: Path, death: Death) -> None:
+        meter = _try_read(page)
+        if meter is None:
+            log.error("a meter page is unreadable", extra={"page": page.name})
+            return
+        self._spool.append_blocking(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
+        page.unlink()  # only after the record is durable: a crash between the two repeats it, under the same id
+
+
+def _try_read(page: Path) -> Meter | None:
+    try:
+        return decode_meter(page.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+class LedgerDesk:
+    """Posts spooled lifetimes to the control plane."""
+
+    def __init__(self, control: ServiceClient) -> None:
+        self._control = control
+
+    async def post(self, records: Sequence[bytes]) -> None:
+        """Raises Refused while the ledger is away; repeats are harmless."""
+        batch = LifetimeBatch(records=tuple(decode(raw, LifetimeRecord, what="spooled lifetime") for raw in records))
+        await self._control.call(
+            "POST", "/internal/v1/usage/lifetimes", type(None), body=batch, timeout_s=SHIP_TIMEOUT_S
+        )
+
+    async def is_ready(self) -> bool:
+        """Whether the control plane answers."""
+        try:
+            await self._control.call("GET", "/readyz", object, timeout_s=1.0)
+        except Refused:
+            return False
+        return True

@@ -1,0 +1,72 @@
+"""Collects every child that dies, also the runtimes that the zygote forked twice (we are their subreaper, prctl(2)).
+
+The clock of a lifetime is read here, from the kernel's start time of the process, before it is reaped.
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A child that is gone. `lived_us` is from fork to death; `status` as Popen.returncode."""
+
+    pid: int
+    status: int
+    lived_us: int
+    died_ns: int
+    cpu_us: int
+    max_rss_kb: int
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become our children instead of init's. Raises OSError where the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def reap() -> Iterator[Reaped]:
+    """Every child that has died since, each collected once."""
+    while True:
+        try:
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if seen is None:
+            return
+        died_ns = time.monotonic_ns()
+        lived_us = _age_us(seen.si_pid)
+        pid, status, usage = os.wait4(seen.si_pid, 0)
+        yield Reaped(
+            pid,
+            os.waitstatus_to_exitcode(status),
+            lived_us,
+            died_ns,
+            int((usage.ru_utime + usage.ru_stime) * 1e6),
+            usage.ru_maxrss,
+        )
+
+
+def children() -> tuple[int, ...]:
+    """Process ids of all our children, those that were handed to us included."""
+    pids: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/children", encoding="ascii") as listing:
+            pids.extend(int(pid) for pid in listing.read().split())
+    return tuple(pids)
+
+
+def _age_us(pid: int) -> int:
+    """Microseconds since the process was forked, to the kernel's tick (10 ms)."""
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    born_s = int(fields[19]) / _TICKS_PER_S  # field 22, starttime, counted from field 3
+    return max(0, int((time.clock_gettime(time.CLOCK_BOOTTIME) - born_s) * 1e6))

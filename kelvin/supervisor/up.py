@@ -1,0 +1,235 @@
+"""`kelvin up`: start the processes, say when all are ready, bring back what dies, drain in order, leave nothing."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contracts.errors import Refused
+from kelvin.settings import UpSettings, child_environment
+from kelvin.supervisor.children import SPECS, Child
+from kelvin.supervisor.graves import Graves, LedgerDesk
+from kelvin.supervisor.lock import data_lock
+from kelvin.supervisor.reaper import become_subreaper, children, reap
+from service.client import ServiceClient
+from service.log import configure_logging
+from service.unix import SocketDirectory
+from spool.ship import Shipper
+from spool.spool import Spool
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.02
+KILL_AFTER_S: Final = 5.0
+
+
+class NotReady(Exception):
+    """A process did not become ready in time; the text names it and shows the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the ready line says."""
+
+    url: str
+    ca: Path
+    key: Path
+    admin_key: Path
+
+    def __str__(self) -> str:
+        return f"kelvin is ready: url={self.url} ca={self.ca} key={self.key} admin-key={self.admin_key}"
+
+
+class Supervisor:
+    """Owns every process of one data directory. Nothing here is on the path of a request."""
+
+    def __init__(self, settings: UpSettings, directory: SocketDirectory, graves: Graves, lifeline_fd: int) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._graves = graves
+        self._lifeline_fd = lifeline_fd
+        self._environment = child_environment(settings, lifeline_fd)
+        self._children = [Child(spec) for spec in SPECS]
+        self._restarting: set[asyncio.Task[None]] = set()
+        self._deaths = asyncio.Event()
+        self._draining = False
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self._children}>"
+
+    def start(self) -> None:
+        """Start every process at once; each waits for what it needs by itself."""
+        for child in self._children:
+            child.start(self._settings.data / "logs", self._environment, self._lifeline_fd)
+
+    def collect(self) -> None:
+        """Reap what died: replicas become lifetime records, processes of ours come back."""
+        for reaped in reap():
+            child = next((child for child in self._children if child.pid == reaped.pid), None)
+            if child is None:
+                self._graves.bury(reaped)
+                continue
+            child.buried(reaped.status)
+            log.warning("a process died", extra={"name": child.spec.name, "status": reaped.status})
+            if not self._draining:
+                task = asyncio.get_running_loop().create_task(self._bring_back(child))
+                self._restarting.add(task)
+                task.add_done_callback(self._restarting.discard)
+        self._deaths.set()
+
+    async def _bring_back(self, child: Child) -> None:
+        await asyncio.sleep(child.restarts.delay_s)
+        if not self._draining:
+            child.start(self._settings.data / "logs", self._environment, self._lifeline_fd)
+
+    async def wait_ready(self) -> None:
+        """Until every process says so. Raises NotReady."""
+        waiting = [child.spec for child in self._children if child.spec.socket]
+        limit = time.monotonic() + self._settings.ready_s
+        while waiting:
+            spec = waiting[0]
+            assert spec.socket is not None
+            if await self._is_ready(spec.socket, spec.name):
+                waiting.pop(0)
+            elif time.monotonic() > limit:
+                raise NotReady(
+                    f"{spec.name} is not ready after {self._settings.ready_s} s\n{self._log_tail(spec.name)}"
+                )
+            else:
+                await asyncio.sleep(POLL_S)
+
+    async def _is_ready(self, socket_name: str, peer: str) -> bool:
+        client = ServiceClient(self._directory, socket_name, peer)
+        try:
+            async with client.open("GET", "/readyz", timeout_s=2.0):
+                return True
+        except Refused:
+            return False
+        finally:
+            await client.close()
+
+    def _log_tail(self, name: str) -> str:
+        path = self._settings.data / "logs" / f"{name}.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-15:]) if path.exists() else ""
+
+    async def drain(self, shipper: Shipper) -> None:
+        """Door first, then replicas, then what they needed; the ledger last, once it has heard of every death."""
+        self._draining = True
+        for task in tuple(self._restarting):
+            task.cancel()
+        by_name = {child.spec.name: child for child in self._children}
+        await self._end([by_name["activator"]], self._settings.drain_s)
+        await self._end([by_name["zygote"]], KILL_AFTER_S)
+        await self._end_replicas(self._settings.drain_s)
+        with contextlib.suppress(TimeoutError):
+            await shipper.flush(KILL_AFTER_S)
+        await self._end([by_name["snapshotter"], by_name["cache"]], KILL_AFTER_S)
+        await self._end([by_name["controlplane"]], KILL_AFTER_S)
+
+    async def _end(self, ending: list[Child], patience_s: float) -> None:
+        for child in ending:
+            child.signal(signal.SIGTERM)
+        if not await self._gone(lambda: all(child.pid is None for child in ending), patience_s):
+            for child in ending:
+                log.error("killed after its time to drain", extra={"name": child.spec.name})
+                child.signal(signal.SIGKILL)
+            await self._gone(lambda: all(child.pid is None for child in ending), KILL_AFTER_S)
+
+    async def _end_replicas(self, patience_s: float) -> None:
+        def replicas() -> list[int]:
+            ours = {child.pid for child in self._children}
+            return [pid for pid in children() if pid not in ours]
+
+        for number, patience in ((signal.SIGTERM, patience_s), (signal.SIGKILL, KILL_AFTER_S)):
+            for pid in replicas():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            if await self._gone(lambda: not replicas(), patience):
+                return
+
+    async def _gone(self, is_gone: Callable[[], bool], patience_s: float) -> bool:
+        limit = time.monotonic() + patience_s
+        while not is_gone():
+            left = limit - time.monotonic()
+            if left <= 0:
+                return False
+            self._deaths.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._deaths.wait(), min(left, 0.2))
+            self.collect()
+        return True
+
+
+async def supervise(settings: UpSettings) -> None:
+    """Run until SIGTERM or SIGINT. Raises NotReady; AlreadyRunning comes from the lock around it."""
+    directory = SocketDirectory(settings.data / "run")
+    source = f"supervisor-{uuid.uuid4().hex[:12]}"
+    spool = Spool.open(settings.data / "spool" / source, source)
+    graves = Graves(settings.data / "run" / "meters", spool, source)
+    graves.recover()
+    control = ServiceClient(directory, "control.sock", "control plane")
+    shipper = Shipper(spool, LedgerDesk(control).post)
+    lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
+    supervisor = Supervisor(settings, directory, graves, lifeline_read)
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGCHLD, supervisor.collect)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            shipping = tasks.create_task(shipper.run())
+            supervisor.start()
+            try:
+                await _until(stop, supervisor.wait_ready())
+                if not stop.is_set():
+                    print(_ready(settings), flush=True)
+                    await stop.wait()
+            finally:
+                await supervisor.drain(shipper)
+                shipping.cancel()
+    finally:
+        await control.close()
+        spool.close()
+        directory.close()
+        os.close(lifeline_read)
+        os.close(lifeline_write)
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[object, object, None]) -> None:
+    """Do `work`, unless `stop` comes first."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def _ready(settings: UpSettings) -> Ready:
+    data = settings.data
+    url = f"https://localhost:{settings.port}"
+    (data / "url").write_text(url + "\n")
+    return Ready(url, data / "ca.pem", data / "default.key", data / "admin.key")
+
+
+def run_up(settings: UpSettings) -> None:
+    """The whole of `kelvin up`. Raises AlreadyRunning or NotReady."""
+    with data_lock(settings.data):
+        configure_logging("supervisor")
+        become_subreaper()
+        try:
+            asyncio.run(supervise(settings))
+        except BaseExceptionGroup as group:
+            if (not_ready := group.subgroup(NotReady)) is not None:
+                raise not_ready.exceptions[0] from None
+            raise
