@@ -1,7 +1,8 @@
 """The meter page: how a runtime tells the supervisor how its life was spent, such that SIGKILL loses nothing.
 
-One page of a file mapped by both. The runtime is its only writer and updates it at each transition; the supervisor
-reads it after the death and closes the open interval. Times are CLOCK_MONOTONIC nanoseconds, shared by all processes.
+A file of two slots, mapped by its only writer, the runtime, and updated at each transition: the second slot first, so
+that a death in the middle of either write leaves the other whole. The supervisor reads the file after the death and
+closes the open interval. Times are CLOCK_MONOTONIC nanoseconds, shared by all processes.
 """
 
 import struct
@@ -10,6 +11,8 @@ from enum import IntEnum
 from typing import Final
 
 METER_BYTES: Final = 512
+METER_FILE_BYTES: Final = 2 * METER_BYTES
+SEQUENCE_AT: Final = 8  # where in a slot its sequence number lies
 _LAYOUT: Final = struct.Struct("<4sIQQQQQQQQ64s64s64s32s")
 _MAGIC: Final = b"KMT1"
 
@@ -49,7 +52,7 @@ class Meter:
 
 
 def encode_meter(meter: Meter, sequence: int) -> bytes:
-    """METER_BYTES bytes. `sequence` is even for a finished write: a reader that sees it odd reads again."""
+    """One slot, METER_BYTES long. `sequence` is even for a finished write, odd while it lasts."""
     return _LAYOUT.pack(
         _MAGIC, meter.phase, sequence, meter.born_ns, meter.since_ns, *meter.spent_ns, meter.requests,
         meter.tenant.encode(), meter.model.encode(), meter.version.encode(), meter.device_class.encode(),
@@ -57,10 +60,12 @@ def encode_meter(meter: Meter, sequence: int) -> bytes:
 
 
 def decode_meter(page: bytes) -> Meter:
-    """Raises ValueError on a page that no runtime of ours wrote."""
+    """The first slot, or the second where the first was being written. Raises ValueError on what no runtime wrote."""
     if len(page) < METER_BYTES:
         raise ValueError(f"meter page has {len(page)} bytes, not {METER_BYTES}")
-    magic, phase, _, born, since, standby, restore, active, idle, requests, *texts = _LAYOUT.unpack_from(page)
+    torn = int.from_bytes(page[SEQUENCE_AT : SEQUENCE_AT + 8], "little") % 2 == 1
+    slot = METER_BYTES if torn and len(page) >= METER_FILE_BYTES else 0
+    magic, phase, _, born, since, standby, restore, active, idle, requests, *texts = _LAYOUT.unpack_from(page, slot)
     if magic != _MAGIC:
         raise ValueError("not a meter page")
     tenant, model, version, device_class = (text.rstrip(b"\0").decode() for text in texts)
