@@ -1,0 +1,34 @@
+"""The meter page accounts for every nanosecond of a life, also of one cut short."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.meter import METER_BYTES, Meter, Phase, decode_meter, encode_meter
+
+
+@given(st.lists(st.tuples(st.sampled_from(Phase), st.integers(0, 10**12)), max_size=20), st.integers(0, 10**12))
+def test_the_phases_add_up_to_the_life(moves: list[tuple[Phase, int]], last: int) -> None:
+    """Whatever the transitions were, the closed parts sum to death minus birth."""
+    now = 7
+    meter = Meter(Phase.STANDBY, now, now)
+    for phase, spent in moves:
+        now += spent
+        meter = meter.enter(phase, now)
+    now += last
+    assert sum(meter.closed(now).spent_ns) == now - 7
+
+
+def test_a_page_comes_back_as_it_was_written() -> None:
+    """Encoding loses nothing."""
+    meter = Meter(Phase.ACTIVE, 1, 2, (3, 4, 5, 6), 7, "t", "m", "f" * 64, "cpu-1")
+    page = encode_meter(meter, 2)
+    assert len(page) == METER_BYTES
+    assert decode_meter(page) == meter
+
+
+@pytest.mark.parametrize("page", [b"", b"\0" * METER_BYTES, b"KMT1"], ids=["empty", "zeros", "short"])
+def test_what_no_runtime_wrote_is_refused(page: bytes) -> None:
+    """A page that is not one of ours raises instead of billing nonsense."""
+    with pytest.raises(ValueError, match="meter page"):
+        decode_meter(page)

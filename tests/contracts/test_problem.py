@@ -1,0 +1,44 @@
+"""A failure renders the same whichever process met it."""
+
+import msgspec
+import pytest
+
+from contracts.errors import Failure, LimitExceeded, Overloaded, Unauthenticated
+from contracts.problem import from_wire, headers_of, openai_error, problem_details, sse_error, to_wire
+
+FAILURES = [
+    pytest.param(Unauthenticated(), "authentication_error", id="a bad key is an authentication error"),
+    pytest.param(LimitExceeded("max_tokens", 9, 8, "tokens"), "invalid_request_error", id="a limit is a bad request"),
+    pytest.param(Overloaded("the queue", 8, 1.5), "server_error", id="a full queue is the server's"),
+]
+
+
+@pytest.mark.parametrize(("failure", "kind"), FAILURES)
+def test_openai_error(failure: Failure, kind: str) -> None:
+    """OpenAI's clients read message, type, param and code."""
+    error = msgspec.json.decode(openai_error(failure))["error"]
+    assert error["type"] == kind
+    assert (error["message"], error["param"], error["code"]) == (failure.message, failure.param, failure.code)
+
+
+@pytest.mark.parametrize(("failure", "_kind"), FAILURES)
+def test_a_failure_that_crossed_processes_renders_the_same(failure: Failure, _kind: str) -> None:
+    """Remote and local failures cannot be told apart by a client."""
+    remote = from_wire(to_wire(failure))
+    assert openai_error(remote) == openai_error(failure)
+    assert problem_details(remote) == problem_details(failure)
+    assert headers_of(remote) == headers_of(failure)
+
+
+def test_retry_after_is_whole_seconds_rounded_up() -> None:
+    """RFC 9110 knows no fractions."""
+    assert headers_of(Overloaded("the queue", 8, 1.2)) == {"retry-after": "2"}
+    assert headers_of(Unauthenticated()) == {}
+
+
+def test_an_sse_error_is_one_event() -> None:
+    """A stream's failure is a single terminal event that carries the request id."""
+    event = sse_error(Unauthenticated(), "req_1")
+    assert event.startswith(b"event: error\ndata: {")
+    assert event.endswith(b"}\n\n")
+    assert b'"request_id":"req_1"' in event

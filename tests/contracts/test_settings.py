@@ -1,0 +1,36 @@
+"""A bad setting names itself, its value and the rule."""
+
+import pytest
+
+from contracts.settings import BadSetting, integer, number, text
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        pytest.param("-3", "LIMIT=-3: must be 1 or more", id="below"),
+        pytest.param("99", "LIMIT=99: must be 9 or less", id="above"),
+        pytest.param("x", "LIMIT=x: must be a whole number", id="no number"),
+    ],
+)
+def test_integer_refuses(raw: str, said: str) -> None:
+    """Range and form are checked."""
+    with pytest.raises(BadSetting) as bad:
+        integer({"LIMIT": raw}, "LIMIT", 5, low=1, high=9)
+    assert str(bad.value) == said
+
+
+@pytest.mark.parametrize("raw", ["nan", "inf", "-inf", "1e999"])
+def test_number_must_be_finite(raw: str) -> None:
+    """Infinity would pass every later comparison."""
+    with pytest.raises(BadSetting, match="finite"):
+        number({"X": raw}, "X", 1.0, low=0)
+
+
+def test_defaults_hold_where_nothing_is_set() -> None:
+    """An absent variable is the default; an absent text without one is refused."""
+    assert integer({}, "N", 5, low=1) == 5
+    assert number({}, "X", 0.5, low=0) == 0.5
+    assert text({}, "T", "d") == "d"
+    with pytest.raises(BadSetting, match="is required"):
+        text({}, "T")

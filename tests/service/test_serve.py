@@ -1,0 +1,137 @@
+"""A service serves JSON and failures over its socket, drains on SIGTERM, and ends with its lifeline."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+from contracts.errors import NotFound, Overloaded, Refused
+from contracts.problem import code_of
+from service.client import ServiceClient
+from service.failures import install_failure_handlers
+from service.run import serve_until
+from service.unix import SocketDirectory
+
+
+def _app() -> FastAPI:
+    app = FastAPI()
+    install_failure_handlers(app)
+
+    @app.get("/fine")
+    async def _fine() -> dict[str, int]:
+        return {"n": 1}
+
+    @app.get("/full")
+    async def _full() -> None:
+        raise Refused(Overloaded("the queue", 8, 2.0))
+
+    @app.get("/broken")
+    async def _broken() -> None:
+        raise RuntimeError("secret detail")
+
+    return app
+
+
+async def _with_client(tmp_path: Path, use: "list[Refused]", path: str) -> dict[str, int]:
+    directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
+    listener = directory.listen("s.sock")
+    serving = asyncio.create_task(serve_until(_app(), listener, stop, 1))
+    client = ServiceClient(directory, "s.sock", "the service")
+    try:
+        return await client.call("GET", path, dict[str, int], timeout_s=5)
+    except Refused as refused:
+        use.append(refused)
+        return {}
+    finally:
+        await client.close()
+        stop.set()
+        await serving
+        listener.close()
+        directory.close()
+
+
+def test_an_answer_is_decoded(tmp_path: Path) -> None:
+    """JSON comes back typed."""
+    assert asyncio.run(_with_client(tmp_path, [], "/fine")) == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "retry"),
+    [
+        pytest.param("/full", "overloaded", 2.0, id="a failure arrives as the fact it was"),
+        pytest.param("/nowhere", "not_found", None, id="an unknown route is not found"),
+    ],
+)
+def test_a_failure_crosses_the_socket(tmp_path: Path, path: str, code: str, retry: float | None) -> None:
+    """Callers see the peer's failure with its code and its time."""
+    refused: list[Refused] = []
+    asyncio.run(_with_client(tmp_path, refused, path))
+    assert code_of(refused[0].failure) == code
+    assert refused[0].failure.retry_after_s == retry
+
+
+def test_a_peer_that_is_away_is_unavailable(tmp_path: Path) -> None:
+    """Nobody listening is a fact with a retry, not a stack trace."""
+
+    async def call() -> None:
+        directory = SocketDirectory(tmp_path)
+        client = ServiceClient(directory, "s.sock", "the ledger")
+        try:
+            await client.call("GET", "/fine", object, timeout_s=1)
+        finally:
+            await client.close()
+            directory.close()
+
+    with pytest.raises(Refused) as refused:
+        asyncio.run(call())
+    assert refused.value.failure.message == "the ledger is not available"
+    assert not isinstance(refused.value.failure, NotFound)
+
+
+_PROCESS = textwrap.dedent("""
+    import asyncio, sys
+    from service.run import run_service
+    async def main(stop):
+        print("up", flush=True)
+        await stop.wait()
+        if sys.argv[2] == "hang":
+            await asyncio.Event().wait()
+    run_service(main, int(sys.argv[1]) if sys.argv[1] != "-" else None)
+    print("ended", flush=True)
+""")
+
+
+def _spawn(lifeline: int | None, behaviour: str) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, "-" if lifeline is None else str(lifeline), behaviour],
+        stdout=subprocess.PIPE,
+        pass_fds=() if lifeline is None else (lifeline,),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return process
+
+
+def test_sigterm_ends_it_cleanly() -> None:
+    """SIGTERM lets the service finish and exit 0."""
+    with _spawn(None, "end") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=20)[0] == b"ended\n"
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("behaviour", ["end", "hang"])
+def test_the_end_of_the_supervisor_ends_it(behaviour: str) -> None:
+    """When the other end of the lifeline closes, the process ends, also one that hangs in its drain."""
+    read, write = os.pipe()
+    with _spawn(read, behaviour) as process:
+        os.close(read)
+        os.close(write)
+        process.communicate(timeout=20)
+        assert process.returncode == (0 if behaviour == "end" else 1)
