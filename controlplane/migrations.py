@@ -1,0 +1,67 @@
+"""Forward migrations of the database: numbered steps, each applied once, each in a transaction of its own.
+
+A released step is never edited: its DDL is frozen here as text that SQLite and PostgreSQL both take, and a test holds
+the result against `schema`. There is no way back but a backup; a file of a newer program is refused.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, Engine, text
+
+_VERSION_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS schema_version (number INTEGER PRIMARY KEY, name VARCHAR(64) NOT NULL)"
+)
+
+
+class NewerDatabase(RuntimeError):
+    """The file was written by a newer program; reading it with this one could lose what that one added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """A step. Numbers start at 1 and have no holes."""
+
+    number: int
+    name: str
+    apply: Callable[[Connection], None]
+
+
+def _registry(connection: Connection) -> None:
+    for statement in (
+        "CREATE TABLE tenants (tenant VARCHAR(63) PRIMARY KEY, created_at_s BIGINT NOT NULL)",
+        "CREATE TABLE keys (key_id VARCHAR(12) PRIMARY KEY, tenant VARCHAR(63) NOT NULL REFERENCES tenants (tenant), "
+        "secret_sha256 VARCHAR(64) NOT NULL, scopes TEXT NOT NULL, created_at_s BIGINT NOT NULL)",
+        "CREATE TABLE models (tenant VARCHAR(63) NOT NULL REFERENCES tenants (tenant), model VARCHAR(63) NOT NULL, "
+        "created_at_s BIGINT NOT NULL, min_replicas INTEGER NOT NULL, max_replicas INTEGER NOT NULL, target FLOAT, "
+        "window_s FLOAT NOT NULL, grace_s FLOAT NOT NULL, PRIMARY KEY (tenant, model))",
+        "CREATE TABLE versions (tenant VARCHAR(63) NOT NULL, model VARCHAR(63) NOT NULL, "
+        "version VARCHAR(64) NOT NULL, state VARCHAR(16) NOT NULL, fault VARCHAR(64), limits TEXT NOT NULL, "
+        "architecture TEXT NOT NULL, weight_bytes BIGINT NOT NULL, total_bytes BIGINT NOT NULL, "
+        "kv_bytes_per_token BIGINT NOT NULL, max_positions BIGINT NOT NULL, created_at_s BIGINT NOT NULL, "
+        "PRIMARY KEY (tenant, model, version), FOREIGN KEY (tenant, model) REFERENCES models (tenant, model))",
+        "CREATE TABLE aliases (tenant VARCHAR(63) NOT NULL, model VARCHAR(63) NOT NULL, alias VARCHAR(63) NOT NULL, "
+        "version VARCHAR(64) NOT NULL, PRIMARY KEY (tenant, model, alias), "
+        "FOREIGN KEY (tenant, model, version) REFERENCES versions (tenant, model, version))",
+    ):
+        connection.execute(text(statement))
+
+
+STEPS: Final[Sequence[Migration]] = (Migration(1, "registry", _registry),)
+
+
+def migrate(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:
+    """Apply what is missing, in order; a step that fails leaves the file as it was before it. Raises NewerDatabase."""
+    with engine.begin() as connection:
+        connection.execute(text(_VERSION_TABLE))
+        done = connection.execute(text("SELECT COALESCE(MAX(number), 0) FROM schema_version")).scalar_one()
+    if done > len(steps):
+        raise NewerDatabase(f"the database is at schema {done}; this program knows {len(steps)}")
+    for step in steps[done:]:
+        with engine.begin() as connection:
+            step.apply(connection)
+            connection.execute(
+                text("INSERT INTO schema_version (number, name) VALUES (:number, :name)"),
+                {"number": step.number, "name": step.name},
+            )

@@ -1,0 +1,68 @@
+"""The control plane's own tables as they are now. How a file came to have them is `migrations`' work.
+
+Times are whole seconds of wall clock since 1970. The ledger keeps its tables to itself.
+"""
+
+from sqlalchemy import BigInteger, Column, Float, ForeignKeyConstraint, Integer, MetaData, String, Table, Text
+
+metadata = MetaData()
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("created_at_s", BigInteger, nullable=False),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("key_id", String(12), primary_key=True),
+    Column("tenant", String(63), nullable=False),
+    Column("secret_sha256", String(64), nullable=False),  # of the whole text of the key
+    Column("scopes", Text, nullable=False),  # space-separated
+    Column("created_at_s", BigInteger, nullable=False),
+    ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("model", String(63), primary_key=True),
+    Column("created_at_s", BigInteger, nullable=False),
+    Column("min_replicas", Integer, nullable=False),
+    Column("max_replicas", Integer, nullable=False),
+    Column("target", Float, nullable=True),  # NULL: what the version's streams give
+    Column("window_s", Float, nullable=False),
+    Column("grace_s", Float, nullable=False),
+    ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("model", String(63), primary_key=True),
+    Column("version", String(64), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("fault", String(64), nullable=True),  # the failure's code while the state is faulty
+    Column("limits", Text, nullable=False),  # JSON of contracts.manifest.Limits
+    Column("architecture", Text, nullable=False),
+    Column("weight_bytes", BigInteger, nullable=False),
+    Column("total_bytes", BigInteger, nullable=False),
+    Column("kv_bytes_per_token", BigInteger, nullable=False),
+    Column("max_positions", BigInteger, nullable=False),
+    Column("created_at_s", BigInteger, nullable=False),
+    ForeignKeyConstraint(["tenant", "model"], ["models.tenant", "models.model"]),
+)
+
+aliases = Table(
+    "aliases",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("model", String(63), primary_key=True),
+    Column("alias", String(63), primary_key=True),
+    Column("version", String(64), nullable=False),
+    ForeignKeyConstraint(["tenant", "model", "version"], ["versions.tenant", "versions.model", "versions.version"]),
+)

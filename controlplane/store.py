@@ -1,0 +1,80 @@
+"""The control plane's database: one engine, one writer thread, a few readers. What is stored is its users' business.
+
+SQLite in WAL mode with synchronous=FULL: a commit that returned survives a power cut. One thread writes, so that no
+transaction ever waits for another's lock; readers see the last commit and block nobody. The SQL is Core throughout.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from sqlite3 import Connection as SqliteConnection
+from typing import Final, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+
+from controlplane.migrations import migrate
+
+T = TypeVar("T")
+
+BUSY_MS: Final = 5_000
+READERS: Final = 2
+_READ_ONLY: Final = "kelvin_read_only"
+
+
+def sqlite_engine(path: Path) -> Engine:
+    """An engine over the file (made with mode 0600). Every transaction takes the write lock at its start."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # WAL and shm files copy its mode
+    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: SqliteConnection, _: object) -> None:
+        connection.isolation_level = None  # the driver's implicit BEGIN would leave DDL outside of transactions
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_MS}"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A deferred transaction that reads before it writes would fail instead of waiting: take the lock at once.
+        reads = connection.get_execution_options().get(_READ_ONLY, False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+class Database:
+    """Owns the engine and its threads. Migrated when constructed; close it where you opened it."""
+
+    def __init__(self, engine: Engine) -> None:
+        migrate(engine)
+        self.engine = engine
+        self._writer = ThreadPoolExecutor(1, "database-writer")
+        self._readers = ThreadPoolExecutor(READERS, "database-reader")
+
+    def __repr__(self) -> str:
+        return f"<Database {self.engine.url.database}>"
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in a transaction of the writer thread; durable on return. Cancelling undoes nothing."""
+
+        def transaction() -> T:
+            with self.engine.begin() as connection:
+                return work(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, transaction)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` over one consistent snapshot."""
+
+        def transaction() -> T:
+            with self.engine.connect().execution_options(**{_READ_ONLY: True}) as connection:
+                return work(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(self._readers, transaction)
+
+    def close(self) -> None:
+        """Waits for commits under way."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+        self.engine.dispose()
