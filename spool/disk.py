@@ -1,0 +1,60 @@
+"""The few file operations a journal needs, in one place, so that tests can make a disk that is full, failing or losing.
+
+Nothing here knows frames. Every method raises OSError; none leaves a file behind that it could not finish.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+SUFFIX: Final = ".seg"
+_DIGITS: Final = 20
+
+
+def segment_name(first: int) -> str:
+    """The file name of the segment whose first record has that sequence."""
+    return f"{first:0{_DIGITS}d}{SUFFIX}"
+
+
+def segments(directory: Path) -> list[int]:
+    """First sequences of the directory's segments, ascending."""
+    stems = (entry.removesuffix(SUFFIX) for entry in os.listdir(directory) if entry.endswith(SUFFIX))
+    return sorted(int(stem) for stem in stems if len(stem) == _DIGITS and stem.isascii() and stem.isdigit())
+
+
+class Disk:
+    """The real one."""
+
+    def create(self, path: Path, size: int) -> int:
+        """A new file of `size` zero bytes whose blocks are reserved now, so that a later write finds room."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except BaseException:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        return fd
+
+    def write(self, fd: int, payload: bytes, offset: int) -> None:
+        """All of it; a short write goes on where it stopped."""
+        view = memoryview(payload)
+        while view:
+            done = os.pwrite(fd, view, offset)
+            view, offset = view[done:], offset + done
+
+    def sync(self, fd: int) -> None:
+        """Returns once what was written is durable (fdatasync)."""
+        os.fdatasync(fd)
+
+    def sync_directory(self, directory: Path) -> None:
+        """Makes created and removed names durable."""
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def cut(self, fd: int, size: int) -> None:
+        """Drop everything from `size` on."""
+        os.ftruncate(fd, size)

@@ -1,0 +1,51 @@
+"""One record as it lies in a segment: length, CRC-32, sequence, payload. Files are `journal`'s and `reader`'s work.
+
+A length of zero is the end: preallocated space reads as zeros. Anything else that does not add up is a torn tail.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+_HEADER: Final = struct.Struct("<IIQ")
+_SEQUENCE: Final = struct.Struct("<Q")
+HEADER_BYTES: Final = _HEADER.size
+MAX_RECORD_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A record that was read back whole; the next frame begins at `end`."""
+
+    sequence: int
+    payload: bytes
+    end: int
+
+
+def _checksum(sequence: int, payload: bytes | memoryview) -> int:
+    # The sequence is under the checksum: a payload under another's number would be billed as another record.
+    return crc32(payload, crc32(_SEQUENCE.pack(sequence)))
+
+
+def encode_frame(sequence: int, payload: bytes) -> bytes:
+    """Raises ValueError unless the payload has 1 to MAX_RECORD_BYTES bytes and the sequence is positive."""
+    if not 0 < len(payload) <= MAX_RECORD_BYTES:
+        raise ValueError(f"a record has 1 to {MAX_RECORD_BYTES} bytes, not {len(payload)}")
+    if sequence < 1:
+        raise ValueError(f"sequences begin at 1, not {sequence}")
+    return _HEADER.pack(len(payload), _checksum(sequence, payload), sequence) + payload
+
+
+def decode_frame(segment: bytes, offset: int) -> Frame | None:
+    """The frame at `offset`, or None where the segment ends or is torn."""
+    start = offset + HEADER_BYTES
+    if start > len(segment):
+        return None
+    length, checksum, sequence = _HEADER.unpack_from(segment, offset)
+    if not 0 < length <= MAX_RECORD_BYTES or start + length > len(segment):
+        return None
+    payload = segment[start : start + length]
+    if _checksum(sequence, payload) != checksum:
+        return None
+    return Frame(sequence, payload, start + length)

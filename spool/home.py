@@ -1,0 +1,102 @@
+"""A source's directory and its lock: whoever holds the flock is alive, or is shipping what a dead process left."""
+
+import errno
+import fcntl
+import os
+import re
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from spool.disk import segment_name, segments
+from spool.reader import POSITION, last_sequence, read_position
+
+_SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Home:
+    """`root`/`source`, locked until closed. The lock ends with the process, however it ends."""
+
+    def __init__(self, root: Path, source: str, fd: int) -> None:
+        self.path = root / source
+        self.source = source
+        self._fd = fd
+
+    def __repr__(self) -> str:
+        return f"<Home {self.source}>"
+
+    @classmethod
+    def claim(cls, root: Path, source: str) -> "Home":
+        """Take the directory, made where it is missing. Raises OSError, ValueError for a bad name.
+
+        BlockingIOError says that a live process has it.
+        """
+        if _SOURCE.fullmatch(source) is None:
+            raise ValueError(f"source {source!r}: must be 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home = cls._try_create(root, source) or cls.try_claim(root, source)
+        if home is None:
+            raise BlockingIOError(errno.EWOULDBLOCK, "this source has a live owner", str(root / source))
+        return home
+
+    @classmethod
+    def _try_create(cls, root: Path, source: str) -> "Home | None":
+        """A new directory appears with its lock held: nobody can take it for a dead process's."""
+        fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+        fd = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (fresh / POSITION).touch(mode=0o600)  # never empty: a rename replaces an empty directory
+            fresh.rename(root / source)
+        except BaseException as error:
+            os.close(fd)
+            (fresh / POSITION).unlink(missing_ok=True)
+            fresh.rmdir()
+            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return None
+            raise
+        return cls(root, source, fd)
+
+    @classmethod
+    def try_claim(cls, root: Path, source: str) -> "Home | None":
+        """The directory if it exists and nobody has it."""
+        path = root / source
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another may have removed it between our open and our lock.
+            if os.fstat(fd).st_ino == path.stat().st_ino:
+                return cls(root, source, fd)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the lock is still held."""
+        return self._fd >= 0
+
+    def remove_if_shipped(self) -> bool:
+        """Remove the directory if every record in it was acknowledged."""
+        if last_sequence(self.path) > read_position(self.path):
+            return False
+        for first in segments(self.path):
+            (self.path / segment_name(first)).unlink(missing_ok=True)
+        (self.path / POSITION).unlink(missing_ok=True)
+        with suppress(OSError):  # a stranger's file is in it
+            self.path.rmdir()
+        return True
+
+    def close(self) -> None:
+        """Unlock. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

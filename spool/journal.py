@@ -1,0 +1,151 @@
+"""Append records to preallocated segments, a group at a time: one write and one fdatasync however many records.
+
+The core of a spool without threads or loops. A commit either makes a record durable and gives it the next sequence, or
+raises for it and gives the sequence to the next record: there are no holes.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from contracts.errors import Overloaded, Refused, Unavailable
+from spool.disk import Disk, segment_name, segments
+from spool.frame import encode_frame
+from spool.reader import last_sequence
+
+log = logging.getLogger(__name__)
+
+Make = Callable[[int], bytes]
+
+SEGMENT_BYTES: Final = 1024 * 1024
+LIMIT_BYTES: Final = 1024 * 1024 * 1024
+
+
+class Journal:
+    """One writer's segments in `directory`, which must exist and be this writer's alone. Not thread-safe."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        disk: Disk | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        self._directory = directory
+        self._disk = disk or Disk()
+        self._segment_bytes = segment_bytes
+        self._limit_bytes = limit_bytes
+        self._fd = -1
+        self._first = 0
+        self._offset = 0
+        self.committed = last_sequence(directory)  # the last durable sequence
+
+    def __repr__(self) -> str:
+        return f"<Journal {self._directory.name} committed={self.committed}>"
+
+    def commit(self, makes: Sequence[Make]) -> list[int | Exception]:
+        """For each record its sequence, once all of them are durable, or why that one is not.
+
+        `make` is given the sequence and returns the record's bytes. It may be called again with another sequence for
+        the same record only after it raised to the caller. Failures: what `make` raises, ValueError for a record of
+        illegal size, Refused(Unavailable) where the disk fails, Refused(Overloaded) where the backlog is at its limit.
+        """
+        outcomes: list[int | Exception] = []
+        frames: list[bytes] = []
+        sequence = self.committed + 1
+        for make in makes:
+            try:
+                frame = encode_frame(sequence, make(sequence))
+                if len(frame) > self._segment_bytes:
+                    raise ValueError(f"a record of {len(frame)} bytes does not fit a segment")
+            except Exception as error:
+                outcomes.append(error)
+                continue
+            frames.append(frame)
+            outcomes.append(sequence)
+            sequence += 1
+        try:
+            self._write(frames)
+        except OSError as error:
+            log.error("the spool's disk fails", extra={"error": repr(error), "source": self._directory.name})
+            failure = Refused(Unavailable("the usage spool"))
+            failure.__cause__ = error
+            return self._only_committed(outcomes, failure)
+        except Refused as refused:
+            return self._only_committed(outcomes, refused)
+        return outcomes
+
+    def close(self) -> None:
+        """Idempotent. The space that was reserved and not used is given back."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                self._disk.cut(self._fd, self._offset)
+            os.close(self._fd)
+            self._fd = -1
+
+    def check_integrity(self) -> None:
+        """The files hold what was acknowledged. For tests."""
+        assert last_sequence(self._directory) == self.committed, f"{self!r}: {last_sequence(self._directory)} on disk"
+        if self._fd >= 0:
+            assert self._first <= self.committed + 1
+            assert self._offset <= self._segment_bytes
+
+    def _only_committed(self, outcomes: list[int | Exception], failure: Refused) -> list[int | Exception]:
+        return [failure if isinstance(outcome, int) and outcome > self.committed else outcome for outcome in outcomes]
+
+    def _write(self, frames: Sequence[bytes]) -> None:
+        """Groups that fit a segment, each durable before the next; `committed` moves with each."""
+        group: list[bytes] = []
+        size = 0
+        for frame in frames:
+            if group and self._used() + size + len(frame) > self._segment_bytes:
+                self._write_group(group, size)
+                group, size = [], 0
+            if not group and self._fd >= 0 and self._offset + len(frame) > self._segment_bytes:
+                self.close()
+            group.append(frame)
+            size += len(frame)
+        if group:
+            self._write_group(group, size)
+
+    def _used(self) -> int:
+        return self._offset if self._fd >= 0 else 0
+
+    def _write_group(self, group: Sequence[bytes], size: int) -> None:
+        fresh = self._fd < 0
+        if fresh:
+            self._begin_segment()
+        try:
+            self._disk.write(self._fd, b"".join(group), self._offset)
+            self._disk.sync(self._fd)
+            if fresh:
+                self._disk.sync_directory(self._directory)
+        except OSError:
+            self._abandon_segment()
+            raise
+        self._offset += size
+        self.committed += len(group)
+
+    def _begin_segment(self) -> None:
+        # Each segment counts whole: the limit is on reserved space.
+        if (len(segments(self._directory)) + 1) * self._segment_bytes > self._limit_bytes:
+            raise Refused(Overloaded("the usage spool", self._limit_bytes, 1.0))
+        path = self._directory / segment_name(self.committed + 1)
+        path.unlink(missing_ok=True)  # of that name there can only be one without a committed record
+        self._fd = self._disk.create(path, self._segment_bytes)
+        self._first, self._offset = self.committed + 1, 0
+
+    def _abandon_segment(self) -> None:
+        """After a failed write or sync nothing more is known of the segment's tail: never write to it again.
+
+        A sync that failed may succeed when repeated without anything having reached the disk.
+        """
+        holds_records = self._first <= self.committed
+        self.close()
+        if not holds_records:
+            with suppress(OSError):
+                (self._directory / segment_name(self._first)).unlink(missing_ok=True)

@@ -1,0 +1,167 @@
+"""Read a spool's records in order, live or left over, and remember how far the receiver has acknowledged them.
+
+A record is known by its sequence. The segment that is named by the next sequence always wins over what follows in the
+segment before it: a writer whose commit failed abandons the segment, and what it left there was never acknowledged.
+"""
+
+import logging
+import os
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+from spool.disk import segment_name, segments
+from spool.frame import Frame, decode_frame
+
+log = logging.getLogger(__name__)
+
+POSITION: Final = "position"
+_POSITION: Final = struct.Struct("<QI")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive records; `last` is the sequence of the last one, `skipped` counts records lost before the first."""
+
+    payloads: tuple[bytes, ...]
+    last: int
+    skipped: int
+
+
+class Tail:
+    """Reads after the acknowledged position. One per spool; not thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.acknowledged = read_position(directory)
+        self._position_fd = -1
+        self._segment = 0  # first sequence of the segment that is cached
+        self._content = b""
+        self._offset = 0  # where the frame of the sequence after `_offset_after` begins in `_content`
+        self._offset_after = -1
+
+    def __repr__(self) -> str:
+        return f"<Tail {self.directory.name} acknowledged={self.acknowledged}>"
+
+    def read(self, until: int, max_records: int, max_bytes: int) -> Batch | None:
+        """The records after the acknowledged one up to `until`; at least one however large; None where there is none.
+
+        Reading again without an acknowledgement gives the same records (more, if there are more). Raises OSError.
+        """
+        payloads: list[bytes] = []
+        size, sequence, skipped = 0, self.acknowledged, 0
+        while len(payloads) < max_records and sequence < until:
+            frame = self._frame_after(sequence)
+            if frame is None:
+                if payloads:
+                    break
+                beyond = self._segment_beyond(sequence)
+                if beyond is None:
+                    return None
+                skipped += beyond - 1 - sequence
+                log.error(
+                    "records of a spool are lost",
+                    extra={"source": self.directory.name, "first": sequence + 1, "last": beyond - 1},
+                )
+                sequence = beyond - 1
+                continue
+            if payloads and size + len(frame.payload) > max_bytes:
+                break
+            payloads.append(frame.payload)
+            size += len(frame.payload)
+            sequence = frame.sequence
+            self._offset, self._offset_after = frame.end, sequence
+        return Batch(tuple(payloads), sequence, skipped) if payloads else None
+
+    def acknowledge(self, last: int) -> None:
+        """The receiver has everything up to `last`: remember it, drop segments that hold nothing else."""
+        if last <= self.acknowledged:
+            return
+        self.acknowledged = last
+        self._write_position(last)
+        firsts = segments(self.directory)
+        for first, following in pairwise(firsts):
+            if following > last + 1:
+                break
+            (self.directory / segment_name(first)).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._position_fd >= 0:
+            os.close(self._position_fd)
+            self._position_fd = -1
+
+    def _write_position(self, last: int) -> None:
+        # No sync: a position that a power cut takes back only means that records are posted twice, which is harmless.
+        if self._position_fd < 0:
+            self._position_fd = os.open(self.directory / POSITION, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._position_fd, _POSITION.pack(last, crc32(last.to_bytes(8, "little"))), 0)
+
+    def _frame_after(self, sequence: int) -> Frame | None:
+        """The frame of `sequence` + 1, or None where it is not there (yet)."""
+        wanted = sequence + 1
+        if self._segment != wanted and (self.directory / segment_name(wanted)).exists():
+            self._load(wanted)
+        elif self._segment == 0:
+            older = [first for first in segments(self.directory) if first <= wanted]
+            if not older:
+                return None
+            self._load(older[-1])
+        if self._offset_after != sequence:
+            self._seek(wanted)
+        frame = self._whole_frame()
+        return frame if frame is not None and frame.sequence == wanted else None
+
+    def _whole_frame(self) -> Frame | None:
+        frame = decode_frame(self._content, self._offset)
+        if frame is None:  # written since, perhaps
+            self._reload()
+            frame = decode_frame(self._content, self._offset)
+        return frame
+
+    def _seek(self, wanted: int) -> None:
+        self._offset, self._offset_after = 0, wanted - 1
+        while (frame := self._whole_frame()) is not None and frame.sequence < wanted:
+            self._offset = frame.end
+
+    def _load(self, first: int) -> None:
+        self._segment, self._offset, self._offset_after = first, 0, first - 1
+        self._reload()
+
+    def _reload(self) -> None:
+        try:
+            self._content = (self.directory / segment_name(self._segment)).read_bytes()
+        except FileNotFoundError:
+            self._content = b""
+
+    def _segment_beyond(self, sequence: int) -> int | None:
+        """First sequence of the next segment behind a hole."""
+        return next((first for first in segments(self.directory) if first > sequence + 1), None)
+
+
+def read_position(directory: Path) -> int:
+    """The last acknowledged sequence; 0 where nothing (readable) says so."""
+    try:
+        raw = (directory / POSITION).read_bytes()
+    except FileNotFoundError:
+        return 0
+    if len(raw) != _POSITION.size:
+        return 0
+    last, checksum = _POSITION.unpack(raw)
+    return int(last) if crc32(raw[:8]) == checksum else 0
+
+
+def last_sequence(directory: Path) -> int:
+    """The last record that can be read, or the acknowledged one if that is later."""
+    last, firsts = read_position(directory), segments(directory)
+    if not firsts:
+        return last
+    # The newest segment's name says that everything before it was committed, even where it holds nothing readable.
+    content = (directory / segment_name(firsts[-1])).read_bytes()
+    offset, found = 0, firsts[-1] - 1
+    while (frame := decode_frame(content, offset)) is not None and frame.sequence == found + 1:
+        offset, found = frame.end, frame.sequence
+    return max(last, found)

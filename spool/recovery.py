@@ -1,0 +1,88 @@
+"""Ship what dead processes left in their spools. Who is alive is told by the lock on each source's directory."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spool.home import Home
+from spool.reader import Tail, last_sequence
+from spool.shipper import MAX_BYTES, MAX_RECORDS, Post
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What became of one leftover source."""
+
+    source: str
+    shipped: int
+    lost: int  # records that are unreadable: the ledger will name the hole
+    remaining: int  # not taken by the receiver now; call again
+
+
+def leftovers(directory: Path) -> list[str]:
+    """Sources in `directory` that no live process owns. One may find an owner, or be gone, a moment later."""
+    found = []
+    for source in _sources(directory):
+        home = Home.try_claim(directory, source)
+        if home is not None:
+            home.close()
+            found.append(source)
+    return found
+
+
+async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> list[Recovered]:
+    """Ship every leftover source once, and remove its directory when all of it was acknowledged.
+
+    `post_for(source)` gives what takes the records of that source, or None to leave them. A post that raises ends that
+    source for this call: nothing is lost, `remaining` says how much waits. Safe to call again, at once or by two.
+    """
+    report = []
+    for source in _sources(directory):
+        post = post_for(source)
+        if post is None:
+            continue
+        home = Home.try_claim(directory, source)
+        if home is None:
+            continue
+        try:
+            report.append(await _ship(home, post))
+        finally:
+            home.close()
+    return report
+
+
+async def _ship(home: Home, post: Post) -> Recovered:
+    tail = Tail(home.path)
+    shipped = lost = 0
+    last = last_sequence(home.path)
+    try:
+        while (batch := tail.read(last, MAX_RECORDS, MAX_BYTES)) is not None:
+            await post(batch.payloads)
+            tail.acknowledge(batch.last)
+            shipped += len(batch.payloads)
+            lost += batch.skipped
+        # What is left behind the last readable record was never acknowledged to its writer, or the disk lost it.
+        lost += last - tail.acknowledged
+        tail.acknowledge(last)
+    except Exception as error:
+        log.warning("a leftover spool is not taken; it is kept", extra={"source": home.source, "error": repr(error)})
+    finally:
+        tail.close()
+    remaining = last - tail.acknowledged
+    if remaining == 0:
+        home.remove_if_shipped()
+    return Recovered(home.source, shipped, lost, remaining)
+
+
+def _sources(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(
+                entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
+            )
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,117 @@
+"""Hand a spool's records over, in order, at least once: the receiver makes repeats harmless.
+
+Everything that was acknowledged is forgotten; nothing else ever is, whatever the receiver says.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Self
+
+from contracts.deadline import Deadline
+from spool.spool import Spool
+
+log = logging.getLogger(__name__)
+
+Post = Callable[[Sequence[bytes]], Awaitable[None]]
+
+MAX_RECORDS: Final = 500
+MAX_BYTES: Final = 1024 * 1024
+
+
+class Shipper:
+    """Ships one spool. `async with` runs it in the background; `flush` ships what is there without that, too.
+
+    `post` gets records in order and returns once the receiver has them durably; it must end by itself. Whatever it
+    raises, the same records are posted again after a pause that doubles up to `max_backoff_s`, with jitter.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        post: Post,
+        *,
+        linger_s: float = 0.05,
+        backoff_s: float = 0.1,
+        max_backoff_s: float = 10.0,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._spool = spool
+        self._post = post
+        self._linger_s = linger_s
+        self._backoff_s = backoff_s
+        self._max_backoff_s = max_backoff_s
+        self._jitter = jitter
+        self._one_at_a_time = asyncio.Lock()
+        self._committed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.failures = 0  # in a row; 0 while the receiver takes what we have
+
+    def __repr__(self) -> str:
+        return f"<Shipper {self._spool.source} backlog={self.backlog} failures={self.failures}>"
+
+    @property
+    def backlog(self) -> int:
+        """Durable records that the receiver has not acknowledged."""
+        return self._spool.committed - self._spool.tail.acknowledged
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run(), name=f"ship-{self._spool.source}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def run(self) -> None:
+        """Ship until cancelled. The pause before a batch lets records gather: one post for many requests."""
+        unsubscribe = self._spool.subscribe(self._committed.set)
+        try:
+            while True:
+                self._committed.clear()
+                if self.backlog == 0:
+                    await self._committed.wait()
+                    await asyncio.sleep(self._linger_s)
+                if not await self._try_ship():
+                    await asyncio.sleep(self._pause_s())
+        finally:
+            unsubscribe()
+
+    async def flush(self, deadline: Deadline) -> bool:
+        """Ship everything that is durable now; whether that succeeded before the deadline."""
+        target = self._spool.committed
+        try:
+            async with asyncio.timeout(deadline.remaining_s(time.monotonic())):
+                while self._spool.tail.acknowledged < target:
+                    if not await self._try_ship():
+                        await asyncio.sleep(self._pause_s())
+        except TimeoutError:
+            return False
+        return True
+
+    async def _try_ship(self) -> bool:
+        """Post one batch. False where it was not taken."""
+        async with self._one_at_a_time:
+            try:
+                batch = self._spool.tail.read(self._spool.committed, MAX_RECORDS, MAX_BYTES)
+                if batch is not None:
+                    await self._post(batch.payloads)
+                    self._spool.tail.acknowledge(batch.last)
+            except Exception as error:
+                self.failures += 1
+                if self.failures & (self.failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                    log.warning(
+                        "records are not taken; they are kept",
+                        extra={"source": self._spool.source, "error": repr(error), "failures": self.failures},
+                    )
+                return False
+            self.failures = 0
+            return True
+
+    def _pause_s(self) -> float:
+        full_s: float = min(self._max_backoff_s, self._backoff_s * 2 ** min(self.failures, 30))
+        return full_s * (0.5 + self._jitter() / 2)

@@ -1,0 +1,206 @@
+"""A process's durable spool: appends from any thread or event loop, one committer thread, group commit.
+
+What is appended stays until a `Shipper` has handed it over; encoding and meaning of records are the caller's.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from contracts.errors import DeadlineExceeded, Internal, Overloaded, Refused
+from spool.disk import Disk
+from spool.home import Home
+from spool.journal import LIMIT_BYTES, SEGMENT_BYTES, Journal, Make
+from spool.reader import Tail
+
+MAX_WAITING: Final = 4096
+MAX_GROUP: Final = 512
+BLOCKING_TIMEOUT_S: Final = 30.0
+
+Outcome = int | Exception
+
+
+class _LoopWaiter:
+    """An append that an event loop waits for."""
+
+    __slots__ = ("future", "loop", "make")
+
+    def __init__(self, make: Make, loop: asyncio.AbstractEventLoop) -> None:
+        self.make = make
+        self.loop = loop
+        self.future: asyncio.Future[int] = loop.create_future()
+
+    def settle(self, outcome: Outcome) -> None:
+        """On the loop."""
+        if self.future.done():  # cancelled: the record stays
+            return
+        if isinstance(outcome, int):
+            self.future.set_result(outcome)
+        else:
+            self.future.set_exception(outcome)
+
+
+class _ThreadWaiter:
+    """An append that a thread waits for."""
+
+    __slots__ = ("done", "make", "outcome")
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+        self.done = threading.Event()
+        self.outcome: Outcome = 0
+
+
+class Spool:
+    """Records of one source. The source names one process lifetime: never use one again."""
+
+    def __init__(self, home: Home, journal: Journal, max_waiting: int) -> None:
+        self.source = home.source
+        self.path = home.path
+        self._home = home
+        self._journal = journal
+        self._max_waiting = max_waiting
+        self._committed = journal.committed
+        self._failing = False
+        self._changed = threading.Condition()
+        self._waiting: list[_LoopWaiter | _ThreadWaiter] = []
+        self._closing = False
+        self._listeners: dict[int, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
+        self.tail = Tail(home.path)  # the shipper's
+        self._thread = threading.Thread(target=self._run, name=f"spool-{self.source}", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        source: str,
+        *,
+        disk: Disk | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        limit_bytes: int = LIMIT_BYTES,
+        max_waiting: int = MAX_WAITING,
+    ) -> "Spool":
+        """The spool `directory`/`source`. Raises OSError (BlockingIOError: a live process has it), ValueError."""
+        home = Home.claim(directory, source)
+        try:
+            journal = Journal(home.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=limit_bytes)
+            return cls(home, journal, max_waiting)
+        except BaseException:
+            home.close()
+            raise
+
+    def __repr__(self) -> str:
+        return (
+            f"<Spool {self.source} committed={self._committed} acknowledged={self.tail.acknowledged} "
+            f"waiting={len(self._waiting)}{' FAILING' if self._failing else ''}>"
+        )
+
+    @property
+    def committed(self) -> int:
+        """The last durable sequence."""
+        return self._committed
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempt to write failed: say not ready before you take on work that must be recorded."""
+        return self._failing
+
+    async def append(self, make: Make) -> int:
+        """The record's sequence, once it is durable. `make(sequence)` runs on the committer's thread: keep it pure.
+
+        Cancelling gives up the wait, not the record. Raises what `make` raises, Refused(Unavailable) where the disk
+        fails, Refused(Overloaded) where too many wait or too much is not yet shipped: then nothing was recorded.
+        """
+        waiter = _LoopWaiter(make, asyncio.get_running_loop())
+        self._enqueue(waiter)
+        return await waiter.future
+
+    def append_blocking(self, make: Make, timeout_s: float = BLOCKING_TIMEOUT_S) -> int:
+        """As `append`, for a thread without a loop. After Refused(DeadlineExceeded) the record may still be made."""
+        waiter = _ThreadWaiter(make)
+        self._enqueue(waiter)
+        if not waiter.done.wait(timeout_s):
+            raise Refused(DeadlineExceeded(timeout_s, "writing the usage spool"))
+        if isinstance(waiter.outcome, Exception):
+            raise waiter.outcome
+        return waiter.outcome
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Run `callback` on the running loop after each commit; returns what ends that."""
+        loop, key = asyncio.get_running_loop(), id(callback)
+        with self._changed:
+            self._listeners[key] = (loop, callback)
+
+        def unsubscribe() -> None:
+            with self._changed:
+                self._listeners.pop(key, None)
+
+        return unsubscribe
+
+    def close(self) -> None:
+        """Commit what waits, end the thread, release the directory; remove it where all was shipped. Idempotent."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+        self._journal.close()
+        self.tail.close()
+        if self._home.is_open:
+            self._home.remove_if_shipped()
+            self._home.close()
+
+    def _enqueue(self, waiter: "_LoopWaiter | _ThreadWaiter") -> None:
+        with self._changed:
+            if self._closing:
+                raise Refused(Internal())
+            if len(self._waiting) >= self._max_waiting:
+                raise Refused(Overloaded("the usage spool's queue", self._max_waiting, 1.0))
+            self._waiting.append(waiter)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closing:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+            outcomes = self._commit([waiter.make for waiter in group])
+            self._deliver(group, outcomes)
+
+    def _commit(self, makes: Sequence[Make]) -> list[Outcome]:
+        outcomes = self._journal.commit(makes)
+        self._committed = self._journal.committed
+        self._failing = any(isinstance(outcome, Refused) for outcome in outcomes)
+        return outcomes
+
+    def _deliver(self, group: "Sequence[_LoopWaiter | _ThreadWaiter]", outcomes: Sequence[Outcome]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        for waiter, outcome in zip(group, outcomes, strict=True):
+            if isinstance(waiter, _ThreadWaiter):
+                waiter.outcome = outcome
+                waiter.done.set()
+            else:
+                by_loop.setdefault(waiter.loop, []).append(_settlement(waiter, outcome))
+        with self._changed:
+            listeners = list(self._listeners.values())
+        for loop, callback in listeners:
+            by_loop.setdefault(loop, []).append(callback)
+        for loop, callbacks in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_call_all, callbacks)
+            except RuntimeError:  # that loop is closed: nobody waits
+                continue
+
+
+def _settlement(waiter: _LoopWaiter, outcome: Outcome) -> Callable[[], None]:
+    return lambda: waiter.settle(outcome)
+
+
+def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()
