@@ -276,6 +276,19 @@ class ChunkMissing(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class PackCorrupt(Failure):
+    """A pack's table does not decode or contradicts itself; which chunks it holds is unknown."""
+
+    pack: str
+    reason: str
+    code, status = "pack_corrupt", 500
+
+    @property
+    def message(self) -> str:
+        return f"pack {self.pack}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestCorrupt(Failure):
     """A manifest does not decode, or does not match the version it is named by."""
 
