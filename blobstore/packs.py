@@ -1,0 +1,103 @@
+"""The pack format: chunks at page-aligned offsets, then a footer that says where each one lies. Pure.
+
+    chunk bytes ... | table (JSON array of [digest, offset, length]) | table length, 8 bytes LE | magic, 8 bytes
+
+The same table alone is the pack's index object. Whether a chunk's bytes match its digest is the reader's check.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from contracts.errors import PackCorrupt, Refused
+from contracts.manifest import PAGE, Digest, Offset, Size
+
+MAGIC: Final = b"KELVPK01"
+TRAILER_BYTES: Final = 16  # table length and magic
+MAX_TABLE_BYTES: Final = 64 << 20  # some 700,000 chunks: more is not a table of ours
+
+
+class PackEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`length` bytes at `offset` of a pack; both are multiples of PAGE, offsets ascend, nothing overlaps."""
+
+    digest: Digest
+    offset: Offset
+    length: Size
+
+
+def place(chunks: Iterable[tuple[str, int]]) -> tuple[PackEntry, ...]:
+    """Lay (digest, length) pairs out one after another from offset 0."""
+    entries: list[PackEntry] = []
+    offset = 0
+    for digest, length in chunks:
+        entries.append(PackEntry(digest, offset, length))
+        offset += length
+    return tuple(entries)
+
+
+def encode_table(entries: Sequence[PackEntry]) -> bytes:
+    """The canonical table: what the index object holds. Raises ValueError where the entries break a rule."""
+    if (fault := _find_fault(entries, None)) is not None:
+        raise ValueError(fault)
+    return msgspec.json.encode(entries)
+
+
+def decode_table(raw: bytes, pack: str) -> tuple[PackEntry, ...]:
+    """The entries of an index object. `pack` is named in the error. Raises `Refused(PackCorrupt)`."""
+    return _decode(raw, None, pack)
+
+
+def encode_footer(entries: Sequence[PackEntry]) -> bytes:
+    """The footer to append after the last chunk. Raises ValueError where the entries break a rule."""
+    table = encode_table(entries)
+    return table + len(table).to_bytes(8, "little") + MAGIC
+
+
+def footer_bytes(trailer: bytes, pack_size: int, pack: str) -> int:
+    """Length of the footer, from the last `TRAILER_BYTES` of the pack. Raises `Refused(PackCorrupt)`."""
+    if len(trailer) < TRAILER_BYTES or trailer[-8:] != MAGIC:
+        raise Refused(PackCorrupt(pack, "it does not end in the pack magic"))
+    table_bytes = int.from_bytes(trailer[-TRAILER_BYTES:-8], "little")
+    if table_bytes > min(MAX_TABLE_BYTES, pack_size - TRAILER_BYTES):
+        raise Refused(PackCorrupt(pack, f"its table claims {table_bytes} bytes"))
+    return table_bytes + TRAILER_BYTES
+
+
+def decode_footer(tail: bytes, pack_size: int, pack: str) -> tuple[PackEntry, ...]:
+    """The entries, from the pack's last bytes (at least the whole footer). Raises `Refused(PackCorrupt)`."""
+    length = footer_bytes(tail, pack_size, pack)
+    if len(tail) < length:
+        raise Refused(PackCorrupt(pack, f"its footer of {length} bytes was cut"))
+    return _decode(tail[len(tail) - length : -TRAILER_BYTES], pack_size - length, pack)
+
+
+def _decode(table: bytes, chunks_end: int | None, pack: str) -> tuple[PackEntry, ...]:
+    try:
+        entries = msgspec.json.decode(table, type=tuple[PackEntry, ...])
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(PackCorrupt(pack, str(error))) from error
+    fault = _find_fault(entries, chunks_end)
+    if fault is None and msgspec.json.encode(entries) != table:
+        fault = "its table is not in canonical form"
+    if fault is not None:
+        raise Refused(PackCorrupt(pack, fault))
+    return entries
+
+
+def _find_fault(entries: Sequence[PackEntry], chunks_end: int | None) -> str | None:
+    """The first rule that is broken, in words."""
+    end = 0
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.offset % PAGE or entry.length % PAGE or entry.length == 0:
+            return f"chunk {entry.digest} lies at {entry.offset}+{entry.length}, not on {PAGE}-byte boundaries"
+        if entry.offset < end:
+            return f"chunk {entry.digest} overlaps its predecessor"
+        if entry.digest in seen:
+            return f"chunk {entry.digest} occurs twice"
+        seen.add(entry.digest)
+        end = entry.offset + entry.length
+    if chunks_end is not None and end > chunks_end:
+        return f"its chunks end at {end}, after its footer begins"
+    return None

@@ -1,0 +1,83 @@
+"""Digest checks around any store, for objects whose last key segment is the BLAKE3 digest of their bytes.
+
+Ranges can't be checked by the digest of the whole: chunks inside packs are verified by the weight cache.
+"""
+
+import re
+from collections.abc import AsyncIterator
+from typing import Final
+
+from blake3 import blake3
+
+from blobstore.store import BlobCorrupt, BlobStat, BlobStore, Payload
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class VerifyingStore:
+    """Puts and whole reads of objects in `kinds` (the key's second segment, as in `tenant/packs/DIGEST`) are checked.
+
+    A put that doesn't match raises `BlobCorrupt` and leaves nothing; a read that doesn't match returns nothing.
+    """
+
+    def __init__(self, inner: BlobStore, kinds: frozenset[str] = frozenset({"packs", "manifests", "drafts"})) -> None:
+        self._inner = inner
+        self._kinds = kinds
+
+    def __repr__(self) -> str:
+        return f"<VerifyingStore {sorted(self._kinds)} {self._inner!r}>"
+
+    async def put_if_absent(self, key: str, data: Payload) -> bool:
+        """See `BlobStore`. Raises `BlobCorrupt`."""
+        digest = self._digest_of(key)
+        if digest is None:
+            return await self._inner.put_if_absent(key, data)
+        if isinstance(data, bytes):
+            _check(data, digest)
+            return await self._inner.put_if_absent(key, data)
+        return await self._inner.put_if_absent(key, _checked(data, digest))
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        """See `BlobStore`. Raises `BlobCorrupt`."""
+        data = await self._inner.read(key, offset, length)
+        digest = self._digest_of(key)
+        if digest is not None and offset == 0 and length is None:
+            _check(data, digest)
+        return data
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        """See `BlobStore`. A range: not checked."""
+        await self._inner.read_into(key, offset, into)
+
+    async def stat(self, key: str) -> BlobStat:
+        """See `BlobStore`."""
+        return await self._inner.stat(key)
+
+    def list(self, prefix: str) -> AsyncIterator[str]:
+        """See `BlobStore`."""
+        return self._inner.list(prefix)
+
+    async def delete(self, key: str) -> None:
+        """See `BlobStore`."""
+        await self._inner.delete(key)
+
+    def _digest_of(self, key: str) -> str | None:
+        segments = key.split("/")
+        if len(segments) == 3 and segments[1] in self._kinds and _DIGEST.fullmatch(segments[2]):
+            return segments[2]
+        return None
+
+
+def _check(data: bytes, digest: str) -> None:
+    if blake3(data).hexdigest() != digest:
+        raise BlobCorrupt(digest)
+
+
+async def _checked(pieces: AsyncIterator[bytes], digest: str) -> AsyncIterator[bytes]:
+    """Passes pieces on and raises after the last where they don't match: the put then leaves nothing visible."""
+    hasher = blake3()
+    async for piece in pieces:
+        hasher.update(piece)
+        yield piece
+    if hasher.hexdigest() != digest:
+        raise BlobCorrupt(digest)
