@@ -1,0 +1,58 @@
+"""The environment of the zygote and of what it forks: read here, once, before torch is imported."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contracts import settings
+
+# An OpenMP pool that lives in the parent hangs the child that computes; rayon's pool would too.
+_ONE_THREAD: Final = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSettings:
+    """What every process forked from one zygote shares."""
+
+    data: Path
+    lifeline_fd: int | None
+    drain_s: int
+
+    @property
+    def run(self) -> Path:
+        """Where the sockets are."""
+        return self.data / "run"
+
+    @property
+    def meters(self) -> Path:
+        """Where the meter pages are."""
+        return self.run / "meters"
+
+    @property
+    def spools(self) -> Path:
+        """Where durable records wait."""
+        return self.data / "spool"
+
+
+def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
+    """Raises `BadSetting`, naming variable, value and rule."""
+    lifeline = settings.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
+    return RuntimeSettings(
+        data=Path(settings.text(env, "KELVIN_DATA")).absolute(),
+        lifeline_fd=None if lifeline < 0 else lifeline,
+        drain_s=settings.integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
+    )
+
+
+def from_environment() -> RuntimeSettings:
+    """This process's settings. Also pins the libraries to one thread, which works only before they are imported."""
+    os.environ.update(_ONE_THREAD)
+    return read_settings(os.environ)

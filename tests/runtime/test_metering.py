@@ -1,0 +1,114 @@
+"""A replica's meter page is right at every moment at which it can be killed."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.meter import METER_FILE_BYTES, Meter, Phase, decode_meter, encode_meter
+from runtime.metering import MeterPage, create_meter_page
+
+
+class Killable(bytearray):
+    """Memory that keeps a copy of itself after each byte that is written, as a death in between would leave it."""
+
+    def __init__(self) -> None:
+        super().__init__(METER_FILE_BYTES)
+        self.moments: list[bytes] = []
+
+    def __setitem__(self, where: slice, data: bytes, /) -> None:  # type: ignore[override]
+        for index, byte in zip(range(where.start, where.stop), data, strict=True):
+            if self[index] != byte:
+                super().__setitem__(index, byte)
+                self.moments.append(bytes(self))
+
+
+class Clock:
+    """Monotonic nanoseconds that move only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def _drive(page: MeterPage, clock: Clock, steps: list[tuple[int, Phase | None]]) -> list[Meter]:
+    states = [page.meter]
+    for elapsed, phase in steps:
+        clock.now += elapsed
+        page.count_request() if phase is None else page.enter(phase)
+        states.append(page.meter)
+    return states
+
+
+steps_strategy = st.lists(
+    st.tuples(st.integers(0, 10**12), st.one_of(st.none(), st.sampled_from(list(Phase)))), min_size=1, max_size=6
+)
+
+
+@given(steps_strategy)
+def test_a_kill_at_any_byte_leaves_the_state_before_or_after(steps: list[tuple[int, Phase | None]]) -> None:
+    """Whatever byte of whatever update is the last one written, the page decodes to a state that was true."""
+    memory, clock = Killable(), Clock()
+    page = MeterPage(memory, clock_ns=clock)
+    first = len(memory.moments)
+    states = _drive(page, clock, steps)
+    changes = [state for state, before in zip(states, [None, *states], strict=False) if state != before]
+    at = 0
+    for moment in memory.moments[first - 1 :]:
+        seen = decode_meter(moment)
+        assert seen in changes[at : at + 2]
+        at += seen != changes[at]
+    assert decode_meter(bytes(memory)) == states[-1]
+
+
+def test_one_slot_alone_would_be_torn() -> None:
+    """The control: without the second slot, a death in the middle of a write shows a state that never was."""
+    before = Meter(Phase.IDLE, 1, 1, (1, 2, 3, 4), requests=1)
+    after = before.enter(Phase.ACTIVE, 1 << 40)
+    old, new = encode_meter(before, 2), encode_meter(after, 4)
+    torn = {decode_meter(new[:cut] + old[cut:]) for cut in range(16, 120)}
+    assert torn - {before, after}
+
+
+@given(steps_strategy)
+def test_every_nanosecond_is_in_exactly_one_phase(steps: list[tuple[int, Phase | None]]) -> None:
+    """The phases add up to the lifetime, whatever the transitions."""
+    clock = Clock()
+    page = MeterPage(Killable(), clock_ns=clock)
+    _drive(page, clock, steps)
+    closed = page.meter.closed(clock.now)
+    assert sum(closed.spent_ns) == clock.now - closed.born_ns
+
+
+def test_identity_begins_the_restore() -> None:
+    """A standby's time up to its identification is nobody's; from then on the tenant's restore runs."""
+    clock = Clock()
+    page = MeterPage(Killable(), clock_ns=clock)
+    clock.now += 50
+    page.identify(tenant="acme", model="m", version="f" * 64, device_class="cpu-1")
+    clock.now += 7
+    page.enter(Phase.IDLE)
+    meter = page.meter
+    assert (meter.tenant, meter.model, meter.version, meter.device_class) == ("acme", "m", "f" * 64, "cpu-1")
+    assert meter.spent_ns == (50, 7, 0, 0)
+
+
+def test_the_page_lies_under_pid_and_id_and_decodes_at_once(tmp_path: Path) -> None:
+    """The file's name tells whose it is; its first bytes are a whole page."""
+    page = create_meter_page(tmp_path / "meters", "rt1")
+    (path,) = (tmp_path / "meters").iterdir()
+    assert path.name.endswith(".rt1")
+    assert path.name.split(".")[0].isdigit()
+    page.count_request()
+    assert decode_meter(path.read_bytes()).requests == 1
+
+
+def test_two_processes_never_share_a_page(tmp_path: Path) -> None:
+    """A page of the same name is refused, not overwritten."""
+    create_meter_page(tmp_path, "rt1")
+    (tmp_path / f".{next(tmp_path.iterdir()).name}").touch()
+    with pytest.raises(FileExistsError):
+        create_meter_page(tmp_path, "rt1")
