@@ -16,6 +16,8 @@ from contracts.errors import ManifestCorrupt, Refused
 FORMAT: Final = 1
 PAGE: Final = 4096
 CHUNK_BYTES: Final = 8 << 20
+# What an engine must offer to serve a manifest: raised when bind or attention change their meaning.
+ENGINE_INTERFACE: Final = 1
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Offset = Annotated[int, Meta(ge=0)]

@@ -1,7 +1,10 @@
 """What `kelvin push` and the snapshotter say to each other. Headers and small files first, bytes only after that."""
 
+from enum import StrEnum
+
 from contracts.control import GateFacts
 from contracts.manifest import Digest
+from contracts.problem import WireFailure
 from contracts.wire import Wire
 
 
@@ -80,3 +83,56 @@ class Committed(Wire, frozen=True):
     created: bool  # False where the same version was there already
     total_bytes: int
     new_chunks: int
+
+
+class CommitStep(StrEnum):
+    """Where a commit stands, in order."""
+
+    WAITING = "waiting"  # another commit of the same tenant or version goes first
+    PACKING = "packing"
+    VERIFYING = "verifying"  # what was written is read back
+    SEALING = "sealing"  # a runtime binds the draft and records the known answers
+    PUBLISHING = "publishing"
+
+
+class Committing(Wire, frozen=True):
+    """The commit's answer (202) while it still runs: ask again, with the same request."""
+
+    step: CommitStep
+
+
+class FsckFinding(Wire, frozen=True, tag="finding"):
+    """A line of `POST /push/v1/fsck`: a fault of the tenant's objects, and what mends it."""
+
+    key: str
+    fault: str
+    mend: str
+
+
+class FsckProgress(Wire, frozen=True, tag="progress"):
+    """A line that says how far it is."""
+
+    checked_bytes: int
+    total_bytes: int
+
+
+class FsckSummary(Wire, frozen=True, tag="summary"):
+    """The last line of a check that came to its end. Unreferenced chunks belong to no manifest; they are no fault."""
+
+    versions: int
+    packs: int
+    chunks: int
+    checked_bytes: int
+    unreferenced_chunks: int
+    unreferenced_bytes: int
+    findings: int
+    pushes_running: bool  # then what looks unfinished was not counted as a fault
+
+
+class FsckBroken(Wire, frozen=True, tag="broken"):
+    """The last line of a check that could not go on: nothing is known of what it had not reached."""
+
+    failure: WireFailure
+
+
+FsckLine = FsckFinding | FsckProgress | FsckSummary | FsckBroken

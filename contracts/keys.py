@@ -1,0 +1,55 @@
+"""Where each object of a tenant lies in the object store. Part of the format: see `docs/snapshot-format.md`. Pure."""
+
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from contracts.control import Fingerprint
+
+PACKS: Final = "packs"
+INDEX: Final = "index"
+MANIFESTS: Final = "manifests"
+DRAFTS: Final = "drafts"
+ATTESTATIONS: Final = "attestations"
+INPUTS: Final = "inputs"
+
+
+def pack_key(tenant: str, pack: str) -> str:
+    """Chunks and a footer that says where they lie; `pack` is the BLAKE3 digest of the whole object."""
+    return f"{tenant}/{PACKS}/{pack}"
+
+
+def index_key(tenant: str, pack: str) -> str:
+    """The table of a pack's footer alone; written after the pack, rebuildable from it."""
+    return f"{tenant}/{INDEX}/{pack}"
+
+
+def manifest_key(tenant: str, version: str) -> str:
+    """The canonical manifest; written last: a version exists from the moment this object does."""
+    return f"{tenant}/{MANIFESTS}/{version}"
+
+
+def draft_key(tenant: str, version: str) -> str:
+    """The same bytes while sealing jobs run; deleted once the manifest is there."""
+    return f"{tenant}/{DRAFTS}/{version}"
+
+
+def attestations_prefix(tenant: str, version: str) -> str:
+    """All attestations of a version lie below this."""
+    return f"{tenant}/{ATTESTATIONS}/{version}/"
+
+
+def attestation_key(tenant: str, version: str, fingerprint: Fingerprint) -> str:
+    """The `SealAttestation` of a version under one engine fingerprint."""
+    return f"{attestations_prefix(tenant, version)}seal-{fingerprint_digest(fingerprint)}"
+
+
+def inputs_key(tenant: str, digest: str) -> str:
+    """Holds the version that a push of these inputs and sealing options became."""
+    return f"{tenant}/{INPUTS}/{digest}"
+
+
+def fingerprint_digest(fingerprint: Fingerprint) -> str:
+    """The first 16 hex digits of the BLAKE3 digest of its canonical JSON (sorted keys, no spaces)."""
+    return blake3(msgspec.json.encode(fingerprint, order="sorted")).hexdigest()[:16]
