@@ -1,0 +1,91 @@
+"""What the control plane knows of models and versions, as frozen facts. Storing them is `registry`'s work."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from msgspec import UNSET, Meta, UnsetType
+
+from contracts.control import VersionRegistration
+from contracts.errors import InvalidRequest, Refused
+from contracts.wire import Wire
+from controlplane.policy.lifecycle import VersionState
+
+MIN_WINDOW_S: Final = 6.0  # the shortest stable window that Knative takes, too
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class VersionKey:
+    """A version of a model of a tenant: the unit that is scaled. The same bytes under two models are two of them."""
+
+    tenant: str
+    model: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.model}@{self.version[:12]}"
+
+
+Replicas = Annotated[int, Meta(ge=0, le=1000)]
+Target = Annotated[float, Meta(gt=0, le=1_000_000)]
+WindowS = Annotated[float, Meta(ge=MIN_WINDOW_S, le=3600)]
+GraceS = Annotated[float, Meta(ge=0, le=3600)]
+
+
+class ScaleSettings(Wire, frozen=True):
+    """How a model scales. `target` is concurrency per replica; None takes it from the version's streams."""
+
+    min: Replicas = 0
+    max: Annotated[int, Meta(ge=1, le=1000)] = 1
+    target: Target | None = None
+    window_s: WindowS = 60.0
+    grace_s: GraceS = 30.0
+
+
+class ScaleChange(Wire, frozen=True):
+    """Body of `PUT /admin/v1/models/M/scale`; what is not given stays."""
+
+    min: Replicas | UnsetType = UNSET
+    max: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
+    target: Target | UnsetType | None = UNSET
+    window_s: WindowS | UnsetType = UNSET
+    grace_s: GraceS | UnsetType = UNSET
+
+
+def changed(settings: ScaleSettings, change: ScaleChange) -> ScaleSettings:
+    """The settings after the change. Raises Refused(InvalidRequest) where the bounds would cross."""
+    given = {name: value for name in change.__struct_fields__ if (value := getattr(change, name)) is not UNSET}
+    found = ScaleSettings(**{name: getattr(settings, name) for name in settings.__struct_fields__} | given)
+    if found.min > found.max:
+        raise Refused(InvalidRequest("min", str(found.min), f"must be {found.max} (max) or less"))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A published version of a model and how it fares. `fault` is the failure's code while it is faulty."""
+
+    registration: VersionRegistration
+    created_at_s: int
+    state: VersionState
+    fault: str | None = None
+
+    @property
+    def key(self) -> VersionKey:
+        """What it is scaled under."""
+        return VersionKey(self.registration.tenant, self.registration.model, self.registration.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model with its aliases and versions, the oldest first."""
+
+    tenant: str
+    model: str
+    created_at_s: int
+    scale: ScaleSettings = field(default_factory=ScaleSettings)
+    aliases: dict[str, str] = field(default_factory=dict)  # alias -> version; replaced, never changed in place
+    versions: tuple[Version, ...] = ()
+
+    def version(self, version: str) -> Version | None:
+        """The version of that full digest."""
+        return next((found for found in self.versions if found.registration.version == version), None)

@@ -1,0 +1,159 @@
+"""The feed: the whole state once, then every change in order, to any number of activators. Rows come from others.
+
+A reader that falls behind is cut rather than waited for: memory stays bounded, and the reader starts again from a
+snapshot. Failures are news, not state: a snapshot holds none.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, VersionRow
+from contracts.wire import encode
+
+MAX_LINES: Final = 1024
+HEARTBEAT_S: Final = 5.0
+
+
+class FellBehind(Exception):
+    """The reader was cut; it must subscribe again and take the snapshot."""
+
+
+class Subscription:
+    """One reader's place in the feed. `take` and `sent` alternate."""
+
+    def __init__(self, hub: "FeedHub", snapshot: bytes, revision: int, max_lines: int) -> None:
+        self._hub = hub
+        self._lines: deque[tuple[int, bytes]] = deque([(revision, snapshot)])
+        self._max_lines = max_lines
+        self._news = asyncio.Event()
+        self._news.set()
+        self._taken = 0
+        self.sent_revision = 0
+        self.is_cut = False
+
+    def __repr__(self) -> str:
+        return f"<Subscription sent={self.sent_revision} waiting={len(self._lines)} cut={self.is_cut}>"
+
+    def offer(self, revision: int, line: bytes) -> None:
+        """Queue a line, or cut the reader where its queue is full."""
+        if len(self._lines) >= self._max_lines:
+            self._lines.clear()
+            self.is_cut = True
+        if not self.is_cut:
+            self._lines.append((revision, line))
+        self._news.set()
+
+    async def take(self, heartbeat_s: float = HEARTBEAT_S) -> bytes:
+        """The next line, newline included; a heartbeat after `heartbeat_s` of silence. Raises FellBehind."""
+        try:
+            async with asyncio.timeout(heartbeat_s):
+                await self._news.wait()
+        except TimeoutError:
+            return self._hub.heartbeat()
+        if self.is_cut:
+            raise FellBehind
+        self._taken, line = self._lines.popleft()
+        if not self._lines:
+            self._news.clear()
+        return line
+
+    def sent(self) -> None:
+        """What was taken last is with the reader's socket."""
+        self.sent_revision = max(self.sent_revision, self._taken)
+        self._hub.moved()
+
+
+class FeedHub:
+    """Owns the rows and the revision. Everything is one event loop's: a publication is in every queue on return."""
+
+    def __init__(self, max_lines: int = MAX_LINES) -> None:
+        self._revision = 1
+        self._keys: dict[str, KeyRow] = {}
+        self._models: dict[tuple[str, str], ModelRow] = {}
+        self._versions: dict[tuple[str, str, str], VersionRow] = {}
+        self._replicas: dict[str, ReplicaRow] = {}
+        self._subscriptions: set[Subscription] = set()
+        self._max_lines = max_lines
+        self._moved = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return (
+            f"<FeedHub revision={self._revision} models={len(self._models)} replicas={len(self._replicas)} "
+            f"readers={len(self._subscriptions)}>"
+        )
+
+    def publish(
+        self,
+        *,
+        keys: tuple[KeyRow, ...] = (),
+        models: tuple[ModelRow, ...] = (),
+        versions: tuple[VersionRow, ...] = (),
+        replicas: tuple[ReplicaRow, ...] = (),
+        failures: tuple[RestoreFailure, ...] = (),
+        removed_replicas: tuple[str, ...] = (),
+    ) -> int:
+        """Take the rows over and tell every reader. Returns the revision that holds them."""
+        self._keys.update((row.key_id, row) for row in keys)
+        self._models.update(((row.tenant, row.model), row) for row in models)
+        self._versions.update(((row.tenant, row.model, row.version), row) for row in versions)
+        self._replicas.update((row.runtime_id, row) for row in replicas)
+        for runtime_id in removed_replicas:
+            self._replicas.pop(runtime_id, None)
+        self._revision += 1
+        change = Feed(
+            revision=self._revision,
+            keys=keys,
+            models=models,
+            versions=versions,
+            replicas=replicas,
+            failures=failures,
+            removed_replicas=removed_replicas,
+        )
+        line = encode(change) + b"\n"
+        for subscription in self._subscriptions:
+            subscription.offer(self._revision, line)
+        return self._revision
+
+    def snapshot(self) -> Feed:
+        """All rows as they are."""
+        return Feed(
+            revision=self._revision,
+            full=True,
+            keys=tuple(self._keys.values()),
+            models=tuple(self._models.values()),
+            versions=tuple(self._versions.values()),
+            replicas=tuple(self._replicas.values()),
+        )
+
+    def heartbeat(self) -> bytes:
+        """A line that says no more than that we live."""
+        return encode(Feed(revision=self._revision)) + b"\n"
+
+    @contextmanager
+    def subscribe(self) -> Iterator[Subscription]:
+        """A reader, from a snapshot on, for as long as the block lasts."""
+        subscription = Subscription(self, encode(self.snapshot()) + b"\n", self._revision, self._max_lines)
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+            self.moved()
+
+    async def settled(self, revision: int, timeout_s: float) -> bool:
+        """Wait until every present reader was sent `revision`. False after `timeout_s`: somebody may not know it."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(each.sent_revision < revision and not each.is_cut for each in self._subscriptions):
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def moved(self) -> None:
+        """A reader came on or left."""
+        self._moved.set()

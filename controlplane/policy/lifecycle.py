@@ -1,0 +1,56 @@
+"""The life of a version: which events move it where. Pure; storing the state is the registry's work.
+
+A version is immutable, so only what was learned of its bytes moves: a restore that found them broken makes it faulty,
+and one that succeeded, or a new publication (which reads every byte back), makes it ready again. A faulty version can
+still be asked for by its digest, which tries the restore anew, but no alias moves to it.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+
+class VersionState(StrEnum):
+    """Where a version is."""
+
+    ABSENT = "absent"
+    READY = "ready"
+    FAULTY = "faulty"
+
+
+class VersionEvent(StrEnum):
+    """What happened to it."""
+
+    PUBLISHED = "published"
+    RESTORED = "restored"
+    FOUND_BROKEN = "found_broken"
+
+
+class IllegalMove(ValueError):
+    """The event can't happen in that state; the state stays as it was."""
+
+
+MOVES: Final[dict[tuple[VersionState, VersionEvent], VersionState]] = {
+    (VersionState.ABSENT, VersionEvent.PUBLISHED): VersionState.READY,
+    (VersionState.READY, VersionEvent.PUBLISHED): VersionState.READY,
+    (VersionState.READY, VersionEvent.RESTORED): VersionState.READY,
+    (VersionState.READY, VersionEvent.FOUND_BROKEN): VersionState.FAULTY,
+    (VersionState.FAULTY, VersionEvent.PUBLISHED): VersionState.READY,
+    (VersionState.FAULTY, VersionEvent.RESTORED): VersionState.READY,
+    (VersionState.FAULTY, VersionEvent.FOUND_BROKEN): VersionState.FAULTY,
+}
+
+# Failures of a restore that speak about the version's bytes; all others are about the machine.
+_BROKEN: Final = frozenset({"chunk_corrupt", "chunk_missing", "manifest_corrupt", "pack_corrupt", "probe_failed"})
+
+
+def move(state: VersionState, event: VersionEvent) -> VersionState:
+    """The state after the event. Raises IllegalMove."""
+    try:
+        return MOVES[state, event]
+    except KeyError:
+        raise IllegalMove(f"a version that is {state} can't be {event}") from None
+
+
+def speaks_of_bytes(code: str) -> bool:
+    """Whether a failure of this code says that the version itself is broken."""
+    return code in _BROKEN

@@ -1,0 +1,258 @@
+"""Models, versions, aliases and how they scale: the one writer of those tables, and their copy in memory.
+
+Reads are answered from memory, because a cold start must not wait for a disk. A write is committed first, then shown
+to readers, then published, so nobody ever hears of what a crash could take back.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Final, Protocol
+
+from sqlalchemy import Connection, insert, select, update
+
+from contracts.control import ModelRow, VersionRegistration, VersionRow
+from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, Refused
+from contracts.manifest import Limits
+from contracts.names import DEFAULT_ALIAS, DIGEST_HEX, dns_label
+from contracts.wire import decode, encode
+from controlplane import schema
+from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
+from controlplane.policy.lifecycle import VersionEvent, VersionState, move
+from controlplane.store import Database
+
+MIN_PREFIX: Final = 12
+
+
+class Publisher(Protocol):
+    """Where changes go once they are durable."""
+
+    def publish(self, *, models: tuple[ModelRow, ...] = (), versions: tuple[VersionRow, ...] = ()) -> int: ...
+
+
+class Registry:
+    """Every tenant's models. Load it once before use."""
+
+    def __init__(self, database: Database, publisher: Publisher) -> None:
+        self._database = database
+        self._publisher = publisher
+        self._models: dict[tuple[str, str], Model] = {}
+        self._turn = asyncio.Lock()  # a write is decided on what the write before it left
+
+    def __repr__(self) -> str:
+        versions = sum(len(model.versions) for model in self._models.values())
+        return f"<Registry models={len(self._models)} versions={versions}>"
+
+    async def load(self) -> None:
+        """Read everything and publish it."""
+        for model in await self._database.read(_load):
+            self._models[model.tenant, model.model] = model
+        if self._models:
+            models = tuple(_model_row(model) for model in self._models.values())
+            versions = tuple(_version_row(each) for model in self._models.values() for each in model.versions)
+            self._publisher.publish(models=models, versions=versions)
+
+    def models(self, tenant: str) -> tuple[Model, ...]:
+        """All models of a tenant, by name."""
+        return tuple(model for (owner, _), model in sorted(self._models.items()) if owner == tenant)
+
+    def every_model(self) -> tuple[Model, ...]:
+        """All models of all tenants."""
+        return tuple(self._models.values())
+
+    def model(self, tenant: str, model: str) -> Model:
+        """Raises Refused(ModelNotFound)."""
+        found = self._models.get((tenant, model))
+        if found is None:
+            raise Refused(ModelNotFound(model[:80]))
+        return found
+
+    def find(self, key: VersionKey) -> tuple[Model, Version] | None:
+        """The version with its model; None where it is unknown."""
+        model = self._models.get((key.tenant, key.model))
+        version = model.version(key.version) if model is not None else None
+        return None if model is None or version is None else (model, version)
+
+    async def register(self, registration: VersionRegistration, now_s: int) -> bool:
+        """Take a published version in; True where it is new. The first version of a model becomes its `prod`.
+
+        Repeats are harmless. Raises Refused(InvalidRequest) on a bad name, NotFound on an unknown tenant.
+        """
+        tenant, name = registration.tenant, dns_label(registration.model, "model")
+        _check_digest(registration.version)
+        async with self._turn:
+            model = self._models.get((tenant, name))
+            before = None if model is None else model.version(registration.version)
+            if before is not None:
+                await self._move(before, VersionEvent.PUBLISHED, None)
+                return False
+            state = move(VersionState.ABSENT, VersionEvent.PUBLISHED)
+            version = Version(registration, now_s, state)
+            first = model is None
+            if model is None:
+                model = Model(tenant, name, now_s, aliases={DEFAULT_ALIAS: registration.version})
+            after = replace(model, versions=(*model.versions, version))
+            await self._database.write(lambda connection: _insert(connection, after, version, first=first))
+            self._show(after, version)
+            return True
+
+    async def deploy(self, tenant: str, model: str, prefix: str) -> str:
+        """Move `prod` to the version whose digest begins so, and return that version.
+
+        Raises Refused: ModelNotFound, NotFound (no such version), InvalidRequest (the prefix fits two, or is too
+        short), Conflict (the version is faulty).
+        """
+        async with self._turn:
+            found = self.model(tenant, model)
+            version = _resolve(found, prefix)
+            if version.state is VersionState.FAULTY:
+                rule = f"its last restore failed ({version.fault}); push it again or deploy another"
+                raise Refused(Conflict(f"version {version.registration.version[:12]}", rule))
+            digest = version.registration.version
+            if found.aliases.get(DEFAULT_ALIAS) != digest:
+                after = replace(found, aliases={**found.aliases, DEFAULT_ALIAS: digest})
+                table = schema.aliases
+                statement = (
+                    update(table)
+                    .where(table.c.tenant == tenant, table.c.model == model, table.c.alias == DEFAULT_ALIAS)
+                    .values(version=digest)
+                )
+                await self._database.write(lambda connection: connection.execute(statement))
+                self._show(after)
+            return digest
+
+    async def rescale(self, tenant: str, model: str, change: ScaleChange) -> ScaleSettings:
+        """Apply the change and return what holds now. Raises Refused(ModelNotFound), InvalidRequest."""
+        async with self._turn:
+            found = self.model(tenant, model)
+            after = replace(found, scale=changed(found.scale, change))
+            table, scale = schema.models, after.scale
+            statement = (
+                update(table).where(table.c.tenant == tenant, table.c.model == model).values(_scale_columns(scale))
+            )
+            await self._database.write(lambda connection: connection.execute(statement))
+            self._models[tenant, model] = after
+            return scale
+
+    async def note(self, key: VersionKey, event: VersionEvent, fault: str | None = None) -> None:
+        """Record what a restore taught of the version. A version that is unknown by now is left alone."""
+        async with self._turn:
+            found = self.find(key)
+            if found is not None:
+                await self._move(found[1], event, fault)
+
+    async def _move(self, version: Version, event: VersionEvent, fault: str | None) -> None:
+        state = move(version.state, event)
+        if (state, fault) == (version.state, version.fault):
+            return
+        after, key, table = replace(version, state=state, fault=fault), version.key, schema.versions
+        statement = (
+            update(table)
+            .where(table.c.tenant == key.tenant, table.c.model == key.model, table.c.version == key.version)
+            .values(state=str(state), fault=fault)
+        )
+        await self._database.write(lambda connection: connection.execute(statement))
+        model = self._models[key.tenant, key.model]
+        versions = tuple(after if each.key == key else each for each in model.versions)
+        self._models[key.tenant, key.model] = replace(model, versions=versions)
+
+    def _show(self, model: Model, *versions: Version) -> None:
+        self._models[model.tenant, model.model] = model
+        self._publisher.publish(models=(_model_row(model),), versions=tuple(_version_row(each) for each in versions))
+
+
+def _check_digest(version: str) -> None:
+    if len(version) != DIGEST_HEX or not set(version) <= set("0123456789abcdef"):
+        raise Refused(InvalidRequest("version", repr(version[:80]), f"must be {DIGEST_HEX} hex digits"))
+
+
+def _resolve(model: Model, prefix: str) -> Version:
+    if len(prefix) < MIN_PREFIX:
+        raise Refused(InvalidRequest("version", repr(prefix), f"must have {MIN_PREFIX} or more hex digits"))
+    fitting = [each for each in model.versions if each.registration.version.startswith(prefix)]
+    if not fitting:
+        raise Refused(NotFound("version", f"{model.model}@{prefix[:DIGEST_HEX]}"))
+    if len(fitting) > 1:
+        raise Refused(InvalidRequest("version", repr(prefix), f"fits {len(fitting)} versions; give more digits"))
+    return fitting[0]
+
+
+def _model_row(model: Model) -> ModelRow:
+    return ModelRow(tenant=model.tenant, model=model.model, aliases=model.aliases, created_at_s=model.created_at_s)
+
+
+def _version_row(version: Version) -> VersionRow:
+    of = version.registration
+    return VersionRow(
+        tenant=of.tenant, model=of.model, version=of.version, limits=of.limits, created_at_s=version.created_at_s
+    )
+
+
+def _scale_columns(scale: ScaleSettings) -> dict[str, float | int | None]:
+    return {
+        "min_replicas": scale.min,
+        "max_replicas": scale.max,
+        "target": scale.target,
+        "window_s": scale.window_s,
+        "grace_s": scale.grace_s,
+    }
+
+
+def _insert(connection: Connection, model: Model, version: Version, *, first: bool) -> None:
+    of, owner = version.registration, {"tenant": model.tenant, "model": model.model}
+    tenants = select(schema.tenants.c.tenant).where(schema.tenants.c.tenant == model.tenant)
+    if connection.execute(tenants).first() is None:
+        raise Refused(NotFound("tenant", model.tenant[:80]))
+    if first:
+        row = {**owner, "created_at_s": model.created_at_s, **_scale_columns(model.scale)}
+        connection.execute(insert(schema.models).values(row))
+    connection.execute(
+        insert(schema.versions).values(
+            **owner,
+            version=of.version,
+            state=str(version.state),
+            fault=version.fault,
+            limits=encode(of.limits).decode(),
+            architecture=of.architecture,
+            weight_bytes=of.weight_bytes,
+            total_bytes=of.total_bytes,
+            kv_bytes_per_token=of.kv_bytes_per_token,
+            max_positions=of.max_positions,
+            created_at_s=version.created_at_s,
+        )
+    )
+    if first:
+        connection.execute(insert(schema.aliases).values(**owner, alias=DEFAULT_ALIAS, version=of.version))
+
+
+def _load(connection: Connection) -> list[Model]:
+    versions: dict[tuple[str, str], list[Version]] = {}
+    for row in connection.execute(select(schema.versions).order_by(schema.versions.c.created_at_s)).mappings():
+        registration = VersionRegistration(
+            tenant=row["tenant"],
+            model=row["model"],
+            version=row["version"],
+            limits=decode(row["limits"], Limits, what="stored limits"),
+            architecture=row["architecture"],
+            weight_bytes=row["weight_bytes"],
+            total_bytes=row["total_bytes"],
+            kv_bytes_per_token=row["kv_bytes_per_token"],
+            max_positions=row["max_positions"],
+        )
+        version = Version(registration, row["created_at_s"], VersionState(row["state"]), row["fault"])
+        versions.setdefault((row["tenant"], row["model"]), []).append(version)
+    aliases: dict[tuple[str, str], dict[str, str]] = {}
+    for row in connection.execute(select(schema.aliases)).mappings():
+        aliases.setdefault((row["tenant"], row["model"]), {})[row["alias"]] = row["version"]
+    models = []
+    for row in connection.execute(select(schema.models)).mappings():
+        name = (row["tenant"], row["model"])
+        scale = ScaleSettings(
+            min=row["min_replicas"],
+            max=row["max_replicas"],
+            target=row["target"],
+            window_s=row["window_s"],
+            grace_s=row["grace_s"],
+        )
+        found = tuple(versions.get(name, ()))
+        models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found))
+    return models
