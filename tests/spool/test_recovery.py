@@ -1,0 +1,132 @@
+"""What a dead process left in its spool is shipped and removed; what a live one owns is left alone."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from contracts.errors import Refused, Unavailable
+from spool.disk import segment_name, segments
+from spool.home import Home
+from spool.recovery import Recovered, leftovers, recover
+from spool.shipper import Post
+from spool.spool import Spool
+from tests.spool.test_journal import make
+
+
+def leave(root: Path, source: str, records: int, size: int = 10) -> None:
+    """As a killed process would: records, no shipper."""
+    spool = Spool.open(root, source, segment_bytes=4096)
+    for _ in range(records):
+        spool.append_blocking(make("x" * size))
+    spool.close()
+
+
+class Receiver:
+    """Files records by source."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, list[bytes]] = {}
+        self.away = False
+
+    def post_for(self, source: str) -> Post | None:
+        """Sources that begin with "other" are not ours."""
+        if source.startswith("other"):
+            return None
+
+        async def post(records: Sequence[bytes]) -> None:
+            if self.away:
+                raise Refused(Unavailable("control plane"))
+            self.taken.setdefault(source, []).extend(records)
+
+        return post
+
+
+def test_dead_sources_are_shipped_and_removed(tmp_path: Path) -> None:
+    """Each once, whole, in order; live sources and those that are not ours stay."""
+    leave(tmp_path, "dead-1", 3)
+    leave(tmp_path, "dead-2", 40, size=500)
+    leave(tmp_path, "other-1", 1)
+    (tmp_path / ".new-abandoned").mkdir()
+    (tmp_path / "a file").touch()
+    live = Spool.open(tmp_path, "live-1")
+    live.append_blocking(make("x"))
+    assert leftovers(tmp_path) == ["dead-1", "dead-2", "other-1"]
+    receiver = Receiver()
+    report = asyncio.run(recover(tmp_path, receiver.post_for))
+    assert report == [Recovered("dead-1", 3, 0, 0), Recovered("dead-2", 40, 0, 0)]
+    assert receiver.taken["dead-2"] == [make("x" * 500)(sequence) for sequence in range(1, 41)]
+    assert leftovers(tmp_path) == ["other-1"]
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == []
+    assert live.append_blocking(make("still here")) == 2
+    live.close()
+
+
+def test_a_receiver_that_is_away_leaves_everything(tmp_path: Path) -> None:
+    """The next call ships it."""
+    leave(tmp_path, "dead-1", 3)
+    receiver = Receiver()
+    receiver.away = True
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 0, 0, 3)]
+    receiver.away = False
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 3, 0, 0)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_was_not_acknowledged_is_shipped(tmp_path: Path) -> None:
+    """The position of the dead process stands."""
+    spool = Spool.open(tmp_path, "dead-1")
+    for _ in range(5):
+        spool.append_blocking(make("x"))
+    spool.tail.acknowledge(3)
+    spool.close()
+    receiver = Receiver()
+    asyncio.run(recover(tmp_path, receiver.post_for))
+    assert receiver.taken["dead-1"] == [b"4:x", b"5:x"]
+
+
+def test_a_damaged_position_only_means_repeats(tmp_path: Path) -> None:
+    """Everything still there is shipped again; the receiver ignores repeats."""
+    spool = Spool.open(tmp_path, "dead-1")
+    for _ in range(5):
+        spool.append_blocking(make("x"))
+    spool.tail.acknowledge(3)
+    spool.close()
+    position = tmp_path / "dead-1" / "position"
+    position.write_bytes(position.read_bytes()[:-1] + b"!")
+    receiver = Receiver()
+    asyncio.run(recover(tmp_path, receiver.post_for))
+    assert len(receiver.taken["dead-1"]) == 5
+
+
+def test_a_hole_is_counted_and_the_rest_is_shipped(tmp_path: Path) -> None:
+    """Bytes that rotted in the middle cost the records behind them in that segment, not those of the next ones."""
+    leave(tmp_path, "dead-1", 20, size=500)
+    home = tmp_path / "dead-1"
+    first, second, third = segments(home)[:3]
+    damaged = home / segment_name(second)
+    content = bytearray(damaged.read_bytes())
+    content[700] ^= 0xFF
+    damaged.write_bytes(content)
+    receiver = Receiver()
+    (report,) = asyncio.run(recover(tmp_path, receiver.post_for))
+    lost = third - second - 1
+    assert (report.shipped, report.lost, report.remaining) == (20 - lost, lost, 0)
+    numbers = [int(record.split(b":")[0]) for record in receiver.taken["dead-1"]]
+    assert numbers == [*range(first, second + 1), *range(third, 21)]
+
+
+def test_two_recoveries_do_not_ship_the_same_source(tmp_path: Path) -> None:
+    """The lock is held while it ships."""
+    leave(tmp_path, "dead-1", 3)
+    home = Home.try_claim(tmp_path, "dead-1")
+    assert home is not None
+    assert leftovers(tmp_path) == []
+    assert asyncio.run(recover(tmp_path, Receiver().post_for)) == []
+    home.close()
+    assert leftovers(tmp_path) == ["dead-1"]
+
+
+def test_no_directory_is_no_leftover(tmp_path: Path) -> None:
+    """Before the first spool."""
+    assert leftovers(tmp_path / "none") == []
+    assert asyncio.run(recover(tmp_path / "none", Receiver().post_for)) == []

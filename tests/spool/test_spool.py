@@ -1,0 +1,195 @@
+"""Appends from loops and threads: durable when they return, one commit for many, bounded, and clean to close."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import DeadlineExceeded, Internal, Overloaded, Refused, Unavailable
+from spool.disk import Disk
+from spool.spool import Spool
+from tests.spool.disks import FailingDisk
+from tests.spool.test_journal import make, read_all
+
+DEADLINE_S = 20.0
+
+
+class GatedDisk(Disk):
+    """Syncs only while the gate is open, and says when the committer waits there."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.reached = threading.Event()
+        self.syncs = 0
+
+    def sync(self, fd: int) -> None:
+        self.reached.set()
+        assert self.gate.wait(DEADLINE_S)
+        self.syncs += 1
+        super().sync(fd)
+
+
+def test_an_append_returns_after_the_sync(tmp_path: Path) -> None:
+    """While the disk has not synced, the append waits; so do all others, and they share the next sync."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+
+    async def scenario() -> None:
+        first = asyncio.create_task(spool.append(make("first")))
+        await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+        others = [asyncio.create_task(spool.append(make("other"))) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert not first.done()
+        assert spool.committed == 0
+        disk.gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await first == 1
+            assert sorted(await asyncio.gather(*others)) == list(range(2, 102))
+        assert disk.syncs == 2
+
+    asyncio.run(scenario())
+    spool.close()
+    assert len(read_all(tmp_path / "a-1")) == 101
+
+
+def test_many_threads_and_a_loop_share_one_gapless_sequence(tmp_path: Path) -> None:
+    """Every sequence is given once; the record under it is the one that was told so."""
+    spool = Spool.open(tmp_path, "a-1")
+
+    async def loop_side() -> list[tuple[int, str]]:
+        async def one(number: int) -> tuple[int, str]:
+            return await spool.append(make(f"loop{number}")), f"loop{number}"
+
+        return await asyncio.gather(*(one(number) for number in range(200)))
+
+    def thread_side(thread: int) -> list[tuple[int, str]]:
+        return [(spool.append_blocking(make(f"t{thread}.{number}")), f"t{thread}.{number}") for number in range(50)]
+
+    with ThreadPoolExecutor(4) as threads:
+        pending = [threads.submit(thread_side, thread) for thread in range(4)]
+        told = asyncio.run(loop_side())
+        for future in pending:
+            told += future.result(DEADLINE_S)
+    spool.close()
+    assert sorted(sequence for sequence, _ in told) == list(range(1, 401))
+    assert read_all(tmp_path / "a-1") == [f"{sequence}:{text}".encode() for sequence, text in sorted(told)]
+
+
+def test_cancelling_gives_up_the_wait_not_the_record(tmp_path: Path) -> None:
+    """The record of a cancelled append is there; the committer goes on."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(spool.append(make("cancelled")))
+        await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        disk.gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await spool.append(make("next")) == 2
+
+    asyncio.run(scenario())
+    spool.close()
+    assert read_all(tmp_path / "a-1") == [b"1:cancelled", b"2:next"]
+
+
+def test_a_closed_loop_does_not_stop_the_committer(tmp_path: Path) -> None:
+    """Who waits on a loop that is gone is forgotten; the record stays."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+
+    async def abandon() -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(spool.append(make("abandoned")))
+        await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+        task.cancel()
+
+    asyncio.run(abandon())
+    disk.gate.set()
+    assert spool.append_blocking(make("next")) == 2
+    spool.close()
+
+
+def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -> None:
+    """`failing` holds until a commit succeeds; the sequence has no hole."""
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    with pytest.raises(Refused) as caught:
+        spool.append_blocking(make("lost"))
+    assert caught.value.failure == Unavailable("the usage spool")
+    assert "FAILING" in repr(spool)
+    disk.fail.clear()
+    assert spool.append_blocking(make("kept")) == 1
+    assert not spool.failing
+    spool.close()
+
+
+def test_waiting_is_bounded(tmp_path: Path) -> None:
+    """One more than may wait is refused at once; a thread's wait has a deadline."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk, max_waiting=1)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(spool.append_blocking, make("first"))
+        assert disk.reached.wait(DEADLINE_S)
+        with pytest.raises(Refused) as late:
+            spool.append_blocking(make("second"), timeout_s=0.01)
+        assert isinstance(late.value.failure, DeadlineExceeded)
+        with pytest.raises(Refused) as full:
+            spool.append_blocking(make("third"))
+        assert full.value.failure == Overloaded("the usage spool's queue", 1, 1.0)
+        disk.gate.set()
+        assert first.result(DEADLINE_S) == 1
+    spool.close()
+
+
+def test_closing_commits_what_waits(tmp_path: Path) -> None:
+    """An append that was accepted before the close succeeds; one after it is refused; closing again is harmless."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(spool.append_blocking, make("first"))
+        assert disk.reached.wait(DEADLINE_S)
+        second = threads.submit(spool.append_blocking, make("second"))
+        closing = threads.submit(spool.close)
+        disk.gate.set()
+        closing.result(DEADLINE_S)
+        assert first.result(DEADLINE_S) == 1
+        late = second.exception(DEADLINE_S)
+        if late is None:
+            assert second.result() == 2
+        else:  # it came after the close
+            assert isinstance(late, Refused)
+            assert late.failure == Internal()
+    with pytest.raises(Refused):
+        spool.append_blocking(make("late"))
+    spool.close()
+
+
+def test_a_source_has_one_live_owner(tmp_path: Path) -> None:
+    """A second open is refused while the first lives; an unshipped directory stays after the close."""
+    spool = Spool.open(tmp_path, "a-1")
+    with pytest.raises(BlockingIOError):
+        Spool.open(tmp_path, "a-1")
+    spool.append_blocking(make("kept"))
+    spool.close()
+    assert (tmp_path / "a-1").exists()
+    again = Spool.open(tmp_path, "a-1")
+    assert again.append_blocking(make("next")) == 2
+    again.close()
+
+
+def test_an_empty_spool_leaves_no_directory(tmp_path: Path) -> None:
+    """Nothing to ship, nothing left."""
+    Spool.open(tmp_path, "a-1").close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("source", ["", ".", "..", "a/b", ".hidden", "a" * 129, "a\0b"])
+def test_a_source_is_a_plain_file_name(tmp_path: Path, source: str) -> None:
+    """Anything else is refused by name and rule."""
+    with pytest.raises(ValueError, match="source"):
+        Spool.open(tmp_path, source)
