@@ -1,0 +1,179 @@
+"""Decide how many replicas a version needs from its concurrency: Knative's KPA, exactly.
+
+Facts from knative/serving, pkg/autoscaler/scaling/autoscaler.go and multiscaler.go. Bounds and scale-to-zero are
+`idle`'s work, averages `windows`'. Times are seconds of one clock; replicas are called pods where Knative's names are.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil, floor
+from typing import Final
+
+CONCURRENCY: Final = "concurrency"
+RPS: Final = "rps"
+TICK_S: Final = 2.0
+TARGET_MIN: Final = 0.01
+UNKNOWN: Final = -1  # the first desired scale, before there was data
+
+CONCURRENCY_TARGET_DEFAULT: Final = 100.0
+CONCURRENCY_UTILIZATION_DEFAULT: Final = 0.7
+RPS_TARGET_DEFAULT: Final = 200.0
+RPS_UTILIZATION: Final = 0.7
+_NANOSECONDS: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingSpec:
+    """How one version is to be scaled. Defaults are Knative's."""
+
+    scaling_metric: str = CONCURRENCY
+    target_value: float = CONCURRENCY_TARGET_DEFAULT * CONCURRENCY_UTILIZATION_DEFAULT  # aimed at, per pod
+    total_value: float = CONCURRENCY_TARGET_DEFAULT  # what a pod can take
+    target_burst_capacity: float = 211.0  # -1: the activator always in the path; 0: only at zero
+    panic_threshold: float = 2.0  # ratio of the pods wanted to those ready
+    max_scale_up_rate: float = 1000.0
+    max_scale_down_rate: float = 2.0
+    stable_window_s: float = 60.0
+    scale_down_delay_s: float = 0.0
+    activation_scale: int = 0  # the least non-zero scale; below 2 it does nothing
+    initial_scale: int = 1
+    reachable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What was seen at one tick: window averages over all pods, and how many pods are ready."""
+
+    stable: float
+    panic: float
+    ready_pods: int
+    metric_error: bool = False  # no data where there should be some
+    ready_error: bool = False  # pods could not be counted (none found is 0, not an error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the decider remembers from tick to tick."""
+
+    panic_time_s: float | None = None  # when the threshold was last crossed; None outside panic
+    max_panic_pods: int = 0
+    delay: tuple[tuple[int, int], ...] = ()  # (2 s bucket, largest wish in it), for the scale-down delay
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Replicas wanted, spare capacity over the wanted burst, and what to remember. Not valid: change nothing."""
+
+    desired: int
+    excess_burst_capacity: int
+    valid: bool
+    memory: Memory
+
+
+def initial(ready_pods: int, now: float) -> Memory:
+    """At a decider's start. A restart loses the metrics: more than one ready pod is held by starting in panic."""
+    return Memory(panic_time_s=now if ready_pods > 1 else None, max_panic_pods=ready_pods)
+
+
+def first_decision(spec: ScalingSpec, memory: Memory) -> Decision:
+    """What holds before the first tick: scale unknown, burst capacity as the initial scale will have it."""
+    burst = spec.target_burst_capacity
+    excess = int(burst) if burst in (-1, 0) else int(spec.initial_scale * spec.total_value - burst)
+    return Decision(UNKNOWN, excess, True, memory)
+
+
+def decide(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+    """One tick. Total: any observation gives a decision; an erroneous one is not valid and is not remembered."""
+    if seen.ready_error or seen.metric_error:
+        return Decision(0, 0, False, memory)
+    ready = max(1, seen.ready_pods)
+    stable_raw = ceil(seen.stable / spec.target_value)
+    panic_raw = ceil(seen.panic / spec.target_value)
+    stable = _limited(spec, stable_raw, ready)
+    panic = _limited(spec, panic_raw, ready)
+    memory = _panic_entered_or_left(spec, memory, over=panic_raw / ready >= spec.panic_threshold, now=now)
+    desired = stable
+    if memory.panic_time_s is not None:
+        # Never down while in panic: the surge must have made its way into the stable window first.
+        desired = max(stable, panic, memory.max_panic_pods)
+        memory = replace(memory, max_panic_pods=desired)
+    if spec.reachable and spec.scale_down_delay_s > 0:
+        memory = replace(memory, delay=_delayed(spec, memory.delay, desired, now))
+        desired = max(wish for _, wish in memory.delay)
+    return Decision(desired, _excess_burst_capacity(spec, seen), True, memory)
+
+
+def changed(before: Decision, after: Decision) -> bool:
+    """Whether others need to hear of it: another scale, or another sign of the excess burst capacity."""
+    return after.valid and (
+        before.desired != after.desired or (before.excess_burst_capacity < 0) != (after.excess_burst_capacity < 0)
+    )
+
+
+def pokes(latest_desired: int, concurrency: float) -> bool:
+    """Whether a report makes a decider tick at once: traffic while the scale is exactly zero (unknown is not zero)."""
+    return latest_desired == 0 and concurrency != 0
+
+
+def resolve_target(
+    scaling_metric: str = CONCURRENCY,
+    *,
+    container_concurrency: float = 0.0,
+    target: float | None = None,
+    utilization: float | None = None,
+    concurrency_default: float = CONCURRENCY_TARGET_DEFAULT,
+    concurrency_utilization: float = CONCURRENCY_UTILIZATION_DEFAULT,
+) -> tuple[float, float]:
+    """(target_value, total_value) from a hard limit per pod (0: none), a wished target and a utilization (fraction)."""
+    if scaling_metric == RPS:
+        total, fraction = RPS_TARGET_DEFAULT, RPS_UTILIZATION
+    else:
+        total, fraction = container_concurrency or concurrency_default, concurrency_utilization
+    if target is not None:
+        total = target
+        if scaling_metric == CONCURRENCY and container_concurrency:
+            total = min(target, container_concurrency)  # never aim over what a pod admits
+    if utilization is not None:
+        fraction = utilization
+    return max(TARGET_MIN, total * fraction), total
+
+
+def _limited(spec: ScalingSpec, wanted: int, ready: int) -> int:
+    """Within the rates, which are rounded so that one pod up or down is always possible; then the activation scale."""
+    most = ceil(spec.max_scale_up_rate * ready)
+    least = floor(ready / spec.max_scale_down_rate) if spec.reachable else 0
+    limited = min(max(wanted, least), most)
+    return max(limited, spec.activation_scale) if wanted > 0 and spec.activation_scale > 1 else limited
+
+
+def _panic_entered_or_left(spec: ScalingSpec, memory: Memory, *, over: bool, now: float) -> Memory:
+    if over:
+        return replace(memory, panic_time_s=now)
+    if memory.panic_time_s is not None and _ns(memory.panic_time_s) + _ns(spec.stable_window_s) < _ns(now):
+        return replace(memory, panic_time_s=None, max_panic_pods=0)
+    return memory
+
+
+def _delayed(
+    spec: ScalingSpec, delay: tuple[tuple[int, int], ...], desired: int, now: float
+) -> tuple[tuple[int, int], ...]:
+    """Wishes of the delay window, only those that no later one exceeds: their largest is the first."""
+    bucket, buckets = floor(now / TICK_S), ceil(spec.scale_down_delay_s / TICK_S)
+    if any(at == bucket and wish > desired for at, wish in delay):
+        return delay  # a larger wish of the same bucket stands
+    kept = tuple((at, wish) for at, wish in delay if wish > desired and bucket - at < buckets)
+    return (*kept, (bucket, desired))
+
+
+def _excess_burst_capacity(spec: ScalingSpec, seen: Observed) -> int:
+    """Negative: the pods could not take the wanted burst, the activator stays in the path."""
+    if spec.target_burst_capacity == 0:
+        return 0
+    if spec.target_burst_capacity < 0:
+        return -1
+    # The true count, not one for none; the panic average, so that no knee-jerk takes the activator out.
+    return floor(seen.ready_pods * spec.total_value - spec.target_burst_capacity - seen.panic)
+
+
+def _ns(seconds: float) -> int:
+    """As Go's durations: sums of decimal fractions compare exactly."""
+    return round(seconds * _NANOSECONDS)
