@@ -1,0 +1,114 @@
+"""Render a conversation through a model's own chat template, in the same sandbox and dialect as transformers.
+
+A template is data of whoever pushed it: it sees the messages and nothing else, and can write nothing.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from contracts.errors import InvalidRequest, Refused
+
+Message = Mapping[str, object]
+
+_SHOWN: Final = 200  # characters of a template's own complaint that the caller sees
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what an assistant said, for training; here it is only what it encloses."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 reads it so)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _SafeDict:
+    """`dict(...)` in a template without the type `dict`, whose attributes lead out of the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+
+class _SafeNamespace(Namespace):
+    """Refuses names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `namespace(self=...)` is a template's right
+        self, values = args[0], dict(*args[1:], **kwargs)
+        for name in values:
+            _refuse_private(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no attribute {name!r}")
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """jinja2's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now(UTC).strftime(layout)
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises ValueError where the template does not parse."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        names: dict[str, Callable[..., Any]] = {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "dict": _SafeDict(),
+            "namespace": _SafeNamespace,
+        }
+        environment.globals.update(names)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ValueError(f"the chat template does not parse: {error}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt's text, special tokens spelled out, ready for the assistant's turn. Raises
+        `Refused(InvalidRequest)` with the template's own words where it rejects the messages."""
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        except TemplateError as error:
+            rule = f"the model's chat template refuses them: {str(error)[:_SHOWN]}"
+            raise Refused(InvalidRequest("messages", f"({len(messages)})", rule)) from error
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            rule = f"the model's chat template fails on them ({type(error).__name__})"
+            raise Refused(InvalidRequest("messages", f"({len(messages)})", rule)) from error

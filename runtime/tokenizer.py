@@ -1,0 +1,86 @@
+"""Text to token ids and the stop ids of a version, from its pinned files' verified bytes; nothing is read by path.
+
+Turning ids back into text is detokenizer's work.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from contracts.errors import ArtifactRejected, InvalidRequest, Refused
+from runtime.chat_template import ChatTemplate, Message
+from runtime.detokenizer import Detokenizer, TokenBytes, UnsupportedDecoder
+from runtime.pinned import PinnedFiles, end_ids, json_object
+
+_SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TextCodec:
+    """One version's tokenizer. Thread-safe: encoding does not change it."""
+
+    def __init__(self, files: PinnedFiles) -> None:
+        """`files` by name, `tokenizer.json` required. Raises `Refused(ArtifactRejected)` naming the file."""
+        if "tokenizer.json" not in files:
+            raise Refused(ArtifactRejected("tokenizer.json", "is missing"))
+        try:
+            self._tokenizer: Any = Tokenizer.from_buffer(files["tokenizer.json"])
+        except Exception as error:  # the library raises nothing narrower
+            raise Refused(ArtifactRejected("tokenizer.json", f"does not load: {str(error)[:200]}")) from error
+        # A pinned truncation would cut prompts silently: limits are the manifest's, and refuse.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        try:
+            self._pieces = TokenBytes(self._tokenizer)
+        except UnsupportedDecoder as error:
+            raise Refused(ArtifactRejected("tokenizer.json", str(error))) from error
+        config = json_object(files, "tokenizer_config.json")
+        special = _special_tokens({**json_object(files, "special_tokens_map.json"), **config})
+        self._template = _chat_template(files, config, special)
+        end = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
+        self.stop_ids = end_ids(files) | ({end} - {None})
+
+    def __repr__(self) -> str:
+        return f"<TextCodec vocab={self._tokenizer.get_vocab_size()} chat={self._template is not None}>"
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """A text to be continued: with the special tokens that the tokenizer puts around one."""
+        return tuple(self._tokenizer.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """A conversation through the chat template, which spells its special tokens itself. Raises `Refused`."""
+        if self._template is None:
+            rule = "this model has no chat template; /v1/completions continues plain text"
+            raise Refused(InvalidRequest("messages", f"({len(messages)})", rule))
+        return tuple(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
+
+    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+        """For the continuation of `prompt_ids`."""
+        return Detokenizer(self._pieces, prompt_ids)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the named special tokens; each is a text or an object with its `content`."""
+    texts = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def _chat_template(files: PinnedFiles, config: Mapping[str, Any], special: Mapping[str, str]) -> ChatTemplate | None:
+    """A file of its own comes before the configuration's; of several named ones there the default counts."""
+    where, source = "tokenizer_config.json", config.get("chat_template")
+    if isinstance(source, list):
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    if (raw := files.get("chat_template.jinja")) is not None:
+        where, source = "chat_template.jinja", raw.decode("utf-8", "replace")
+    if source is None:
+        return None
+    try:
+        return ChatTemplate(str(source), special)
+    except ValueError as error:
+        raise Refused(ArtifactRejected(where, str(error)[:200])) from error

@@ -1,0 +1,121 @@
+"""Prompts become the ids that transformers would make of the same files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from contracts.errors import ArtifactRejected, InvalidRequest, Refused
+from runtime.tokenizer import TextCodec
+from tests.runtime.vocabularies import TEMPLATE, byte_level, files
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Größe? </s> 😀"}]
+
+
+def _peer(tmp_path: Path, pinned: dict[str, bytes]) -> Any:
+    for name, content in pinned.items():
+        (tmp_path / name).write_bytes(content)
+    return PreTrainedTokenizerFast.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        pytest.param(TEMPLATE, id="the usual"),
+        pytest.param("{% generation %}{{ messages[0].content }}{% endgeneration %}", id="marks of training"),
+        pytest.param(
+            "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}{% endfor %}", id="break"
+        ),
+        pytest.param("{{ messages | tojson(indent=1) }}", id="tojson escapes nothing"),
+        pytest.param(
+            "{% set ns = namespace(n=0) %}{% for m in messages %}\n  {% set ns.n = ns.n + 1 %}\n{% endfor %}{{ ns.n }}",
+            id="namespaces, trimmed and stripped blocks",
+        ),
+        pytest.param("{{ dict(a=1) }}{{ tools is none }}{{ eos_token }}", id="globals and special tokens"),
+    ],
+)
+def test_chat_is_what_transformers_makes_of_it(tmp_path: Path, template: str) -> None:
+    """Each dialect of template that checkpoints use gives the very ids."""
+    pinned = files(chat_template=template)
+    ids = _peer(tmp_path, pinned).apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert list(TextCodec(pinned).encode_chat(MESSAGES)) == ids
+
+
+def test_plain_text_gets_its_start_token(tmp_path: Path) -> None:
+    """A prompt to continue is encoded with the tokenizer's own special tokens."""
+    pinned = files()
+    assert list(TextCodec(pinned).encode("Größe 中")) == _peer(tmp_path, pinned)("Größe 中")["input_ids"]
+
+
+def test_a_pinned_truncation_does_not_cut() -> None:
+    """Limits refuse; a tokenizer that was saved with truncation must not shorten a prompt silently."""
+    state = json.loads(byte_level())
+    state["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    state["padding"] = {
+        "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "<s>",
+    }  # fmt: skip
+    cutting = files(json.dumps(state).encode())
+    assert TextCodec(cutting).encode("word " * 20) == TextCodec(files()).encode("word " * 20)
+
+
+@pytest.mark.parametrize(
+    ("template", "rule"),
+    [
+        pytest.param("{{ raise_exception('roles must alternate') }}", "roles must alternate", id="its own complaint"),
+        pytest.param("{{ messages[7].content }}", "refuses", id="a message that is not there"),
+        pytest.param("{{ messages + 1 }}", "fails on them (TypeError)", id="a defect"),
+        pytest.param("{{ messages.append(1) }}", "refuses", id="a change of what it was given"),
+        pytest.param("{{ ''.__class__.__mro__ }}", "refuses", id="a way out of the sandbox"),
+        pytest.param("{{ dict.__class__ }}{{ namespace(_x=1) }}", "refuses", id="another"),
+        pytest.param("{% for i in range(1000000) %}{% endfor %}", "fails on them (OverflowError)", id="a long loop"),
+    ],
+)
+def test_a_template_that_fails_is_the_requests_failure(template: str, rule: str) -> None:
+    """Whatever a template does, the caller gets a 400 that says so, and the process is unharmed."""
+    codec = TextCodec(files(chat_template=template))
+    with pytest.raises(Refused) as caught:
+        codec.encode_chat(MESSAGES)
+    assert isinstance(caught.value.failure, InvalidRequest)
+    assert rule in caught.value.failure.message
+
+
+def test_without_a_template_chat_is_refused() -> None:
+    """No template is invented."""
+    with pytest.raises(Refused, match="no chat template"):
+        TextCodec(files(chat_template=None)).encode_chat(MESSAGES)
+
+
+def test_a_template_file_comes_before_the_configuration() -> None:
+    """As in transformers; and of several named templates the default counts."""
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
+    assert TextCodec(files(chat_template=named)).encode_chat(MESSAGES) == TextCodec(files()).encode("yes")[1:]
+    own = files() | {"chat_template.jinja": b"own"}
+    assert TextCodec(own).encode_chat(MESSAGES) == TextCodec(files()).encode("own")[1:]
+
+
+def test_every_end_of_sequence_counts() -> None:
+    """Ids of both configurations and the tokenizer's own end token stop a generation."""
+    pinned = files() | {"generation_config.json": b'{"eos_token_id": [7, 9]}', "config.json": b'{"eos_token_id": 5}'}
+    assert TextCodec(pinned).stop_ids == {1, 5, 7, 9}
+    assert TextCodec(files(eos_token=None) | {"config.json": b"{}"}).stop_ids == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("pinned", "path"),
+    [
+        pytest.param({}, "tokenizer.json", id="no tokenizer"),
+        pytest.param({"tokenizer.json": b"{}"}, "tokenizer.json", id="not a tokenizer"),
+        pytest.param(files() | {"tokenizer_config.json": b"[]"}, "tokenizer_config.json", id="not an object"),
+        pytest.param(files() | {"config.json": b"{"}, "config.json", id="not JSON"),
+        pytest.param(files(chat_template="{% if %}"), "tokenizer_config.json", id="a template that does not parse"),
+    ],
+)
+def test_broken_files_are_named(pinned: dict[str, bytes], path: str) -> None:
+    """What cannot be used is refused by its name."""
+    with pytest.raises(Refused) as caught:
+        TextCodec(pinned)
+    assert isinstance(caught.value.failure, ArtifactRejected)
+    assert caught.value.failure.path == path
