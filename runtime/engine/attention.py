@@ -1,0 +1,76 @@
+"""Where a model's attention layers meet the KV pool: one function registered with transformers, one backend per model.
+
+The backend hangs on the attention modules themselves, not on keyword arguments (some architectures drop those) nor on
+a global (two engines in a process would share it).
+"""
+
+from typing import Any, Final, Protocol
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from runtime.engine.batch import Batch
+
+ATTENTION: Final = "kelvin"
+_BACKEND: Final = "kelvin_backend"
+
+
+class AttentionBackend(Protocol):
+    """Owns the KV pool of every layer. Single-threaded."""
+
+    block_size: int  # tokens per KV block
+
+    def begin(self, batch: Batch) -> None:
+        """Prepare what all layers of the coming forward share."""
+        ...
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Write this batch's keys and values, attend each sequence to its own.
+
+        query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] -> [1, T, H, Dv]. Causal; with a `window` a token
+        sees itself and the `window - 1` before it.
+        """
+        ...
+
+
+def register() -> None:
+    """Make `attn_implementation="kelvin"` known. Idempotent. It stays out of the mask interface on purpose: then no
+    mask is built, and `attention_mask` is None."""
+    AttentionInterface.register(ATTENTION, _attention)
+
+
+def attach(module: nn.Module, backend: AttentionBackend) -> None:
+    """Let every attention layer of `module` use `backend`."""
+    for child in module.modules():
+        if hasattr(child, "layer_idx"):
+            setattr(child, _BACKEND, backend)
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    # The gate refuses models that need any of these; a wrong answer must stay impossible where the gate was not asked.
+    if attention_mask is not None or softcap is not None or s_aux is not None:
+        raise ValueError("this attention has no mask, softcap or sinks")
+    backend: AttentionBackend = getattr(module, _BACKEND)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return backend.attend(layer, query, key, value, scaling, sliding_window), None

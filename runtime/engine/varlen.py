@@ -1,0 +1,113 @@
+"""Attention by one variable-length flash call per layer, over a token-major paged pool. The CUDA backend.
+
+Each step gathers the sequences' keys and values by slot and hands them over with cumulative lengths, which every
+version of `varlen_attn` with grouped queries takes. Its own block tables are left alone: split-KV with a block table
+leaves rows unwritten in some versions (pytorch#194167). No float32, no softcap, no sinks.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from contracts.control import GateFacts
+from runtime.engine.batch import Batch
+
+VarlenAttention = Callable[..., torch.Tensor]
+_NEEDED = frozenset({"cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size", "enable_gqa"})
+MAX_HEAD_DIM = 256
+
+
+def find_varlen() -> VarlenAttention | None:
+    """torch's `varlen_attn`, where this version's takes all that is needed here."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return cast(VarlenAttention, varlen_attn) if takes_what_is_needed(varlen_attn) else None
+
+
+def takes_what_is_needed(function: Callable[..., object]) -> bool:
+    """Judged by its signature: the API is young, and grouped queries and windows came one by one."""
+    return set(inspect.signature(function).parameters) >= _NEEDED
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Where a batch's sequences begin and end. Lengths are int32 on the device, their maxima plain numbers: reading
+    them back would stall the device."""
+
+    cu_q: torch.Tensor  # [N + 1]
+    cu_k: torch.Tensor  # [N + 1]
+    max_q: int
+    max_k: int
+    gather: torch.Tensor  # int64 [sum of lengths]: slots of all sequences, one after another
+
+
+def index_of(batch: Batch, device: torch.device) -> Index:
+    """Built once per step, shared by all layers."""
+    q_lengths = [span.count for span in batch.spans]
+    k_lengths = [span.past + span.count for span in batch.spans]
+    lengths = torch.tensor([[0, *q_lengths], [0, *k_lengths]], dtype=torch.int32, pin_memory=device.type == "cuda")
+    cumulative = lengths.cumsum(1, dtype=torch.int32).to(device, non_blocking=True)
+    return Index(
+        cu_q=cumulative[0],
+        cu_k=cumulative[1],
+        max_q=max(q_lengths),
+        max_k=max(k_lengths),
+        gather=torch.cat([span.slots for span in batch.spans]),
+    )
+
+
+class VarlenBackend:
+    """Pool: per layer keys [blocks + 1, block, Hkv, D] and values [blocks + 1, block, Hkv, Dv]; block 0 is trash."""
+
+    block_size = 16
+
+    def __init__(
+        self, facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device, varlen: VarlenAttention
+    ) -> None:
+        shape = (blocks + 1, self.block_size, facts.kv_heads)
+        self._keys = [torch.empty(*shape, facts.head_dim, dtype=dtype, device=device) for _ in range(facts.layers)]
+        self._values = [torch.empty(*shape, facts.value_dim, dtype=dtype, device=device) for _ in range(facts.layers)]
+        self._device = device
+        self._varlen = varlen
+        self._batch: Batch | None = None
+        self._index: Index | None = None
+
+    def begin(self, batch: Batch) -> None:
+        """Lengths and slots are shared by the layers of one forward."""
+        self._batch, self._index = batch, index_of(batch, self._device)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`."""
+        batch, index = self._batch, self._index
+        assert batch is not None, "begin comes first"
+        assert index is not None, "begin comes first"
+        keys, values = self._keys[layer].flatten(0, 1), self._values[layer].flatten(0, 1)  # views [slots, Hkv, D]
+        keys.index_copy_(0, batch.slot_map, key[0].transpose(0, 1))
+        values.index_copy_(0, batch.slot_map, value[0].transpose(0, 1))
+        out = self._varlen(
+            query[0].transpose(0, 1),
+            keys.index_select(0, index.gather),
+            values.index_select(0, index.gather),
+            index.cu_q,
+            index.cu_k,
+            index.max_q,
+            index.max_k,
+            scale=scaling,
+            # (left, right) tokens beside the row's own, aligned at the end of the keys: a window counts the row itself.
+            window_size=(-1 if window is None else window - 1, 0),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out[None]
