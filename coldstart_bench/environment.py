@@ -1,0 +1,84 @@
+"""The state of the machine that a measurement stands on: what it is, and what of a file the page cache holds."""
+
+import ctypes
+import mmap
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+_PAGE: Final = os.sysconf("SC_PAGESIZE")
+
+
+class CacheNotAsAsked(Exception):
+    """The page cache could not be brought into the state that a row needs."""
+
+
+def drop_page_cache(paths: Iterable[Path]) -> None:
+    """Make the guest forget these files, and check it. A hypervisor may still hold them: said in the report."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fdatasync(fd)  # dirty pages cannot be dropped
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if (held := _resident_pages(fd)) > 0:
+                raise CacheNotAsAsked(f"{path.name}: {held} pages are still in the page cache")
+        finally:
+            os.close(fd)
+
+
+def warm_page_cache(paths: Iterable[Path]) -> None:
+    """Read these files whole."""
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            buffer = bytearray(8 << 20)
+            while file.readinto(buffer):
+                pass
+
+
+def _resident_pages(fd: int) -> int:
+    """Pages of the file in the page cache, by mincore(2)."""
+    size = os.fstat(fd).st_size
+    if size == 0:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    pages = -(-size // _PAGE)
+    seen = ctypes.create_string_buffer(pages)
+    # A private writable mapping only because ctypes takes no address of a read-only one; nothing is written.
+    with mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as view:
+        anchor = ctypes.c_char.from_buffer(view)
+        status = libc.mincore(ctypes.addressof(anchor), size, seen)
+        del anchor
+    if status != 0:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return sum(byte & 1 for byte in seen.raw)
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    memory_kb = int(Path("/proc/meminfo").read_text().split()[1])
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu": names[0].partition(":")[2].strip() if names else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory_kb * 1024,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "gpu": None,
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source tree, with `+` where it was changed; None outside a checkout."""
+    here = Path(__file__).parent
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or None

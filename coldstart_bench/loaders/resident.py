@@ -1,0 +1,21 @@
+"""A resident `transformers` process: everything imported, weights mapped anew for each start, then the first forward.
+
+Argument: model directory. A line of token ids on stdin is one start; its answer is the first token.
+"""
+
+import json
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+
+directory = sys.argv[1]
+torch.set_num_threads(1)
+AutoModelForCausalLM.from_pretrained(directory, dtype="auto")  # its lazy imports are done once
+print("ready", flush=True)
+for line in sys.stdin:
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([json.loads(line)]), logits_to_keep=1).logits
+    print(int(logits[0, -1].max(0).indices), flush=True)
+    del model

@@ -1,0 +1,36 @@
+"""Medians and their intervals, without assuming a distribution. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Median:
+    """A median with a 95 % interval from order statistics (the sign test's; exact for any distribution)."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+def median_of(values: Sequence[float]) -> Median:
+    """Raises ValueError on nothing. Below six values the interval is the range, which is all that they can say."""
+    if not values:
+        raise ValueError("no values")
+    ordered, n = sorted(values), len(values)
+    middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    rank = _rank(n)
+    return Median(middle, ordered[rank], ordered[n - 1 - rank], n)
+
+
+def _rank(n: int, confidence: float = 0.95) -> int:
+    """The largest rank k whose interval (x[k], x[n-1-k]) still covers the median with `confidence`."""
+    tail, rank = 0.0, 0
+    for k in range(n // 2):
+        tail += math.comb(n, k) / 2**n
+        if 2 * tail > 1 - confidence:
+            break
+        rank = k
+    return rank
