@@ -86,8 +86,8 @@ def _located(command: click.Command) -> click.Command:
     return command
 
 
+main.add_command(bench_command)  # it brings an installation of its own
 for _command in (
-    bench_command,
     billing_command,
     deploy_command,
     fsck_command,

@@ -4,7 +4,7 @@ Arguments: model directory, "host" or "nvme". A line of token ids on stdin is on
 At most 60 lines, imports nothing of Kelvin. Whoever changes it writes a design note with both figures.
 """
 
-import ctypes, json, mmap, os, struct, sys, threading  # noqa: E401
+import ctypes, json, mmap, os, struct, sys, threading
 
 import torch
 from transformers import AutoModelForCausalLM

@@ -1,0 +1,153 @@
+"""An installation of Kelvin under measurement: started as a user would, spoken to over kept-alive TLS."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+READY_S: Final = 120.0
+POLL_S: Final = 0.02
+
+
+class InstallationFailed(Exception):
+    """`kelvin up` did not come up, or refused a call; its words are in the text."""
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Door:
+    """One kept-alive TLS connection to the activator."""
+
+    def __init__(self, port: int, ca: Path, key: Path) -> None:
+        context = ssl.create_default_context(cafile=str(ca))
+        self._connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=600)
+        self._headers = {"authorization": f"Bearer {key.read_text().strip()}", "content-type": "application/json"}
+        self.request("GET", "/v1/models")  # the handshake is not part of a cold start
+
+    def request(self, method: str, path: str, body: object | None = None) -> Any:
+        """The decoded answer. Raises InstallationFailed with the error's own words."""
+        self._connection.request(method, path, None if body is None else json.dumps(body), self._headers)
+        answer = self._connection.getresponse()
+        raw = answer.read()
+        if answer.status >= 400:
+            raise InstallationFailed(f"{method} {path}: {answer.status} {raw.decode(errors='replace')}")
+        return json.loads(raw) if raw else None
+
+    def first_token(self, model: str, prompt: str) -> float:
+        """Seconds from the request to the first event with text; the rest of the stream is read."""
+        body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True}
+        began = time.perf_counter()
+        self._connection.request("POST", "/v1/completions", json.dumps(body), self._headers)
+        answer = self._connection.getresponse()
+        first: float | None = None
+        for line in answer:
+            if first is None and line.startswith(b"data: {"):
+                first = time.perf_counter() - began
+            if line.startswith(b"event: error") or (first is None and answer.status >= 400):
+                raise InstallationFailed(f"{model}: {answer.status} {answer.read().decode(errors='replace')}")
+        if first is None:
+            raise InstallationFailed(f"{model}: the stream held no token")
+        return first
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
+
+
+class Installation:
+    """A running `kelvin up`; `door` has the tenant's key, `admin` the administrator's."""
+
+    def __init__(self, data: Path, port: int) -> None:
+        self.data, self.port = data, port
+        self.door = Door(port, data / "ca.pem", data / "default.key")
+        self.admin = Door(port, data / "ca.pem", data / "admin.key")
+
+    def push(self, directory: Path, name: str) -> str:
+        """Push as a user does; the version."""
+        command = [
+            sys.executable,
+            "-m",
+            "kelvin.main",
+            "push",
+            str(directory),
+            "--name",
+            name,
+            "--data",
+            str(self.data),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise InstallationFailed(f"push {name}: {done.stderr.strip()}")
+        return done.stdout.strip().splitlines()[-1]
+
+    def model(self, name: str) -> Any:
+        """What the admin API says of a model."""
+        return self.admin.request("GET", f"/admin/v1/models/{name}")
+
+    def to_zero(self, name: str) -> None:
+        """Stop a model, and wait until nothing of it runs and a standby is parked again."""
+        self.admin.request("POST", f"/admin/v1/models/{name}/stop")
+        self.wait(lambda: self.model(name)["state"] == "zero", f"{name} is at zero")
+        self.wait(lambda: self.admin.request("GET", "/admin/v1/status")["standbys"] > 0, "a standby is parked")
+
+    def forget(self, tier: str) -> None:
+        """Empty a tier of the weight cache."""
+        self.admin.request("POST", "/admin/v1/cache/evict", {"tier": tier})
+
+    def nvme_files(self) -> Sequence[Path]:
+        """Every chunk file of the NVMe tier."""
+        return [path for path in (self.data / "cache").rglob("*") if path.is_file()]
+
+    def wait(self, is_so: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
+        """Until `is_so`. Raises InstallationFailed saying what never came."""
+        limit = time.monotonic() + limit_s
+        while not is_so():
+            if time.monotonic() > limit:
+                raise InstallationFailed(f"after {limit_s:g} s it is not so that {what}")
+            time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def running(data: Path, port: int | None = None, settings: dict[str, str] | None = None) -> Iterator[Installation]:
+    """`kelvin up` on `data` until the block ends; nothing of it is left then."""
+    chosen = port or free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kelvin.main", "up", "--data", str(data), "--port", str(chosen)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(settings or {})},
+    )
+    try:
+        assert process.stdout is not None
+        if "ready" not in (line := process.stdout.readline()):
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=READY_S)
+            raise InstallationFailed(f"kelvin up: {line}{said}")
+        installation = Installation(data, chosen)
+        try:
+            yield installation
+        finally:
+            installation.door.close()
+            installation.admin.close()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=READY_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,156 @@
+"""`make demo`: the main job on this machine, from nothing to a bill. Leaves nothing behind, also on Ctrl-C.
+
+Starts Kelvin on a free port and a temporary directory, pushes two models, streams from each over HTTPS with the
+official client, waits until nothing runs, starts again from the host tier, prints the bill. KEEP=1 leaves it running.
+"""
+
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import httpx
+import openai
+
+from coldstart_bench.installation import Installation, running
+from coldstart_bench.peers import make_model
+
+TINYLM = Path(__file__).parent / "tinylm" / "model"
+SIZE_BYTES = 500_000_000
+KELVIN = [sys.executable, "-m", "kelvin.main"]
+
+
+def say(text: str) -> None:
+    """A step of the tour."""
+    print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n== {text}", flush=True)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say what is waited for, and how long it took."""
+    print(f"   … {what}", end="", flush=True)
+    began = time.monotonic()
+    yield
+    print(f" ({time.monotonic() - began:.1f} s)", flush=True)
+
+
+def command(installation: Installation, *words: str) -> str:
+    """Run a command of Kelvin as a user would, shown and with its output."""
+    print(f"   $ kelvin {' '.join(words)}", flush=True)
+    done = subprocess.run(
+        [*KELVIN, *words, "--data", str(installation.data)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    print("".join(f"   {line}\n" for line in done.stdout.splitlines()), end="", flush=True)
+    return done.stdout
+
+
+def stream(client: openai.OpenAI, model: str, prompt: str) -> tuple[float, str]:
+    """Stream a completion to the terminal; seconds to its first token, and the request's id."""
+    began, first = time.perf_counter(), 0.0
+    raw = client.completions.with_raw_response.create(
+        model=model, prompt=prompt, max_tokens=48, temperature=0, stream=True
+    )
+    print(f"   {prompt!r} → ", end="", flush=True)
+    for event in raw.parse():
+        first = first or time.perf_counter() - began
+        print("".join(choice.text for choice in event.choices), end="", flush=True)
+    print(f"\n   first token after {first * 1000:.0f} ms", flush=True)
+    return first, raw.headers["x-request-id"]
+
+
+def tour(installation: Installation, scratch: Path) -> None:
+    """Everything that the product is for, once."""
+    client = openai.OpenAI(
+        base_url=f"https://localhost:{installation.port}/v1",
+        api_key=(installation.data / "default.key").read_text().strip(),
+        http_client=httpx.Client(verify=ssl.create_default_context(cafile=str(installation.data / "ca.pem"))),
+        max_retries=0,
+    )
+    say("Push two models")
+    command(installation, "push", str(TINYLM), "--name", "tinylm")
+    with waiting("making a random model of 0.5 GB"):
+        make_model(scratch / "half", SIZE_BYTES, seed=1)
+    command(installation, "push", str(scratch / "half"), "--name", "half-gigabyte")
+    for model in ("tinylm", "half-gigabyte"):
+        command(installation, "scale", model, "--max", "1", "--window", "6", "--grace", "0")
+
+    say("Stream from each: the first request starts it")
+    _, tiny_id = stream(client, "tinylm", "In the beginning God created")
+    first_s, half_id = stream(client, "half-gigabyte", "w1 w2 w3 w4")
+    for request_id in (tiny_id, half_id):
+        command(installation, "timeline", request_id)
+
+    say("Nobody calls: wait until nothing runs")
+    with waiting("both models to reach zero (window 6 s, grace 0 s)"):
+        for model in ("tinylm", "half-gigabyte"):
+            installation.wait(at_zero(installation, model), f"{model} is at zero")
+
+    say("Start again, from the host tier")
+    second_s, again_id = stream(client, "half-gigabyte", "w1 w2 w3 w4")
+    command(installation, "timeline", again_id)
+
+    say("The bill")
+    for model in ("tinylm", "half-gigabyte"):
+        installation.to_zero(model)
+    month = time.strftime("%Y-%m", time.gmtime())
+    bill = command(installation, "billing", "report", "--tenant", "default", "--month", month)
+    client.close()
+    say(f"first start {first_s * 1000:.0f} ms · second start {second_s * 1000:.0f} ms · bill {total_of(bill)}")
+    print(
+        f"""   try next (`make demo KEEP=1` leaves it running):
+   curl --cacert {installation.data}/ca.pem https://localhost:{installation.port}/v1/completions \\
+        -H "authorization: Bearer $(cat {installation.data}/default.key)" -H "content-type: application/json" \\
+        -d '{{"model": "tinylm", "prompt": "In the beginning", "max_tokens": 40, "temperature": 0}}'""",
+        flush=True,
+    )
+
+
+def at_zero(installation: Installation, model: str) -> Callable[[], bool]:
+    """Whether nothing of the model runs."""
+    return lambda: bool(installation.model(model)["state"] == "zero")
+
+
+def total_of(bill: str) -> str:
+    """The last line of the bill is its total."""
+    return bill.strip().splitlines()[-1].strip()
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Exit code 0 when everything came true."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    scratch = Path(tempfile.mkdtemp(prefix="kelvin-demo-"))
+    try:
+        say("Start Kelvin")
+        with waiting("processes to be ready"):
+            ready = running(scratch / "data")
+            installation = ready.__enter__()
+        try:
+            tour(installation, scratch)
+            if os.environ.get("KEEP") == "1":
+                print("\n   running until Ctrl-C", flush=True)
+                signal.pause()
+        finally:
+            with waiting("everything to end"):
+                ready.__exit__(None, None, None)
+    except KeyboardInterrupt:
+        print("\n   interrupted; cleaned up", flush=True)
+        return 130
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

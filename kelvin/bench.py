@@ -1,0 +1,20 @@
+"""`kelvin bench`: runs the benchmarks in a process of their own, so that nothing of the command line is measured."""
+
+import subprocess
+import sys
+
+import click
+
+
+@click.group("bench")
+def bench_command() -> None:
+    """Measure this machine; every figure beside a floor of the same run."""
+
+
+@bench_command.command("cold", context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def cold_command(arguments: tuple[str, ...]) -> None:
+    """First token from zero (see --help)."""
+    raise SystemExit(
+        subprocess.run([sys.executable, "-m", "coldstart_bench", "cold", *arguments], check=False).returncode
+    )
