@@ -1,0 +1,274 @@
+"""OpenAI's chat and text completion requests, decoded strictly to what this runtime is asked. Pure.
+
+A field that OpenAI defines and we do not honour is refused unless its value asks for nothing; a field that nobody
+defined is ignored, as OpenAI's own service does. Whether a request fits the version's limits is `fit_output`'s.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from contracts.errors import InvalidRequest, LimitExceeded, Refused
+from contracts.manifest import Limits
+
+T = TypeVar("T")
+
+MAX_STOPS: Final = 4
+MAX_STOP_CHARACTERS: Final = 256  # each token is compared with every beginning of every stop string
+MAX_MESSAGES: Final = 4096
+COMPLETION_DEFAULT_TOKENS: Final = 16  # OpenAI's default for text completions
+_SHOWN: Final = 80
+
+# Field -> (values that ask for nothing, rule). None always asks for nothing.
+_UNSUPPORTED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
+    "n": ((1,), "only 1 is supported"),
+    "best_of": ((1,), "only 1 is supported"),
+    "logprobs": ((False,), "log probabilities are not supported"),
+    "top_logprobs": ((0,), "log probabilities are not supported"),
+    "frequency_penalty": ((0,), "penalties are not supported"),
+    "presence_penalty": ((0,), "penalties are not supported"),
+    "logit_bias": (({},), "is not supported"),
+    "tools": (([],), "tools are not supported"),
+    "tool_choice": (("none", "auto"), "tools are not supported"),
+    "functions": (([],), "functions are not supported"),
+    "function_call": (("none", "auto"), "functions are not supported"),
+    "response_format": (({"type": "text"},), "only plain text is supported"),
+    "modalities": ((["text"],), "only text is supported"),
+    "audio": ((), "only text is supported"),
+    "prediction": ((), "is not supported"),
+    "reasoning_effort": (("none",), "is not supported"),
+    "verbosity": (("medium",), "only 'medium' is supported"),
+    "web_search_options": ((), "is not supported"),
+    "moderation": ((), "is not supported"),
+    "store": ((False,), "answers are not stored"),
+    "echo": ((False,), "is not supported"),
+    "suffix": (("",), "is not supported"),
+}
+
+Role = Literal["system", "developer", "user", "assistant"]
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    role: Role
+    content: str | list[_TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What both kinds of request have in common. `top_k` is an extension that several servers share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+
+class _ChatRequest(_Request, frozen=True, kw_only=True):
+    messages: list[_Message]
+    max_completion_tokens: int | None = None
+
+
+class _CompletionRequest(_Request, frozen=True, kw_only=True):
+    prompt: str | list[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a request asks for. None is "as the version defaults". `prompt` is a text, token ids, or messages."""
+
+    prompt: str | tuple[int, ...] | tuple[Mapping[str, object], ...]
+    prompt_field: Literal["messages", "prompt"]
+    model: str | None
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    max_tokens_field: str
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    stops: tuple[str, ...]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is answered as a chat."""
+        return self.prompt_field == "messages"
+
+
+def decode_chat(raw: bytes) -> Ask:
+    """`POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
+    request = _convert(_object(raw), _ChatRequest)
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise _refused("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
+    if not request.messages:
+        raise _refused("messages", [], "must hold at least one message")
+    if len(request.messages) > MAX_MESSAGES:
+        raise _refused("messages", _Described(f"({len(request.messages)})"), f"at most {MAX_MESSAGES} are allowed")
+    messages = tuple(_plain(message, at) for at, message in enumerate(request.messages))
+    if request.max_completion_tokens is not None:
+        return _ask(request, messages, "messages", "max_completion_tokens", request.max_completion_tokens)
+    return _ask(request, messages, "messages", "max_tokens", request.max_tokens)
+
+
+def decode_completion(raw: bytes) -> Ask:
+    """`POST /v1/completions`, likewise."""
+    request = _convert(_object(raw), _CompletionRequest)
+    wanted = COMPLETION_DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+    return _ask(request, _one_prompt(request.prompt), "prompt", "max_tokens", wanted)
+
+
+def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int) -> int:
+    """Tokens that the answer may have. Raises `Refused(LimitExceeded)` naming field, value and limit.
+
+    Without a wish it is as many as the version allows and its positions leave room for.
+    """
+    longest = min(limits.max_input_tokens, max_positions - 1)
+    if prompt_tokens > longest:
+        raise Refused(LimitExceeded(ask.prompt_field, prompt_tokens, longest, "tokens"))
+    if prompt_tokens == 0:
+        raise _refused(ask.prompt_field, _Described("(no tokens)"), "must hold at least one token")
+    room = min(limits.max_output_tokens, max_positions - prompt_tokens)
+    if ask.max_tokens is None:
+        return room
+    if ask.max_tokens > room:
+        raise Refused(LimitExceeded(ask.max_tokens_field, ask.max_tokens, room, "tokens"))
+    return ask.max_tokens
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
+    if not isinstance(value, dict):
+        raise _refused("body", value, "must be a JSON object")
+    for field, (nothing, rule) in _UNSUPPORTED.items():
+        asked = value.get(field)
+        if asked is not None and asked not in nothing:
+            raise _refused(field, asked, rule)
+    return value
+
+
+_PATH: Final = re.compile(r"^(?P<rule>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
+
+
+def _convert(value: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        match = _PATH.match(text)
+        rule, path = (match["rule"], match["path"] or "") if match else (text, "")
+        if missing := _MISSING.match(rule):
+            raise _refused(f"{path}.{missing['field']}".lstrip("."), _Described("(missing)"), "is required") from error
+        raise _refused(path or "body", _value_at(value, path), rule) from error
+
+
+def _value_at(value: Any, path: str) -> object:
+    """The value that msgspec's path names, as far as it can be followed."""
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+        try:
+            value = value[int(index)] if index else value[name]
+        except (KeyError, IndexError, TypeError):
+            break
+    return value
+
+
+def _plain(message: _Message, at: int) -> Mapping[str, object]:
+    """The message as a chat template sees it. OpenAI's newer name `developer` is what models know as `system`."""
+    where = f"messages[{at}]"
+    for field, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
+        if given:
+            raise _refused(f"{where}.{field}", given, "tools are not supported")
+    if message.content is None and message.role != "assistant":
+        raise _refused(f"{where}.content", None, "is required")
+    content = message.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    plain: dict[str, object] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    return plain if message.name is None else plain | {"name": message.name}
+
+
+def _one_prompt(prompt: str | list[Any]) -> str | tuple[int, ...]:
+    """A text, token ids, or a list that holds one of either."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt
+    if prompt and all(type(token_id) is int for token_id in prompt):
+        return tuple(prompt)
+    raise _refused("prompt", prompt, "must be one text or one non-empty list of token ids")
+
+
+def _ask(
+    request: _Request,
+    prompt: str | tuple[int, ...] | tuple[Mapping[str, object], ...],
+    prompt_field: Literal["messages", "prompt"],
+    max_tokens_field: str,
+    max_tokens: int | None,
+) -> Ask:
+    if max_tokens is not None and max_tokens < 1:
+        raise _refused(max_tokens_field, max_tokens, "must be 1 or more")
+    _check_range("temperature", request.temperature, 0, 2)
+    _check_range("top_p", request.top_p, 0, 1)
+    _check_range("top_k", request.top_k, 0, 1 << 31)
+    _check_range("seed", request.seed, -(1 << 63), (1 << 63) - 1)
+    if request.stream_options is not None and not request.stream:
+        raise _refused("stream_options", _Described("(given)"), "is only allowed where stream is true")
+    return Ask(
+        prompt=prompt,
+        prompt_field=prompt_field,
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        stops=_stops(request.stop),
+    )
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise _refused("stop", _Described(f"({len(stops)} texts)"), f"at most {MAX_STOPS} are allowed")
+    for text in stops:
+        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise _refused("stop", text, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
+    return stops
+
+
+def _check_range(field: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise _refused(field, value, f"must be from {low} to {high}")
+
+
+class _Described(str):
+    """A value that is told rather than shown, as too long or absent."""
+
+
+def _refused(field: str, value: object, rule: str) -> Refused:
+    shown = value if isinstance(value, _Described) else json.dumps(value, ensure_ascii=False)
+    return Refused(InvalidRequest(field, shown[:_SHOWN], rule))
