@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import httpx
 import openai
 
 from coldstart_bench.installation import Installation, running
@@ -71,7 +70,9 @@ def tour(installation: Installation, scratch: Path) -> None:
     client = openai.OpenAI(
         base_url=f"https://localhost:{installation.port}/v1",
         api_key=(installation.data / "default.key").read_text().strip(),
-        http_client=httpx.Client(verify=ssl.create_default_context(cafile=str(installation.data / "ca.pem"))),
+        http_client=openai.DefaultHttpxClient(
+            verify=ssl.create_default_context(cafile=str(installation.data / "ca.pem"))
+        ),
         max_retries=0,
     )
     say("Push two models")

@@ -1,23 +1,16 @@
-"""Turns the deaths of replicas into durable lifetime records and hands them to the ledger."""
+"""Turns the deaths of replicas into durable lifetime records. Handing them on is the desk's work."""
 
 import logging
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from contracts.control import LifetimeBatch
-from contracts.errors import Refused
 from contracts.meter import Meter, decode_meter
-from contracts.usage import LifetimeRecord
-from contracts.wire import decode, encode
+from contracts.wire import encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
 from kelvin.supervisor.reaper import Reaped
-from service.client import ServiceClient
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
-
-SHIP_TIMEOUT_S = 10.0
 
 
 class Graves:
@@ -78,25 +71,3 @@ def _try_read(page: Path) -> Meter | None:
         return decode_meter(page.read_bytes())
     except (OSError, ValueError):
         return None
-
-
-class LedgerDesk:
-    """Posts spooled lifetimes to the control plane."""
-
-    def __init__(self, control: ServiceClient) -> None:
-        self._control = control
-
-    async def post(self, records: Sequence[bytes]) -> None:
-        """Raises Refused while the ledger is away; repeats are harmless."""
-        batch = LifetimeBatch(records=tuple(decode(raw, LifetimeRecord, what="spooled lifetime") for raw in records))
-        await self._control.call(
-            "POST", "/internal/v1/usage/lifetimes", type(None), body=batch, timeout_s=SHIP_TIMEOUT_S
-        )
-
-    async def is_ready(self) -> bool:
-        """Whether the control plane answers."""
-        try:
-            await self._control.call("GET", "/readyz", object, timeout_s=1.0)
-        except Refused:
-            return False
-        return True

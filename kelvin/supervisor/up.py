@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from contracts.deadline import Deadline
 from contracts.errors import Refused
 from kelvin.settings import UpSettings, child_environment
 from kelvin.supervisor.children import SPECS, Child
-from kelvin.supervisor.graves import Graves, LedgerDesk
+from kelvin.supervisor.desk import LIFETIME_PREFIX, LedgerDesk
+from kelvin.supervisor.graves import Graves
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import become_subreaper, children, reap
 from service.client import ServiceClient
 from service.log import configure_logging
 from service.unix import SocketDirectory
-from spool.ship import Shipper
+from spool.shipper import Shipper
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -128,8 +130,8 @@ class Supervisor:
         await self._end([by_name["activator"]], self._settings.drain_s)
         await self._end([by_name["zygote"]], KILL_AFTER_S)
         await self._end_replicas(self._settings.drain_s)
-        with contextlib.suppress(TimeoutError):
-            await shipper.flush(KILL_AFTER_S)
+        if not await shipper.flush(Deadline.after(KILL_AFTER_S, time.monotonic())):
+            log.warning("lifetimes wait in the spool for the next start", extra={"records": shipper.backlog})
         await self._end([by_name["snapshotter"], by_name["cache"]], KILL_AFTER_S)
         await self._end([by_name["controlplane"]], KILL_AFTER_S)
 
@@ -170,12 +172,14 @@ class Supervisor:
 async def supervise(settings: UpSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises NotReady; AlreadyRunning comes from the lock around it."""
     directory = SocketDirectory(settings.data / "run")
-    source = f"supervisor-{uuid.uuid4().hex[:12]}"
-    spool = Spool.open(settings.data / "spool" / source, source)
+    source = f"{LIFETIME_PREFIX}{uuid.uuid4().hex[:12]}"
+    spools = settings.data / "spool"
+    spool = Spool.open(spools, source)
     graves = Graves(settings.data / "run" / "meters", spool, source)
     graves.recover()
     control = ServiceClient(directory, "control.sock", "control plane")
-    shipper = Shipper(spool, LedgerDesk(control).post)
+    desk = LedgerDesk(control, spools)
+    shipper = Shipper(spool, desk.post_lifetimes)
     lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
     supervisor = Supervisor(settings, directory, graves, lifeline_read)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -184,7 +188,7 @@ async def supervise(settings: UpSettings) -> None:
     loop.add_signal_handler(signal.SIGCHLD, supervisor.collect)
     try:
         async with asyncio.TaskGroup() as tasks:
-            shipping = tasks.create_task(shipper.run())
+            keeping = [tasks.create_task(shipper.run()), tasks.create_task(desk.recover_forever())]
             supervisor.start()
             try:
                 await _until(stop, supervisor.wait_ready())
@@ -193,7 +197,8 @@ async def supervise(settings: UpSettings) -> None:
                     await stop.wait()
             finally:
                 await supervisor.drain(shipper)
-                shipping.cancel()
+                for task in keeping:
+                    task.cancel()
     finally:
         await control.close()
         spool.close()

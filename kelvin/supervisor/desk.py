@@ -1,0 +1,52 @@
+"""Hands spooled records to the ledger: the supervisor's own lifetimes, and what dead processes left behind."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from contracts.control import LifetimeBatch, RequestBatch
+from contracts.usage import LifetimeRecord, RequestRecord
+from contracts.wire import decode
+from service.client import ServiceClient
+from spool.recovery import recover
+from spool.shipper import Post
+
+log = logging.getLogger(__name__)
+
+SHIP_TIMEOUT_S: Final = 10.0
+RECOVER_EVERY_S: Final = 2.0
+LIFETIME_PREFIX: Final = "supervisor-"  # every other source holds request records
+
+
+class LedgerDesk:
+    """Posts records to the control plane; whatever is refused stays where it is and is posted again."""
+
+    def __init__(self, control: ServiceClient, spools: Path) -> None:
+        self._control = control
+        self._spools = spools
+
+    async def post_lifetimes(self, records: Sequence[bytes]) -> None:
+        """Raises Refused while the ledger is away; repeats are harmless."""
+        batch = LifetimeBatch(records=tuple(decode(raw, LifetimeRecord, what="spooled lifetime") for raw in records))
+        await self._post("lifetimes", batch)
+
+    async def post_requests(self, records: Sequence[bytes]) -> None:
+        """Likewise for request records of processes that are no more."""
+        batch = RequestBatch(records=tuple(decode(raw, RequestRecord, what="spooled request") for raw in records))
+        await self._post("requests", batch)
+
+    async def recover_forever(self) -> None:
+        """Again and again ship what dead processes left; ends by being cancelled."""
+        while True:
+            for found in await recover(self._spools, self._post_for):
+                if found.lost:
+                    log.error("records of a dead process are lost", extra={"source": found.source, "lost": found.lost})
+            await asyncio.sleep(RECOVER_EVERY_S)
+
+    def _post_for(self, source: str) -> Post:
+        return self.post_lifetimes if source.startswith(LIFETIME_PREFIX) else self.post_requests
+
+    async def _post(self, kind: str, batch: LifetimeBatch | RequestBatch) -> None:
+        await self._control.call("POST", f"/internal/v1/usage/{kind}", type(None), body=batch, timeout_s=SHIP_TIMEOUT_S)
