@@ -340,6 +340,18 @@ class Cancelled(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class SlowReader(Failure):
+    """The client did not take its answer as fast as it was made, and what may wait for it is full."""
+
+    limit_tokens: int
+    code, status = "slow_reader", 499
+
+    @property
+    def message(self) -> str:
+        return f"the answer was not read: {self.limit_tokens} tokens were waiting"
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteFailure(Failure):
     """A failure that another process of ours reported; it renders as it would have there."""
 
