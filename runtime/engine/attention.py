@@ -19,8 +19,6 @@ _BACKEND: Final = "kelvin_backend"
 class AttentionBackend(Protocol):
     """Owns the KV pool of every layer. Single-threaded."""
 
-    block_size: int  # tokens per KV block
-
     def begin(self, batch: Batch) -> None:
         """Prepare what all layers of the coming forward share."""
         ...

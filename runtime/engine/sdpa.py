@@ -9,15 +9,14 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from contracts.control import GateFacts
 from runtime.engine.batch import Batch, Span
+from runtime.policy.blocks import BLOCK_SIZE
 
 
 class SdpaBackend:
     """Pool: per layer keys [Hkv, slots, D] and values [Hkv, slots, Dv]; pages are touched when first written."""
 
-    block_size = 16
-
     def __init__(self, facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> None:
-        slots = (blocks + 1) * self.block_size  # the trash block
+        slots = (blocks + 1) * BLOCK_SIZE  # the trash block
         self._keys = [self._pool(facts.kv_heads, slots, facts.head_dim, dtype, device) for _ in range(facts.layers)]
         self._values = [self._pool(facts.kv_heads, slots, facts.value_dim, dtype, device) for _ in range(facts.layers)]
         self._batch: Batch | None = None

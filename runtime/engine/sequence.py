@@ -7,7 +7,7 @@ import torch
 
 from contracts.frames import Counts
 from runtime.engine.interface import GenerationRequest
-from runtime.policy.blocks import worst_case_tokens
+from runtime.policy.blocks import BLOCK_SIZE, worst_case_tokens
 from runtime.policy.schedule import Progress
 
 
@@ -55,13 +55,13 @@ class LiveSequence:
         """The next uniform number in [0, 1)."""
         return self._draws.random()
 
-    def hold(self, blocks: tuple[int, ...], block_size: int, device: torch.device) -> None:
+    def hold(self, blocks: tuple[int, ...], device: torch.device) -> None:
         """Take `blocks`; `slots[i]` is then where token i's KV lies."""
         self.blocks = blocks
-        self.slots = slots_of(blocks, block_size, device)
+        self.slots = slots_of(blocks, device)
 
 
-def slots_of(blocks: Sequence[int], block_size: int, device: torch.device) -> torch.Tensor:
-    """Slot of each token position, int64 [len(blocks) * block_size]."""
-    first = torch.tensor(blocks, dtype=torch.int64) * block_size
-    return (first[:, None] + torch.arange(block_size)).flatten().to(device)
+def slots_of(blocks: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Slot of each token position, int64 [len(blocks) * BLOCK_SIZE]."""
+    first = torch.tensor(blocks, dtype=torch.int64) * BLOCK_SIZE
+    return (first[:, None] + torch.arange(BLOCK_SIZE)).flatten().to(device)

@@ -14,6 +14,7 @@ import torch
 
 from contracts.control import GateFacts
 from runtime.engine.batch import Batch
+from runtime.policy.blocks import BLOCK_SIZE
 
 VarlenAttention = Callable[..., torch.Tensor]
 _NEEDED = frozenset({"cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size", "enable_gqa"})
@@ -64,12 +65,15 @@ def index_of(batch: Batch, device: torch.device) -> Index:
 class VarlenBackend:
     """Pool: per layer keys [blocks + 1, block, Hkv, D] and values [blocks + 1, block, Hkv, Dv]; block 0 is trash."""
 
-    block_size = 16
-
     def __init__(
-        self, facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device, varlen: VarlenAttention
+        self,
+        facts: GateFacts,
+        blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        varlen: VarlenAttention,
     ) -> None:
-        shape = (blocks + 1, self.block_size, facts.kv_heads)
+        shape = (blocks + 1, BLOCK_SIZE, facts.kv_heads)
         self._keys = [torch.empty(*shape, facts.head_dim, dtype=dtype, device=device) for _ in range(facts.layers)]
         self._values = [torch.empty(*shape, facts.value_dim, dtype=dtype, device=device) for _ in range(facts.layers)]
         self._device = device

@@ -2,12 +2,13 @@
 
 from typing import Final
 
+BLOCK_SIZE: Final = 16  # tokens; gathering makes larger blocks no faster, and smaller ones waste less
 TRASH_BLOCK: Final = 0  # padding writes here; no sequence ever reads or holds it
 
 
-def blocks_for(tokens: int, block_size: int) -> int:
+def blocks_for(tokens: int) -> int:
     """Blocks that hold `tokens` tokens."""
-    return -(-tokens // block_size)
+    return -(-tokens // BLOCK_SIZE)
 
 
 def worst_case_tokens(prompt_tokens: int, max_tokens: int) -> int:

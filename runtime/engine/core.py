@@ -1,0 +1,275 @@
+"""The engine: a queue, the sequences that hold KV blocks, and a step that moves them on by one forward.
+
+What a step computes is decided by `policy.schedule`, how by the runner and its attention backend. Single-threaded.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from contracts.control import GateFacts, Probe
+from contracts.errors import CapacityExceeded, Failure, Internal, InvalidRequest, Overloaded, ProbeFailed, Refused
+from runtime import probe as known_answers
+from runtime.binding import BoundModel
+from runtime.engine.admission import Room, judge
+from runtime.engine.attention import AttentionBackend
+from runtime.engine.batch import Piece
+from runtime.engine.interface import Cancelled, Event, Failed, Finished, FinishReason, Generated, GenerationRequest
+from runtime.engine.runner import DeviceLost, ModelRunner
+from runtime.engine.sampler import Choice, choose
+from runtime.engine.sdpa import SdpaBackend
+from runtime.engine.sequence import LiveSequence, slots_of
+from runtime.engine.varlen import MAX_HEAD_DIM, VarlenBackend, find_varlen
+from runtime.policy.blocks import BLOCK_SIZE, BlockPool, blocks_for
+from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, Budget, divide, plan
+
+_log = logging.getLogger(__name__)
+_RETRY_AFTER_S: Final = 1.0
+
+
+def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
+    """The attention for this device, over a pool of `blocks` blocks and the trash block."""
+    varlen = find_varlen() if device.type == "cuda" else None
+    if varlen is None or dtype == torch.float32 or max(facts.head_dim, facts.value_dim) > MAX_HEAD_DIM:
+        return SdpaBackend(facts, blocks, dtype, device)
+    return VarlenBackend(facts, blocks, dtype, device, varlen)
+
+
+class ModelEngine:
+    """Implements `interface.Engine` over one bound model. `kv_bytes` is all that the KV pool may take.
+
+    With a `probe`, no token leaves before it matched: it rides in the first batch, and where it does not match all
+    requests fail and the engine is poisoned. Raises `Refused(CapacityExceeded)` where not even one block fits.
+    """
+
+    def __init__(
+        self,
+        bound: BoundModel,
+        facts: GateFacts,
+        *,
+        version: str,
+        kv_bytes: int,
+        device: torch.device,
+        probe: Probe | None = None,
+        max_running: int = 64,
+        max_waiting: int = 1024,
+        budget: Budget | None = None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        probe_blocks = 0 if probe is None else blocks_for(len(probe.token_ids))
+        block_bytes = BLOCK_SIZE * facts.kv_bytes_per_token
+        total = kv_bytes // block_bytes - 1 - probe_blocks  # the trash block
+        if total < 1:
+            raise Refused(CapacityExceeded("KV bytes", (2 + probe_blocks) * block_bytes, kv_bytes))
+        backend = make_backend(facts, total + probe_blocks, bound.config.dtype, device)
+        self._runner = ModelRunner(bound, backend, device)
+        self._device = device
+        self._version = version
+        self._budget = budget or (CUDA_BUDGET if device.type == "cuda" else CPU_BUDGET)
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._clock_ns = clock_ns
+        self._room = Room(facts.vocab_size, facts.max_positions, total)
+        self._pool = BlockPool(total)
+        self._waiting: dict[str, LiveSequence] = {}  # in order of arrival, as is _running
+        self._running: dict[str, LiveSequence] = {}
+        self._pending: list[Event] = []  # for the next step to return
+        self._probe = probe
+        self._probe_slots = slots_of(range(total + 1, total + 1 + probe_blocks), device)
+        self._poisoned: Failure | None = None
+        self._busy_ns = 0
+        self._charged_us = 0  # of it, divided among requests and probe
+
+    def __repr__(self) -> str:
+        state = "poisoned " if self._poisoned else ""
+        return f"<ModelEngine {state}running={self.running} waiting={self.waiting} {self._pool!r}>"
+
+    @property
+    def has_work(self) -> bool:
+        """See `interface.Engine`, as for all that follows."""
+        return bool(self._running or self._waiting or self._pending)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def kv_blocks_free(self) -> int:
+        return self._pool.free
+
+    @property
+    def kv_blocks_total(self) -> int:
+        return self._pool.total
+
+    @property
+    def busy_ns(self) -> int:
+        return self._busy_ns
+
+    @property
+    def needs_probe(self) -> bool:
+        return self._probe is not None
+
+    @property
+    def poisoned(self) -> Failure | None:
+        return self._poisoned
+
+    def admit(self, request: GenerationRequest) -> Failure | None:
+        if self._poisoned is not None:
+            return self._poisoned
+        if request.request_id in self._waiting or request.request_id in self._running:
+            return InvalidRequest("request_id", request.request_id, "is in use")
+        if (refusal := judge(request, self._room)) is not None:
+            return refusal
+        if len(self._waiting) >= self._max_waiting:
+            return Overloaded("the engine's queue", self._max_waiting, _RETRY_AFTER_S)
+        self._waiting[request.request_id] = LiveSequence(request)
+        return None
+
+    def cancel(self, request_id: str) -> None:
+        sequence = self._running.get(request_id) or self._waiting.get(request_id)
+        if sequence is not None:
+            self._pending.append(Cancelled(request_id, self._end(sequence).counts))
+
+    def fail_all(self, failure: Failure) -> None:
+        for sequence in [*self._running.values(), *self._waiting.values()]:
+            self._pending.append(Failed(sequence.request.request_id, failure, self._end(sequence).counts))
+
+    def step(self) -> tuple[Event, ...]:
+        self._enter()
+        running = list(self._running.values())
+        shares = plan([sequence.progress for sequence in running], self._budget)
+        if shares:
+            self._compute([(running[share.index], share.count) for share in shares])
+        events, self._pending = self._pending, []
+        return tuple(events)
+
+    def run_probe_alone(self) -> Failure | None:
+        if self._probe is not None:
+            self._compute([])
+        return self._poisoned
+
+    def _enter(self) -> None:
+        """Strictly first come, first served: who does not fit yet is not overtaken, so nobody starves."""
+        for sequence in list(self._waiting.values()):
+            if len(self._running) >= self._max_running:
+                return
+            blocks = self._pool.try_allocate(blocks_for(sequence.capacity_tokens))
+            if blocks is None:
+                return
+            sequence.hold(blocks, self._device)
+            del self._waiting[sequence.request.request_id]
+            self._running[sequence.request.request_id] = sequence
+
+    def _end(self, sequence: LiveSequence) -> LiveSequence:
+        self._waiting.pop(sequence.request.request_id, None)
+        self._running.pop(sequence.request.request_id, None)
+        self._pool.release(sequence.blocks)
+        sequence.blocks = ()
+        return sequence
+
+    def _compute(self, work: Sequence[tuple[LiveSequence, int]]) -> None:
+        """One forward over `work`, and the probe's row where it is still due."""
+        began_ns = self._clock_ns()
+        pieces = [_piece(sequence, count) for sequence, count in work]
+        probe = self._probe
+        rows = [*pieces, Piece(probe.token_ids, 0, self._probe_slots, len(probe.token_ids))] if probe else pieces
+        mismatch: str | None = None
+        try:
+            logits = self._runner.run(rows)
+            if probe is not None:
+                answers = logits.pop()
+                mismatch = "it raised" if answers is None else known_answers.verify(probe, answers)
+            tokens = _choose(work, logits) if mismatch is None else []
+        except (DeviceLost, torch.AcceleratorError):  # kernels run behind: reading results may be what reports it
+            _log.exception("the device is lost")
+            self._charge(work, self._clock_ns() - began_ns)
+            self._poison(Internal())
+            return
+        self._charge(work, self._clock_ns() - began_ns)
+        if mismatch is not None:
+            self._poison(ProbeFailed(self._version, mismatch))
+            return
+        self._probe = None
+        for (sequence, count), rows_of_piece, token in zip(work, logits, tokens, strict=True):
+            self._settle(sequence, count, rows_of_piece, token)
+
+    def _settle(self, sequence: LiveSequence, count: int, logits: torch.Tensor | None, token: int | None) -> None:
+        """Move one sequence on by what its piece gave."""
+        request = sequence.request
+        if logits is None or (len(logits) > 0 and token is None):
+            _log.error("request %s: %s", request.request_id, "no forward" if logits is None else "logits not finite")
+            self._pending.append(Failed(request.request_id, Internal(), self._end(sequence).counts))
+            return
+        sequence.computed += count
+        if token is None:
+            return  # its prompt goes on
+        if token in request.stop_ids:
+            self._finish(sequence, "stop")
+            return
+        sequence.tokens.append(token)
+        self._pending.append(Generated(request.request_id, token, sequence.counts))
+        if sequence.generated == request.sampling.max_tokens:
+            self._finish(sequence, "length")
+
+    def _finish(self, sequence: LiveSequence, reason: FinishReason) -> None:
+        self._pending.append(Finished(sequence.request.request_id, reason, self._end(sequence).counts))
+
+    def _charge(self, work: Sequence[tuple[LiveSequence, int]], elapsed_ns: int) -> None:
+        """Divide the step by tokens. Nanoseconds are carried over, so that all shares sum to `busy_ns` // 1000."""
+        self._busy_ns += elapsed_ns
+        due_us = self._busy_ns // 1000 - self._charged_us
+        self._charged_us += due_us
+        probe_tokens = 0 if self._probe is None else len(self._probe.token_ids)
+        # The probe's share is the platform's: nobody is charged for it.
+        parts = divide(due_us, [*(count for _, count in work), probe_tokens])
+        for (sequence, _), part in zip(work, parts, strict=False):
+            sequence.device_us += part
+
+    def _poison(self, failure: Failure) -> None:
+        """Fail closed: everything inside and everything to come."""
+        _log.error("poisoned: %s", failure.message)
+        self._poisoned = failure
+        self._probe = None
+        self.fail_all(failure)
+
+    def check_integrity(self) -> None:
+        self._pool.check_integrity()
+        assert not self._waiting.keys() & self._running.keys(), "a request waits and runs"
+        held = [block for sequence in self._running.values() for block in sequence.blocks]
+        assert len(set(held)) == len(held), "two sequences hold a block"
+        assert len(held) + self._pool.free == self._pool.total, "a block is lost"
+        assert self._charged_us == self._busy_ns // 1000, "time is lost"
+        assert not (self._poisoned and (self._running or self._waiting)), "a poisoned engine serves"
+        assert len(self._running) <= self._max_running, "too many run"
+        for sequence in self._waiting.values():
+            assert not sequence.blocks, f"{sequence} waits and holds blocks"
+            assert sequence.computed == 0, f"{sequence} waits and was computed"
+        for sequence in self._running.values():
+            assert len(sequence.blocks) == blocks_for(sequence.capacity_tokens), f"{sequence}: blocks"
+            assert sequence.computed < len(sequence.tokens), f"{sequence} has nothing to compute"
+            assert sequence.generated < sequence.request.sampling.max_tokens, f"{sequence} should have ended"
+
+
+def _piece(sequence: LiveSequence, count: int) -> Piece:
+    """The next `count` tokens; logits only where they are the last ones known."""
+    start, end = sequence.computed, sequence.computed + count
+    return Piece(tuple(sequence.tokens[start:end]), start, sequence.slots, int(end == len(sequence.tokens)))
+
+
+def _choose(work: Sequence[tuple[LiveSequence, int]], logits: Sequence[torch.Tensor | None]) -> list[int | None]:
+    """A token per piece that asked for logits and whose highest is finite; None for the rest."""
+    asked = [index for index, rows in enumerate(logits) if rows is not None and len(rows) > 0]
+    tokens: list[int | None] = [None] * len(work)
+    if asked:
+        choices = [Choice(work[index][0].request.sampling, work[index][0].draw()) for index in asked]
+        rows = torch.cat([found for index in asked if (found := logits[index]) is not None])
+        for index, token in zip(asked, choose(rows, choices), strict=True):
+            tokens[index] = token
+    return tokens

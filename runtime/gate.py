@@ -1,0 +1,249 @@
+"""May this architecture be served? Found out by one forward on the meta device: no weight is read, none exists.
+
+Under an engine of one's own some architectures are silently wrong (attention that never reaches us, state across
+tokens, rotary frequencies chosen per forward); here they are refused by name and rule. That the answers are right is
+the known-answer probe's business.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedConfig
+
+from contracts.control import GateFacts, GateJob
+from contracts.errors import ArtifactRejected, Refused
+from runtime.binding import DTYPES, SERVED, Family, parse_config
+
+CONFIG: Final = "config.json"
+_ATTENTION: Final = "kelvin_gate"
+_RECORDER: Final = "kelvin_recorder"
+_TOKENS: Final = 8
+_ROWS: Final = (1, 7)  # of which logits are asked
+
+_FORBIDDEN: Final[Mapping[str, str]] = {
+    "auto_map": "names code of its own, which is never run",
+    "trust_remote_code": "asks for code of its own to be trusted, which is never run",
+    "quantization_config": "is quantised, which this engine does not compute",
+    "fusion_config": "asks for modules to be rewritten, which changes answers",
+    "attention_chunk_size": "has chunked attention: the chunks exist only in a mask that is not built here",
+    "per_layer_config": "has layers of their own configuration",
+    "output_attentions": "asks every forward for what no answer needs",
+    "output_hidden_states": "asks every forward for what no answer needs",
+}
+# Frequencies of the others ('dynamic', 'longrope') depend on the longest position of a forward: one long request would
+# change the answers to all requests beside it, and the keys that are stored.
+_ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
+_ST_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+# What transformers hands to every attention function, and what none of the served needs.
+_HARMLESS: Final = frozenset({"position_ids", "use_cache", "past_key_values", "cache_position", "is_causal"})
+_UNDERSTOOD: Final = frozenset({"scaling", "sliding_window", "dropout"})
+
+
+def examine(job: GateJob) -> GateFacts:
+    """The facts of a model that may be served. Raises `Refused(ArtifactRejected)` naming 'config.json' or a tensor."""
+    values = _config_values(job.config_json)
+    family = _family(values)
+    dtype_name = _dtype(values, job.tensors)
+    module, config = _skeleton(family, job.config_json, DTYPES[dtype_name], layers_at_most=len(job.tensors))
+    _check_tensors(module, job.tensors)
+    seen = _forward(module, config)
+    used = [name for name in seen.parameters if name in job.tensors]
+    if unused := sorted(set(job.tensors) - set(used)):
+        raise _rejected(unused[0], "no forward of this architecture uses it")
+    return _facts(values["architectures"][0], dtype_name, config, seen, tuple(used))
+
+
+def _rejected(path: str, reason: str) -> Refused:
+    return Refused(ArtifactRejected(path, reason))
+
+
+def _config_values(config_json: str) -> dict[str, Any]:
+    try:
+        values = msgspec.json.decode(config_json, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise _rejected(CONFIG, f"is not a JSON object: {error}") from error
+    for key, reason in _FORBIDDEN.items():
+        if values.get(key) not in (None, False):
+            raise _rejected(CONFIG, f"'{key}': {reason}")
+    return values
+
+
+def _family(values: dict[str, Any]) -> Family:
+    names = values.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in SERVED:
+        raise _rejected(CONFIG, f"architectures={names!r}: must be one of {', '.join(sorted(SERVED))}")
+    family = SERVED[names[0]]
+    if values.get("model_type", family.model_type) != family.model_type:
+        raise _rejected(CONFIG, f"model_type={values['model_type']!r}: must be '{family.model_type}' for {names[0]}")
+    return family
+
+
+def _dtype(values: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    """The version's dtype: what the config says, else the tensors' own; all of them must have it, since a conversion
+    would be a copy of unverified bytes."""
+    said = values.get("dtype") or values.get("torch_dtype")
+    if said is None and tensors:
+        first = _ST_DTYPES.get(next(iter(tensors.values()))[0])
+        said = next((name for name, dtype in DTYPES.items() if dtype == first), None)
+    if not isinstance(said, str) or said not in DTYPES:
+        raise _rejected(CONFIG, f"dtype={said!r}: must be one of {', '.join(sorted(DTYPES))}")
+    for name, (stored, _) in tensors.items():
+        if _ST_DTYPES.get(stored) != DTYPES[said]:
+            raise _rejected(name, f"is stored as {stored}, but the model computes in {said}")
+    return said
+
+
+def _skeleton(
+    family: Family, config_json: str, dtype: torch.dtype, layers_at_most: int
+) -> tuple[nn.Module, PreTrainedConfig]:
+    try:
+        config = parse_config(family, config_json.encode(), dtype)
+    except Exception as error:  # the library's validation raises what it likes
+        raise _rejected(CONFIG, f"is refused by its class: {_first_line(error)}") from error
+    # Every layer has tensors: a config that claims more would only cost time and memory.
+    if not 0 < config.num_hidden_layers <= layers_at_most:
+        rule = f"the files hold {layers_at_most} tensors"
+        raise _rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
+    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope_type not in _ROPE_TYPES:
+        raise _rejected(CONFIG, f"rope_type={rope_type!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
+    AttentionInterface.register(_ATTENTION, _record)
+    config._attn_implementation = _ATTENTION
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):  # buffers too: a config may claim any size
+            return family.model(config).eval(), config
+    except Exception as error:
+        raise _rejected(CONFIG, f"does not make a model: {_first_line(error)}") from error
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _check_tensors(module: nn.Module, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Names and shapes as in the skeleton; one end of a tie may be absent."""
+    wanted = dict(module.named_parameters(remove_duplicate=False))
+    tied: Mapping[str, str] = module.all_tied_weights_keys  # type: ignore[assignment]
+    other_end = {**tied, **{source: target for target, source in tied.items()}}
+    for name, (_, shape) in tensors.items():
+        if name not in wanted:
+            raise _rejected(name, "this architecture has no such tensor")
+        if tuple(wanted[name].shape) != tuple(shape):
+            raise _rejected(name, f"has shape {list(shape)}, but the config means {list(wanted[name].shape)}")
+    for name in wanted:
+        if name not in tensors and other_end.get(name) not in tensors:
+            raise _rejected(name, "is missing")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a forward did."""
+
+    calls: list["_Call"] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)  # in the order of first use
+    logits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One attention call: head counts and widths, and what came with it."""
+
+    layer: object
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    fault: str | None
+
+
+def _forward(module: nn.Module, config: PreTrainedConfig) -> _Seen:
+    seen = _Seen()
+    hooks = []
+    for prefix, child in module.named_modules():
+        setattr(child, _RECORDER, seen.calls)
+        leaves = [leaf for leaf, parameter in child._parameters.items() if parameter is not None]
+        own = [f"{prefix}.{leaf}" if prefix else leaf for leaf in leaves]
+        if own:
+
+            def note(*_: object, own: list[str] = own) -> None:
+                seen.parameters.extend(name for name in own if name not in seen.parameters)
+
+            hooks.append(child.register_forward_pre_hook(note))
+    try:
+        with torch.inference_mode(), torch.device("meta"):
+            positions = torch.arange(_TOKENS)[None]
+            rows = torch.tensor(_ROWS)
+            answer = module(input_ids=positions, position_ids=positions, use_cache=False, logits_to_keep=rows)
+        seen.logits = tuple(answer.logits.shape)
+    except Exception as error:
+        raise _rejected(CONFIG, f"a forward without weights fails: {_first_line(error)}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    _check_calls(seen, config)
+    return seen
+
+
+def _record(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    fault = None
+    if attention_mask is not None:
+        fault = "attention that needs a mask"
+    elif query.shape[1] % key.shape[1] or key.shape[:3] != value.shape[:3] or query.shape[2] != _TOKENS:
+        fault = f"attention over shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
+    elif kwargs.get("scaling") is None:
+        fault = "attention without a scale"
+    elif kwargs.get("dropout"):
+        fault = "attention with dropout"
+    elif (kwargs.get("sliding_window") or 1) < 1:
+        fault = "a window that is not positive"
+    for name, argument in kwargs.items():
+        if argument is not None and name not in _UNDERSTOOD and name not in _HARMLESS:
+            fault = f"attention with '{name}'"
+    calls: list[_Call] = getattr(module, _RECORDER)
+    calls.append(_Call(getattr(module, "layer_idx", None), key.shape[1], key.shape[3], value.shape[3], fault))
+    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _check_calls(seen: _Seen, config: PreTrainedConfig) -> None:
+    for call in seen.calls:
+        if call.fault is not None:
+            raise _rejected(CONFIG, f"layer {call.layer} has {call.fault}, which this engine does not compute")
+    layers = [call.layer for call in seen.calls]
+    if layers != list(range(config.num_hidden_layers)):
+        raise _rejected(CONFIG, f"of {config.num_hidden_layers} layers, {len(set(layers))} attend through this engine")
+    if len({(call.kv_heads, call.head_dim, call.value_dim) for call in seen.calls}) != 1:
+        raise _rejected(CONFIG, "layers differ in the shape of their keys and values")
+    if seen.logits != (1, len(_ROWS), config.vocab_size):
+        raise _rejected(CONFIG, f"logits come out as {list(seen.logits)}")
+
+
+def _facts(architecture: str, dtype: str, config: PreTrainedConfig, seen: _Seen, used: tuple[str, ...]) -> GateFacts:
+    call = seen.calls[0]
+    return GateFacts(
+        architecture=architecture,
+        dtype=dtype,
+        layers=config.num_hidden_layers,
+        kv_heads=call.kv_heads,
+        head_dim=call.head_dim,
+        value_dim=call.value_dim,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        kv_bytes_per_token=(
+            config.num_hidden_layers * call.kv_heads * (call.head_dim + call.value_dim) * DTYPES[dtype].itemsize
+        ),
+        first_use=used,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

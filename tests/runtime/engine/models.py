@@ -1,0 +1,179 @@
+"""Tiny random models of every served family, bound the fast way, and what transformers' own `generate` makes of them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from contracts.control import GateFacts, GateJob, Probe
+from contracts.errors import Failure
+from contracts.manifest import Engine as EngineOf
+from contracts.manifest import Limits, Manifest
+from runtime.binding import DTYPES, SERVED, BoundModel, How, bind
+from runtime.engine.core import ModelEngine
+from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
+from runtime.gate import examine
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+VOCAB = 97
+NEW = 24  # tokens that references hold
+_COMMON: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,  # so that logits and attention are far from flat, and a wrong key shows
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {**_COMMON, "architectures": ["LlamaForCausalLM"]},
+    "llama tied": {**_COMMON, "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True},
+    "llama3 rope": {
+        **_COMMON,
+        "architectures": ["LlamaForCausalLM"],
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen2": {**_COMMON, "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "qwen2 with windows": {
+        **_COMMON,
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 1,
+    },
+}
+_ST_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A model's files as the runtime meets them."""
+
+    config_json: bytes
+    tensors: dict[str, torch.Tensor]
+    dtype: torch.dtype
+
+    @property
+    def architecture(self) -> str:
+        name: str = json.loads(self.config_json)["architectures"][0]
+        return name
+
+    @property
+    def manifest(self) -> Manifest:
+        dtype: Any = next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+        return Manifest(
+            format=1,
+            engine=EngineOf(1, self.architecture, dtype),
+            limits=Limits(512, 512),
+            chunk_bytes=8 << 20,
+            files=(),
+            tensors=(),
+            chunks=(),
+        )
+
+    @property
+    def job(self) -> GateJob:
+        tensors = {name: (_ST_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in self.tensors.items()}
+        return GateJob(config_json=self.config_json.decode(), tensors=tensors)
+
+    def bound(self, how: How = "fast") -> BoundModel:
+        return bind(self.manifest, self.config_json, self.tensors, how=how, dtype=self.dtype, device=CPU)
+
+    def facts(self) -> GateFacts:
+        return examine(self.job)
+
+
+@cache
+def tiny(name: str, dtype: torch.dtype = torch.float32) -> TinyModel:
+    """The same weights each time: tests must not write to them."""
+    family = SERVED[CONFIGS[name]["architectures"][0]]
+    dtype_name = next(key for key, value in DTYPES.items() if value == dtype)
+    config = family.config(**CONFIGS[name], dtype=dtype_name)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = family.model(config).to(dtype)
+    tied = getattr(model, "all_tied_weights_keys", {})
+    tensors = {key: value.detach() for key, value in model.state_dict().items() if key not in tied}
+    return TinyModel(json.dumps({**CONFIGS[name], "dtype": dtype_name}).encode(), tensors, dtype)
+
+
+@cache
+def prompts() -> tuple[tuple[int, ...], ...]:
+    """Lengths around block and window edges, and a one-token prompt."""
+    generator = torch.Generator().manual_seed(11)
+    lengths = (1, 2, 15, 16, 17, 33, 40, 70, 5, 9)
+    return tuple(tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist()) for length in lengths)
+
+
+@cache
+def reference(name: str, prompt: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[int, ...]:
+    """NEW greedy tokens by transformers: its loader, its attention, its generate."""
+    bound = tiny(name, dtype).bound("library")
+    bound.config._attn_implementation = "eager"
+    settings = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    generate: Any = bound.module.generate
+    out = generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), generation_config=settings)
+    return tuple(out[0, len(prompt) :].tolist())
+
+
+def engine(name: str = "llama", *, dtype: torch.dtype = torch.float32, blocks: int = 64, **options: Any) -> ModelEngine:
+    """An engine over `tiny(name)` with a pool of so many blocks (and the trash block, and the probe's)."""
+    model = tiny(name, dtype)
+    facts = model.facts()
+    probe: Probe | None = options.get("probe")
+    extra = 1 + (probe is not None)
+    kv_bytes = (blocks + extra) * 16 * facts.kv_bytes_per_token
+    options = {"version": "v" * 64, "device": CPU, "kv_bytes": kv_bytes, **options}
+    return ModelEngine(options.pop("bound", None) or model.bound(), facts, **options)
+
+
+def greedy(
+    request_id: str, prompt: Sequence[int], max_tokens: int = NEW, *, stop: Sequence[int] = ()
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=tuple(prompt),
+        sampling=Sampling(max_tokens=max_tokens, temperature=0.0),
+        stop_ids=frozenset(stop),
+    )
+
+
+def run_dry(machine: ModelEngine, limit: int = 10_000) -> list[Event]:
+    """Step until there is nothing to do, checking integrity after each."""
+    events: list[Event] = []
+    for _ in range(limit):
+        if not machine.has_work:
+            return events
+        events.extend(machine.step())
+        machine.check_integrity()
+    raise AssertionError(f"{machine!r} does not come to rest")
+
+
+def tokens_of(events: Sequence[Event], request_id: str) -> tuple[int, ...]:
+    return tuple(event.token_id for event in events if isinstance(event, Generated) and event.request_id == request_id)
+
+
+def reason_of(events: Sequence[Event], request_id: str) -> str:
+    (last,) = [event for event in events if isinstance(event, Finished) and event.request_id == request_id]
+    return last.reason
+
+
+def failures_of(events: Sequence[Event]) -> dict[str, Failure]:
+    return {event.request_id: event.failure for event in events if isinstance(event, Failed)}
