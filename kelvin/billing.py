@@ -1,0 +1,135 @@
+"""`kelvin billing report`: a tenant's month as a table, CSV or JSON; exit code 2 where the ledger does not balance."""
+
+import csv
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Final, Protocol, TextIO
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from contracts.billing import BillingReport
+from contracts.wire import decode
+
+UNBALANCED_EXIT: Final = 2
+CSV_COLUMNS: Final = (
+    "section", "item", "model", "device_class", "since", "quantity", "unit", "price_micros", "per", "amount_micros",
+)  # fmt: skip
+
+
+class _Door(Protocol):
+    """The way in: a client of which one call is needed."""
+
+    def get(self, path: str, *, params: dict[str, str]) -> Any: ...
+
+
+@click.group("billing")
+def billing_command() -> None:
+    """What was used, and what it costs."""
+
+
+@billing_command.command("report")
+@click.option("--tenant", default="default", show_default=True, help="Whose bill.")
+@click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: the current one]")
+@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
+@click.pass_context
+def report_command(context: click.Context, tenant: str, month: str | None, form: str) -> None:
+    """Requests, tokens, device time and money of a month, and the proof that nothing is missing.
+
+    Exits with code 2 where the ledger does not balance: records lost, double or contradicting.
+    """
+    chosen = month or datetime.now(UTC).strftime("%Y-%m")
+    with context.obj.door() as door:
+        raw = _fetch(door, tenant, chosen)
+    report = decode(raw, BillingReport, what="answer of the control plane")
+    if form == "json":
+        click.echo(raw.decode())
+    elif form == "csv":
+        write_csv(report, sys.stdout)
+    else:
+        print_tables(report, Console(soft_wrap=True))
+    if not report.balance.balanced:
+        for line in problem_lines(report):
+            click.echo(line, err=True)
+        context.exit(UNBALANCED_EXIT)
+
+
+def _fetch(door: _Door, tenant: str, month: str) -> bytes:
+    content = door.get("/admin/v1/billing/report", params={"tenant": tenant, "month": month}).content
+    assert isinstance(content, bytes)
+    return content
+
+
+def problem_lines(report: BillingReport) -> list[str]:
+    """A sentence per problem."""
+    lines = [f"{problem.kind}: {problem.subject}: {problem.detail}" for problem in report.balance.problems]
+    if report.balance.more:
+        lines.append(f"and {report.balance.more} more problems")
+    return [f"the ledger of {report.tenant} does not balance for {report.month}", *lines]
+
+
+def money(micros: int) -> str:
+    """Exact, at least two decimals."""
+    amount = Decimal(micros).scaleb(-6).normalize()
+    places = max(2, -int(amount.as_tuple().exponent))
+    return f"{amount:,.{places}f}"
+
+
+def _seconds(microseconds: int) -> str:
+    return f"{Decimal(microseconds).scaleb(-6):,.3f}"
+
+
+def write_csv(report: BillingReport, out: TextIO) -> None:
+    """One table with all sections, so that a program can read it: requests, tokens, device, lines, total, problems."""
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(CSV_COLUMNS)
+    for outcome, count in sorted(report.requests.items()):
+        rows.writerow(["requests", outcome, "", "", "", count, "request", "", "", ""])
+    for item in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        rows.writerow(["tokens", item, "", "", "", getattr(report, item), "token", "", "", ""])
+    for use in report.device:
+        for item in ("restore_us", "active_us", "idle_us"):
+            rows.writerow(["device", item[:-3], "", use.device_class, "", getattr(use, item), "device_us", "", "", ""])
+    for line in report.lines:
+        rows.writerow(
+            ["line", line.item, line.model, line.device_class or "", line.since, line.quantity, line.unit,
+             line.price_micros, line.per, line.amount_micros]
+        )  # fmt: skip
+    rows.writerow(["total", report.currency, "", "", "", "", "", "", "", report.total_micros])
+    for problem in report.balance.problems:
+        rows.writerow(["problem", f"{problem.kind}: {problem.subject}: {problem.detail}", *[""] * 8])
+
+
+def print_tables(report: BillingReport, console: Console) -> None:
+    """For people."""
+    used = Table("", "", title=f"{report.tenant}, {report.month}: used", show_header=False)
+    for outcome, count in sorted(report.requests.items()):
+        used.add_row(f"requests, {outcome}", f"{count:,}")
+    used.add_row("prompt tokens", f"{report.prompt_tokens:,}")
+    used.add_row("  of them cached", f"{report.cached_tokens:,}")
+    used.add_row("completion tokens", f"{report.completion_tokens:,}")
+    used.columns[1].justify = "right"
+    console.print(used)
+    device = Table("device", "replicas", "restore s", "active s", "idle s", title="device time")
+    for use in report.device:
+        times = (_seconds(use.restore_us), _seconds(use.active_us), _seconds(use.idle_us))
+        device.add_row(use.device_class, str(use.lifetimes), *times)
+    bill = Table("model", "item", "since", "quantity", "unit", f"price {report.currency}", f"amount {report.currency}")
+    bill.title = "bill"
+    for line in report.lines:
+        item = line.item if line.device_class is None else f"{line.item} {line.device_class}"
+        price = f"{money(line.price_micros)} / {line.per:,}"
+        quantity = f"{line.quantity:,}"
+        bill.add_row(line.model, item, line.since, quantity, line.unit, price, money(line.amount_micros))
+    bill.add_section()
+    bill.add_row("total", "", "", "", "", "", money(report.total_micros))
+    for table, numbers in ((device, range(1, 5)), (bill, (3, 5, 6))):
+        for number in numbers:
+            table.columns[number].justify = "right"
+        console.print(table)
+    if report.open_runtimes:
+        console.print(f"replicas still open, charged at their end: {', '.join(report.open_runtimes)}")
+    verdict = "balanced" if report.balance.balanced else "DOES NOT BALANCE"
+    console.print(f"ledger: {verdict}; {report.balance.lifetimes} replicas, {report.balance.sources} sources compared")
