@@ -1,0 +1,30 @@
+"""A calendar month in UTC as the instants between which it lies."""
+
+import re
+from datetime import UTC, date, datetime
+from typing import Final
+
+from contracts.errors import InvalidRequest, Refused
+
+_MONTH: Final = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def month_bounds_us(month: str) -> tuple[int, int]:
+    """(first microsecond, first microsecond of the next month) since 1970. Refuses anything but YYYY-MM."""
+    match = _MONTH.fullmatch(month)
+    if match is None or not 1970 <= int(match[1]) <= 9998:
+        raise Refused(InvalidRequest("month", repr(month[:20]), "must be YYYY-MM, from 1970 on"))
+    year, number = int(match[1]), int(match[2])
+    following = date(year + number // 12, number % 12 + 1, 1)
+    return day_us(date(year, number, 1)), day_us(following)
+
+
+def day_us(day: date) -> int:
+    """Midnight UTC at which `day` begins, microseconds since 1970."""
+    return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * 86_400_000_000
+
+
+def day_of(at_us: int) -> str:
+    """The date (UTC), YYYY-MM-DD."""
+    return date.fromordinal(_EPOCH.toordinal() + at_us // 86_400_000_000).isoformat()
