@@ -1,0 +1,97 @@
+"""What the admin API answers with, and what it takes. Rendering is the command line's."""
+
+from contracts.timeline import Span
+from contracts.wire import Wire
+from controlplane.facts import ScaleSettings
+
+
+class Deploy(Wire, frozen=True):
+    """Body of `POST /admin/v1/models/M/deploy`: 12 or more hex digits of the version."""
+
+    version: str
+
+
+class Deployed(Wire, frozen=True):
+    """The version that `prod` names now."""
+
+    model: str
+    version: str
+
+
+class ReplicaStatus(Wire, frozen=True):
+    """One process of a version."""
+
+    runtime_id: str
+    pid: int
+    state: str  # as in policy/replica_life
+    device_class: str
+    max_streams: int
+
+
+class RestoreStatus(Wire, frozen=True):
+    """How the last restore went: its spans in microseconds after it was asked for, or why it failed."""
+
+    spans: tuple[Span, ...]
+    failure_code: str | None = None
+    failure: str | None = None
+
+
+class VersionStatus(Wire, frozen=True):
+    """A version and what runs of it."""
+
+    version: str
+    aliases: tuple[str, ...]
+    state: str  # "zero", "restoring" or "ready"
+    health: str  # "ready" or "faulty"
+    fault: str | None
+    created_at_s: int
+    architecture: str
+    weight_bytes: int
+    total_bytes: int
+    kv_bytes_per_token: int
+    replicas: tuple[ReplicaStatus, ...]
+    last_restore: RestoreStatus | None
+
+
+class ModelStatus(Wire, frozen=True):
+    """A model; `version`, `state` and `last_restore` are those of its alias `prod`."""
+
+    model: str
+    aliases: dict[str, str]
+    version: str | None
+    state: str
+    replicas: int  # of all versions, ready or draining
+    scale: ScaleSettings
+    created_at_s: int
+    last_restore: RestoreStatus | None
+    versions: tuple[VersionStatus, ...]
+
+
+class Models(Wire, frozen=True):
+    """`GET /admin/v1/models`."""
+
+    models: tuple[ModelStatus, ...]
+
+
+class ProcessStatus(Wire, frozen=True):
+    """A process of the installation: whether it answers, and whether it can do its work."""
+
+    name: str
+    healthy: bool
+    ready: bool
+
+
+class DeviceStatus(Wire, frozen=True):
+    """Device slots and parked standbys of this machine."""
+
+    slots: int
+    held: int
+    standbys: int
+
+
+class Status(Wire, frozen=True):
+    """`GET /admin/v1/status`."""
+
+    processes: tuple[ProcessStatus, ...]
+    device: DeviceStatus
+    models: tuple[ModelStatus, ...]

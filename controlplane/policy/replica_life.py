@@ -1,0 +1,57 @@
+"""The life of a replica: which events move a standby, a runtime or a job where. Pure.
+
+Two rules are in the table's shape: a replica that serves ends only through a drain, and a process that has run a job
+or was bound once never takes anything else.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from controlplane.policy.lifecycle import IllegalMove
+
+
+class ReplicaState(StrEnum):
+    """Where a forked process is, as the control plane knows it."""
+
+    FORKED = "forked"  # asked of the zygote, not parked yet
+    STANDBY = "standby"  # parked: takes any version
+    JOB = "job"  # runs a gate or a seal, once
+    RESTORING = "restoring"
+    READY = "ready"
+    DRAINING = "draining"  # finishes what it has, gets nothing new
+    ENDING = "ending"  # was told to end, is not dead yet
+
+
+class ReplicaEvent(StrEnum):
+    """What happened to it. Its death is not here: it may come in any state, and nothing comes after it."""
+
+    PARKED = "parked"
+    TOOK_JOB = "took_job"
+    BIND = "bind"
+    BOUND = "bound"
+    DRAIN = "drain"
+    END = "end"
+
+
+_S, _E = ReplicaState, ReplicaEvent
+MOVES: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
+    (_S.FORKED, _E.PARKED): _S.STANDBY,
+    (_S.FORKED, _E.END): _S.ENDING,
+    (_S.STANDBY, _E.TOOK_JOB): _S.JOB,
+    (_S.STANDBY, _E.BIND): _S.RESTORING,
+    (_S.STANDBY, _E.END): _S.ENDING,
+    (_S.JOB, _E.END): _S.ENDING,
+    (_S.RESTORING, _E.BOUND): _S.READY,
+    (_S.RESTORING, _E.END): _S.ENDING,
+    (_S.READY, _E.DRAIN): _S.DRAINING,
+    (_S.DRAINING, _E.END): _S.ENDING,
+}
+LIVE: Final = frozenset({_S.RESTORING, _S.READY})  # what counts as a replica of its version
+
+
+def move(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
+    """The state after the event. Raises IllegalMove."""
+    try:
+        return MOVES[state, event]
+    except KeyError:
+        raise IllegalMove(f"a replica that is {state} can't {event}") from None

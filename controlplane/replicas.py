@@ -1,0 +1,184 @@
+"""What runs, as one table: every process the zygote bore for us, and every start that has no process yet.
+
+The one writer is the local fleet. A start counts as a replica from the moment it is accepted, so that a thousand
+callers at zero begin one. Device slots are held from there until the process is dead, not until it was told to die.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from contracts.control import ReplicaRow
+from contracts.timeline import Span
+from controlplane.facts import VersionKey
+from controlplane.policy.replica_life import LIVE, ReplicaEvent, ReplicaState, move
+from controlplane.scaling.process import socket_name
+
+
+class NoSlot(Exception):
+    """Every device slot is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One process. `key` is set once it was given a version, and for good."""
+
+    runtime_id: str
+    state: ReplicaState
+    since_us: int
+    pid: int = 0
+    key: VersionKey | None = None
+    device_class: str = ""
+    max_streams: int = 0
+    restore: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A replica that was asked for at `asked_us` and has no process yet."""
+
+    number: int
+    key: VersionKey
+    asked_us: int
+
+
+class ReplicaTable:
+    """All processes and starts, by id and by version."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._replicas: dict[str, Replica] = {}
+        self._by_key: dict[VersionKey, dict[str, None]] = {}  # insertion order: the oldest first
+        self._starts: dict[int, Start] = {}
+        self._numbers = count(1)
+
+    def __repr__(self) -> str:
+        states: dict[str, int] = {}
+        for replica in self._replicas.values():
+            states[replica.state] = states.get(replica.state, 0) + 1
+        return f"<ReplicaTable {states} starts={len(self._starts)} slots={self.held}/{self.slots}>"
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(tuple(self._replicas.values()))
+
+    def __contains__(self, runtime_id: str) -> bool:
+        return runtime_id in self._replicas
+
+    def __getitem__(self, runtime_id: str) -> Replica:
+        return self._replicas[runtime_id]
+
+    @property
+    def held(self) -> int:
+        """Device slots that are taken."""
+        return len(self._starts) + sum(len(ids) for ids in self._by_key.values())
+
+    def of(self, key: VersionKey) -> tuple[Replica, ...]:
+        """Processes of a version in any state, the oldest first."""
+        return tuple(self._replicas[runtime_id] for runtime_id in self._by_key.get(key, ()))
+
+    def keys(self) -> tuple[VersionKey, ...]:
+        """Versions that have a process or a start."""
+        return tuple({**self._by_key, **{start.key: None for start in self._starts.values()}})
+
+    def starts_of(self, key: VersionKey) -> tuple[Start, ...]:
+        """Starts of a version that have no process yet, the oldest first."""
+        return tuple(start for start in self._starts.values() if start.key == key)
+
+    def ready(self, key: VersionKey) -> int:
+        """Replicas that take requests."""
+        return sum(replica.state is ReplicaState.READY for replica in self.of(key))
+
+    def live(self, key: VersionKey) -> int:
+        """Replicas that take requests or will: starts and restores count."""
+        return len(self.starts_of(key)) + sum(replica.state in LIVE for replica in self.of(key))
+
+    def leaving(self) -> int:
+        """Processes that hold a slot and will give it back: they drain or end."""
+        return sum(each.key is not None and each.state not in LIVE for each in self._replicas.values())
+
+    def count(self, state: ReplicaState) -> int:
+        """Processes in that state."""
+        return sum(replica.state is state for replica in self._replicas.values())
+
+    def add(self, replica: Replica) -> None:
+        """A process that was forked or adopted. Raises ValueError where its id is taken."""
+        if replica.runtime_id in self._replicas:
+            raise ValueError(f"runtime {replica.runtime_id} exists")
+        self._replicas[replica.runtime_id] = replica
+        if replica.key is not None:
+            self._by_key.setdefault(replica.key, {})[replica.runtime_id] = None
+
+    def begin(self, key: VersionKey, asked_us: int) -> Start:
+        """Accept a start, taking a slot for it. Raises NoSlot."""
+        if self.held >= self.slots:
+            raise NoSlot
+        start = Start(next(self._numbers), key, asked_us)
+        self._starts[start.number] = start
+        return start
+
+    def is_pending(self, start: Start) -> bool:
+        """Whether the start still waits for a process."""
+        return start.number in self._starts
+
+    def abandon(self, start: Start) -> None:
+        """Give the start up, and its slot; nothing happens where it is no longer pending."""
+        self._starts.pop(start.number, None)
+
+    def bind(self, start: Start, runtime_id: str, now_us: int, device_class: str) -> Replica:
+        """Give the start's version and slot to a standby. Raises IllegalMove; KeyError without that start."""
+        replica = self._replicas[runtime_id]
+        state = move(replica.state, ReplicaEvent.BIND)
+        del self._starts[start.number]
+        after = replace(replica, state=state, since_us=now_us, key=start.key, device_class=device_class)
+        self._replicas[runtime_id] = after
+        self._by_key.setdefault(start.key, {})[runtime_id] = None
+        return after
+
+    def move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **learned: Any) -> Replica:
+        """Apply an event other than `bind`. Raises IllegalMove and leaves the replica as it was."""
+        if event is ReplicaEvent.BIND:
+            raise ValueError("a bind needs its start")
+        replica = self._replicas[runtime_id]
+        after = replace(replica, state=move(replica.state, event), since_us=now_us, **learned)
+        if after.key != replica.key:
+            raise ValueError("a key comes with a bind only")
+        self._replicas[runtime_id] = after
+        return after
+
+    def remove(self, runtime_id: str) -> Replica | None:
+        """The process is dead: its slot is free. None where it is unknown."""
+        replica = self._replicas.pop(runtime_id, None)
+        if replica is not None and replica.key is not None:
+            ids = self._by_key[replica.key]
+            del ids[runtime_id]
+            if not ids:
+                del self._by_key[replica.key]
+        return replica
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between any two calls."""
+        indexed = {(runtime_id, key) for key, ids in self._by_key.items() for runtime_id in ids}
+        assert indexed == {(each.runtime_id, each.key) for each in self._replicas.values() if each.key is not None}
+        assert all(self._by_key.values()), "an empty set of a version stays in the index"
+        for replica in self._replicas.values():
+            unbound = replica.state in (ReplicaState.FORKED, ReplicaState.STANDBY, ReplicaState.JOB)
+            bound = replica.state in (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
+            assert not (unbound and replica.key), f"{replica} has a version too early"
+            assert not (bound and not replica.key), f"{replica} lacks its version"
+        assert all(number == start.number for number, start in self._starts.items())
+
+
+def replica_row(replica: Replica) -> ReplicaRow:
+    """What activators are told of a replica that has a version."""
+    assert replica.key is not None
+    return ReplicaRow(
+        runtime_id=replica.runtime_id,
+        tenant=replica.key.tenant,
+        model=replica.key.model,
+        version=replica.key.version,
+        address=socket_name(replica.runtime_id),
+        max_streams=replica.max_streams,
+        draining=replica.state is not ReplicaState.READY,
+        restore=replica.restore,
+    )

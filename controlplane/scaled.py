@@ -1,0 +1,162 @@
+"""One version under the autoscaler: its windows, what the KPA remembers, how active it is. Pure but for its own state.
+
+It says how many replicas there should be; having them is the actuator's work, when to ask is the autoscaler's.
+"""
+
+from typing import Final
+
+from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.policy import idle, kpa
+from controlplane.policy.idle import Activity, IdleFacts, IdleSpec
+from controlplane.policy.kpa import Observed, ScalingSpec
+from controlplane.policy.windows import LinearWindow, panic_window_s
+
+PANIC_WINDOW_PERCENT: Final = 10.0
+FAILURE_SPACING_S: Final = 1.0
+MINIMUM_RETRY_S: Final = 30.0  # a version with a minimum is tried again after so long, though nobody asks
+LATE_REPORT_S: Final = 1.5  # reports come each second: what is reported so soon may be older than it looks
+
+
+def scaling_spec(scale: ScaleSettings, max_streams: int, *, reachable: bool) -> ScalingSpec:
+    """Knative's defaults, the version's streams as the hard limit per replica, the activator always in the path."""
+    target, total = kpa.resolve_target(container_concurrency=max_streams, target=scale.target)
+    return ScalingSpec(
+        target_value=target,
+        total_value=total,
+        target_burst_capacity=-1.0,
+        stable_window_s=scale.window_s,
+        reachable=reachable,
+    )
+
+
+def idle_spec(scale: ScaleSettings, *, reachable: bool) -> IdleSpec:
+    """Bounds and patience of a version."""
+    return IdleSpec(
+        min_scale=scale.min,
+        max_scale=scale.max,
+        stable_window_s=scale.window_s,
+        grace_s=scale.grace_s,
+        reachable=reachable,
+    )
+
+
+class Scaled:
+    """A version that has replicas, wants some, or had traffic lately. Times are monotonic seconds."""
+
+    def __init__(self, key: VersionKey, window_s: float, ready: int, now: float) -> None:
+        self.key = key
+        self._window_s = window_s
+        self._stable = LinearWindow(window_s)
+        self._panic = LinearWindow(panic_window_s(window_s, PANIC_WINDOW_PERCENT))
+        self._memory = kpa.initial(ready, now)
+        self._activity = Activity.ACTIVE if ready else Activity.INACTIVE
+        self._since_s = now
+        self._not_before_s = now
+        self._died_s: float | None = None  # a process of it died, for whatever reason
+        self._lost_s: float | None = None  # one died while it served
+        self._stopped_s: float | None = None
+        self._doubted = False  # a report came so soon after the stop that it may speak of what was before
+        self._needs_poke = False
+        self.asked_s = now  # when it was last asked for
+        self.asked_us: int | None = None  # since when a caller waits at zero
+
+    def __repr__(self) -> str:
+        stopped = "" if self._stopped_s is None else " stopped"
+        return f"<Scaled {self.key} {self._activity}{stopped}>"
+
+    def record(self, concurrency: float, requests: int, present: int, now: float) -> bool:
+        """Take a report in. True where somebody asks for the version, rather than being served to the end.
+
+        `present` processes may still serve what was under way when the version was stopped.
+        """
+        if self._stopped_s is not None and self._is_aftermath(self._stopped_s, requests, present, now):
+            return False
+        self._stable.record(now, concurrency)
+        self._panic.record(now, concurrency)
+        if concurrency > 0:
+            self._stopped_s = None
+            self._needs_poke = False
+            self.asked_s = now
+        return concurrency > 0
+
+    def _is_aftermath(self, stopped_s: float, requests: int, present: int, now: float) -> bool:
+        """Whether a report may speak of nothing but what came before the stop. One that waits is reported again.
+
+        Where a caller may have come right after the stop, the doubt is theirs to benefit from, once reports are fresh.
+        """
+        if now < stopped_s + LATE_REPORT_S:
+            self._doubted = self._doubted or requests > 0
+            return True
+        if requests or self._doubted:
+            return False
+        return present > 0 or (self._died_s is not None and now < self._died_s + LATE_REPORT_S)
+
+    def decide(self, model: Model, version: Version, *, ready: int, live: int, now: float) -> int | None:
+        """Replicas to have now; None to leave it as it is."""
+        if self._needs_poke and live == 0 and not self._may_retry(model.scale.min, now):
+            return None
+        scale, reachable = model.scale, version.registration.version in model.aliases.values()
+        self._resize(scale.window_s, now)
+        seen = Observed(stable=self._stable.average(now), panic=self._panic.average(now), ready_pods=ready)
+        streams = version.registration.limits.max_streams
+        decision = kpa.decide(scaling_spec(scale, streams, reachable=reachable), seen, self._memory, now)
+        self._memory = decision.memory
+        spec = idle_spec(scale, reachable=reachable and self._stopped_s is None)
+        facts = IdleFacts(desired=decision.desired, activity=self._activity, since_s=self._since_s, initialized=True)
+        outcome = idle.decide(spec, facts, now)
+        threshold = idle.active_threshold(spec, initialized=True)
+        self._turn(idle.next_activity(self._activity, outcome.want, ready, threshold), now)
+        return outcome.want if isinstance(outcome, idle.Apply) else None
+
+    def may_start(self, now: float, *, least: int) -> bool:
+        """Whether a start may be tried: not right after one failed, and then only once somebody asks again."""
+        return now >= self._not_before_s and (not self._needs_poke or self._may_retry(least, now))
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until a start may be tried, should somebody ask."""
+        return max(0.0, self._not_before_s - now)
+
+    def start_failed(self, now: float) -> None:
+        """Wait for the next poke, and for a second at least."""
+        self._needs_poke = True
+        self._not_before_s = now + FAILURE_SPACING_S
+        self._turn(Activity.INACTIVE, now)
+
+    def process_died(self, now: float, *, served: bool) -> None:
+        """A process is dead. The first that died while it served is made up for at once, then one in a second."""
+        self._died_s = now
+        if served:
+            if self._lost_s is not None and now - self._lost_s < FAILURE_SPACING_S:
+                self._not_before_s = max(self._not_before_s, now + FAILURE_SPACING_S)
+            self._lost_s = now
+
+    def stop(self, now: float) -> None:
+        """Forget the traffic so far: zero until somebody asks anew."""
+        self._stable = LinearWindow(self._window_s)
+        self._panic = LinearWindow(panic_window_s(self._window_s, PANIC_WINDOW_PERCENT))
+        self._memory = kpa.initial(0, now)
+        self._turn(Activity.INACTIVE, now)
+        self._stopped_s, self._doubted = now, False
+        self.asked_us = None
+
+    def is_forgettable(self, now: float) -> bool:
+        """Whether nothing would be lost by making it anew."""
+        return self._activity is Activity.INACTIVE and self._stable.is_empty(now) and self._stopped_s is None
+
+    def check_integrity(self) -> None:
+        """Assert that the windows add up."""
+        self._stable.check_integrity()
+        self._panic.check_integrity()
+
+    def _may_retry(self, least: int, now: float) -> bool:
+        return least > 0 and now >= self._not_before_s - FAILURE_SPACING_S + MINIMUM_RETRY_S
+
+    def _resize(self, window_s: float, now: float) -> None:
+        if window_s != self._window_s:
+            self._stable.resize(window_s, now)
+            self._panic.resize(panic_window_s(window_s, PANIC_WINDOW_PERCENT), now)
+            self._window_s = window_s
+
+    def _turn(self, activity: Activity, now: float) -> None:
+        if activity is not self._activity:
+            self._activity, self._since_s = activity, now

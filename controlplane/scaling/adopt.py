@@ -1,0 +1,161 @@
+"""Take over what an earlier control plane left running: every runtime's socket is asked what it is and has.
+
+Runtimes serve on while no control plane is there, so nothing is restarted. A socket nobody listens on is removed; one
+whose process does not answer is ended, because it would hold a device for ever and no request could be routed to it.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import struct
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from contracts.control import RuntimeReport, RuntimeState
+from contracts.errors import Refused, Unavailable
+from controlplane.facts import VersionKey
+from controlplane.feed import FeedHub
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.replicas import Replica, replica_row
+from controlplane.scaling.drain import POLL_S
+from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.local import RESTORE_S, LocalActuator
+from controlplane.scaling.pool import StandbyPool
+from controlplane.scaling.process import Process
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 3.0
+_UCRED: Final = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
+_STATES: Final = {
+    RuntimeState.STANDBY: ReplicaState.STANDBY,
+    RuntimeState.RESTORING: ReplicaState.RESTORING,
+    RuntimeState.READY: ReplicaState.READY,
+    RuntimeState.DRAINING: ReplicaState.DRAINING,
+    RuntimeState.FAILED: ReplicaState.ENDING,
+}
+
+
+class Known(Protocol):
+    """Which versions exist."""
+
+    def __call__(self, key: VersionKey, /) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A live process and what it says of itself. `pidfd` is the holder's to close."""
+
+    report: RuntimeReport
+    pidfd: int
+
+
+async def survey(directory: SocketDirectory, answer_s: float = ANSWER_S) -> list[Found]:
+    """Ask every runtime socket at once. Dead sockets are gone on return, deaf processes told to end."""
+    names = sorted(path.name for path in directory.path.glob("rt-*.sock"))
+    found = await asyncio.gather(*(_ask(directory, name, answer_s) for name in names))
+    return [each for each in found if each is not None]
+
+
+async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found | None:
+    try:
+        pid = _listener_pid(directory, name)
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        (directory.path / name).unlink(missing_ok=True)
+        return None
+    client = ServiceClient(directory, name, "the runtime")
+    try:
+        # Asked after the pidfd was opened: who answers now was alive then, so the number is no stranger's.
+        report = await client.call("GET", "/control/state", RuntimeReport, timeout_s=answer_s)
+        if report.pid != pid or f"rt-{report.runtime_id}.sock" != name:
+            raise Refused(Unavailable(name))
+    except Refused as refused:
+        log.error("a runtime gives no account of itself", extra={"socket": name, "pid": pid, "why": str(refused)})
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+        (directory.path / name).unlink(missing_ok=True)
+        return None
+    except BaseException:
+        os.close(pidfd)
+        raise
+    finally:
+        await client.close()
+    return Found(report, pidfd)
+
+
+def _listener_pid(directory: SocketDirectory, name: str) -> int:
+    """The process that listens there, by the kernel's word. Raises OSError where none does."""
+    with closing(directory.connect(name, timeout_s=1.0)) as sock:
+        pid, _, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        return int(pid)
+
+
+async def adopt(
+    fleet: Fleet, pool: StandbyPool, actuator: LocalActuator, feed: FeedHub, known: Known, found: list[Found]
+) -> None:
+    """Take each on from where it is. A replica of a version that does not exist is drained."""
+    for each in found:
+        replica = _replica(each.report, fleet.clock.monotonic_us())
+        process = fleet.adopt(replica, each.pidfd)
+        log.info("adopted", extra={"runtime_id": replica.runtime_id, "state": replica.state})
+        match replica.state:
+            case ReplicaState.STANDBY:
+                pool.put_back(process)
+            case ReplicaState.RESTORING:
+                fleet.tasks.start(_watch_restore(fleet, actuator, process), f"watch {process.runtime_id}")
+            case ReplicaState.READY if replica.key is not None and known(replica.key):
+                feed.publish(replicas=(replica_row(replica),))
+                actuator.announce(replica)
+            case ReplicaState.READY | ReplicaState.DRAINING:
+                actuator.drain(process)
+            case _:
+                fleet.tasks.start(process.end(), f"end {process.runtime_id}")
+
+
+def _replica(report: RuntimeReport, now_us: int) -> Replica:
+    key = None
+    if report.tenant is not None and report.model is not None and report.version is not None:
+        key = VersionKey(report.tenant, report.model, report.version)
+    state = _STATES[report.state]
+    if key is None and state is not ReplicaState.STANDBY:
+        state = ReplicaState.ENDING  # it serves nothing that can be named
+    if key is not None and state is ReplicaState.STANDBY:
+        state = ReplicaState.ENDING
+    return Replica(
+        report.runtime_id,
+        state,
+        now_us,
+        report.pid,
+        key,
+        report.device_class or "",
+        report.max_streams,
+        report.spans,
+    )
+
+
+async def _watch_restore(fleet: Fleet, actuator: LocalActuator, process: Process) -> None:
+    """The answer to the bind went to a control plane that is gone: ask until the runtime is ready."""
+    key = fleet.table[process.runtime_id].key
+    limit_us = fleet.clock.monotonic_us() + int(RESTORE_S * 1e6)
+    while not process.is_leaving:
+        try:
+            report = await process.report()
+        except Refused:
+            break
+        if report.state is RuntimeState.READY:
+            actuator.serve(process, report.max_streams, report.spans)
+            return
+        if report.state is not RuntimeState.RESTORING or fleet.clock.monotonic_us() > limit_us:
+            break
+        await fleet.clock.sleep(POLL_S)
+    if not process.is_ending:
+        fleet.end(process)
+        if key is not None:
+            actuator.fail(key, Unavailable("the runtime"))

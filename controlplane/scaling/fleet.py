@@ -1,0 +1,113 @@
+"""Every process that the zygote bore for us: birth, adoption, death. Which of them does what is decided elsewhere.
+
+The table and the processes change together, here: a process is in both from its birth until its pidfd says it is dead.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from contracts.errors import Refused, Unavailable
+from controlplane.clock import Clock
+from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
+from controlplane.replicas import Replica, ReplicaTable
+from controlplane.scaling.process import TERM_S, Process, is_parked, socket_name
+from controlplane.scaling.zygote import PEER, ZygoteClient
+from controlplane.tasks import Tasks
+from service.unix import SocketDirectory
+
+log = logging.getLogger(__name__)
+
+FORK_S: Final = 10.0
+PARK_S: Final = 30.0
+_FIRST_LOOK_S: Final = 0.002
+_LAST_LOOK_S: Final = 0.05
+
+
+class Fleet:
+    """The one writer of the replica table. Loop-bound; runtimes live on when it is closed."""
+
+    def __init__(
+        self, directory: SocketDirectory, zygote: ZygoteClient, table: ReplicaTable, clock: Clock, tasks: Tasks
+    ) -> None:
+        self.table = table
+        self.tasks = tasks
+        self.clock = clock
+        self._directory = directory
+        self._zygote = zygote
+        self._processes: dict[str, Process] = {}
+        self._mourners: list[Callable[[Replica], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Fleet {self.table!r}>"
+
+    def __getitem__(self, runtime_id: str) -> Process:
+        return self._processes[runtime_id]
+
+    def on_lost(self, mourner: Callable[[Replica], None]) -> None:
+        """Call `mourner` with the last state of each process that dies, after it has left the table."""
+        self._mourners.append(mourner)
+
+    async def bear(self) -> Process:
+        """A new standby, parked. Raises Refused: Unavailable where the zygote or the standby does not come."""
+        runtime_id = f"r{secrets.token_hex(6)}"
+        born = await self._zygote.fork(runtime_id, FORK_S)
+        process = self._take_in(Replica(runtime_id, ReplicaState.FORKED, self._now(), born.pid), born.pidfd)
+        limit_us, look_s = self._now() + int(PARK_S * 1e6), _FIRST_LOOK_S
+        while not await process.gone(look_s):
+            if (self._directory.path / socket_name(runtime_id)).exists() and await is_parked(process):
+                self.table.move(runtime_id, ReplicaEvent.PARKED, self._now())
+                return process
+            if self._now() > limit_us:
+                self.end(process)
+                break
+            look_s = min(look_s * 1.5, _LAST_LOOK_S)
+        log.error("a standby did not park", extra={"runtime_id": runtime_id, "pid": born.pid})
+        raise Refused(Unavailable(PEER))
+
+    def adopt(self, replica: Replica, pidfd: int) -> Process:
+        """Take in a process that another control plane had. The pidfd is ours from now on."""
+        return self._take_in(replica, pidfd)
+
+    def end(self, process: Process, term_s: float = TERM_S) -> None:
+        """Have it dead: SIGTERM, later SIGKILL, in the background. Nothing happens to one that ends already.
+
+        Raises IllegalMove for a replica that serves: drain it first.
+        """
+        if process.is_leaving:
+            return
+        self.table.move(process.runtime_id, ReplicaEvent.END, self._now())
+        process.is_ending = True
+        self.tasks.start(process.end(term_s), f"end {process.runtime_id}")
+
+    async def close(self) -> None:
+        """Let go of every process; they live on."""
+        for process in self._processes.values():
+            await process.close()
+        self._processes.clear()
+
+    def check_integrity(self) -> None:
+        """Assert that table and processes name the same."""
+        self.table.check_integrity()
+        assert {replica.runtime_id for replica in self.table} == set(self._processes)
+        assert not any(process.is_gone for process in self._processes.values())
+
+    def _take_in(self, replica: Replica, pidfd: int) -> Process:
+        self.table.add(replica)
+        process = Process(self._directory, replica.runtime_id, replica.pid, pidfd, self._lost)
+        self._processes[replica.runtime_id] = process
+        return process
+
+    def _lost(self, process: Process) -> None:
+        del self._processes[process.runtime_id]
+        replica = self.table.remove(process.runtime_id)
+        assert replica is not None
+        self.tasks.start(process.close(), f"close {process.runtime_id}")
+        if not process.is_ending:
+            log.warning("a process died", extra={"runtime_id": process.runtime_id, "state": replica.state})
+        for mourner in self._mourners:
+            mourner(replica)
+
+    def _now(self) -> int:
+        return self.clock.monotonic_us()

@@ -1,0 +1,254 @@
+"""The actuator of one machine: makes as many replicas of a version as it is told, out of parked standbys.
+
+`apply` decides and marks at once and does everything that can wait in the background, so that it can stand on the path
+of a cold start: nothing here touches a disk before a standby was told to take the version. How many replicas there
+should be is the autoscaler's to say, how one drains is `drain`'s, and what an earlier control plane left is `adopt`'s.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from contracts.control import Bind, RestoreFailure
+from contracts.errors import DeadlineExceeded, Failure, Internal, Overloaded, Refused, Unavailable
+from contracts.problem import code_of, is_retryable, status_of
+from contracts.timeline import Span, Stage
+from controlplane.facts import VersionKey
+from controlplane.feed import FeedHub
+from controlplane.policy.replica_life import LIVE, ReplicaEvent, ReplicaState
+from controlplane.replicas import NoSlot, Replica, Start, replica_row
+from controlplane.scaling.device import Device
+from controlplane.scaling.drain import drained
+from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.pool import StandbyPool
+from controlplane.scaling.process import Process
+
+log = logging.getLogger(__name__)
+
+TAKE_S: Final = 20.0  # for a standby, where none is parked
+RESTORE_S: Final = 600.0  # Knative's progress deadline
+ATTEMPTS: Final = 3  # in a row, where the process is lost on the way
+DEATH_S: Final = 5.0  # for the slot of a lost process to come free
+SETTLE_S: Final = 0.3  # after a restore comes the first prefill: the pool's refill waits for that long
+
+
+class Listener(Protocol):
+    """Who hears what became of replicas. Called from the event loop; must not block."""
+
+    def ready(self, replica: Replica) -> None:
+        """It takes requests from now on."""
+
+    def failed(self, key: VersionKey, failure: Failure) -> None:
+        """A start of the version ended without a replica."""
+
+    def lost(self, replica: Replica) -> None:
+        """A process that had a version is dead, whether or not that was wanted; its state is its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A start under way, and when it was decided."""
+
+    start: Start
+    decided_us: int
+
+
+class LocalActuator:
+    """Replicas of versions on this machine."""
+
+    def __init__(self, fleet: Fleet, pool: StandbyPool, feed: FeedHub, device: Device, drain_s: float) -> None:
+        self._fleet = fleet
+        self._table = fleet.table
+        self._pool = pool
+        self._feed = feed
+        self._device = device
+        self._drain_s = drain_s
+        self._lost_starts: dict[VersionKey, int] = {}  # in a row, by version
+        self._listeners: list[Listener] = []
+        fleet.on_lost(self._lost)
+
+    def __repr__(self) -> str:
+        return f"<LocalActuator {self._table!r}>"
+
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` what becomes of replicas from now on."""
+        self._listeners.append(listener)
+
+    def ready(self, key: VersionKey) -> int:
+        """Replicas that take requests."""
+        return self._table.ready(key)
+
+    def live(self, key: VersionKey) -> int:
+        """Replicas that take requests or are on their way there."""
+        return self._table.live(key)
+
+    def present(self, key: VersionKey) -> int:
+        """Processes of the version in any state, and starts."""
+        return len(self._table.of(key)) + len(self._table.starts_of(key))
+
+    def in_use(self) -> tuple[VersionKey, ...]:
+        """Versions that have a process or a start."""
+        return self._table.keys()
+
+    def leaving(self) -> int:
+        """Slots that come free without further doing."""
+        return self._table.leaving()
+
+    def has_room(self) -> bool:
+        """Whether a device slot is free."""
+        return self._table.held < self._table.slots
+
+    def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
+        """Have `replicas` of the version. Idempotent; returns when accepted, not when ready.
+
+        `asked_us` is when whoever waits for it asked, the zero of the restore's spans.
+        """
+        live = self._table.live(key)
+        for _ in range(replicas - live):
+            if not self._begin(key, asked_us):
+                break
+        if live > replicas:
+            self._shrink(key, live - replicas)
+
+    def serve(self, process: Process, max_streams: int, spans: tuple[Span, ...]) -> None:
+        """A restore has ended well: tell activators and listeners. One that was stopped meanwhile stays stopped."""
+        if process.is_leaving:
+            return
+        learned = {"max_streams": max_streams, "restore": spans}
+        replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
+        self._feed.publish(replicas=(replica_row(replica),))
+        self.announce(replica)
+
+    def announce(self, replica: Replica) -> None:
+        """Tell listeners of a replica that serves."""
+        assert replica.key is not None
+        self._lost_starts.pop(replica.key, None)
+        for listener in self._listeners:
+            listener.ready(replica)
+
+    def fail(self, key: VersionKey, failure: Failure) -> None:
+        """A start came to nothing. Waiters are told only where nothing else is on its way to serve them."""
+        self._lost_starts.pop(key, None)
+        if self._table.live(key) == 0:
+            row = RestoreFailure(
+                tenant=key.tenant,
+                version=key.version,
+                code=code_of(failure),
+                status=status_of(failure),
+                message=failure.message,
+                retryable=is_retryable(failure),
+            )
+            self._feed.publish(failures=(row,))
+        for listener in self._listeners:
+            listener.failed(key, failure)
+
+    def drain(self, process: Process) -> None:
+        """Let a replica that serves finish what it has, and end it."""
+        replica = self._table[process.runtime_id]
+        if replica.state is not ReplicaState.DRAINING:
+            replica = self._table.move(process.runtime_id, ReplicaEvent.DRAIN, self._now())
+        revision = self._feed.publish(replicas=(replica_row(replica),))
+        work = drained(self._fleet, self._feed, process, revision, self._drain_s)
+        self._fleet.tasks.start(work, f"drain {process.runtime_id}")
+
+    def _begin(self, key: VersionKey, asked_us: int) -> bool:
+        try:
+            start = self._table.begin(key, asked_us)
+        except NoSlot:
+            self.fail(key, Overloaded("this machine's devices", self._table.slots, 1.0))
+            return False
+        asked = _Asked(start, self._now())
+        if (process := self._pool.try_take()) is not None:
+            self._restore_on(process, asked)
+        else:
+            self._fleet.tasks.start(self._await_standby(asked), f"start {key}")
+        return True
+
+    async def _await_standby(self, asked: _Asked) -> None:
+        try:
+            process = await self._pool.take(TAKE_S)
+        except Refused as refused:
+            if self._table.is_pending(asked.start):
+                self._table.abandon(asked.start)
+                self.fail(asked.start.key, refused.failure)
+            return
+        if self._table.is_pending(asked.start):
+            self._restore_on(process, asked)
+        else:
+            self._pool.put_back(process)
+
+    def _restore_on(self, process: Process, asked: _Asked) -> None:
+        """Mark the standby as taken before anything else can run, then call it."""
+        threads = self._device.threads(self._table.held)
+        key = asked.start.key
+        self._table.bind(asked.start, process.runtime_id, self._now(), f"cpu-{threads}")
+        bind = Bind(
+            tenant=key.tenant,
+            model=key.model,
+            version=key.version,
+            device_class=f"cpu-{threads}",
+            threads=threads,
+            kv_bytes=self._device.kv_bytes(),
+        )
+        self._fleet.tasks.start(self._restore(process, bind, asked), f"restore {key}")
+
+    async def _restore(self, process: Process, bind: Bind, asked: _Asked) -> None:
+        key, began_us, zero_us = asked.start.key, self._now(), asked.start.asked_us
+        try:
+            bound = await process.bind(bind, RESTORE_S)
+            if process.is_gone:
+                raise Refused(Unavailable("the runtime"))
+        except Refused as refused:
+            await self._not_restored(process, asked, refused.failure, began_us)
+        except Exception:
+            log.exception("a restore failed in a way of ours", extra={"version": str(key)})
+            await self._not_restored(process, asked, Internal(), began_us)
+        else:
+            own = (Span(Stage.DECIDED, asked.decided_us - zero_us), Span(Stage.PROMOTED, began_us - zero_us))
+            shifted = (Span(span.stage, span.after_us + began_us - zero_us) for span in bound.spans)
+            self.serve(process, bound.max_streams, (*own, *shifted))
+        await self._fleet.clock.sleep(SETTLE_S)
+        self._pool.balance()
+
+    async def _not_restored(self, process: Process, asked: _Asked, failure: Failure, began_us: int) -> None:
+        if process.is_ending:
+            return  # it was to end
+        key = asked.start.key
+        was_lost = isinstance(failure, Unavailable) or code_of(failure) == "conflict"  # dead, or not parked after all
+        if self._now() - began_us >= RESTORE_S * 1e6:
+            failure, was_lost = DeadlineExceeded(RESTORE_S, "restoring the version"), False
+        self._fleet.end(process, term_s=0.0 if was_lost else 1.0)
+        attempt = self._lost_starts.get(key, 0) + 1
+        log.warning("a restore failed", extra={"version": str(key), "why": failure.message, "attempt": attempt})
+        if not was_lost or attempt == ATTEMPTS:
+            self.fail(key, failure)
+            return
+        self._lost_starts[key] = attempt
+        await process.gone(DEATH_S)  # it holds its slot until then
+        if self._table.live(key) == 0:
+            self._begin(key, asked.start.asked_us)
+
+    def _shrink(self, key: VersionKey, surplus: int) -> None:
+        """What serves nobody yet goes first, then the youngest: the oldest has the warmest caches."""
+        starts = self._table.starts_of(key)[::-1][:surplus]
+        for start in starts:
+            self._table.abandon(start)
+        running = [replica for replica in self._table.of(key) if replica.state in LIVE]
+        running.sort(key=lambda replica: (replica.state is ReplicaState.READY, -replica.since_us))
+        for replica in running[: surplus - len(starts)]:
+            process = self._fleet[replica.runtime_id]
+            if replica.state is ReplicaState.READY:
+                self.drain(process)
+            else:
+                self._fleet.end(process)
+
+    def _lost(self, replica: Replica) -> None:
+        if replica.key is None:
+            return
+        if replica.max_streams:  # it was in the feed
+            self._feed.publish(removed_replicas=(replica.runtime_id,))
+        for listener in self._listeners:
+            listener.lost(replica)
+
+    def _now(self) -> int:
+        return self._fleet.clock.monotonic_us()

@@ -1,0 +1,96 @@
+"""Talk to the zygote: one SEQPACKET message out, one in, a pidfd beside it. How it forks is its own affair.
+
+A connection per question: the zygote may be replaced at any time, and what a question costs is a fork anyway.
+"""
+
+import asyncio
+import os
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from contracts.errors import Internal, Refused, Unavailable
+from contracts.problem import WireFailure, from_wire
+from contracts.wire import Wire, decode, encode
+from service.unix import SocketDirectory
+
+SOCKET: Final = "zygote.sock"
+PEER: Final = "the zygote"
+_MAX_MESSAGE: Final = 4096
+_CONNECT_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """A forked process that parks now. `pidfd` is the holder's to close."""
+
+    pid: int
+    pidfd: int
+
+
+class _Reply(Wire, frozen=True):
+    ok: bool
+    pid: int | None = None
+    threads: int | None = None
+    failure: WireFailure | None = None
+
+
+class ZygoteClient:
+    """Keeps nothing open between questions."""
+
+    def __init__(self, directory: SocketDirectory, name: str = SOCKET) -> None:
+        self._directory = directory
+        self._name = name
+
+    async def fork(self, runtime_id: str, timeout_s: float) -> Born:
+        """Bear a standby. Raises Refused: Unavailable, or why the zygote won't. Cancelling may leave one unclaimed."""
+        reply, fds = await self._ask({"op": "fork", "runtime_id": runtime_id}, timeout_s)
+        if reply.pid is None or len(fds) != 1:
+            _close(fds)
+            raise Refused(Internal())
+        return Born(reply.pid, fds[0])
+
+    async def ping(self, timeout_s: float) -> None:
+        """Raises Refused(Unavailable) where it does not answer."""
+        _, fds = await self._ask({"op": "ping"}, timeout_s)
+        _close(fds)
+
+    async def _ask(self, question: dict[str, str], timeout_s: float) -> tuple[_Reply, list[int]]:
+        loop = asyncio.get_running_loop()
+        try:
+            sock = self._directory.connect(self._name, socket.SOCK_SEQPACKET, timeout_s=_CONNECT_S)
+        except OSError as error:
+            raise Refused(Unavailable(PEER)) from error
+        fds: list[int] = []
+        readable = asyncio.Event()
+        with sock:
+            sock.setblocking(False)
+            loop.add_reader(sock.fileno(), readable.set)
+            try:
+                sock.send(encode(question))
+                async with asyncio.timeout(timeout_s):
+                    await readable.wait()
+                raw, fds, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, 4)
+            except OSError as error:  # TimeoutError is one
+                raise Refused(Unavailable(PEER)) from error
+            finally:
+                loop.remove_reader(sock.fileno())
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        if not raw:
+            _close(fds)
+            raise Refused(Unavailable(PEER))
+        try:
+            reply = decode(raw, _Reply, what=f"answer of {PEER}")
+        except Refused:
+            _close(fds)
+            raise
+        if not reply.ok:
+            _close(fds)
+            raise Refused(from_wire(reply.failure) if reply.failure is not None else Internal())
+        return reply, fds
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,47 @@
+"""The control plane's settings: the only file of the package that reads the environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts import settings
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one control plane decides by."""
+
+    data: Path
+    lifeline_fd: int | None
+    standbys: int
+    device_slots: int
+    cores: int
+    threads_cap: int
+    kv_bytes: int
+    drain_s: float
+
+    @property
+    def run(self) -> Path:
+        """Where the sockets are."""
+        return self.data / "run"
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return self.data / "kelvin.db"
+
+
+def load(env: Mapping[str, str] = os.environ) -> Settings:
+    """Raises BadSetting naming variable, value and rule."""
+    lifeline = settings.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
+    return Settings(
+        data=Path(settings.text(env, "KELVIN_DATA")).absolute(),
+        lifeline_fd=None if lifeline < 0 else lifeline,
+        standbys=settings.integer(env, "KELVIN_STANDBYS", 1, low=0, high=64),
+        device_slots=settings.integer(env, "KELVIN_DEVICE_SLOTS", 8, low=1, high=1024),
+        cores=len(os.sched_getaffinity(0)),
+        threads_cap=settings.integer(env, "KELVIN_THREADS", 1, low=1, high=1024),
+        kv_bytes=settings.integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20),
+        drain_s=settings.number(env, "KELVIN_SCALE_DOWN_S", 600.0, low=0, high=86_400),
+    )

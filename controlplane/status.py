@@ -1,0 +1,69 @@
+"""Puts together what an operator sees of models: the registry's facts, the table's processes, the last restores."""
+
+from contracts.names import DEFAULT_ALIAS
+from controlplane.answers import ModelStatus, ReplicaStatus, RestoreStatus, VersionStatus
+from controlplane.facts import Model, Version, VersionKey
+from controlplane.outcomes import LastRestore, Outcomes
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.replicas import Replica, ReplicaTable
+
+_SERVING = (ReplicaState.READY, ReplicaState.DRAINING)
+
+
+def model_status(model: Model, table: ReplicaTable, outcomes: Outcomes) -> ModelStatus:
+    """The model with all of its versions."""
+    versions = tuple(_version_status(model, version, table, outcomes) for version in model.versions)
+    prod = model.aliases.get(DEFAULT_ALIAS)
+    shown = next((each for each in versions if each.version == prod), None)
+    return ModelStatus(
+        model=model.model,
+        aliases=model.aliases,
+        version=prod,
+        state=shown.state if shown is not None else "zero",
+        replicas=sum(replica.state in _SERVING for each in versions for replica in each.replicas),
+        scale=model.scale,
+        created_at_s=model.created_at_s,
+        last_restore=shown.last_restore if shown is not None else None,
+        versions=versions,
+    )
+
+
+def _version_status(model: Model, version: Version, table: ReplicaTable, outcomes: Outcomes) -> VersionStatus:
+    of, key = version.registration, version.key
+    return VersionStatus(
+        version=of.version,
+        aliases=tuple(sorted(alias for alias, target in model.aliases.items() if target == of.version)),
+        state=_state(table, key),
+        health=version.state,
+        fault=version.fault,
+        created_at_s=version.created_at_s,
+        architecture=of.architecture,
+        weight_bytes=of.weight_bytes,
+        total_bytes=of.total_bytes,
+        kv_bytes_per_token=of.kv_bytes_per_token,
+        replicas=tuple(_replica_status(replica) for replica in table.of(key)),
+        last_restore=_restore_status(outcomes.last(key)),
+    )
+
+
+def _state(table: ReplicaTable, key: VersionKey) -> str:
+    if table.ready(key):
+        return "ready"
+    return "restoring" if table.live(key) else "zero"
+
+
+def _replica_status(replica: Replica) -> ReplicaStatus:
+    return ReplicaStatus(
+        runtime_id=replica.runtime_id,
+        pid=replica.pid,
+        state=replica.state,
+        device_class=replica.device_class,
+        max_streams=replica.max_streams,
+    )
+
+
+def _restore_status(last: LastRestore | None) -> RestoreStatus | None:
+    if last is None:
+        return None
+    code, sentence = last.failure or (None, None)
+    return RestoreStatus(spans=last.spans, failure_code=code, failure=sentence)

@@ -1,0 +1,57 @@
+"""Owns background tasks: whoever starts one has somebody to end it. What the tasks do is not its concern."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """An `async with` block that ends every task still running when it is left.
+
+    A task that raises is a defect: it is logged and stays alone, since one version's trouble must not end the others.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Tasks {sorted(task.get_name() for task in self._running)}>"
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run `work` until it ends or the block is left; after that it is not begun."""
+        if self._closed:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def settled(self) -> None:
+        """Wait until nothing runs, tasks started meanwhile included."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a background task failed", exc_info=error, extra={"task": task.get_name()})
