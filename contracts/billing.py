@@ -46,7 +46,7 @@ class Balance(Wire, frozen=True):
 
 
 class BillingReport(Wire, frozen=True):
-    """`GET /admin/v1/billing/report`. A request belongs to the month (UTC) of its end, a replica to that of its death."""
+    """`GET /admin/v1/billing/report`. The month (UTC) is that of a request's end, of a replica's death."""
 
     tenant: str
     month: str  # YYYY-MM
