@@ -1,0 +1,1 @@
+"""Continuous batching over transformers' model definitions, readable in an hour."""

@@ -1,0 +1,1 @@
+"""Pure decisions of the runtime: the schedule and the KV blocks."""

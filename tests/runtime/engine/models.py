@@ -1,4 +1,4 @@
-"""Tiny random models of every served family, bound the fast way, and what transformers' own `generate` makes of them."""
+"""Tiny random models of every served family, engines over them, and what transformers' own `generate` says."""
 
 import json
 from collections.abc import Mapping, Sequence

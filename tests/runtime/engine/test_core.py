@@ -1,0 +1,401 @@
+"""The engine's answers are transformers' own, in whatever company; its counts and costs are exact."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contracts.errors import CapacityExceeded, Failure, InvalidRequest, LimitExceeded, Overloaded, Refused
+from contracts.frames import Counts
+from runtime.engine import core, sdpa
+from runtime.engine.core import ModelEngine
+from runtime.engine.interface import Event, Finished, Generated, GenerationRequest, Sampling
+from runtime.policy.blocks import BLOCK_SIZE
+from runtime.policy.schedule import Budget
+from tests.runtime.engine.models import (
+    CONFIGS,
+    NEW,
+    VOCAB,
+    engine,
+    greedy,
+    prompts,
+    reason_of,
+    reference,
+    run_dry,
+    tiny,
+    tokens_of,
+)
+
+BUDGETS = [
+    pytest.param(None, id="prompts whole"),
+    pytest.param(Budget(64, 64, 16), id="prompts cut at 64"),
+    pytest.param(Budget(23, 7, 5), id="prompts cut into crumbs"),
+]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("prompt", prompts(), ids=lambda prompt: f"{len(prompt)} tokens")
+def test_alone(name: str, prompt: tuple[int, ...]) -> None:
+    """A request alone gets `generate`'s greedy tokens."""
+    machine = engine(name)
+    assert machine.admit(greedy("a", prompt)) is None
+    assert tokens_of(run_dry(machine), "a") == reference(name, prompt)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_together(name: str, budget: Budget | None) -> None:
+    """So does each of ten together, however their prompts are cut."""
+    machine = engine(name, budget=budget)
+    for index, prompt in enumerate(prompts()):
+        assert machine.admit(greedy(str(index), prompt)) is None
+    events = run_dry(machine)
+    for index, prompt in enumerate(prompts()):
+        assert tokens_of(events, str(index)) == reference(name, prompt)
+        assert reason_of(events, str(index)) == "length"
+    assert machine.kv_blocks_free == machine.kv_blocks_total
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_late_joins(name: str, budget: Budget | None) -> None:
+    """So does who joins while others decode."""
+    machine = engine(name, budget=budget)
+    events: list[Event] = []
+    for index, prompt in enumerate(prompts()):
+        assert machine.admit(greedy(str(index), prompt)) is None
+        for _ in range(3):
+            events.extend(machine.step())
+            machine.check_integrity()
+    events.extend(run_dry(machine))
+    for index, prompt in enumerate(prompts()):
+        assert tokens_of(events, str(index)) == reference(name, prompt)
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.integers(0, len(prompts()) - 1), st.integers(1, NEW)),
+        st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("step"), st.integers(1, 6), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(
+    name=st.sampled_from(sorted(CONFIGS)),
+    actions=ACTIONS,
+    budget=st.builds(Budget, st.integers(1, 60), st.integers(1, 80), st.integers(1, 20)),
+    blocks=st.integers(6, 20),
+    max_running=st.integers(1, 6),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_schedule(
+    name: str, actions: list[tuple[str, int, int]], budget: Budget, blocks: int, max_running: int
+) -> None:
+    """Whatever arrives and is cancelled around it, every request gets `generate`'s tokens: all of them, or the first
+    ones where it was cancelled. Integrity holds after each step, each request ends once, and no block is lost."""
+    machine = engine(name, blocks=blocks, budget=budget, max_running=max_running)
+    asked: dict[str, tuple[tuple[int, ...], int]] = {}
+    events: list[Event] = []
+    cancelled: set[str] = set()
+    for kind, number, max_tokens in actions:
+        if kind == "arrive":
+            request_id = str(len(asked))
+            asked[request_id] = prompts()[number], max_tokens
+            assert machine.admit(greedy(request_id, *asked[request_id])) is None
+        elif kind == "cancel":
+            machine.cancel(str(number))
+            cancelled.add(str(number))
+        else:
+            for _ in range(number):
+                events.extend(machine.step())
+                machine.check_integrity()
+    events.extend(run_dry(machine))
+    assert machine.kv_blocks_free == machine.kv_blocks_total
+    for request_id, (prompt, max_tokens) in asked.items():
+        got, last = tokens_of(events, request_id), [event for event in events if event.request_id == request_id][-1]
+        if isinstance(last, Finished):
+            assert got == reference(name, prompt)[:max_tokens]
+        else:
+            assert request_id in cancelled
+            assert got == reference(name, prompt)[: len(got)]
+        assert last.counts.completion_tokens == len(got)
+    ends = [event.request_id for event in events if not isinstance(event, Generated)]
+    assert sorted(ends) == sorted(asked)
+
+
+def test_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: with the upper-left mask of `is_causal`, cut prompts go wrong."""
+
+    def upper_left(count: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:
+        return torch.ones(count, length, dtype=torch.bool).tril()
+
+    monkeypatch.setattr(sdpa, "_lower_right_mask", upper_left)
+    machine = engine(budget=Budget(23, 7, 5))
+    assert machine.admit(greedy("a", prompts()[7])) is None
+    assert tokens_of(run_dry(machine), "a") != reference("llama", prompts()[7])
+
+
+def test_shared_blocks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: sequences that write to one another's blocks go wrong."""
+    slots_of = core.slots_of
+    monkeypatch.setattr("runtime.engine.sequence.slots_of", lambda blocks, device: slots_of(range(len(blocks)), device))
+    machine = engine()
+    for index, prompt in enumerate(prompts()):
+        assert machine.admit(greedy(str(index), prompt)) is None
+    events = run_dry(machine)
+    assert any(tokens_of(events, str(index)) != reference("llama", p) for index, p in enumerate(prompts()))
+
+
+def test_bfloat16() -> None:
+    """In bfloat16 a request alone gets the tokens of `generate`, nearly always: rounding may break a tie elsewhere."""
+    equal = 0
+    for index, prompt in enumerate(prompts()):
+        machine = engine(dtype=torch.bfloat16)
+        assert machine.admit(greedy(str(index), prompt)) is None
+        got, want = tokens_of(run_dry(machine), str(index)), reference("llama", prompt, torch.bfloat16)
+        assert len(got) == NEW
+        equal += sum(a == b for a, b in zip(got[:4], want[:4], strict=True))
+    assert equal >= 0.8 * 4 * len(prompts())
+
+
+def test_stop_id_ends_the_answer() -> None:
+    """A stop id is neither handed out nor counted; the answer ends with reason `stop` and its blocks are free."""
+    prompt = prompts()[3]
+    want = reference("llama", prompt)
+    stop = want[5]
+    first = want.index(stop)
+    machine = engine()
+    assert machine.admit(greedy("a", prompt, stop=[stop])) is None
+    events = run_dry(machine)
+    assert tokens_of(events, "a") == want[:first]
+    assert reason_of(events, "a") == "stop"
+    assert events[-1].counts.completion_tokens == first
+    assert machine.kv_blocks_free == machine.kv_blocks_total
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 16, 17])
+def test_length_ends_the_answer(max_tokens: int) -> None:
+    """Exactly `max_tokens` tokens, then `length`."""
+    machine = engine()
+    assert machine.admit(greedy("a", prompts()[2], max_tokens)) is None
+    events = run_dry(machine)
+    assert tokens_of(events, "a") == reference("llama", prompts()[2])[:max_tokens]
+    assert reason_of(events, "a") == "length"
+
+
+def sampled(request_id: str, prompt: tuple[int, ...], seed: int | None, **how: Any) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id, prompt_ids=prompt, sampling=Sampling(max_tokens=NEW, seed=seed, **how)
+    )
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"top_k": 20, "temperature": 0.8}, id="top-k"),
+        pytest.param({"top_p": 0.9, "temperature": 1.5}, id="top-p"),
+    ],
+)
+def test_a_seed_means_the_same_tokens(how: dict[str, Any]) -> None:
+    """Alone, again, or among others who draw too: the same seed, the same tokens; another seed, others."""
+    alone = engine()
+    assert alone.admit(sampled("a", prompts()[4], 5, **how)) is None
+    want = tokens_of(run_dry(alone), "a")
+
+    crowd = engine(budget=Budget(23, 7, 5))
+    for index, prompt in enumerate(prompts()):
+        assert crowd.admit(sampled(str(index), prompt, None, top_k=index)) is None
+        crowd.step()
+    assert crowd.admit(sampled("a", prompts()[4], 5, **how)) is None
+    assert crowd.admit(sampled("b", prompts()[4], 6, **how)) is None
+    events = run_dry(crowd)
+    assert tokens_of(events, "a") == want
+    assert tokens_of(events, "b") != want
+
+
+def test_without_a_seed_answers_differ() -> None:
+    """No seed: each request draws its own numbers."""
+    machine = engine()
+    for request_id in ("a", "b"):
+        assert machine.admit(sampled(request_id, prompts()[4], None, temperature=2.0)) is None
+    events = run_dry(machine)
+    assert tokens_of(events, "a") != tokens_of(events, "b")
+
+
+@pytest.mark.parametrize(
+    ("request_", "want"),
+    [
+        pytest.param(
+            greedy("a", range(30), 35),
+            CapacityExceeded("KV blocks for prompt plus max_tokens", 4, 3),
+            id="more KV than there is at all",
+        ),
+        pytest.param(
+            greedy("a", range(30), 483), LimitExceeded("prompt plus max_tokens", 513, 512, "tokens"), id="past the end"
+        ),
+        pytest.param(greedy("a", []), InvalidRequest("prompt", "[]", "must hold a token"), id="no prompt"),
+        pytest.param(
+            greedy("a", [1, VOCAB]),
+            InvalidRequest("prompt", "97", "must be a token id from 0 to 96"),
+            id="an id outside the vocabulary",
+        ),
+        pytest.param(
+            greedy("a", [-1]), InvalidRequest("prompt", "-1", "must be a token id from 0 to 96"), id="a negative id"
+        ),
+        pytest.param(
+            greedy("a", [1], 0), InvalidRequest("max_tokens", "0", "must be 1 or more"), id="nothing to generate"
+        ),
+        pytest.param(
+            sampled("a", (1,), 0, temperature=float("nan")),
+            InvalidRequest("temperature", "nan", "must be 0 or more"),
+            id="a temperature that is no number",
+        ),
+        pytest.param(
+            sampled("a", (1,), 0, top_p=0.0),
+            InvalidRequest("top_p", "0.0", "must be over 0 and at most 1"),
+            id="a top_p of nothing",
+        ),
+        pytest.param(
+            sampled("a", (1,), 0, top_k=-1), InvalidRequest("top_k", "-1", "must be 0 (off) or more"), id="minus top_k"
+        ),
+    ],
+)
+def test_refused_at_once(request_: GenerationRequest, want: Failure) -> None:
+    """What can never run is refused at admission, and leaves nothing behind."""
+    machine = engine(blocks=3)
+    assert machine.admit(request_) == want
+    assert not machine.has_work
+    machine.check_integrity()
+
+
+def test_the_largest_that_fits_runs() -> None:
+    """Exactly all blocks: admitted and finished."""
+    machine = engine(blocks=3)
+    assert machine.admit(greedy("a", prompts()[5], 3 * BLOCK_SIZE - 33 + 1)) is None
+    assert reason_of(run_dry(machine), "a") == "length"
+
+
+def test_who_does_not_fit_yet_waits_its_turn() -> None:
+    """A request waits for blocks, is not overtaken by a smaller one, and runs when they come free."""
+    machine = engine(blocks=4)
+    for request_id, prompt in (("first", prompts()[5]), ("big", prompts()[6]), ("small", prompts()[0])):
+        assert machine.admit(greedy(request_id, prompt, 10)) is None
+    machine.step()
+    assert (machine.running, machine.waiting) == (1, 2)
+    ended = [event.request_id for event in run_dry(machine) if isinstance(event, Finished)]
+    assert ended == ["first", "big", "small"]
+
+
+def test_the_queue_is_bounded() -> None:
+    """A full queue refuses with Overloaded; an id in use is refused."""
+    machine = engine(max_waiting=1)
+    assert machine.admit(greedy("a", [1])) is None
+    assert machine.admit(greedy("a", [1])) == InvalidRequest("request_id", "a", "is in use")
+    assert machine.admit(greedy("b", [1])) == Overloaded("the engine's queue", 1, 1.0)
+
+
+def test_a_pool_of_nothing_is_refused() -> None:
+    """An engine without room for one block does not start."""
+    with pytest.raises(Refused) as caught:
+        engine(kv_bytes=1000)
+    assert isinstance(caught.value.failure, CapacityExceeded)
+
+
+class Clock:
+    """Each reading is `step_ns` later than the last."""
+
+    def __init__(self, step_ns: int) -> None:
+        self.now_ns = 0
+        self.step_ns = step_ns
+
+    def __call__(self) -> int:
+        self.now_ns += self.step_ns
+        return self.now_ns
+
+
+@pytest.mark.parametrize("step_ns", [1, 999, 1_000, 1_001, 7_654_321])
+def test_device_time_sums_exactly(step_ns: int) -> None:
+    """Each step's time is divided among its requests by tokens, to the microsecond: all together are the busy time."""
+    machine = engine(clock_ns=Clock(step_ns), budget=Budget(23, 17, 5))
+    for index, prompt in enumerate(prompts()):
+        assert machine.admit(greedy(str(index), prompt, 5)) is None
+    steps = 0
+    events: list[Event] = []
+    while machine.has_work:
+        events.extend(machine.step())
+        steps += 1
+    assert machine.busy_ns == steps * step_ns
+    final = {event.request_id: event.counts for event in events}
+    assert sum(counts.device_us for counts in final.values()) == machine.busy_ns // 1000
+    machine.check_integrity()
+    machine._charged_us += 1  # negative control
+    with pytest.raises(AssertionError, match="time is lost"):
+        machine.check_integrity()
+
+
+def test_a_step_is_divided_by_tokens() -> None:
+    """In one step a prompt of 15 tokens pays five times what one of 3 does."""
+    machine = engine(clock_ns=Clock(18_000_000))
+    for request_id, length in (("a", 15), ("b", 3)):
+        assert machine.admit(greedy(request_id, range(length), 1)) is None
+    final = {event.request_id: event.counts for event in machine.step()}
+    assert final == {
+        "a": Counts(prompt_tokens=15, completion_tokens=1, device_us=15_000),
+        "b": Counts(prompt_tokens=3, completion_tokens=1, device_us=3_000),
+    }
+
+
+def test_counts_are_cumulative() -> None:
+    """Of a cut prompt only what was computed counts; tokens count as they are handed out; nothing ever falls."""
+    machine = engine(budget=Budget(8, 8, 1))
+    assert machine.admit(greedy("a", prompts()[2], 4)) is None
+    machine.step()
+    assert machine._running["a"].counts.prompt_tokens == 8
+    counts = [event.counts for event in run_dry(machine)]
+    assert [count.completion_tokens for count in counts] == [1, 2, 3, 4, 4]
+    assert {count.prompt_tokens for count in counts} == {15}
+    assert [count.device_us for count in counts] == sorted(count.device_us for count in counts)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_are_never_written(name: str) -> None:
+    """After serving, every tensor is what it was."""
+    model = tiny(name)
+    before = {key: tensor.clone() for key, tensor in model.tensors.items()}
+    test_together(name, None)
+    for key, tensor in model.tensors.items():
+        assert torch.equal(tensor, before[key]), key
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        pytest.param(lambda machine: machine._pool.try_allocate(1), "a block is lost", id="a block nobody knows of"),
+        pytest.param(
+            lambda machine: machine._waiting.update(machine._running), "waits and runs", id="in both queues"
+        ),
+        pytest.param(
+            lambda machine: machine._running["a"].tokens.pop(), "has nothing to compute", id="a token forgotten"
+        ),
+        pytest.param(
+            lambda machine: setattr(machine._running["a"], "blocks", machine._running["b"].blocks),
+            "two sequences hold a block",
+            id="a block shared",
+        ),
+    ],
+)
+def test_integrity_check_goes_red(spoil: Any, rule: str) -> None:
+    """Negative control: each disagreement is noticed."""
+    machine: ModelEngine = engine()
+    for request_id in ("a", "b"):
+        assert machine.admit(greedy(request_id, prompts()[1])) is None
+    machine.step()
+    machine.check_integrity()
+    spoil(machine)
+    with pytest.raises(AssertionError, match=rule):
+        machine.check_integrity()

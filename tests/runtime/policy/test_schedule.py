@@ -1,0 +1,72 @@
+"""A step takes every decode, then prompts in order of arrival up to its budget; costs are divided to the last unit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, Budget, Progress, Share, divide, plan
+
+BUDGET = Budget(mixed_tokens=10, lone_tokens=40, min_prefill_tokens=4)
+DECODE = Progress(known=8, computed=7)
+
+
+def prompt(tokens: int, computed: int = 0) -> Progress:
+    return Progress(tokens, computed)
+
+
+@pytest.mark.parametrize(
+    ("running", "want"),
+    [
+        pytest.param([], [], id="nothing runs, nothing is planned"),
+        pytest.param([DECODE, DECODE], [(0, 1), (1, 1)], id="decodes compute one token each"),
+        pytest.param([prompt(30)], [(0, 30)], id="a lone prompt is not cut below the lone budget"),
+        pytest.param([prompt(50)], [(0, 40)], id="a longer one is cut at it"),
+        pytest.param([prompt(50, 40)], [(0, 10)], id="and goes on where it was cut"),
+        pytest.param([prompt(30), prompt(30)], [(0, 30), (1, 10)], id="the first prompt goes first"),
+        pytest.param([prompt(50), prompt(5)], [(0, 40)], id="a short prompt does not overtake"),
+        pytest.param([prompt(30), DECODE], [(1, 1), (0, 9)], id="beside a decode a prompt gets what the budget leaves"),
+        pytest.param([*[DECODE] * 9, prompt(9)], [*[(i, 1) for i in range(9)], (9, 4)], id="prefill never starves"),
+        pytest.param([*[DECODE] * 12], [(i, 1) for i in range(12)], id="no decode is left out"),
+        pytest.param([prompt(1)], [(0, 1)], id="a one-token prompt is a prefill"),
+    ],
+)
+def test_plan(running: list[Progress], want: list[tuple[int, int]]) -> None:
+    """Decodes first, prompts after them, first come first served."""
+    assert plan(running, BUDGET) == tuple(Share(index, count) for index, count in want)
+
+
+@given(
+    running=st.lists(
+        st.tuples(st.integers(1, 60), st.integers(0, 59)).filter(lambda pair: pair[0] > pair[1]).map(lambda p: Progress(*p)),
+        max_size=20,
+    )
+)
+def test_plan_moves_on(running: list[Progress]) -> None:
+    """Every decode is in it, the step is bounded, and whoever is not in it waits for an earlier prompt."""
+    shares = plan(running, BUDGET)
+    indices = [share.index for share in shares]
+    assert len(set(indices)) == len(indices)
+    decodes = [index for index, progress in enumerate(running) if progress.is_decode]
+    assert indices[: len(decodes)] == decodes
+    assert all(1 <= share.count <= running[share.index].known - running[share.index].computed for share in shares)
+    prefill = sum(share.count for share in shares[len(decodes) :])
+    assert prefill <= BUDGET.prefill_tokens(len(decodes))
+    if len(decodes) < len(running):
+        assert prefill > 0
+
+
+@pytest.mark.parametrize("budget", [CPU_BUDGET, CUDA_BUDGET], ids=["on a CPU", "on a CUDA device"])
+def test_budgets(budget: Budget) -> None:
+    """Prompts get through beside any number of decodes, and get more of a step alone."""
+    assert budget.prefill_tokens(10_000) == budget.min_prefill_tokens > 0
+    assert budget.prefill_tokens(0) > budget.prefill_tokens(1)
+
+
+@given(total=st.integers(0, 10**9), weights=st.lists(st.integers(0, 1000), min_size=1).filter(any))
+def test_divide(total: int, weights: list[int]) -> None:
+    """The parts sum to the total, and each is within one of its due."""
+    parts = divide(total, weights)
+    assert sum(parts) == total
+    for part, weight in zip(parts, weights, strict=True):
+        assert abs(part * sum(weights) - total * weight) < sum(weights)
+        assert part == 0 or weight > 0 or part <= 1
