@@ -1,0 +1,1 @@
+"""What exists, what should run, and what it cost: registry, scaling, ledger, admin API."""

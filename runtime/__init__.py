@@ -1,0 +1,1 @@
+"""The process that computes: zygote, standby, runtime, and the engine within."""

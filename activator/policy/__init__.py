@@ -1,0 +1,1 @@
+"""What the front door decides, as pure functions and pure state."""

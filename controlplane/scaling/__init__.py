@@ -1,0 +1,1 @@
+"""Actuators: how a decided number of replicas comes about."""
