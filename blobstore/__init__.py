@@ -1,0 +1,1 @@
+"""Bytes by key: one protocol, several places, behaviour added by wrapping."""
