@@ -1,0 +1,84 @@
+"""`kelvin fsck`: check every byte and reference of a tenant's store, and say what mends each fault. Exit 1 on any."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import click
+import httpx
+import msgspec
+
+from contracts.errors import Refused, Unavailable
+from contracts.problem import from_wire
+from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
+from contracts.wire import decode
+from kelvin.push import Progress, shown_progress
+from kelvin.push_calls import Door, failure_of, open_door
+
+# Between two lines: the largest pack is read, from a slow store.
+SILENCE_S: Final = 600.0
+
+
+def check_store(door: Door) -> Iterator[FsckLine]:
+    """Lines as they come; ends after the summary. Raises `Refused`, also where the check was cut short."""
+    try:
+        with door.stream("POST", "/push/v1/fsck", timeout=SILENCE_S) as answer:
+            if answer.status_code >= 400:
+                answer.read()
+                raise Refused(failure_of(answer))
+            for raw in answer.iter_lines():
+                line: FsckLine = decode(raw, FsckLine, what="a line of the check")  # type: ignore[arg-type]
+                if isinstance(line, FsckBroken):
+                    raise Refused(from_wire(line.failure))
+                yield line
+                if isinstance(line, FsckSummary):
+                    return
+    except httpx.TransportError as error:
+        raise Refused(Unavailable("the installation")) from error
+    raise Refused(Unavailable("the end of the check"))
+
+
+def collect(lines: Iterable[FsckLine], progress: Progress) -> tuple[list[FsckFinding], FsckSummary]:
+    """All findings, and the summary."""
+    findings: list[FsckFinding] = []
+    summary = None
+    done = 0
+    for line in lines:
+        match line:
+            case FsckFinding():
+                findings.append(line)
+            case FsckProgress(checked_bytes=checked, total_bytes=total):
+                if not done:
+                    progress.begin("checking", total)
+                progress.advance(checked - done)
+                done = checked
+            case FsckSummary():
+                summary = line
+    if summary is None:
+        raise Refused(Unavailable("the end of the check"))
+    return findings, summary
+
+
+@click.command("fsck")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def fsck_command(as_json: bool) -> None:
+    """Read every object of the tenant, verify each byte and reference. Changes nothing; exit code 1 on findings."""
+    with open_door() as door, shown_progress(not as_json) as progress:
+        findings, summary = collect(check_store(door), progress)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins({"findings": findings, "summary": summary})))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.key}: {finding.fault}\n  mend: {finding.mend}")
+        click.echo(_sentence(summary))
+    if findings:
+        sys.exit(1)
+
+
+def _sentence(summary: FsckSummary) -> str:
+    checked = f"{summary.versions} versions, {summary.packs} packs, {summary.chunks} chunks"
+    unused = f"{summary.unreferenced_chunks} chunks ({summary.unreferenced_bytes} bytes) belong to no version"
+    faults = f"{summary.findings} faults" if summary.findings else "no fault"
+    running = "; a push was running: what looked unfinished was not counted" if summary.pushes_running else ""
+    return f"{checked}, {summary.checked_bytes} bytes checked: {faults}; {unused}{running}"

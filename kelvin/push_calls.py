@@ -1,0 +1,202 @@
+"""The push API as a client calls it: one method per call, each repeated while that may help, within a deadline."""
+
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+import click
+import httpx
+import msgspec
+
+from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
+from contracts.problem import is_retryable
+from contracts.push import CommitRequest, Committed, Committing, Missing, MissingRequest, Plan, PlanRequest
+from contracts.wire import decode, encode
+
+T = TypeVar("T")
+
+PLAN_S: Final = 300.0  # headers of a large model over a slow line, and the gate
+CALL_S: Final = 120.0
+ACCEPTED: Final = 202
+
+
+class Door(Protocol):
+    """The part of `httpx.Client` that is used: it knows address, trust root and key. Answers come back unjudged."""
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> httpx.Response:
+        """Raises `httpx.TransportError`."""
+
+    def stream(self, method: str, url: str, *, timeout: float | None = None) -> AbstractContextManager[httpx.Response]:
+        """An answer whose body is read as it comes. Raises likewise."""
+
+
+@contextmanager
+def open_door() -> Iterator[Door]:
+    """The door of the running command: its context's object opens it."""
+    with click.get_current_context().obj.door() as door:
+        # This API's refusals say whether a repeat may help: they are read here, not raised as sentences.
+        door.event_hooks = {}
+        yield door
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a call that fails for a passing reason is repeated: shorter before the first answer of all."""
+
+    give_up_s: float = 120.0
+    first_s: float = 10.0
+    base_s: float = 0.2
+    cap_s: float = 5.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    chance: Callable[[], float] = random.random
+
+    def pause_s(self, failed: int, failure: Failure) -> float:
+        """Half of an exponential step, the other half by chance, and never before the time that was asked for."""
+        step = min(self.cap_s, self.base_s * 2.0 ** min(failed, 20))
+        return max(step * (0.5 + 0.5 * self.chance()), failure.retry_after_s or 0.0)
+
+
+class PushCalls:
+    """Each method raises `Refused` with the failure that the installation answered, or Unavailable. Thread-safe."""
+
+    def __init__(self, door: Door, patience: Patience) -> None:
+        self._door = door
+        self._patience = patience
+        self._reached = False
+
+    def __repr__(self) -> str:
+        return f"<PushCalls reached={self._reached}>"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Judge and lay out; opens a push."""
+        return self._decoded(self._call("POST", "/push/v1/plans", encode(request), PLAN_S), Plan)
+
+    def missing(self, plan_id: str, digests: tuple[str, ...]) -> Missing:
+        """Which chunks have to be sent."""
+        body = encode(MissingRequest(digests=digests))
+        return self._decoded(self._call("POST", f"/push/v1/plans/{plan_id}/missing", body), Missing)
+
+    def put_chunk(self, plan_id: str, digest: str, data: bytes) -> None:
+        """Send one."""
+        headers = {"content-type": "application/octet-stream"}
+        self._call("PUT", f"/push/v1/plans/{plan_id}/chunks/{digest}", data, headers=headers)
+
+    def commit(self, plan_id: str, digests: tuple[str, ...]) -> Committed | Committing:
+        """Make the version; `Committing` means: ask again."""
+        body = encode(CommitRequest(digests=digests))
+        answer = self._call("POST", f"/push/v1/plans/{plan_id}/commit", body)
+        kind: type[Committed] | type[Committing] = Committing if answer.status_code == ACCEPTED else Committed
+        return self._decoded(answer, kind)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        content: bytes,
+        timeout_s: float = CALL_S,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        patience = self._patience
+        give_up_at = patience.clock() + (patience.give_up_s if self._reached else patience.first_s)
+        failed = 0
+        while True:
+            failure, retryable = self._attempt(method, path, content, timeout_s, headers)
+            if isinstance(failure, httpx.Response):
+                self._reached = True
+                return failure
+            failed += 1
+            pause_s = patience.pause_s(failed, failure)
+            if not retryable or patience.clock() + pause_s > give_up_at:
+                raise Refused(failure)
+            patience.sleep(pause_s)
+
+    def _attempt(
+        self, method: str, path: str, content: bytes, timeout_s: float, headers: Mapping[str, str] | None
+    ) -> tuple[httpx.Response | Failure, bool]:
+        """The answer, or a failure and whether a repeat may help."""
+        try:
+            answer = self._door.request(
+                method,
+                path,
+                content=content,
+                headers=headers or {"content-type": "application/json"},
+                timeout=timeout_s,
+            )
+        except httpx.TransportError as error:
+            if (reason := _distrust(error)) is not None:
+                return RemoteFailure("untrusted", 0, f"the installation's certificate is not trusted: {reason}"), False
+            return Unavailable("the installation"), True
+        if answer.status_code < 400:
+            return answer, False
+        failure = failure_of(answer)
+        return failure, is_retryable(failure)
+
+    @staticmethod
+    def _decoded(answer: httpx.Response, kind: type[T]) -> T:
+        return decode(answer.content, kind, what="the installation's answer")
+
+
+def _distrust(error: BaseException) -> str | None:
+    """The verifier's reason where a certificate was refused: repeating won't help."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return cause.verify_message
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+class _Problem(msgspec.Struct):
+    """Problem details, as the push API answers."""
+
+    code: str
+    detail: str
+    param: str | None = None
+    retryable: bool = False
+    retry_after_s: float | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+
+class _OpenAiError(msgspec.Struct):
+    """What the door itself answers, before the push API is reached."""
+
+    error: _Error
+
+
+def failure_of(answer: httpx.Response) -> RemoteFailure:
+    """The failure that an answer of 400 or more carries, whoever on the way wrote it."""
+    status = answer.status_code
+    passing = status in (429, 502, 503, 504)
+    try:
+        problem = msgspec.json.decode(answer.content, type=_Problem)
+    except msgspec.MsgspecError:
+        pass
+    else:
+        return RemoteFailure(
+            problem.code, status, problem.detail, problem.param, problem.retryable, problem.retry_after_s
+        )
+    after = answer.headers.get("retry-after", "")
+    after_s = float(after) if after.isdecimal() else None
+    try:
+        error = msgspec.json.decode(answer.content, type=_OpenAiError).error
+    except msgspec.MsgspecError:
+        return RemoteFailure("unavailable", status, f"the answer was {status}", None, passing, after_s)
+    return RemoteFailure(error.code or "error", status, error.message, error.param, passing, after_s)

@@ -1,0 +1,195 @@
+"""A directory on its way to becoming a version: what it holds, its bytes by pieces, and whether it stayed the same.
+
+What may enter is the snapshotter's policy; here is what only the machine with the files can see: links, kinds, changes.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contracts.errors import ArtifactRejected, InvalidRequest, Refused
+from contracts.push import PlannedChunk, PlanRequest, SmallFile, WeightsFile
+from snapshotter.policy.files import INDEX_FILE, MAX_PATHS, Role, check_paths, choose_weights, max_bytes_of, role_of
+from snapshotter.policy.intake import indexed_files
+from snapshotter.policy.safetensors_header import PREFIX_BYTES, header_bytes
+
+_COPY_HINT: Final = "copy the file itself (from a Hugging Face cache: `hf download REPO --local-dir DIR`, or `cp -rL`)"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What changes when a file is written or replaced."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file that is pushed. `head` is a safetensors file's prefix and header, or all of a small file."""
+
+    path: str
+    identity: Identity
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A directory as it was when it was scanned."""
+
+    root: Path
+    small: tuple[SourceFile, ...]
+    weights: tuple[SourceFile, ...]
+    others: tuple[str, ...]  # neither served nor dangerous; directories that were not entered end in "/"
+
+    def request(self, model: str) -> PlanRequest:
+        """What the snapshotter is asked with."""
+        return PlanRequest(
+            model=model,
+            small_files=tuple(SmallFile(path=file.path, content=file.head) for file in self.small),
+            weights=tuple(
+                WeightsFile(path=file.path, size=file.identity.size, header=file.head) for file in self.weights
+            ),
+            other_paths=tuple(path for path in self.others if not path.endswith("/")),
+        )
+
+    def read_chunk(self, chunk: PlannedChunk) -> bytes:
+        """The chunk's bytes. Raises `Refused(ArtifactRejected)` where a file is no longer what was scanned."""
+        known = {file.path: file for file in (*self.small, *self.weights)}
+        data = bytearray(chunk.length)  # what is not read stays zero: that is the padding
+        at = 0
+        for piece in chunk.pieces:
+            with _opened(self.root, known[piece.path].path) as fd:
+                _check_same(known[piece.path], fd)
+                _read_into(fd, piece.offset, memoryview(data)[at : at + piece.length], piece.path)
+            at += piece.length + piece.pad
+        return bytes(data)
+
+    def check_unchanged(self) -> None:
+        """Raises `Refused(ArtifactRejected)` where a file was written or replaced since the scan."""
+        for file in (*self.small, *self.weights):
+            with _opened(self.root, file.path) as fd:
+                _check_same(file, fd)
+                head = bytearray(len(file.head))
+                _read_into(fd, 0, memoryview(head), file.path)
+                if head != file.head:
+                    raise _changed(file.path)
+
+
+def scan(directory: Path) -> Source:
+    """Look at every name, read the small files and the headers. Raises `Refused` for what may not be pushed."""
+    if not directory.is_dir():
+        raise Refused(InvalidRequest("directory", str(directory), "is not a directory"))
+    root = directory.resolve()
+    files, unentered = _walk(root)
+    check_paths(files)
+    small = [_small_file(root, path) for path in files if role_of(path) in (Role.PINNED, Role.INDEX)]
+    index = next((file.head for file in small if file.path == INDEX_FILE), None)
+    candidates = [path for path in files if role_of(path) is Role.WEIGHTS]
+    chosen = choose_weights(candidates, None if index is None else indexed_files(index))
+    weights = [_weights_file(root, path) for path in chosen]
+    pushed = {file.path for file in (*small, *weights)}
+    others = tuple(path for path in files if path not in pushed)
+    return Source(root, tuple(small), tuple(weights), others + unentered)
+
+
+def _walk(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Paths of files below `root` in name order, and directories that were passed over (hidden, or links)."""
+    files: list[str] = []
+    unentered: list[str] = []
+    for parent, directories, names in os.walk(root, onerror=_raise):
+        inside = os.path.relpath(parent, root)
+        prefix = "" if inside == "." else f"{inside}/"
+        for name in sorted(directories):
+            link = os.path.islink(os.path.join(parent, name))
+            if link:
+                _check_link(root, prefix + name)
+            if link or name.startswith("."):  # a version control's or a download's own records
+                directories.remove(name)
+                unentered.append(f"{prefix}{name}/")
+        for name in names:
+            if os.path.islink(os.path.join(parent, name)):
+                _check_link(root, prefix + name)
+            files.append(prefix + name)
+        if len(files) > MAX_PATHS:
+            raise Refused(InvalidRequest("directory", str(root), f"holds more than {MAX_PATHS} files"))
+    return tuple(sorted(files)), tuple(sorted(unentered))
+
+
+def _raise(error: OSError) -> None:
+    raise Refused(InvalidRequest("directory", str(error.filename), error.strerror or "can't be read")) from error
+
+
+def _check_link(root: Path, path: str) -> None:
+    target = Path(os.path.realpath(root / path))
+    if not target.is_relative_to(root):
+        raise Refused(ArtifactRejected(path, f"it is a link out of the directory; {_COPY_HINT}"))
+    if not target.exists():
+        raise Refused(ArtifactRejected(path, "it is a link to nothing"))
+
+
+def _small_file(root: Path, path: str) -> SourceFile:
+    with _opened(root, path) as fd:
+        identity = _identity(fd)
+        if identity.size > max_bytes_of(path):
+            rule = f"it has {identity.size} bytes; the limit is {max_bytes_of(path)}"
+            raise Refused(ArtifactRejected(path, rule))
+        content = bytearray(identity.size)
+        _read_into(fd, 0, memoryview(content), path)
+    return SourceFile(path, identity, bytes(content))
+
+
+def _weights_file(root: Path, path: str) -> SourceFile:
+    with _opened(root, path) as fd:
+        identity = _identity(fd)
+        length = header_bytes(os.pread(fd, PREFIX_BYTES, 0), identity.size, path)
+        head = bytearray(length)
+        _read_into(fd, 0, memoryview(head), path)
+    return SourceFile(path, identity, bytes(head))
+
+
+@contextmanager
+def _opened(root: Path, path: str) -> Iterator[int]:
+    """A descriptor of a regular file; a named pipe is not waited for."""
+    try:
+        fd = os.open(root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise Refused(ArtifactRejected(path, f"it can't be read: {error.strerror}")) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Refused(ArtifactRejected(path, "it is not a regular file"))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _identity(fd: int) -> Identity:
+    found = os.fstat(fd)
+    return Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _check_same(file: SourceFile, fd: int) -> None:
+    if _identity(fd) != file.identity:
+        raise _changed(file.path)
+
+
+def _changed(path: str) -> Refused:
+    return Refused(ArtifactRejected(path, "it changed while it was being pushed; nothing was published: push again"))
+
+
+def _read_into(fd: int, offset: int, into: memoryview, path: str) -> None:
+    done = 0
+    while done < into.nbytes:
+        try:
+            count = os.preadv(fd, [into[done:]], offset + done)
+        except OSError as error:
+            raise Refused(ArtifactRejected(path, f"it can't be read: {error.strerror}")) from error
+        if count == 0:
+            raise _changed(path)
+        done += count

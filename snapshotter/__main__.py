@@ -1,0 +1,17 @@
+"""`python -m snapshotter`: the process of the push API."""
+
+from service.log import configure_logging
+from service.run import run_service
+from snapshotter.app import serve
+from snapshotter.settings import from_environment
+
+
+def main() -> None:
+    """Run until SIGTERM or the supervisor's end."""
+    configure_logging("snapshotter")
+    settings = from_environment()
+    run_service(lambda stop: serve(settings, stop), settings.lifeline_fd)
+
+
+if __name__ == "__main__":
+    main()

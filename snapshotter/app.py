@@ -1,0 +1,97 @@
+"""The snapshotter's composition root: what is wrapped around what, and in which order it is taken down."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from fastapi import FastAPI, Response
+
+from blobstore.factory import open_store
+from blobstore.store import BlobNotFound, BlobStore
+from blobstore.verifying import VerifyingStore
+from contracts.errors import Refused
+from service.client import ServiceClient
+from service.failures import install_failure_handlers
+from service.run import serve_until
+from service.unix import SocketDirectory
+from snapshotter.catalog import Catalog
+from snapshotter.fsck import Fsck
+from snapshotter.jobs import ControlPlaneJobs, Jobs
+from snapshotter.publish import Publisher
+from snapshotter.pushes import Pushes, PushLimits
+from snapshotter.routes import push_routes
+from snapshotter.settings import SnapshotterSettings
+from snapshotter.staging import Staging
+
+log = logging.getLogger(__name__)
+
+SOCKET: Final = "snapshotter.sock"
+CONTROL_SOCKET: Final = "control.sock"
+SWEEP_EVERY_S: Final = 60.0
+
+
+@asynccontextmanager
+async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) -> AsyncIterator[FastAPI]:
+    """The ASGI app over a store and the control plane's jobs. Leaving cancels commits; a retry takes them up."""
+    staging = Staging(settings.staging, settings.plans_per_tenant)
+    publisher = Publisher(store, staging, Catalog(store), jobs, settings.pack_bytes)
+    limits = PushLimits(settings.chunk_bytes, settings.max_version_bytes)
+    pushes = Pushes(staging, publisher, jobs, limits)
+    fsck = Fsck(store, pushes.commits.is_running)
+    app = FastAPI(title="Kelvin snapshotter", docs_url=None, redoc_url=None, openapi_url=None)
+    install_failure_handlers(app)
+    app.include_router(push_routes(pushes, fsck.check))
+    _add_health(app, store)
+    sweeper = asyncio.create_task(_sweep(staging, settings.plan_age_s), name="sweep of staging")
+    try:
+        yield app
+    finally:
+        sweeper.cancel()
+        await asyncio.gather(sweeper, return_exceptions=True)
+        await pushes.commits.close()
+
+
+async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
+    """Serve the push API on its socket until `stop`."""
+    async with AsyncExitStack() as stack:
+        directory = SocketDirectory(settings.run)
+        stack.callback(directory.close)
+        client = ServiceClient(directory, CONTROL_SOCKET, "the control plane")
+        stack.push_async_callback(client.close)
+        store = VerifyingStore(open_store(settings.store_url))
+        jobs = ControlPlaneJobs(client, settings.gate_s, settings.seal_s)
+        app = await stack.enter_async_context(open_app(settings, store, jobs))
+        listener = stack.enter_context(directory.listen(SOCKET))
+        log.info("serving", extra={"socket": SOCKET})
+        await serve_until(app, listener, stop)
+
+
+def _add_health(app: FastAPI, store: BlobStore) -> None:
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return Response(status_code=200)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        try:
+            await store.stat("ready")
+        except BlobNotFound:
+            return Response(status_code=200)  # it answered, which is all that was asked
+        except Refused:
+            return Response(status_code=503)
+        return Response(status_code=200)
+
+
+async def _sweep(staging: Staging, max_age_s: float) -> None:
+    while True:
+        try:
+            dropped = await asyncio.to_thread(staging.sweep, time.time(), max_age_s)
+        except OSError:
+            log.exception("the staging directory could not be swept")
+        else:
+            if dropped:
+                log.info("dropped pushes that stood still", extra={"plans": dropped})
+        await asyncio.sleep(SWEEP_EVERY_S)

@@ -1,0 +1,40 @@
+"""Request bodies, read with a limit and a deadline: what is too long or too slow is refused while it arrives."""
+
+import asyncio
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+
+from contracts.errors import BodyTooLarge, Cancelled, DeadlineExceeded, InvalidRequest, Refused
+
+BODY_S: Final = 120.0
+
+
+async def read_body(request: Request, limit: int, timeout_s: float = BODY_S) -> bytearray:
+    """The whole body of at most `limit` bytes.
+
+    Raises `Refused` with BodyTooLarge, DeadlineExceeded, or Cancelled where the client went away.
+    """
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated[:20]) > limit:
+        raise Refused(BodyTooLarge(limit))
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise Refused(BodyTooLarge(limit))
+    except TimeoutError:
+        raise Refused(DeadlineExceeded(timeout_s, "the body was being sent")) from None
+    except ClientDisconnect:
+        raise Refused(Cancelled()) from None
+    return body
+
+
+async def read_exactly(request: Request, nbytes: int, what: str) -> bytearray:
+    """A body of exactly `nbytes`. Raises as `read_body`, and `Refused(InvalidRequest)` where it is shorter."""
+    body = await read_body(request, nbytes)
+    if len(body) != nbytes:
+        raise Refused(InvalidRequest(what, f"{len(body)} bytes", f"must have exactly {nbytes}"))
+    return body

@@ -1,0 +1,111 @@
+"""Commits outlive the request that began them: each runs once, and whoever asks again joins it or gets its result."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from contracts.errors import Conflict, Overloaded, Refused
+from contracts.push import CommitStep, Committed, Committing
+from snapshotter.plans import PlanRecord
+from snapshotter.publish import Report
+
+log = logging.getLogger(__name__)
+
+RUNNING_LIMIT: Final = 8
+RESULTS_KEPT: Final = 256
+
+Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Committed]]
+
+
+@dataclass(slots=True)
+class _Commit:
+    tenant: str
+    digests: tuple[str, ...]
+    step: CommitStep = CommitStep.WAITING
+    task: asyncio.Task[Committed] = field(init=False)
+
+    def report(self, step: CommitStep) -> None:
+        self.step = step
+
+
+class Commits:
+    """At most `RUNNING_LIMIT` run at once. Close it where you opened it: what runs is cancelled; a retry resumes it."""
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._commits: OrderedDict[str, _Commit] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Commits running={len(self._running())} kept={len(self._commits)}>"
+
+    def __contains__(self, plan_id: str) -> bool:
+        return plan_id in self._commits
+
+    def is_running(self, tenant: str) -> bool:
+        """Whether a commit of this tenant is under way."""
+        return any(commit.tenant == tenant for commit in self._running())
+
+    async def try_join(
+        self, tenant: str, plan_id: str, digests: tuple[str, ...], wait_s: float
+    ) -> Committed | Committing | None:
+        """The result of the plan's commit, or how far it is after `wait_s`; None where there is none.
+
+        Raises what the commit failed with (once: asking again starts it anew), and `Refused(Conflict)` where the
+        plan is being committed with other chunks.
+        """
+        commit = self._commits.get(plan_id)
+        if commit is None or commit.tenant != tenant:
+            return None
+        if commit.digests != digests:
+            raise Refused(Conflict("commit", "the plan is being committed with other chunks"))
+        done, _ = await asyncio.wait({commit.task}, timeout=wait_s)
+        if not done:
+            return Committing(step=commit.step)
+        failed = commit.task.cancelled() or commit.task.exception() is not None
+        if failed and self._commits.get(plan_id) is commit:
+            del self._commits[plan_id]
+        return commit.task.result()
+
+    def start(self, record: PlanRecord, digests: tuple[str, ...]) -> None:
+        """Begin the commit of a plan that has none. Raises `Refused(Overloaded)`."""
+        assert record.plan_id not in self._commits
+        if len(self._running()) >= RUNNING_LIMIT:
+            raise Refused(Overloaded("the list of running commits", RUNNING_LIMIT, 5.0))
+        commit = _Commit(record.tenant, digests)
+        commit.task = asyncio.create_task(
+            self._publish(record, digests, commit.report), name=f"commit {record.plan_id}"
+        )
+        commit.task.add_done_callback(_log_failure)
+        self._commits[record.plan_id] = commit
+        self._forget_old()
+
+    async def close(self) -> None:
+        """Cancel what runs and wait for its end."""
+        tasks = [commit.task for commit in self._running()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _running(self) -> list[_Commit]:
+        return [commit for commit in self._commits.values() if not commit.task.done()]
+
+    def _forget_old(self) -> None:
+        done = [plan_id for plan_id, commit in self._commits.items() if commit.task.done()]
+        for plan_id in done[: max(0, len(self._commits) - RESULTS_KEPT)]:
+            del self._commits[plan_id]
+
+
+def _log_failure(task: asyncio.Task[Committed]) -> None:
+    """Also marks the exception as seen: the client may never ask."""
+    if task.cancelled():
+        return
+    match task.exception():
+        case None:
+            return
+        case Refused() as refused:
+            log.warning("a commit was refused", extra={"task": task.get_name(), "failure": str(refused)})
+        case error:
+            log.error("a commit failed", exc_info=error, extra={"task": task.get_name()})

@@ -1,0 +1,298 @@
+"""Check a tenant's objects: every byte against its digest, every reference against what it names. Changes nothing.
+
+Manifests are listed before packs, so that what is published meanwhile is not mistaken for a fault. Objects that look
+unfinished are faults only while no push of the tenant runs.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from blake3 import blake3
+
+from blobstore.packs import PackEntry, decode_table
+from blobstore.store import BlobNotFound, BlobStore
+from contracts.control import SealAttestation
+from contracts.errors import Overloaded, Refused
+from contracts.keys import (
+    ATTESTATIONS,
+    DRAFTS,
+    INDEX,
+    INPUTS,
+    MANIFESTS,
+    PACKS,
+    attestation_key,
+    attestations_prefix,
+    index_key,
+    manifest_key,
+    pack_key,
+)
+from contracts.manifest import Manifest, decode_manifest
+from contracts.problem import to_wire
+from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
+from contracts.wire import decode
+from snapshotter.catalog import Place
+from snapshotter.policy.sealing import Sealing, inputs_digest
+from snapshotter.verify import PackReport, verify_pack
+
+_KINDS: Final = (ATTESTATIONS, DRAFTS, INDEX, INPUTS, MANIFESTS, PACKS)
+_NAMED: Final = 3  # chunks that a finding names; the rest are counted
+
+PUSH_AGAIN: Final = "push the model again from its source"
+
+
+@dataclass(slots=True)
+class _State:
+    """What one check has learnt so far."""
+
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)  # verified chunks only
+    packs: int = 0
+    checked_bytes: int = 0
+    findings: int = 0
+    seen_running: bool = False
+
+
+class Fsck:
+    """One check at a time: it reads all there is. `is_running` says whether a push of the tenant is being committed."""
+
+    def __init__(self, store: BlobStore, is_running: Callable[[str], bool]) -> None:
+        self._store = store
+        self._is_running = is_running
+        self._turn = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Fsck running={self._turn.locked()}>"
+
+    async def check(self, tenant: str) -> AsyncIterator[FsckLine]:
+        """Findings and progress as they come, then a summary; a store that fails ends it with `FsckBroken`."""
+        if self._turn.locked():
+            yield FsckBroken(failure=to_wire(Overloaded("the list of running checks", 1, 30.0)))
+            return
+        async with self._turn:
+            state = _State()
+            try:
+                async for line in self._lines(tenant, state):
+                    state.findings += isinstance(line, FsckFinding)
+                    yield line
+            except Refused as refused:
+                yield FsckBroken(failure=to_wire(refused.failure))
+                return
+            yield self._summary(tenant, state)
+
+    async def _lines(self, tenant: str, state: _State) -> AsyncIterator[FsckLine]:
+        self._watch(tenant, state)
+        keys = {kind: await self._list(tenant, kind) for kind in _KINDS if kind not in (PACKS, INDEX)}
+        async for finding in self._check_manifests(tenant, keys[MANIFESTS], state):
+            yield finding
+        keys |= {kind: await self._list(tenant, kind) for kind in (PACKS, INDEX)}
+        async for line in self._check_packs(tenant, keys[PACKS], keys[INDEX], state):
+            yield line
+        async for finding in self._check_references(tenant, state):
+            yield finding
+        async for finding in self._check_attestations(tenant, keys, state):
+            yield finding
+        async for finding in self._check_inputs(keys[INPUTS], state):
+            yield finding
+        self._watch(tenant, state)
+        if not state.seen_running:
+            for key in keys[DRAFTS]:
+                yield FsckFinding(
+                    key=key, fault="a draft of a push that did not end", mend=f"delete it, or {PUSH_AGAIN}"
+                )
+        async for key in self._store.list(f"{tenant}/"):
+            if key.split("/")[1] not in _KINDS:
+                yield FsckFinding(key=key, fault="no object of this format has such a name", mend="delete it")
+
+    async def _check_manifests(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
+        for key in keys:
+            version = _last(key)
+            try:
+                state.manifests[version] = decode_manifest(await self._store.read(key), version)
+            except BlobNotFound:
+                continue
+            except Refused as refused:
+                if refused.failure.retryable:
+                    raise
+                yield FsckFinding(key=key, fault=refused.failure.message, mend=PUSH_AGAIN)
+
+    async def _check_packs(
+        self, tenant: str, packs: list[str], indexes: list[str], state: _State
+    ) -> AsyncIterator[FsckLine]:
+        sizes = {key: (await self._store.stat(key)).size for key in packs}
+        total = sum(sizes.values())
+        for key in packs:
+            pack = _last(key)
+            report = await verify_pack(self._store, tenant, pack)
+            state.packs += 1
+            state.checked_bytes += report.size
+            for finding in _pack_findings(tenant, pack, report):
+                yield finding
+            for entry in report.entries:
+                if entry.digest not in report.bad:
+                    state.places[entry.digest] = Place(pack, entry.offset, entry.length)
+            async for finding in self._check_index(tenant, pack, report, state):
+                yield finding
+            yield FsckProgress(checked_bytes=state.checked_bytes, total_bytes=max(total, state.checked_bytes))
+        for key in indexes:
+            if pack_key(tenant, _last(key)) not in sizes and not await self._is_there(pack_key(tenant, _last(key))):
+                yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
+
+    async def _check_index(
+        self, tenant: str, pack: str, report: PackReport, state: _State
+    ) -> AsyncIterator[FsckFinding]:
+        key = index_key(tenant, pack)
+        try:
+            table: tuple[PackEntry, ...] = decode_table(await self._store.read(key), pack)
+        except BlobNotFound:
+            self._watch(tenant, state)
+            if not state.seen_running:  # a pack is there for a moment before its index
+                mend = f"{PUSH_AGAIN}, or delete {pack_key(tenant, pack)}"
+                yield FsckFinding(key=key, fault="the index of a pack is missing", mend=mend)
+            return
+        except Refused as refused:
+            if refused.failure.retryable:
+                raise
+            yield FsckFinding(key=key, fault=refused.failure.message, mend=f"delete it, then {PUSH_AGAIN}")
+            return
+        if report.footer_fault is None and table != report.entries:
+            yield FsckFinding(
+                key=key, fault="it differs from the footer of its pack", mend=f"delete it, then {PUSH_AGAIN}"
+            )
+
+    async def _check_references(self, tenant: str, state: _State) -> AsyncIterator[FsckFinding]:
+        for version, manifest in state.manifests.items():
+            key = manifest_key(tenant, version)
+            wanted = {chunk.digest: chunk.length for chunk in manifest.chunks}
+            missing = [
+                digest
+                for digest, length in wanted.items()
+                if digest not in state.places or state.places[digest].length != length
+            ]
+            if missing:
+                some = ", ".join(missing[:_NAMED])
+                fault = f"{len(missing)} of {len(wanted)} chunks are missing or damaged: {some}"
+                yield FsckFinding(key=key, fault=fault, mend=f"mend the packs named above, then {PUSH_AGAIN}")
+                continue
+            for path in await self._damaged_files(tenant, manifest, state):
+                fault = f"the pinned file {path} does not match its digest"
+                yield FsckFinding(key=key, fault=fault, mend=f"delete it, then {PUSH_AGAIN}")
+
+    async def _damaged_files(self, tenant: str, manifest: Manifest, state: _State) -> list[str]:
+        """Chunks are right by their own digests; this is whether the manifest speaks of them rightly."""
+        if not manifest.files:
+            return []
+        end = max(file.offset + file.size for file in manifest.files)
+        space = bytearray()
+        for chunk in manifest.chunks:
+            if len(space) >= end:
+                break
+            place = state.places[chunk.digest]
+            space += await self._store.read(pack_key(tenant, place.pack), place.offset, place.length)
+        return [
+            file.path
+            for file in manifest.files
+            if blake3(memoryview(space)[file.offset : file.offset + file.size]).hexdigest() != file.digest
+        ]
+
+    async def _check_attestations(
+        self, tenant: str, keys: dict[str, list[str]], state: _State
+    ) -> AsyncIterator[FsckFinding]:
+        named = {_last(key) for key in keys[MANIFESTS]}
+        drafts = {_last(key) for key in keys[DRAFTS]}
+        attested: set[str] = set()
+        for key in keys[ATTESTATIONS]:
+            version = key.split("/")[2]
+            fault = await self._attestation_fault(tenant, version, key)
+            if fault is not None:
+                yield FsckFinding(key=key, fault=fault, mend=f"delete it, then {PUSH_AGAIN}")
+                continue
+            attested.add(version)
+            if version not in named | drafts and not await self._is_there(manifest_key(tenant, version)):
+                self._watch(tenant, state)
+                if not state.seen_running:
+                    yield FsckFinding(key=key, fault="its version does not exist", mend=f"delete it, or {PUSH_AGAIN}")
+        for version in sorted(state.manifests.keys() - attested):
+            fault = "no attestation says that it was sealed"
+            prefix = attestations_prefix(tenant, version)
+            if not [key async for key in self._store.list(prefix) if key not in keys[ATTESTATIONS]]:
+                yield FsckFinding(key=manifest_key(tenant, version), fault=fault, mend=PUSH_AGAIN)
+
+    async def _attestation_fault(self, tenant: str, version: str, key: str) -> str | None:
+        try:
+            found = decode(await self._store.read(key), SealAttestation, what="attestation")
+        except BlobNotFound:
+            return None
+        except Refused as refused:
+            if refused.failure.retryable:
+                raise
+            return refused.failure.message
+        if found.version != version:
+            return f"it speaks of version {found.version}"
+        if attestation_key(tenant, version, found.fingerprint) != key:
+            return "its name is not that of its fingerprint"
+        return None
+
+    async def _check_inputs(self, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
+        known = {version: _inputs_of(manifest) for version, manifest in state.manifests.items()}
+        for key in keys:
+            try:
+                version = (await self._store.read(key)).decode(errors="replace")
+            except BlobNotFound:
+                continue
+            mend = "delete it; the next push of the model writes it anew"
+            if version not in known:
+                yield FsckFinding(key=key, fault=f"it names version {version[:64]!r}, which does not exist", mend=mend)
+            elif known[version] != _last(key):
+                yield FsckFinding(key=key, fault=f"version {version} was made of other inputs", mend=mend)
+
+    def _summary(self, tenant: str, state: _State) -> FsckSummary:
+        used = {chunk.digest for manifest in state.manifests.values() for chunk in manifest.chunks}
+        unused = [place.length for digest, place in state.places.items() if digest not in used]
+        return FsckSummary(
+            versions=len(state.manifests),
+            packs=state.packs,
+            chunks=len(state.places),
+            checked_bytes=state.checked_bytes,
+            unreferenced_chunks=len(unused),
+            unreferenced_bytes=sum(unused),
+            findings=state.findings,
+            pushes_running=state.seen_running,
+        )
+
+    def _watch(self, tenant: str, state: _State) -> None:
+        state.seen_running = state.seen_running or self._is_running(tenant)
+
+    async def _list(self, tenant: str, kind: str) -> list[str]:
+        return [key async for key in self._store.list(f"{tenant}/{kind}/")]
+
+    async def _is_there(self, key: str) -> bool:
+        try:
+            await self._store.stat(key)
+        except BlobNotFound:
+            return False
+        return True
+
+
+def _last(key: str) -> str:
+    return key.rsplit("/", 1)[1]
+
+
+def _pack_findings(tenant: str, pack: str, report: PackReport) -> list[FsckFinding]:
+    key = pack_key(tenant, pack)
+    mend = f"delete it and {index_key(tenant, pack)}, then {PUSH_AGAIN}: only its chunks will be sent"
+    faults = []
+    if report.footer_fault is not None:
+        faults.append(f"its footer: {report.footer_fault}")
+    if report.bad:
+        some = ", ".join(sorted(report.bad)[:_NAMED])
+        faults.append(f"{len(report.bad)} of {len(report.entries)} chunks do not match their digests: {some}")
+    if not faults and not report.digest_matches:
+        faults.append("its bytes do not match its name")
+    return [FsckFinding(key=key, fault=fault, mend=mend) for fault in faults]
+
+
+def _inputs_of(manifest: Manifest) -> str:
+    sealing = Sealing(manifest.format, manifest.chunk_bytes, manifest.engine, manifest.limits)
+    return inputs_digest(sealing, manifest.files, manifest.tensors, [chunk.digest for chunk in manifest.chunks])

@@ -1,0 +1,47 @@
+"""What the snapshotter asks of the control plane: run a gate or a sealing job on a standby, and take a version in."""
+
+from typing import Final, Protocol
+
+from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, VersionRegistration
+from service.client import ServiceClient
+
+REGISTER_S: Final = 30.0
+
+
+class Jobs(Protocol):
+    """Each call may be repeated. All raise `Refused`: the job's own refusal, or Unavailable."""
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        """May this architecture be served?"""
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        """Bind the draft, record the known answers."""
+
+    async def register(self, registration: VersionRegistration) -> None:
+        """The version is published; repeats change nothing."""
+
+
+class ControlPlaneJobs:
+    """`Jobs` over the control plane's socket."""
+
+    def __init__(self, client: ServiceClient, gate_s: float, seal_s: float) -> None:
+        self._client = client
+        self._gate_s = gate_s
+        self._seal_s = seal_s
+
+    def __repr__(self) -> str:
+        return f"<ControlPlaneJobs {self._client!r}>"
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        """See `Jobs`."""
+        return await self._client.call("POST", "/internal/v1/jobs/gate", GateFacts, body=job, timeout_s=self._gate_s)
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        """See `Jobs`."""
+        return await self._client.call(
+            "POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=self._seal_s
+        )
+
+    async def register(self, registration: VersionRegistration) -> None:
+        """See `Jobs`."""
+        await self._client.call("POST", "/internal/v1/versions", object, body=registration, timeout_s=REGISTER_S)

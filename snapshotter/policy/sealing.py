@@ -1,0 +1,64 @@
+"""What a push becomes: its limits and engine, the manifest, and the digest by which an equal push is recognised."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from contracts.control import GateFacts
+from contracts.errors import ArtifactRejected, Refused
+from contracts.manifest import ENGINE_INTERFACE, FORMAT, Chunk, Engine, Limits, Manifest, PinnedFile, Tensor
+from snapshotter.policy.config import EngineDtype
+from snapshotter.policy.files import CONFIG
+
+DEFAULT_OUTPUT_TOKENS: Final = 4096
+
+
+class Sealing(msgspec.Struct, frozen=True):
+    """All that decides a version's bytes, apart from what the bytes are."""
+
+    format: int
+    chunk_bytes: int
+    engine: Engine
+    limits: Limits
+
+
+def choose_limits(max_positions: int) -> Limits:
+    """One position is kept for the answer; answers are capped where nobody asked for more.
+
+    Raises `Refused(ArtifactRejected)` where no prompt and answer fit.
+    """
+    if max_positions < 2:
+        raise Refused(ArtifactRejected(CONFIG, f"{max_positions} positions hold no prompt and answer"))
+    longest = max_positions - 1
+    return Limits(max_input_tokens=longest, max_output_tokens=min(DEFAULT_OUTPUT_TOKENS, longest))
+
+
+def choose_sealing(facts: GateFacts, dtype: EngineDtype, chunk_bytes: int) -> Sealing:
+    """The sealing options of a model that passed the gate. Raises as `choose_limits`."""
+    engine = Engine(ENGINE_INTERFACE, facts.architecture, dtype)
+    return Sealing(FORMAT, chunk_bytes, engine, choose_limits(facts.max_positions))
+
+
+def build_manifest(
+    sealing: Sealing, files: Iterable[PinnedFile], tensors: Iterable[Tensor], chunks: Iterable[Chunk]
+) -> Manifest:
+    """The manifest of these bytes in this layout."""
+    return Manifest(
+        format=1,
+        engine=sealing.engine,
+        limits=sealing.limits,
+        chunk_bytes=sealing.chunk_bytes,
+        files=tuple(files),
+        tensors=tuple(tensors),
+        chunks=tuple(chunks),
+    )
+
+
+def inputs_digest(
+    sealing: Sealing, files: Sequence[PinnedFile], tensors: Sequence[Tensor], digests: Sequence[str]
+) -> str:
+    """BLAKE3 over canonical JSON of what was pushed and how it is sealed: known before any sealing job runs."""
+    inputs = {"chunks": digests, "files": files, "sealing": sealing, "tensors": tensors}
+    return blake3(msgspec.json.encode(inputs, order="sorted")).hexdigest()

@@ -1,0 +1,57 @@
+"""Read JSON that strangers wrote: one object, UTF-8, no key twice, not too deep. What it means is the caller's."""
+
+import json
+from typing import Final
+
+from contracts.errors import ArtifactRejected, Refused
+
+JsonObject = dict[str, object]
+# CPython's decoder recurses on the C stack and stops by itself; this is far below and far above any real file.
+_DEPTH_RULE: Final = "it is nested too deeply"
+
+
+class _Twice(ValueError):
+    """A key occurs twice in one object: readers would disagree on which value holds."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key[:80]!r} occurs twice")
+
+
+def _once(pairs: list[tuple[str, object]]) -> JsonObject:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _Twice(key)
+            seen.add(key)
+    return found
+
+
+def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
+    """The JSON object in `raw`. Raises `Refused(ArtifactRejected)` naming `path` and the reason."""
+    try:
+        found = json.loads(str(raw, "utf-8"), object_pairs_hook=_once)
+    except UnicodeDecodeError as error:
+        raise Refused(ArtifactRejected(path, f"it is not UTF-8 (byte {error.start})")) from None
+    except RecursionError:
+        raise Refused(ArtifactRejected(path, _DEPTH_RULE)) from None
+    except ValueError as error:  # also what int() says of thousands of digits
+        raise Refused(ArtifactRejected(path, f"it is not valid JSON: {error}")) from None
+    if not isinstance(found, dict):
+        raise Refused(ArtifactRejected(path, "it is not a JSON object"))
+    return found
+
+
+def is_text(value: str) -> bool:
+    """Whether `value` can be written as UTF-8: JSON escapes can smuggle in half a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def as_count(value: object) -> int | None:
+    """A whole number of 0 or more; booleans, floats and the rest are None."""
+    return value if type(value) is int and value >= 0 else None

@@ -1,0 +1,200 @@
+"""Make a version of a push: packs, their indexes, draft, sealing, attestation, manifest, register. All idempotent.
+
+The order is the invariant: what refers to an object is written after it was written and read back, so a crash leaves
+objects that nothing refers to, never a reference to what is not there. A retry finds each step done or does it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from blake3 import blake3
+
+from blobstore.packs import PackEntry, encode_footer, encode_table, place
+from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
+from contracts.control import SealAttestation, SealJob, VersionRegistration
+from contracts.errors import ChunkCorrupt, Conflict, InvalidRequest, ProbeFailed, Refused
+from contracts.keys import (
+    attestation_key,
+    attestations_prefix,
+    draft_key,
+    index_key,
+    inputs_key,
+    manifest_key,
+    pack_key,
+)
+from contracts.manifest import Manifest, encode_manifest, version_of
+from contracts.push import CommitStep, Committed
+from contracts.wire import decode, encode
+from snapshotter.catalog import Catalog
+from snapshotter.jobs import Jobs
+from snapshotter.locks import NamedLocks
+from snapshotter.plans import PlanRecord
+from snapshotter.policy.packing import group
+from snapshotter.staging import Staging
+from snapshotter.verify import verify_pack
+
+Report = Callable[[CommitStep], None]
+
+
+class Publisher:
+    """Packs of a tenant are written by one commit at a time, a version is sealed by one; all else runs side by side."""
+
+    def __init__(self, store: BlobStore, staging: Staging, catalog: Catalog, jobs: Jobs, pack_bytes: int) -> None:
+        self._store = store
+        self._staging = staging
+        self._catalog = catalog
+        self._jobs = jobs
+        self._pack_bytes = pack_bytes
+        self._tenants = NamedLocks()
+        self._versions = NamedLocks()
+
+    def __repr__(self) -> str:
+        return f"<Publisher packing={len(self._tenants)} sealing={len(self._versions)}>"
+
+    async def missing(self, tenant: str, wanted: dict[str, int]) -> dict[str, int]:
+        """Those of `wanted` (digest -> length) that this tenant's packs don't hold, in order."""
+        places = await self._catalog.places(tenant)
+        return {
+            digest: length
+            for digest, length in wanted.items()
+            if digest not in places or places[digest].length != length
+        }
+
+    async def publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
+        """The version of `digests`, whatever an earlier attempt had already done.
+
+        Raises `Refused`: Conflict where a chunk was not sent (ask again what is missing), ChunkCorrupt where the
+        store gives back other bytes than it took, and what the sealing job refuses with.
+        """
+        manifest = record.manifest(digests)
+        raw = encode_manifest(manifest)
+        version = version_of(raw)
+        async with self._tenants.hold(record.tenant):
+            new = await self.missing(record.tenant, record.wanted(digests))
+            for chunks in group(new.items(), self._pack_bytes):
+                await self._write_pack(record, chunks, report)
+        async with self._versions.hold(f"{record.tenant}/{version}"):
+            created = await self._ensure_version(record.tenant, version, raw, record.inputs(digests), report)
+        report(CommitStep.PUBLISHING)
+        await self._jobs.register(_registration(record, version, manifest))
+        return Committed(
+            model=record.model,
+            version=version,
+            created=created,
+            total_bytes=manifest.total_bytes,
+            new_chunks=len(new),
+        )
+
+    async def _write_pack(self, record: PlanRecord, chunks: tuple[tuple[str, int], ...], report: Report) -> None:
+        report(CommitStep.PACKING)
+        entries = place(chunks)
+        footer = encode_footer(entries)
+        pack = await self._digest(record, entries, footer)
+        key = pack_key(record.tenant, pack)
+        for attempt in (1, 2):
+            await self._store.put_if_absent(key, self._pieces(record, entries, footer))
+            report(CommitStep.VERIFYING)
+            found = await verify_pack(self._store, record.tenant, pack)
+            if found.good and found.entries == entries:
+                break
+            # Not written well, or damaged since an earlier attempt wrote it. Nothing refers to it yet.
+            await self._store.delete(key)
+            if attempt == 2:
+                raise Refused(ChunkCorrupt(min(found.bad, default=pack), "store"))
+        await self._ensure_object(index_key(record.tenant, pack), encode_table(entries))
+
+    async def _digest(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> str:
+        """Of the pack to be; each staged chunk is checked on the way, as a power cut may have taken its bytes."""
+        whole = blake3()
+        for entry in entries:
+            data = await self._read_staged(record, entry.digest)
+            digest = await asyncio.to_thread(_absorb, whole, data)
+            if digest != entry.digest or len(data) != entry.length:
+                await asyncio.to_thread(self._staging.discard, record.tenant, record.plan_id, entry.digest)
+                raise Refused(Conflict("commit", f"chunk {entry.digest} was lost after it was sent: send it again"))
+        whole.update(footer)
+        return whole.hexdigest()
+
+    async def _pieces(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> AsyncIterator[bytes]:
+        for entry in entries:
+            yield await self._read_staged(record, entry.digest)
+        yield footer
+
+    async def _read_staged(self, record: PlanRecord, digest: str) -> bytes:
+        return await asyncio.to_thread(self._staging.read, record.tenant, record.plan_id, digest)
+
+    async def _ensure_version(self, tenant: str, version: str, raw: bytes, inputs: str, report: Report) -> bool:
+        """Whether this call made the version. Recognised inputs are not sealed again."""
+        draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
+        sealed = await self._is_sealed(tenant, version)
+        created = False
+        if not (sealed and await self._holds(manifest, raw)):
+            try:
+                await self._ensure_object(draft, raw)
+                if not sealed:
+                    report(CommitStep.SEALING)
+                    await self._seal(tenant, version)
+                # Manifest last: a reader can never see half a version.
+                created = await self._ensure_object(manifest, raw)
+            except Refused:
+                await self._store.delete(draft)
+                raise
+        await self._ensure_object(inputs_key(tenant, inputs), recognised)
+        await self._store.delete(draft)
+        return created
+
+    async def _is_sealed(self, tenant: str, version: str) -> bool:
+        """Whether there is an attestation that can be used."""
+        async for key in self._store.list(attestations_prefix(tenant, version)):
+            try:
+                if decode(await self._store.read(key), SealAttestation).version == version:
+                    return True
+            except BlobNotFound:
+                continue
+            except Refused as refused:
+                if not isinstance(refused.failure, InvalidRequest):
+                    raise
+                await self._store.delete(key)  # it does not decode: sealing writes it anew
+        return False
+
+    async def _seal(self, tenant: str, version: str) -> None:
+        attestation = await self._jobs.seal(SealJob(tenant=tenant, version=version))
+        if attestation.version != version:
+            raise Refused(ProbeFailed(version, "the sealing job answered for another version"))
+        key = attestation_key(tenant, version, attestation.fingerprint)
+        await self._ensure_object(key, encode(attestation))
+
+    async def _ensure_object(self, key: str, raw: bytes) -> bool:
+        """`key` holds exactly `raw` when this returns, read back; True where this call wrote it."""
+        if await self._holds(key, raw):
+            return False
+        await self._store.delete(key)
+        await self._store.put_if_absent(key, raw)
+        if not await self._holds(key, raw):
+            raise Refused(ChunkCorrupt(version_of(raw), "store"))
+        return True
+
+    async def _holds(self, key: str, raw: bytes) -> bool:
+        try:
+            return await self._store.read(key) == raw
+        except (BlobNotFound, BlobCorrupt):
+            return False
+
+
+def _registration(record: PlanRecord, version: str, manifest: Manifest) -> VersionRegistration:
+    return VersionRegistration(
+        tenant=record.tenant,
+        model=record.model,
+        version=version,
+        limits=record.limits,
+        architecture=record.engine.architecture,
+        weight_bytes=manifest.weight_bytes,
+        total_bytes=manifest.total_bytes,
+        kv_bytes_per_token=record.gate.kv_bytes_per_token,
+        max_positions=record.gate.max_positions,
+    )
+
+
+def _absorb(whole: blake3, data: bytes) -> str:
+    whole.update(data)
+    return blake3(data).hexdigest()

@@ -1,0 +1,228 @@
+"""The calls of a push, in the order in which a client makes them: plan, missing, chunks, commit. HTTP is `routes`'."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from contracts.control import GateJob
+from contracts.errors import CapacityExceeded, InvalidRequest, Overloaded, Refused
+from contracts.names import dns_label
+from contracts.push import (
+    CommitRequest,
+    Committed,
+    Committing,
+    Missing,
+    MissingRequest,
+    Plan,
+    PlannedChunk,
+    PlanRequest,
+)
+from contracts.wire import decode
+from snapshotter.commits import Commits
+from snapshotter.jobs import Jobs
+from snapshotter.plans import PlanRecord
+from snapshotter.policy.config import check_tokenizer_fits
+from snapshotter.policy.intake import Intake, admit
+from snapshotter.policy.layout import Layout, assemble, lay_out, pads_are_zero
+from snapshotter.policy.sealing import choose_sealing
+from snapshotter.publish import Publisher, Report
+from snapshotter.staging import Staging, new_plan_id
+
+PLANS_AT_ONCE: Final = 2
+CHUNKS_AT_ONCE: Final = 16
+TURN_S: Final = 10.0
+COMMIT_WAIT_S: Final = 5.0
+_PLANS_KEPT: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PushLimits:
+    """How the snapshotter cuts, and what it takes."""
+
+    chunk_bytes: int
+    max_version_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """The chunks that a client said it would send: digest -> every place where it belongs."""
+
+    chunks: dict[str, tuple[PlannedChunk, ...]]
+
+
+class Pushes:
+    """One per process. Every method raises `Refused`; every one may be repeated."""
+
+    def __init__(self, staging: Staging, publisher: Publisher, jobs: Jobs, limits: PushLimits) -> None:
+        self._staging = staging
+        self._publisher = publisher
+        self._jobs = jobs
+        self._limits = limits
+        self.commits = Commits(self._publish)
+        self._plan_turns = asyncio.Semaphore(PLANS_AT_ONCE)
+        self._chunk_turns = asyncio.Semaphore(CHUNKS_AT_ONCE)
+        self._declared: OrderedDict[tuple[str, str], _Declared] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Pushes {self._staging!r} {self.commits!r}>"
+
+    @asynccontextmanager
+    async def plan_turn(self) -> AsyncIterator[None]:
+        """Bodies of plans are large and are parsed: few at once. Raises `Refused(Overloaded)`."""
+        async with _turn(self._plan_turns, "the list of plans being judged", PLANS_AT_ONCE):
+            yield
+
+    @asynccontextmanager
+    async def chunk_turn(self) -> AsyncIterator[None]:
+        """A chunk is held in memory until it is staged. Raises `Refused(Overloaded)`."""
+        async with _turn(self._chunk_turns, "the list of chunks being received", CHUNKS_AT_ONCE):
+            yield
+
+    async def plan(self, tenant: str, body: bytes | bytearray) -> Plan:
+        """Judge, ask the gate, lay out, open."""
+        request = await asyncio.to_thread(decode, body, PlanRequest)
+        dns_label(request.model, "model")
+        intake = await asyncio.to_thread(admit, request)
+        facts = await self._jobs.gate(_gate_job(intake))
+        check_tokenizer_fits(intake.highest_token_id, facts.vocab_size)
+        sealing = choose_sealing(facts, intake.dtype, self._limits.chunk_bytes)
+        layout, first = await asyncio.to_thread(_lay_out, intake, facts.first_use, self._limits.chunk_bytes)
+        if layout.total_bytes > self._limits.max_version_bytes:
+            need, most = layout.total_bytes, self._limits.max_version_bytes
+            raise Refused(CapacityExceeded("bytes of one version", need, most))
+        record = PlanRecord(
+            plan_id=new_plan_id(),
+            tenant=tenant,
+            model=request.model,
+            format=sealing.format,
+            chunk_bytes=sealing.chunk_bytes,
+            engine=sealing.engine,
+            limits=sealing.limits,
+            files=layout.files,
+            tensors=layout.tensors,
+            chunks=layout.chunks,
+            file_digests=first.digests,
+            gate=facts,
+        )
+        await asyncio.to_thread(self._staging.open, record, first.contents(), time.time())
+        return record.answer()
+
+    async def missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
+        """What the client has to send: in no pack of the tenant, and not staged."""
+        record = await self._load(tenant, plan_id)
+        record.check_digests(request.digests)
+        needed = await self._publisher.missing(tenant, record.wanted(request.digests))
+        staged = await asyncio.to_thread(self._staging.adopt, tenant, plan_id, needed)
+        left = {digest: length for digest, length in needed.items() if digest not in staged}
+        await asyncio.to_thread(self._staging.check_room, sum(left.values()))
+        await asyncio.to_thread(self._staging.declare, tenant, plan_id, request.digests)
+        self._remember(record, request.digests)
+        return Missing(digests=tuple(left))
+
+    async def chunk_bytes(self, tenant: str, plan_id: str, digest: str) -> int:
+        """How long the chunk must be. Raises Conflict before `missing`, InvalidRequest where it was not named then."""
+        return (await self._places(tenant, plan_id, digest))[0].length
+
+    async def put_chunk(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
+        """Take a chunk in whose length was checked: its digest, its padding, then the disk."""
+        places = await self._places(tenant, plan_id, digest)
+        await asyncio.to_thread(_check_chunk, places, digest, data)
+        await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
+        await asyncio.to_thread(self._staging.put, tenant, plan_id, digest, data)
+
+    async def commit(self, tenant: str, plan_id: str, request: CommitRequest) -> Committed | Committing:
+        """Make the version, or say how far that is."""
+        answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S)
+        if answer is not None:
+            return answer
+        record = await self._load(tenant, plan_id)
+        record.check_digests(request.digests)
+        if plan_id not in self.commits:  # another request may have been quicker
+            self.commits.start(record, request.digests)
+        answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S)
+        assert answer is not None
+        return answer
+
+    async def _publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
+        """What a commit runs: publish, then forget what was staged."""
+        with self._staging.hold(record.plan_id):
+            committed = await self._publisher.publish(record, digests, report)
+        await asyncio.to_thread(self._staging.drop, record.tenant, record.plan_id)
+        self._declared.pop((record.tenant, record.plan_id), None)
+        return committed
+
+    async def _load(self, tenant: str, plan_id: str) -> PlanRecord:
+        record = await asyncio.to_thread(self._staging.load, tenant, plan_id)
+        await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
+        return record
+
+    async def _places(self, tenant: str, plan_id: str, digest: str) -> tuple[PlannedChunk, ...]:
+        declared = self._declared.get((tenant, plan_id))
+        if declared is None:  # this process was started after the client asked what is missing
+            record = await self._load(tenant, plan_id)
+            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
+            declared = self._remember(record, digests)
+        if digest not in declared.chunks:
+            raise Refused(InvalidRequest("digest", digest[:64], "is not a chunk of this plan"))
+        return declared.chunks[digest]
+
+    def _remember(self, record: PlanRecord, digests: tuple[str, ...]) -> _Declared:
+        chunks: dict[str, tuple[PlannedChunk, ...]] = {}
+        for digest, chunk in zip(digests, record.chunks, strict=True):
+            chunks[digest] = (*chunks.get(digest, ()), chunk)
+        declared = _Declared(chunks)
+        self._declared[record.tenant, record.plan_id] = declared
+        while len(self._declared) > _PLANS_KEPT:
+            self._declared.popitem(last=False)
+        return declared
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstChunks:
+    """The chunks of the pinned files: made here of what was judged, so that nothing else can be sent for them."""
+
+    digests: tuple[str, ...]
+    data: tuple[bytes, ...]
+
+    def contents(self) -> dict[str, bytes]:
+        return dict(zip(self.digests, self.data, strict=True))
+
+
+def _lay_out(intake: Intake, first_use: tuple[str, ...], chunk_bytes: int) -> tuple[Layout, _FirstChunks]:
+    files = [(file, blake3(file.content).hexdigest()) for file in intake.files]
+    layout = lay_out(files, intake.tensors, first_use, chunk_bytes)
+    contents = {file.path: file.content for file in intake.files}
+    data = tuple(assemble(chunk, contents) for chunk in layout.chunks[: layout.file_chunks])
+    return layout, _FirstChunks(tuple(blake3(chunk).hexdigest() for chunk in data), data)
+
+
+def _gate_job(intake: Intake) -> GateJob:
+    tensors = {tensor.name: (str(tensor.dtype), tensor.shape) for tensor in intake.tensors}
+    return GateJob(config_json=intake.config_json, tensors=tensors)
+
+
+def _check_chunk(places: tuple[PlannedChunk, ...], digest: str, data: bytes) -> None:
+    found = blake3(data).hexdigest()
+    if found != digest:
+        raise Refused(InvalidRequest("chunk", found, f"its bytes do not match {digest}"))
+    if not all(pads_are_zero(place, data) for place in places):
+        raise Refused(InvalidRequest("chunk", digest, "its padding must be zeros"))
+
+
+@asynccontextmanager
+async def _turn(turns: asyncio.Semaphore, what: str, limit: int) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(TURN_S):
+            await turns.acquire()
+    except TimeoutError:
+        raise Refused(Overloaded(what, limit, 1.0)) from None
+    try:
+        yield
+    finally:
+        turns.release()

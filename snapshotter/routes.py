@@ -1,0 +1,83 @@
+"""The push API over HTTP: bodies with limits in, contracts out. The tenant comes from the caller's credential alone."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import StreamingResponse
+
+from contracts.control import Principal
+from contracts.names import dns_label
+from contracts.push import CommitRequest, Committing, FsckLine, MissingRequest
+from contracts.wire import decode, encode
+from service.principal import admin_of
+from snapshotter.bodies import read_body, read_exactly
+from snapshotter.pushes import Pushes
+
+T = TypeVar("T")
+
+# A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
+PLAN_BYTES: Final = 256 << 20
+# 64 hex digits, quotes and a comma for each of 700,000 chunks.
+DIGESTS_BYTES: Final = 48 << 20
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+
+Fsck = Callable[[str], AsyncIterator[FsckLine]]
+
+
+def _admin_tenant(request: Request) -> str:
+    return _tenant_of(admin_of(request))
+
+
+def _tenant_of(principal: Principal) -> str:
+    return dns_label(principal.tenant, "tenant")  # it becomes the name of a directory
+
+
+Tenant = Annotated[str, Depends(_admin_tenant)]
+
+
+def push_routes(pushes: Pushes, fsck: Fsck) -> APIRouter:
+    """Routes of `contracts/push.py`."""
+    router = APIRouter(prefix="/push/v1")
+
+    @router.post("/plans")
+    async def plan(tenant: Tenant, request: Request) -> Response:
+        async with pushes.plan_turn():
+            body = await read_body(request, PLAN_BYTES)
+            return _json(await pushes.plan(tenant, body))
+
+    @router.post("/plans/{plan_id}/missing")
+    async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
+        wanted = await _decoded(request, MissingRequest)
+        return _json(await pushes.missing(tenant, plan_id, wanted))
+
+    @router.put("/plans/{plan_id}/chunks/{digest}", status_code=204)
+    async def put_chunk(tenant: Tenant, plan_id: str, digest: str, request: Request) -> Response:
+        nbytes = await pushes.chunk_bytes(tenant, plan_id, digest)
+        async with pushes.chunk_turn():
+            body = await read_exactly(request, nbytes, "chunk")
+            await pushes.put_chunk(tenant, plan_id, digest, bytes(body))
+        return Response(status_code=204)
+
+    @router.post("/plans/{plan_id}/commit")
+    async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
+        wanted = await _decoded(request, CommitRequest)
+        answer = await pushes.commit(tenant, plan_id, wanted)
+        return _json(answer, 202 if isinstance(answer, Committing) else 200)
+
+    @router.post("/fsck")
+    async def check(tenant: Tenant) -> Response:
+        lines = (encode(line) + b"\n" async for line in fsck(tenant))
+        return StreamingResponse(lines, media_type=NDJSON)
+
+    return router
+
+
+async def _decoded(request: Request, kind: type[T]) -> T:
+    return decode(await read_body(request, DIGESTS_BYTES), kind)
+
+
+def _json(value: msgspec.Struct, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type=JSON)

@@ -1,0 +1,65 @@
+"""The snapshotter's environment, read once."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from contracts import settings
+from contracts.manifest import CHUNK_BYTES, PAGE
+
+_TIB: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotterSettings:
+    """`plan_age_s` is how long a push may stand still before what it staged is dropped."""
+
+    data: Path
+    store_url: str
+    lifeline_fd: int | None = None
+    chunk_bytes: int = CHUNK_BYTES
+    pack_bytes: int = 256 << 20
+    plans_per_tenant: int = 8
+    plan_age_s: int = 86_400
+    max_version_bytes: int = _TIB
+    gate_s: int = 120
+    seal_s: int = 1800
+
+    @property
+    def run(self) -> Path:
+        """Where the sockets are."""
+        return self.data / "run"
+
+    @property
+    def staging(self) -> Path:
+        """Where chunks wait for their commit."""
+        return self.data / "staging"
+
+
+def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
+    """Raises `BadSetting`, naming variable, value and rule."""
+    data = Path(settings.text(env, "KELVIN_DATA")).absolute()
+    lifeline = settings.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
+    chunk_bytes = settings.integer(env, "KELVIN_CHUNK_BYTES", CHUNK_BYTES, low=PAGE, high=256 << 20)
+    if chunk_bytes % PAGE:
+        raise settings.BadSetting("KELVIN_CHUNK_BYTES", str(chunk_bytes), f"must be a multiple of {PAGE}")
+    return SnapshotterSettings(
+        data=data,
+        store_url=settings.text(env, "KELVIN_STORE", f"file://{quote(str(data / 'store'))}"),
+        lifeline_fd=None if lifeline < 0 else lifeline,
+        chunk_bytes=chunk_bytes,
+        pack_bytes=settings.integer(env, "KELVIN_PACK_BYTES", 256 << 20, low=PAGE, high=4 << 30),
+        plans_per_tenant=settings.integer(env, "KELVIN_PUSH_PLANS", 8, low=1, high=1000),
+        plan_age_s=settings.integer(env, "KELVIN_PUSH_PLAN_AGE_S", 86_400, low=60),
+        max_version_bytes=settings.integer(env, "KELVIN_PUSH_VERSION_BYTES", _TIB, low=PAGE),
+        gate_s=settings.integer(env, "KELVIN_GATE_S", 120, low=1, high=3600),
+        seal_s=settings.integer(env, "KELVIN_SEAL_S", 1800, low=1, high=86_400),
+    )
+
+
+def from_environment() -> SnapshotterSettings:
+    """This process's settings."""
+    return read_settings(os.environ)

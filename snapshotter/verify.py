@@ -1,0 +1,78 @@
+"""Read a pack back from the store and say what is wrong with it. Used before anything refers to it, and by fsck."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, footer_bytes
+from blobstore.store import BlobStore
+from contracts.errors import PackCorrupt, Refused
+from contracts.keys import pack_key
+
+_BLOCK: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """What a whole read of a pack found. Without a fault in the footer, `entries` are all that it should hold."""
+
+    size: int
+    entries: tuple[PackEntry, ...]
+    footer_fault: str | None
+    bad: frozenset[str]  # digests of chunks whose bytes don't match
+    digest_matches: bool  # of the whole object
+
+    @property
+    def good(self) -> bool:
+        """Whether every byte is as its name says."""
+        return self.footer_fault is None and not self.bad and self.digest_matches
+
+
+async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
+    """Read every byte of a pack. Damage is reported, not raised. Raises `BlobNotFound` and `BlobUnavailable`."""
+    key = pack_key(tenant, pack)
+    size = (await store.stat(key)).size
+    entries: tuple[PackEntry, ...] = ()
+    footer_fault = None
+    try:
+        entries = await _read_footer(store, key, size, pack)
+    except Refused as refused:
+        if not isinstance(refused.failure, PackCorrupt):
+            raise
+        footer_fault = refused.failure.reason
+    whole = blake3()
+    bad: set[str] = set()
+    for offset, length, digest in _spans(entries, size):
+        data = await store.read(key, offset, length)
+        if not await asyncio.to_thread(_absorb, whole, data, digest) and digest is not None:
+            bad.add(digest)
+    return PackReport(size, entries, footer_fault, frozenset(bad), whole.hexdigest() == pack)
+
+
+async def _read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple[PackEntry, ...]:
+    trailer = await store.read(key, max(0, size - TRAILER_BYTES))
+    length = footer_bytes(trailer, size, pack)
+    return decode_footer(await store.read(key, size - length), size, pack)
+
+
+def _spans(entries: tuple[PackEntry, ...], size: int) -> Iterator[tuple[int, int, str | None]]:
+    """All of the object in order: chunks with their digest, what lies between and behind them in blocks."""
+    at = 0
+    for entry in entries:
+        yield from _blocks(at, entry.offset)
+        yield entry.offset, entry.length, entry.digest
+        at = entry.offset + entry.length
+    yield from _blocks(at, size)
+
+
+def _blocks(start: int, end: int) -> Iterator[tuple[int, int, None]]:
+    for offset in range(start, end, _BLOCK):
+        yield offset, min(_BLOCK, end - offset), None
+
+
+def _absorb(whole: blake3, data: bytes, digest: str | None) -> bool:
+    whole.update(data)
+    return digest is None or blake3(data).hexdigest() == digest

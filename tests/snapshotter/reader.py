@@ -1,0 +1,62 @@
+"""An independent reader of a store directory: keys, JSON and BLAKE3, none of the code that wrote it."""
+
+import json
+from pathlib import Path
+
+from blake3 import blake3
+
+
+def chunks_of(root: Path, tenant: str) -> dict[str, bytes]:
+    """Every chunk that an index names and whose bytes match."""
+    found: dict[str, bytes] = {}
+    for index in _files(root / tenant / "index"):
+        pack = root / tenant / "packs" / index.name
+        if not pack.exists():
+            continue
+        data = pack.read_bytes()
+        for digest, offset, length in json.loads(index.read_bytes()):
+            chunk = data[offset : offset + length]
+            if blake3(chunk).hexdigest() == digest:
+                found[digest] = chunk
+    return found
+
+
+def versions_of(root: Path, tenant: str) -> list[str]:
+    """Versions that a reader can see."""
+    return [path.name for path in _files(root / tenant / "manifests")]
+
+
+def assert_whole(root: Path, tenant: str) -> None:
+    """No visible version lacks a byte: each manifest matches its name, each of its chunks is there and matches."""
+    chunks = chunks_of(root, tenant)
+    for version in versions_of(root, tenant):
+        read_version(root, tenant, version, chunks)
+        assert _files(root / tenant / "attestations" / version), f"{version} was never sealed"
+
+
+def read_version(
+    root: Path, tenant: str, version: str, chunks: dict[str, bytes] | None = None, kind: str = "manifests"
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Pinned files by path and tensors' bytes by name. Raises AssertionError or KeyError where anything is missing."""
+    chunks = chunks_of(root, tenant) if chunks is None else chunks
+    raw = (root / tenant / kind / version).read_bytes()
+    assert blake3(raw).hexdigest() == version
+    manifest = json.loads(raw)
+    space = b"".join(chunks[chunk["digest"]] for chunk in manifest["chunks"])
+    files = {file["path"]: space[file["offset"] : file["offset"] + file["size"]] for file in manifest["files"]}
+    for file in manifest["files"]:
+        assert blake3(files[file["path"]]).hexdigest() == file["digest"]
+    tensors = {}
+    for tensor in manifest["tensors"]:
+        nbytes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}.get(tensor["dtype"], 1)
+        for extent in tensor["shape"]:
+            nbytes *= extent
+        tensors[tensor["name"]] = space[tensor["offset"] : tensor["offset"] + nbytes]
+        assert len(tensors[tensor["name"]]) == nbytes
+    return files, tensors
+
+
+def _files(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
