@@ -1,0 +1,109 @@
+"""Bookkeeping of a batch of usage records: which sequences of which source arrived, and what contradicts the ledger.
+
+Read once, written once, in the transaction of the batch.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, Table, delete, insert, select, update
+
+from contracts.usage import LifetimeRecord, RequestRecord
+from contracts.wire import encode
+from controlplane.ledger_schema import conflicts, received, sources
+from controlplane.policy.balance import Range, add_to_ranges, covers
+from controlplane.policy.standing import MAX_FIGURE, Conflict
+
+T = TypeVar("T")
+
+_LOOKUP: Final = 500  # names per query
+
+
+class Arrivals:
+    """What arrived of each source of a batch, and when: read once, written once."""
+
+    def __init__(self, connection: Connection, names: Collection[str]) -> None:
+        self._known: dict[str, list[Range]] = {name: [] for name in names}
+        self._fresh: defaultdict[str, set[int]] = defaultdict(set)
+        self._at_us: defaultdict[str, list[int]] = defaultdict(list)
+        for some in chunks(sorted(names)):
+            rows = connection.execute(select(received).where(received.c.source.in_(some)).order_by(received.c.first))
+            for row in rows.mappings():
+                self._known[row["source"]].append((row["first"], row["last"]))
+
+    def has(self, source: str, sequence: int) -> bool:
+        """Whether that sequence arrived before, in this batch or another."""
+        return sequence in self._fresh[source] or covers(self._known[source], sequence)
+
+    def add(self, source: str, sequence: int, at_us: int) -> None:
+        """It has arrived."""
+        if 0 < sequence <= MAX_FIGURE:
+            self._fresh[source].add(sequence)
+        self._at_us[source].append(_storable(at_us))
+
+    def write(self, connection: Connection) -> None:
+        """Store the ranges that changed."""
+        for source, sequences in self._fresh.items():
+            merged = add_to_ranges(self._known[source], sequences)
+            if merged == self._known[source]:
+                continue
+            gone = [first for first, _ in set(self._known[source]) - set(merged)]
+            for some in chunks(gone):
+                connection.execute(delete(received).where(received.c.source == source, received.c.first.in_(some)))
+            added = sorted(set(merged) - set(self._known[source]))
+            insert_rows(connection, received, [{"source": source, "first": a, "last": b} for a, b in added])
+        for source, times in self._at_us.items():
+            self._write_span(connection, source, min(times), max(times))
+
+    def _write_span(self, connection: Connection, source: str, first_us: int, last_us: int) -> None:
+        found = connection.execute(select(sources).where(sources.c.source == source)).mappings().first()
+        if found is None:
+            row = {"source": source, "first_at_us": first_us, "last_at_us": last_us}
+            connection.execute(insert(sources).values(row))
+        elif first_us < found["first_at_us"] or last_us > found["last_at_us"]:
+            span = {"first_at_us": min(first_us, found["first_at_us"]), "last_at_us": max(last_us, found["last_at_us"])}
+            connection.execute(update(sources).where(sources.c.source == source).values(span))
+
+
+class Conflicts:
+    """Records of a batch that were not entered."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, Any]] = {}
+
+    def add(self, record: RequestRecord | LifetimeRecord, subject: str, at_us: int, conflict: Conflict) -> None:
+        """Keep it, with the reason."""
+        raw = encode(record)
+        digest = hashlib.sha256(raw).hexdigest()
+        self._rows[digest] = {
+            "digest": digest,
+            "tenant": record.tenant,
+            "subject": subject[:300],
+            "at_us": _storable(at_us),
+            "reason": conflict.reason,
+            "record": raw.decode(),
+        }
+
+    def write(self, connection: Connection) -> int:
+        """Store those that are not known yet; how many there were."""
+        known: set[str] = set()
+        for some in chunks(sorted(self._rows)):
+            known |= set(connection.execute(select(conflicts.c.digest).where(conflicts.c.digest.in_(some))).scalars())
+        insert_rows(connection, conflicts, [row for digest, row in self._rows.items() if digest not in known])
+        return len(self._rows)
+
+
+def insert_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(insert(table), rows)
+
+
+def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
+    return (values[start : start + _LOOKUP] for start in range(0, len(values), _LOOKUP))
+
+
+def _storable(at_us: int) -> int:
+    """A time that is itself damage must not keep its record from being kept."""
+    return min(max(at_us, 0), MAX_FIGURE)
