@@ -4,6 +4,7 @@ Every version in use is looked at each tick; one at zero at once, when somebody 
 cost nothing. The loop converges: what died is missed at the next look, and made up for.
 """
 
+import logging
 from typing import Final, Protocol
 
 from contracts.control import Stats
@@ -16,6 +17,8 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
 from controlplane.scaled import Scaled
 from controlplane.tasks import Tasks
+
+log = logging.getLogger(__name__)
 
 _US: Final = 1_000_000
 
@@ -85,7 +88,10 @@ class Autoscaler:
                 for version in model.aliases.values():
                     self._ensure(VersionKey(model.tenant, model.model, version))
         for scaled in tuple(self._scaled.values()):
-            self._look(scaled)
+            try:
+                self._look(scaled)
+            except Exception:  # a defect in one version's affairs must not stop the others'
+                log.exception("a version could not be looked at", extra={"version": str(scaled.key)})
             if not self._actuator.present(scaled.key) and scaled.is_forgettable(self._now_s()):
                 del self._scaled[scaled.key]
 

@@ -69,7 +69,7 @@ class Scaled:
 
         `present` processes may still serve what was under way when the version was stopped.
         """
-        if self._stopped_s is not None and self._is_aftermath(self._stopped_s, requests, present, now):
+        if self._stopped_s is not None and self._is_aftermath(self._stopped_s, concurrency, requests, present, now):
             return False
         self._stable.record(now, concurrency)
         self._panic.record(now, concurrency)
@@ -79,11 +79,15 @@ class Scaled:
             self.asked_s = now
         return concurrency > 0
 
-    def _is_aftermath(self, stopped_s: float, requests: int, present: int, now: float) -> bool:
+    def _is_aftermath(self, stopped_s: float, concurrency: float, requests: int, present: int, now: float) -> bool:
         """Whether a report may speak of nothing but what came before the stop. One that waits is reported again.
 
-        Where a caller may have come right after the stop, the doubt is theirs to benefit from, once reports are fresh.
+        The announcement of a new request at zero never does: it is sent at once, as exactly one request at concurrency
+        one (knative/serving, pkg/activator/handler/concurrency_reporter.go). Where a caller may have come right after
+        the stop unannounced, the doubt is theirs to benefit from, once reports are fresh.
         """
+        if (concurrency, requests) == (1.0, 1):
+            return False
         if now < stopped_s + LATE_REPORT_S:
             self._doubted = self._doubted or requests > 0
             return True

@@ -1,0 +1,73 @@
+"""The admin API: an operator's view of one tenant, and the few things they change. The activator authenticates them."""
+
+from fastapi import APIRouter, Request, Response
+
+from controlplane.answers import Deploy, Deployed, DeviceStatus, Models, Status
+from controlplane.autoscaler import Autoscaler
+from controlplane.bodies import answer, nothing, read
+from controlplane.facts import ScaleChange
+from controlplane.outcomes import Outcomes
+from controlplane.peers import Evict, Peers
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.principal import admin_of
+from controlplane.registry import Registry
+from controlplane.replicas import ReplicaTable
+from controlplane.status import model_status
+
+
+def router(
+    registry: Registry, table: ReplicaTable, outcomes: Outcomes, autoscaler: Autoscaler, peers: Peers
+) -> APIRouter:
+    """Routes under `/admin/v1`. Every one needs the scope `admin` and sees the caller's tenant only."""
+    routes = APIRouter(prefix="/admin/v1")
+
+    @routes.get("/status")
+    async def status(request: Request) -> Response:
+        principal = admin_of(request)
+        models = tuple(model_status(model, table, outcomes) for model in registry.models(principal.tenant))
+        standbys = table.count(ReplicaState.STANDBY)
+        device = DeviceStatus(slots=table.slots, held=table.held, standbys=standbys)
+        return answer(Status(processes=await peers.statuses(), device=device, models=models))
+
+    @routes.get("/models")
+    async def models(request: Request) -> Response:
+        principal = admin_of(request)
+        found = registry.models(principal.tenant)
+        return answer(Models(models=tuple(model_status(model, table, outcomes) for model in found)))
+
+    @routes.get("/models/{model}")
+    async def model(request: Request, model: str) -> Response:
+        principal = admin_of(request)
+        return answer(model_status(registry.model(principal.tenant, model), table, outcomes))
+
+    @routes.post("/models/{model}/deploy")
+    async def deploy(request: Request, model: str) -> Response:
+        principal = admin_of(request)
+        wanted = await read(request, Deploy)
+        return answer(Deployed(model=model, version=await registry.deploy(principal.tenant, model, wanted.version)))
+
+    @routes.put("/models/{model}/scale")
+    async def scale(request: Request, model: str) -> Response:
+        principal = admin_of(request)
+        change = await read(request, ScaleChange)
+        return answer(await registry.rescale(principal.tenant, model, change))
+
+    @routes.post("/models/{model}/stop")
+    async def stop(request: Request, model: str) -> Response:
+        principal = admin_of(request)
+        found = registry.model(principal.tenant, model)
+        autoscaler.stop(tuple(version.key for version in found.versions))
+        return answer(model_status(found, table, outcomes), status=202)
+
+    @routes.get("/cache")
+    async def cache(request: Request) -> Response:
+        admin_of(request)
+        return Response(await peers.cache_state(), media_type="application/json")
+
+    @routes.post("/cache/evict")
+    async def evict(request: Request) -> Response:
+        principal = admin_of(request)
+        await peers.evict(principal.tenant, await read(request, Evict))
+        return nothing()
+
+    return routes

@@ -1,0 +1,92 @@
+"""The composition root of the control plane: what there is, in the order in which it lives and dies."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack, closing
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from controlplane import admin_api, billing_api, internal_api
+from controlplane.autoscaler import Autoscaler
+from controlplane.clock import Clock, SystemClock
+from controlplane.feed import FeedHub
+from controlplane.internal_api import Internals
+from controlplane.jobs import JobDesk
+from controlplane.keys import KeyStore
+from controlplane.ledger import Ledger
+from controlplane.outcomes import Outcomes
+from controlplane.peers import Peers
+from controlplane.registry import Registry
+from controlplane.replicas import ReplicaTable
+from controlplane.scaling.adopt import adopt, survey
+from controlplane.scaling.device import Device
+from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.local import LocalActuator
+from controlplane.scaling.pool import StandbyPool
+from controlplane.scaling.zygote import ZygoteClient
+from controlplane.settings import Settings
+from controlplane.store import Database, sqlite_engine
+from controlplane.tasks import Tasks
+from service.failures import install_failure_handlers
+from service.run import serve_until
+from service.unix import SocketDirectory
+
+log = logging.getLogger(__name__)
+
+SOCKET = "control.sock"
+DRAIN_S = 2  # the feed never ends by itself, so there is little to wait for
+
+
+async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = None) -> None:
+    """Be the control plane of `settings.data` until `stop`. Runtimes live on afterwards.
+
+    Adoption comes before the socket: the first snapshot of the feed already names what serves.
+    """
+    clock = clock or SystemClock()
+    settings.data.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as ladder:
+        database = ladder.enter_context(closing(Database(sqlite_engine(settings.database))))
+        directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
+        ledger, feed = Ledger(database), FeedHub()
+        registry = Registry(database, feed)
+        await KeyStore(database, feed).bootstrap(settings.data, clock.wall_s())
+        await registry.load()
+
+        zygote = ZygoteClient(directory)
+        peers = Peers(directory, zygote)
+        ladder.push_async_callback(peers.close)
+        device = Device(settings.cores, settings.threads_cap, settings.kv_bytes)
+        table = ReplicaTable(settings.device_slots)
+
+        tasks = Tasks()
+        fleet = Fleet(directory, zygote, table, clock, tasks)
+        ladder.push_async_callback(fleet.close)
+        await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
+        pool = StandbyPool(fleet, settings.standbys)
+        actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s)
+        autoscaler = Autoscaler(registry, actuator, clock, tasks)
+        outcomes = Outcomes(registry, tasks)
+        actuator.listen(autoscaler)
+        actuator.listen(outcomes)
+
+        found = await survey(directory)
+        await adopt(fleet, pool, actuator, feed, lambda key: registry.find(key) is not None, found)
+        pool.balance()
+        tasks.start(autoscaler.run(), "autoscaler")
+
+        jobs = JobDesk(fleet, pool)
+        internals = Internals(feed, autoscaler, ledger, registry, jobs, clock, peers.zygote_answers)
+        app = compose(internals, table, outcomes, peers, ledger)
+        log.info("ready", extra={"adopted": len(found), "data": str(settings.data)})
+        await serve_until(app, directory.listen(SOCKET), stop, DRAIN_S)
+
+
+def compose(internals: Internals, table: ReplicaTable, outcomes: Outcomes, peers: Peers, ledger: Ledger) -> ASGIApp:
+    """The routes as one application. Internal ones are matched first."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    install_failure_handlers(app)
+    app.router.routes.extend(internal_api.routes(internals))
+    app.include_router(admin_api.router(internals.registry, table, outcomes, internals.autoscaler, peers))
+    app.include_router(billing_api.router(ledger, live_runtimes=lambda: [replica.runtime_id for replica in table]))
+    return app

@@ -1,0 +1,34 @@
+"""Request bodies in and JSON answers out, bounded and strict, alike for every route of this process."""
+
+from typing import Final, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from contracts.errors import BodyTooLarge, Refused
+from contracts.wire import decode, encode
+
+T = TypeVar("T")
+
+SMALL_BYTES: Final = 64 << 10
+LARGE_BYTES: Final = 64 << 20  # batches of records, and the tensor tables of models
+
+
+async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
+    """The body as `kind`. Raises Refused: BodyTooLarge, or InvalidRequest naming what is wrong."""
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > limit_bytes:
+            raise Refused(BodyTooLarge(limit_bytes))
+    return decode(raw, kind)
+
+
+def answer(value: object, status: int = 200) -> Response:
+    """`value` as JSON."""
+    return Response(encode(value), status, media_type="application/json")
+
+
+def nothing() -> Response:
+    """204."""
+    return Response(status_code=204)

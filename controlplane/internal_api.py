@@ -1,0 +1,127 @@
+"""What the other processes of the installation call: the feed, reports, registrations, jobs. Records go to the ledger.
+
+Plain routes rather than FastAPI's: a report that wakes a version at zero is on the path of its cold start.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from contracts.control import GateJob, SealJob, Stats, TimelineAnswer, VersionRegistration
+from contracts.errors import InvalidRequest, NotFound, Refused
+from controlplane.autoscaler import Autoscaler
+from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
+from controlplane.clock import Clock
+from controlplane.feed import FeedHub, FellBehind
+from controlplane.jobs import JobDesk
+from controlplane.registry import Registry
+
+WRITE_S: Final = 10.0  # for a reader of the feed to take one line
+
+
+class Timelines(Protocol):
+    """What is known of requests that ended."""
+
+    async def timeline_of(self, tenant: str, request_id: str) -> TimelineAnswer | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Internals:
+    """What the routes act on."""
+
+    feed: FeedHub
+    autoscaler: Autoscaler
+    timelines: Timelines
+    registry: Registry
+    jobs: JobDesk
+    clock: Clock
+    ready: Callable[[], Awaitable[bool]]
+
+
+class FeedStream:
+    """`GET /internal/v1/feed` as a plain ASGI application: one line a write, for as long as the reader reads."""
+
+    def __init__(self, feed: FeedHub, write_s: float = WRITE_S) -> None:
+        self._feed = feed
+        self._write_s = write_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ends without a last chunk where the reader falls behind: an end that no client takes for a whole answer."""
+        headers = [(b"content-type", b"application/x-ndjson")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        leaving = asyncio.ensure_future(_left(receive))
+        streaming = asyncio.ensure_future(self._stream(send))
+        try:
+            await asyncio.wait((leaving, streaming), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            streaming.cancel()
+            await asyncio.wait((leaving, streaming))
+
+    async def _stream(self, send: Send) -> None:
+        with self._feed.subscribe() as subscription:
+            while True:
+                try:
+                    line = await subscription.take()
+                    async with asyncio.timeout(self._write_s):
+                        await send({"type": "http.response.body", "body": line, "more_body": True})
+                except (FellBehind, TimeoutError):
+                    return
+                subscription.sent()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def routes(internals: Internals) -> list[Route]:
+    """The hot one first: they are matched in order."""
+
+    async def stats(request: Request) -> Response:
+        internals.autoscaler.observe(await read(request, Stats, LARGE_BYTES))
+        return nothing()
+
+    async def versions(request: Request) -> Response:
+        registration = await read(request, VersionRegistration)
+        created = await internals.registry.register(registration, internals.clock.wall_s())
+        return Response(status_code=201 if created else 200)
+
+    async def gate(request: Request) -> Response:
+        return answer(await internals.jobs.gate(await read(request, GateJob, LARGE_BYTES)))
+
+    async def seal(request: Request) -> Response:
+        return answer(await internals.jobs.seal(await read(request, SealJob, SMALL_BYTES)))
+
+    async def timeline(request: Request) -> Response:
+        tenant = request.query_params.get("tenant")
+        if tenant is None:
+            raise Refused(InvalidRequest("tenant", "", "is required"))
+        request_id = request.path_params["request_id"]
+        found = await internals.timelines.timeline_of(tenant, request_id)
+        if found is None:
+            raise Refused(NotFound("request", request_id[:128]))
+        return answer(found)
+
+    async def healthz(_: Request) -> Response:
+        return Response("ok")
+
+    async def readyz(_: Request) -> Response:
+        return Response("ok") if await internals.ready() else Response("not ready", 503)
+
+    return [
+        Route("/internal/v1/stats", stats, methods=["POST"]),
+        Route("/internal/v1/feed", FeedStream(internals.feed), methods=["GET"]),
+        Route("/internal/v1/versions", versions, methods=["POST"]),
+        Route("/internal/v1/jobs/gate", gate, methods=["POST"]),
+        Route("/internal/v1/jobs/seal", seal, methods=["POST"]),
+        Route("/internal/v1/requests/{request_id}/timeline", timeline, methods=["GET"]),
+        Route("/healthz", healthz, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+    ]

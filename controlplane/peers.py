@@ -1,0 +1,79 @@
+"""The other processes of the installation, as far as operators ask about them here: health, and the weight cache."""
+
+import asyncio
+from typing import Final, Literal
+
+from contracts.errors import NotFound, Refused
+from contracts.wire import Wire, encode
+from controlplane.answers import ProcessStatus
+from controlplane.scaling.zygote import ZygoteClient
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+
+ASK_S: Final = 1.0
+EVICT_S: Final = 30.0
+CACHE: Final = "cache"
+_SOCKETS: Final = {"activator": "activator.sock", CACHE: "cache.sock", "snapshotter": "snapshotter.sock"}
+
+
+class Evict(Wire, frozen=True, omit_defaults=True):
+    """Body of `POST /admin/v1/cache/evict`; without a version, everything of the caller's tenant."""
+
+    tier: Literal["host", "nvme"]
+    version: str | None = None
+    tenant: str | None = None
+
+
+class Peers:
+    """Clients to the siblings. Close it where you opened it."""
+
+    def __init__(self, directory: SocketDirectory, zygote: ZygoteClient) -> None:
+        self._zygote = zygote
+        self._clients = {name: ServiceClient(directory, socket, name) for name, socket in _SOCKETS.items()}
+
+    def __repr__(self) -> str:
+        return f"<Peers {sorted(self._clients)}>"
+
+    async def statuses(self) -> tuple[ProcessStatus, ...]:
+        """All of them by name, ourselves included, asked at once."""
+        own = ProcessStatus(name="controlplane", healthy=True, ready=await self.zygote_answers())
+        asked = await asyncio.gather(*(self._status(name) for name in self._clients))
+        zygote = ProcessStatus(name="zygote", healthy=own.ready, ready=own.ready)
+        return tuple(sorted((own, zygote, *asked), key=lambda each: each.name))
+
+    async def zygote_answers(self) -> bool:
+        """Whether new standbys can be borne."""
+        try:
+            await self._zygote.ping(ASK_S)
+        except Refused:
+            return False
+        return True
+
+    async def cache_state(self) -> bytes:
+        """The cache agent's own answer, JSON. Raises Refused."""
+        async with self._clients[CACHE].open("GET", "/v1/state", timeout_s=EVICT_S) as answer:
+            return await answer.read()
+
+    async def evict(self, tenant: str, evict: Evict) -> None:
+        """Drop a tenant's bytes from a tier. Raises Refused: a conflict where they are leased, NotFound for others'."""
+        if evict.tenant not in (None, tenant):
+            raise Refused(NotFound("tenant", str(evict.tenant)[:80]))
+        body = encode(Evict(tier=evict.tier, version=evict.version, tenant=tenant))
+        async with self._clients[CACHE].open("POST", "/v1/evict", payload=body, timeout_s=EVICT_S):
+            pass
+
+    async def close(self) -> None:
+        """Ends kept connections."""
+        for client in self._clients.values():
+            await client.close()
+
+    async def _status(self, name: str) -> ProcessStatus:
+        healthy, ready = await asyncio.gather(self._answers(name, "/healthz"), self._answers(name, "/readyz"))
+        return ProcessStatus(name=name, healthy=healthy, ready=ready)
+
+    async def _answers(self, name: str, path: str) -> bool:
+        try:
+            async with self._clients[name].open("GET", path, timeout_s=ASK_S):
+                return True
+        except Refused:
+            return False
