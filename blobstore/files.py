@@ -9,11 +9,10 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final
 
 from blobstore.store import (
     BadKey,
@@ -27,9 +26,7 @@ from blobstore.store import (
     check_range,
     is_segment,
 )
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from blobstore.threads import to_the_end
 
 STAGING: Final = ".staging"
 # A live put touches its file all the time; what has been still for a day was left by a crash.
@@ -60,8 +57,8 @@ class FileStore:
         try:
             try:
                 async for piece in data:
-                    await _to_the_end(_write_all, fd, piece, key)
-                return await _to_the_end(_publish, key, fd, staged, path)
+                    await to_the_end(None, _write_all, fd, piece, key)
+                return await to_the_end(None, _publish, key, fd, staged, path)
             finally:
                 os.close(fd)
         finally:
@@ -73,7 +70,7 @@ class FileStore:
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
         """See `BlobStore`."""
-        await _to_the_end(_read_into, key, self._path(key), offset, into)
+        await to_the_end(None, _read_into, key, self._path(key), offset, into)
 
     async def stat(self, key: str) -> BlobStat:
         """See `BlobStore`."""
@@ -116,21 +113,6 @@ class FileStore:
                 os.close(fd)
         finally:
             staged.unlink(missing_ok=True)
-
-
-async def _to_the_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread; a cancelled caller waits for the end too, as the call uses memory or a descriptor of its own."""
-    work = asyncio.get_running_loop().run_in_executor(None, partial(function, *args, **kwargs))
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        work.exception()  # seen; the cancellation matters more
-        raise cancelled
-    return work.result()
 
 
 @contextmanager

@@ -1,0 +1,27 @@
+"""Blocking calls in threads, for calls that use memory or a descriptor of their caller's."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def to_the_end(executor: Executor | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run in a thread of `executor` (None: the loop's own). A cancelled caller waits for the end of the call too, so
+    that what the call uses is the caller's again when this returns or raises.
+    """
+    work = asyncio.get_running_loop().run_in_executor(executor, partial(function, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        work.exception()  # seen; the cancellation matters more
+        raise cancelled
+    return work.result()

@@ -1,0 +1,128 @@
+"""The agent's HTTP side: is it there, what does it hold, drop something. Weights go over the lease socket."""
+
+from typing import Literal
+
+from fastapi import FastAPI, Request, Response
+
+from contracts.errors import Unavailable
+from contracts.manifest import Digest
+from contracts.names import dns_label
+from contracts.wire import Wire, decode, encode
+from service.failures import install_failure_handlers, problem_response
+from weightcache.cache import Cache
+from weightcache.leases import LeaseServer
+
+
+class Evict(Wire, frozen=True):
+    """`POST /v1/evict`: everything of the version, of the tenant, or at all."""
+
+    tier: Literal["host", "nvme"]
+    tenant: str | None = None
+    version: Digest | None = None
+
+
+class HostState(Wire, frozen=True):
+    """Slabs by what they are doing; `huge` of them are backed by huge pages throughout."""
+
+    bytes: int
+    budget_bytes: int
+    chunks: int
+    versions: int
+    slab_bytes: int
+    slabs_used: int
+    slabs_busy: int
+    slabs_free: int
+    slabs_huge: int
+    loading: int
+
+
+class NvmeState(Wire, frozen=True):
+    """Chunk files."""
+
+    bytes: int
+    budget_bytes: int
+    chunks: int
+
+
+class State(Wire, frozen=True):
+    """`GET /v1/state`. Counters count from the agent's start; those by tier hold the tiers that occurred."""
+
+    host: HostState
+    nvme: NvmeState
+    leases: int
+    holders: int
+    leases_granted: int
+    leases_hot: int
+    leases_refused: dict[str, int]
+    chunk_reads: dict[str, int]
+    bytes_read: dict[str, int]
+    corrupt_chunks: dict[str, int]
+    missing_chunks: int
+    admitted_chunks: int
+    unadmitted_chunks: int
+    unreadable_packs: int
+
+
+def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
+    """Routes over an open cache."""
+    app = FastAPI(title="Kelvin weight cache", openapi_url=None)
+    install_failure_handlers(app)
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return Response(status_code=200)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        return Response(status_code=200) if leases.accepting else problem_response(Unavailable("the weight cache"))
+
+    @app.get("/v1/state")
+    async def state() -> Response:
+        return Response(encode(state_of(cache, leases)), media_type="application/json")
+
+    @app.post("/v1/evict")
+    async def evict(request: Request) -> Response:
+        wish = decode(await request.body(), Evict)
+        if wish.tenant is not None:
+            dns_label(wish.tenant, "tenant")
+        await cache.evict(wish.tier, wish.tenant, wish.version)
+        return Response(status_code=204)
+
+    return app
+
+
+def state_of(cache: Cache, leases: LeaseServer) -> State:
+    """What an operator may want to know."""
+    index, slabs, counters = cache.arena.index, cache.arena.pool.counts, cache.counters
+    chunks, in_use = index.ready
+    return State(
+        host=HostState(
+            bytes=in_use,
+            budget_bytes=index.max_slabs * index.slab_bytes,
+            chunks=chunks,
+            versions=cache.residents.hot_count,
+            slab_bytes=index.slab_bytes,
+            slabs_used=index.slab_count,
+            slabs_busy=index.busy_count,
+            slabs_free=slabs["free"],
+            slabs_huge=slabs["huge"],
+            loading=cache.loader.loading,
+        ),
+        nvme=NvmeState(
+            bytes=cache.nvme.index.total_bytes,
+            budget_bytes=cache.nvme.index.budget_bytes,
+            chunks=cache.nvme.index.file_count,
+        ),
+        leases=leases.active,
+        holders=leases.holder_count,
+        leases_granted=counters.leases_granted,
+        leases_hot=counters.leases_hot,
+        leases_refused=dict(counters.leases_refused),
+        chunk_reads=dict(counters.chunk_reads),
+        bytes_read=dict(counters.bytes_read),
+        corrupt_chunks=dict(counters.corrupt_chunks),
+        missing_chunks=counters.missing_chunks,
+        admitted_chunks=counters.admitted_chunks,
+        unadmitted_chunks=counters.unadmitted_chunks,
+        unreadable_packs=cache.remote.unreadable_packs,
+    )

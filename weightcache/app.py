@@ -1,0 +1,41 @@
+"""The composition root of the cache agent: settings in, two sockets out."""
+
+import asyncio
+import socket
+
+from blobstore.factory import open_store
+from blobstore.store import BlobStore
+from service.run import serve_until
+from service.unix import SocketDirectory
+from weightcache.api import make_app
+from weightcache.cache import open_cache
+from weightcache.leases import LeaseServer
+from weightcache.settings import CacheSettings
+from weightcache.sources import Verify, is_digest_of
+from weightcache.wire import SOCKET
+
+HTTP_SOCKET = "cache.sock"
+
+
+async def run(settings: CacheSettings, stop: asyncio.Event) -> None:
+    """Serve until `stop`. Raises BlockingIOError where another agent has the directory."""
+    await serve(settings, open_store(settings.store_url), stop)
+
+
+async def serve(
+    settings: CacheSettings, store: BlobStore, stop: asyncio.Event, *, verify: Verify = is_digest_of
+) -> None:
+    """As `run`, over a given store."""
+    directory = SocketDirectory(settings.run)
+    try:
+        async with open_cache(settings, store, verify=verify) as cache:
+            leases = LeaseServer(
+                directory.listen(SOCKET, socket.SOCK_SEQPACKET), cache.residents, cache.arena, cache.counters
+            )
+            leases.open()
+            try:
+                await serve_until(make_app(cache, leases), directory.listen(HTTP_SOCKET), stop)
+            finally:
+                await leases.close()
+    finally:
+        directory.close()

@@ -1,0 +1,68 @@
+"""The host tier: the index's decisions applied to slabs. What fills them is the loader's, who sees them the leases'."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from weightcache.policy.extents import Place
+from weightcache.policy.host import HostIndex, Reservation
+from weightcache.slabs import Slab, SlabPool
+
+SLAB_TIMEOUT_S = 60.0
+
+
+class Arena:
+    """Slab numbers of the index, and the memory behind each. `on_end` hears of numbers that are gone for good."""
+
+    def __init__(self, index: HostIndex, pool: SlabPool) -> None:
+        self.index = index
+        self.pool = pool
+        self.on_end: Callable[[int], None] = lambda _: None
+        self._slabs: dict[int, asyncio.Task[Slab]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Arena {self.index!r} {self.pool!r}>"
+
+    def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
+        """See `HostIndex.reserve`. Slabs that it needs begin to be had at once."""
+        reservation = self.index.reserve(tenant, chunks, now)
+        self._end(reservation.evicted)
+        for number in reservation.fresh:
+            self._slabs[number] = asyncio.create_task(self.pool.take(tenant, SLAB_TIMEOUT_S))
+        return reservation
+
+    async def view(self, place: Place) -> memoryview:
+        """The place's bytes, writable; alive while its slab is pinned. Raises `Refused(Unavailable)`."""
+        slab = await asyncio.shield(self._slabs[place.slab])
+        return slab.view(place.offset, place.length)
+
+    def slab(self, number: int) -> Slab:
+        """The memory of a slab whose chunks are ready."""
+        return self._slabs[number].result()
+
+    def unpin(self, slabs: Iterable[int]) -> None:
+        """See `HostIndex.unpin`."""
+        self._end(self.index.unpin(slabs))
+
+    def drop_holder(self, holder: int) -> None:
+        """See `HostIndex.drop_holder`."""
+        self._end(self.index.drop_holder(holder))
+
+    def evict(self, tenant: str | None, digests: frozenset[str] | None) -> int:
+        """See `HostIndex.evict`. Returns how many slabs stay because they are in use."""
+        ended, busy = self.index.evict(tenant, digests)
+        self._end(ended)
+        return busy
+
+    async def close(self) -> None:
+        """After the loads ended. Receivers keep what they mapped."""
+        await asyncio.gather(*self._slabs.values(), return_exceptions=True)
+        await self.pool.close()
+
+    def _end(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._slabs.pop(number).add_done_callback(self._recycle)
+            self.on_end(number)
+
+    def _recycle(self, taken: asyncio.Task[Slab]) -> None:
+        if not taken.cancelled() and taken.exception() is None:
+            self.pool.give_back(taken.result())

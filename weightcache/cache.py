@@ -1,0 +1,83 @@
+"""The whole cache of one machine, put together: tiers, loader, versions. How it is asked is the sockets' business."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from blobstore.store import BlobStore
+from contracts.errors import Conflict, InvalidRequest, Refused
+from weightcache.arena import Arena
+from weightcache.counters import Counters
+from weightcache.loader import Loader
+from weightcache.nvme import NvmeTier
+from weightcache.papers import Papers
+from weightcache.policy.host import HostIndex
+from weightcache.remote import StoreTier
+from weightcache.residents import Residents
+from weightcache.settings import CacheSettings
+from weightcache.slabs import SlabPool
+from weightcache.sources import Verify, is_digest_of
+
+READ_THREADS: Final = 4  # O_DIRECT from one thread leaves a disk idle while it hashes
+LOADS_AT_ONCE: Final = 6  # more than threads, so that none waits for the loop
+SETTLE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Open until the block of `open_cache` is left."""
+
+    arena: Arena
+    nvme: NvmeTier
+    remote: StoreTier
+    loader: Loader
+    papers: Papers
+    residents: Residents
+    counters: Counters
+
+    async def evict(self, tier: Literal["host", "nvme"], tenant: str | None, version: str | None) -> None:
+        """Drop what the tier holds of the version, the tenant, or at all. What is admitted just now is waited for.
+        Raises `Refused(Conflict)` where slabs are in use: the others are gone then.
+        """
+        digests = None
+        if version is not None:
+            if tenant is None:
+                raise Refused(InvalidRequest("tenant", "null", "must be given with a version"))
+            _, manifest = await self.papers.manifest(tenant, version)
+            digests = frozenset(chunk.digest for chunk in manifest.chunks)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self.loader.settle()
+        if tier == "nvme":
+            await self.nvme.evict(tenant, version, digests)
+        elif busy := self.arena.evict(tenant, digests):
+            raise Refused(Conflict("the host tier", f"{busy} slabs are in use by living processes or loads"))
+
+
+@asynccontextmanager
+async def open_cache(
+    settings: CacheSettings, store: BlobStore, *, verify: Verify = is_digest_of
+) -> AsyncIterator[Cache]:
+    """Raises BlockingIOError where another agent has the directory."""
+    counters = Counters()
+    async with AsyncExitStack() as stack:
+        reads = stack.enter_context(ThreadPoolExecutor(READ_THREADS, "chunk"))
+        making = stack.enter_context(ThreadPoolExecutor(1, "slab"))
+        nvme = NvmeTier(settings.cache, settings.nvme_bytes, reads, time.time)
+        await nvme.open()
+        stack.callback(nvme.close)
+        limit = settings.host_bytes // settings.slab_bytes
+        arena = Arena(HostIndex(settings.slab_bytes, limit), SlabPool(settings.slab_bytes, limit, making))
+        stack.push_async_callback(arena.close)
+        arena.pool.ensure_spare()
+        remote = StoreTier(store)
+        loader = Loader(arena, (nvme, remote), nvme.admit, reads, counters, verify, LOADS_AT_ONCE)
+        stack.push_async_callback(loader.close)
+        papers = Papers(store, nvme)
+        residents = Residents(arena, loader, papers)
+        stack.push_async_callback(residents.close)
+        yield Cache(arena, nvme, remote, loader, papers, residents, counters)

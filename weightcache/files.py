@@ -1,0 +1,173 @@
+"""Chunk files on a disk: read past the page cache, written so that a crash leaves the whole file or none.
+
+Blocking calls for threads. What the bytes should be is the caller's to check.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final
+
+from contracts.errors import Refused, Unavailable
+
+STAGING: Final = ".staging"
+QUARANTINE: Final = ".quarantine"
+MAX_QUARANTINED: Final = 16  # the newest are kept for whoever looks into it
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN})
+
+
+class Outcome(Enum):
+    """What became of a read."""
+
+    ABSENT = auto()
+    TORN = auto()  # shorter or longer than it should be, or unreadable
+    WHOLE = auto()  # as long as it should be; not yet verified
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A chunk file that was there at the start."""
+
+    tenant: str
+    digest: str
+    size: int
+    used_at: float
+
+
+class ChunkFiles:
+    """`root/<tenant>/<digest[:2]>/<digest>`, owned by one process at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._staging = root / STAGING
+        self._quarantine = root / QUARANTINE
+        self._lock_fd = -1
+
+    def __repr__(self) -> str:
+        return f"<ChunkFiles {self._root}>"
+
+    def open(self) -> None:
+        """Take the directory and clear what a crash left half-written. Raises BlockingIOError where another has it."""
+        self._staging.mkdir(parents=True, exist_ok=True)
+        self._quarantine.mkdir(exist_ok=True)
+        self._lock_fd = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise
+        for path in self._staging.iterdir():
+            path.unlink()
+
+    def close(self) -> None:
+        """Another process may take it."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def scan(self) -> Iterator[Found]:
+        """All files that are named as chunks, whatever is in them."""
+        for path in self._root.glob("[!.]*/??/*"):
+            if not path.name.startswith(path.parts[-2]) or _DIGEST.fullmatch(path.name) is None:
+                continue
+            status = path.stat()
+            yield Found(path.parts[-3], path.name, status.st_size, status.st_mtime)
+
+    def chunk(self, tenant: str, digest: str) -> Path:
+        """Where the chunk's file is."""
+        return self._root / tenant / digest[:2] / digest
+
+    def paper(self, tenant: str, version: str) -> Path:
+        """Where the version's manifest is kept."""
+        return self._root / tenant / "manifests" / version
+
+    def read(self, path: Path, into: memoryview) -> Outcome:
+        """Fill `into` (page-aligned, whole pages) with all of the file. Raises `Refused(Unavailable)`."""
+        try:
+            fd = open_direct(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return Outcome.ABSENT
+        except OSError as error:
+            return _judged(error)
+        try:
+            if os.fstat(fd).st_size != into.nbytes:
+                return Outcome.TORN
+            done = 0
+            while done < into.nbytes:
+                count = os.preadv(fd, [into[done:]], done)
+                if count == 0:
+                    return Outcome.TORN
+                done += count
+            os.utime(fd)  # recency that outlives this process
+        except OSError as error:
+            return _judged(error)
+        finally:
+            os.close(fd)
+        return Outcome.WHOLE
+
+    def write(self, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
+        """Make the file. The order is what makes a crash harmless: bytes, sync, name. Raises OSError.
+
+        The name itself is not synced: a file that a power cut takes back is only fetched again.
+        """
+        staged = self._staging / secrets.token_hex(16)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            fd = open_direct(staged, flags) if direct else os.open(staged, flags | os.O_CLOEXEC, 0o600)
+            try:
+                left = memoryview(data).cast("B")
+                done = 0
+                while done < left.nbytes:
+                    done += os.pwritev(fd, [left[done:]], done)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged.rename(path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+
+    def papers(self, tenant: str | None, version: str | None) -> list[Path]:
+        """Manifests that are kept, of the tenant (None: all), of the version (None: any)."""
+        return list(self._root.glob(f"{tenant or '[!.]*'}/manifests/{version or '*'}"))
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """They may be gone already."""
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    def quarantine(self, path: Path, name: str) -> None:
+        """Move a bad file aside, for whoever looks into it; it may be gone already."""
+        try:
+            path.rename(self._quarantine / f"{name}.{secrets.token_hex(4)}")
+        except FileNotFoundError:
+            return
+        aside = sorted(self._quarantine.iterdir(), key=lambda each: each.stat().st_ctime_ns)
+        for old in aside[:-MAX_QUARANTINED]:
+            old.unlink(missing_ok=True)
+
+
+def open_direct(path: Path, flags: int) -> int:
+    """Open past the page cache where the file system can, else plainly (tmpfs before Linux 6.6)."""
+    flags |= os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    # A file system that refuses at open may have made the file already.
+    return os.open(path, flags & ~os.O_EXCL, 0o600)
+
+
+def _judged(error: OSError) -> Outcome:
+    if error.errno in _MEDIA_ERRORS:
+        return Outcome.TORN
+    raise Refused(Unavailable("the NVMe tier of the weight cache")) from error

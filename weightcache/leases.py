@@ -1,0 +1,155 @@
+"""The lease socket: one request and one lease per connection, ended by the connection's end or the process's."""
+
+import asyncio
+import logging
+import socket
+import time
+from array import array
+from collections.abc import Awaitable
+from typing import Final
+
+from contracts.errors import Failure, Refused
+from contracts.names import dns_label
+from contracts.problem import code_of, to_wire
+from contracts.wire import decode, encode
+from weightcache.arena import Arena
+from weightcache.counters import Counters
+from weightcache.holders import Holder, Holders
+from weightcache.residents import Arrival, Residents
+from weightcache.wire import MAX_MESSAGE_BYTES, LeaseReply, LeaseRequest, SlabFact
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 1024
+REQUEST_TIMEOUT_S: Final = 5.0
+LOAD_TIMEOUT_S: Final = 900.0  # a client that waits less hangs up, which cancels
+
+
+class LeaseServer:
+    """Serves `listener` (SEQPACKET) from `open` to `close`."""
+
+    def __init__(self, listener: socket.socket, residents: Residents, arena: Arena, counters: Counters) -> None:
+        self._listener = listener
+        self._residents = residents
+        self._arena = arena
+        self._counters = counters
+        self._holders = Holders(arena.drop_holder)
+        self._connections: set[asyncio.Task[None]] = set()
+        self.active = 0
+        self.accepting = False
+
+    def __repr__(self) -> str:
+        return f"<LeaseServer leases={self.active} connections={len(self._connections)} {self._holders!r}>"
+
+    @property
+    def holder_count(self) -> int:
+        """Living processes that may have slabs mapped."""
+        return self._holders.count
+
+    def open(self) -> None:
+        """Begin to accept."""
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        self.accepting = True
+
+    async def close(self) -> None:
+        """Ends all leases; processes keep what they mapped."""
+        self.accepting = False
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        self._listener.close()
+        for connection in self._connections:
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+        self._holders.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.error("accept failed", extra={"error": str(error)})
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            sock.close()  # the client reads an end and reports the cache unavailable
+            return
+        sock.setblocking(False)
+        task = asyncio.create_task(self._serve(sock))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                raw = await loop.sock_recv(sock, MAX_MESSAGE_BYTES)
+            if raw:
+                # Nothing more is expected: whatever comes is the end.
+                await _first(self._lease(sock, raw), loop.sock_recv(sock, 1))
+        except (TimeoutError, OSError) as error:
+            log.info("a lease's client is gone", extra={"error": repr(error)})
+        except Exception:
+            log.exception("a lease failed")
+        finally:
+            sock.close()
+
+    async def _lease(self, sock: socket.socket, raw: bytes) -> None:
+        """Returns where it was refused; otherwise lasts until it is cancelled or the process dies."""
+        try:
+            request = decode(raw, LeaseRequest, what="lease request")
+            dns_label(request.tenant, "tenant")
+            holder, ended = await self._grant(sock, request)
+        except Refused as refused:
+            self._refuse(sock, refused.failure)
+            return
+        self.active += 1
+        holder.leases.add(ended)
+        try:
+            await ended.wait()
+        finally:
+            holder.leases.discard(ended)
+            self.active -= 1
+
+    async def _grant(self, sock: socket.socket, request: LeaseRequest) -> tuple[Holder, asyncio.Event]:
+        """Send the answer. Raises OSError where the client is gone."""
+        async with self._residents.pinned(request.tenant, request.version, LOAD_TIMEOUT_S) as arrival:
+            # No awaiting from here on: between sending and holding nothing may be evicted, nor the process forgotten.
+            holder = self._holders.of(sock)
+            self._send(sock, arrival)
+            self._arena.index.hold(holder.number, arrival.resident.slabs, time.monotonic())
+            self._counters.leases_granted += 1
+            self._counters.leases_hot += arrival.tally is arrival.resident.tally
+            return holder, asyncio.Event()
+
+    def _send(self, sock: socket.socket, arrival: Arrival) -> None:
+        resident = arrival.resident
+        slabs = [self._arena.slab(number) for number in resident.slabs]
+        reply = LeaseReply(
+            ok=True,
+            manifest_bytes=resident.manifest_bytes,
+            layout_bytes=resident.layout_bytes,
+            slabs=tuple(SlabFact(id=n, bytes=slab.length) for n, slab in zip(resident.slabs, slabs, strict=True)),
+            chunks_by_tier=arrival.tally.chunks,
+            bytes_by_tier=arrival.tally.bytes,
+        )
+        descriptors = array("i", [resident.papers.fd, *(slab.fd for slab in slabs)])
+        sock.sendmsg([encode(reply)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+
+    def _refuse(self, sock: socket.socket, failure: Failure) -> None:
+        self._counters.leases_refused[code_of(failure)] += 1
+        sock.send(encode(LeaseReply(ok=False, failure=to_wire(failure))))
+
+
+async def _first(work: Awaitable[object], end: Awaitable[object]) -> None:
+    """Until either is done; the other is cancelled, and gone when this returns."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(end)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error

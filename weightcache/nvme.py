@@ -1,0 +1,106 @@
+"""The NVMe tier: chunk files within a budget, admitted after they were loaded, quarantined where they are wrong."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+
+from blobstore.threads import to_the_end
+from weightcache.files import ChunkFiles, Outcome
+from weightcache.policy.disk import DiskIndex, Key
+
+log = logging.getLogger(__name__)
+
+
+class NvmeTier:
+    """A `Source`. `wall_s` is the wall clock, as recency is kept in the files' times."""
+
+    tier = "nvme"
+
+    def __init__(self, root: Path, budget_bytes: int, threads: Executor, wall_s: Callable[[], float]) -> None:
+        self._files = ChunkFiles(root)
+        self.index = DiskIndex(budget_bytes)
+        self._threads = threads
+        self._wall_s = wall_s
+
+    def __repr__(self) -> str:
+        return f"<NvmeTier {self.index!r}>"
+
+    async def open(self) -> None:
+        """Take the directory and learn what it holds. Raises BlockingIOError where another process has it."""
+        await to_the_end(self._threads, self._files.open)
+        for found in await to_the_end(self._threads, lambda: list(self._files.scan())):
+            self.index.found((found.tenant, found.digest), found.size, found.used_at)
+        await self._remove(self.index.trim())
+
+    def close(self) -> None:
+        """Another process may take the directory."""
+        self._files.close()
+
+    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+        """See `Source`."""
+        key = (tenant, digest)
+        if not self.index.holds(key):
+            return Outcome.ABSENT
+        outcome = await to_the_end(self._threads, self._files.read, self._files.chunk(*key), into)
+        if outcome is Outcome.ABSENT:
+            self.index.drop(key)
+        else:
+            self.index.touch(key, self._wall_s())
+        return outcome
+
+    async def quarantine(self, tenant: str, digest: str) -> None:
+        """See `Source`."""
+        self.index.drop((tenant, digest))
+        await to_the_end(self._threads, self._files.quarantine, self._files.chunk(tenant, digest), f"{tenant}.{digest}")
+
+    async def admit(self, tenant: str, digest: str, data: memoryview) -> bool:
+        """Keep a verified chunk; False where there is no room or the disk refused. `data` must not change meanwhile."""
+        key = (tenant, digest)
+        gone = self.index.admit(key, data.nbytes, self._wall_s())
+        if gone is None:
+            return False
+        try:
+            await self._remove(gone)
+            await to_the_end(self._threads, self._files.write, self._files.chunk(*key), data, direct=True)
+        except BaseException as error:
+            self.index.drop(key)
+            self._files.remove([self._files.chunk(*key)])  # cancelled, it may have been finished all the same
+            if not isinstance(error, OSError):
+                raise
+            log.warning("a chunk was not admitted", extra={"chunk": digest, "error": str(error)})
+            return False
+        self.index.mark_written(key)
+        return True
+
+    async def evict(self, tenant: str | None, version: str | None, digests: frozenset[str] | None) -> None:
+        """Remove chunks of the tenant (None: all) among the digests (None: any), and the manifests of that version."""
+        keys = self.index.select(tenant, digests)
+        for key in keys:
+            self.index.drop(key)
+        await self._remove(keys)
+        await to_the_end(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
+
+    async def try_read_paper(self, tenant: str, version: str) -> bytes | None:
+        """The manifest bytes as they were kept, unverified; None where they were not."""
+        try:
+            return await to_the_end(self._threads, self._files.paper(tenant, version).read_bytes)
+        except FileNotFoundError:
+            return None
+
+    async def keep_paper(self, tenant: str, version: str, data: bytes) -> None:
+        """Keep manifest bytes; a disk that refuses is no reason to fail."""
+        try:
+            await to_the_end(self._threads, self._files.write, self._files.paper(tenant, version), data, direct=False)
+        except OSError as error:
+            log.warning("a manifest was not kept", extra={"version": version, "error": str(error)})
+
+    async def quarantine_paper(self, tenant: str, version: str) -> None:
+        """Its bytes were wrong."""
+        path = self._files.paper(tenant, version)
+        await to_the_end(self._threads, self._files.quarantine, path, f"{tenant}.manifest.{version}")
+
+    async def _remove(self, keys: tuple[Key, ...]) -> None:
+        paths = [self._files.chunk(*key) for key in keys]
+        if paths:
+            await to_the_end(self._threads, self._files.remove, paths)

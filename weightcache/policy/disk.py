@@ -1,0 +1,105 @@
+"""Which chunk files the NVMe tier holds, within a budget in bytes. Pure: no file is touched here.
+
+Bytes are reserved before a file is written. A file may vanish under a reader: its chunk then comes from the next
+source.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weightcache.policy.evict import Candidate, choose
+
+Key = tuple[str, str]  # tenant, digest
+
+
+@dataclass(slots=True)
+class _File:
+    length: int
+    used_at: float
+    written: bool
+
+
+class DiskIndex:
+    """At most `budget_bytes` of chunk files, those being written included."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._files: dict[Key, _File] = {}
+        self._total = 0
+
+    def __repr__(self) -> str:
+        return f"<DiskIndex files={len(self._files)} bytes={self._total}/{self.budget_bytes}>"
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files, those being written included."""
+        return self._total
+
+    @property
+    def file_count(self) -> int:
+        """Files that can be read."""
+        return sum(file.written for file in self._files.values())
+
+    def found(self, key: Key, length: int, used_at: float) -> None:
+        """A file from before this process, last used then."""
+        self.drop(key)
+        self._files[key] = _File(length, used_at, written=True)
+        self._total += length
+
+    def holds(self, key: Key) -> bool:
+        """Whether the file can be read."""
+        file = self._files.get(key)
+        return file is not None and file.written
+
+    def trim(self) -> tuple[Key, ...]:
+        """Files to remove because the budget shrank; they are forgotten at once."""
+        gone = choose(self._idle(), self._total - self.budget_bytes) or ()
+        for key in gone:
+            self.drop(key)
+        return gone
+
+    def admit(self, key: Key, length: int, now: float) -> tuple[Key, ...] | None:
+        """Reserve room for a new file. Returns the files to remove for it, forgotten at once; None where it is there
+        already or doesn't fit beside what is being written.
+        """
+        if key in self._files or length > self.budget_bytes:
+            return None
+        gone = choose(self._idle(), self._total + length - self.budget_bytes)
+        if gone is None:
+            return None
+        for old in gone:
+            self.drop(old)
+        self._files[key] = _File(length, now, written=False)
+        self._total += length
+        return gone
+
+    def mark_written(self, key: Key) -> None:
+        """The file has its name and can be read."""
+        assert not self._files[key].written
+        self._files[key].written = True
+
+    def touch(self, key: Key, now: float) -> None:
+        """It was read, if it is still there."""
+        if (file := self._files.get(key)) is not None:
+            file.used_at = now
+
+    def drop(self, key: Key) -> None:
+        """It is gone, or was never finished; it may not have been there."""
+        if (file := self._files.pop(key, None)) is not None:
+            self._total -= file.length
+
+    def select(self, tenant: str | None, digests: frozenset[str] | None) -> tuple[Key, ...]:
+        """Readable files of the tenant (None: all) among the digests (None: any)."""
+        return tuple(
+            key
+            for key, file in self._files.items()
+            if file.written and tenant in (None, key[0]) and (digests is None or key[1] in digests)
+        )
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where two facts contradict each other."""
+        assert self._total == sum(file.length for file in self._files.values())
+        assert all(file.length >= 0 for file in self._files.values())
+
+    def _idle(self) -> Iterable[Candidate[Key]]:
+        return (Candidate(key, file.length, file.used_at) for key, file in self._files.items() if file.written)

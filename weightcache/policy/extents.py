@@ -1,0 +1,155 @@
+"""Where chunks go inside slabs, and how a version's chunks look as few mappings. Pure; which slabs exist is `index`'s.
+
+A mapping gets huge pages only where slab offset and virtual offset agree modulo 2 MiB, so a run of chunks that is long
+enough to hold such a page starts at an offset congruent to its own. A slab is filled from its start and never
+compacted: it is freed whole.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+HUGE_PAGE: Final = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A chunk of `length` bytes at `virtual` of its version's linear space; both are multiples of 4096."""
+
+    digest: str
+    length: int
+    virtual: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A slab whose bytes from `used` on are free."""
+
+    slab: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`length` bytes at `offset` of `slab`."""
+
+    slab: int
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """First byte after it."""
+        return self.offset + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """`length` bytes of a version at `virtual`, which lie at `offset` of `slab`."""
+
+    virtual: int
+    slab: int
+    offset: int
+    length: int
+
+
+def wanted_of(chunks: Iterable[tuple[str, int]]) -> tuple[Wanted, ...]:
+    """(digest, length) pairs in the order of the linear space; a digest that occurs again is wanted once."""
+    first: dict[str, Wanted] = {}
+    virtual = 0
+    for digest, length in chunks:
+        first.setdefault(digest, Wanted(digest, length, virtual))
+        virtual += length
+    return tuple(first.values())
+
+
+def place(wanted: Sequence[Wanted], rooms: Sequence[Room], fresh: Sequence[int], slab_bytes: int) -> dict[str, Place]:
+    """A place for each chunk: a run goes into the first room that holds all that is left of it, else into what there
+    is, in order, else into slabs of `fresh`, in order. Raises IndexError where those are too few.
+
+    No chunk may be longer than `slab_bytes`.
+    """
+    used = {room.slab: room.used for room in rooms}
+    unopened = iter(fresh)
+    placed: dict[str, Place] = {}
+    for run in _runs(wanted):
+        left = run
+        while left:
+            slab = _room_for(left, used, slab_bytes)
+            if slab is None:
+                slab = next(unopened, None)
+                if slab is None:
+                    raise IndexError("more slabs are needed")
+                used[slab] = 0
+            taken = _fitting(left, used[slab], slab_bytes)
+            for chunk, spot in taken:
+                placed[chunk.digest] = Place(slab, spot, chunk.length)
+                used[slab] = spot + chunk.length
+            left = left[len(taken) :]
+    return placed
+
+
+def fresh_needed(wanted: Sequence[Wanted], rooms: Sequence[Room], slab_bytes: int) -> int:
+    """How many fresh slabs `place` opens for these chunks."""
+    beyond = max((room.slab for room in rooms), default=-1) + 1
+    fresh = range(beyond, beyond + len(wanted))  # a slab holds at least one chunk
+    return len({spot.slab for spot in place(wanted, rooms, fresh, slab_bytes).values() if spot.slab >= beyond})
+
+
+def extents_of(chunks: Iterable[tuple[str, int]], places: Mapping[str, Place]) -> tuple[Extent, ...]:
+    """The version's linear space, neighbours coalesced: gapless from 0, in order."""
+    extents: list[Extent] = []
+    virtual = 0
+    for digest, length in chunks:
+        spot = places[digest]
+        last = extents[-1] if extents else None
+        if last is not None and last.slab == spot.slab and last.offset + last.length == spot.offset:
+            extents[-1] = Extent(last.virtual, last.slab, last.offset, last.length + length)
+        else:
+            extents.append(Extent(virtual, spot.slab, spot.offset, length))
+        virtual += length
+    return tuple(extents)
+
+
+def _runs(wanted: Sequence[Wanted]) -> list[tuple[Wanted, ...]]:
+    """Chunks that follow one another in the linear space, together."""
+    runs: list[list[Wanted]] = []
+    for chunk in wanted:
+        if runs and runs[-1][-1].virtual + runs[-1][-1].length == chunk.virtual:
+            runs[-1].append(chunk)
+        else:
+            runs.append([chunk])
+    return [tuple(run) for run in runs]
+
+
+def _room_for(run: Sequence[Wanted], used: Mapping[int, int], slab_bytes: int) -> int | None:
+    """The first slab that takes the whole run, else the first that takes its first chunk, else None."""
+    first: int | None = None
+    for slab, begin in used.items():
+        taken = len(_fitting(run, begin, slab_bytes))
+        if taken == len(run):
+            return slab
+        if taken and first is None:
+            first = slab
+    return first
+
+
+def _fitting(run: Sequence[Wanted], used: int, slab_bytes: int) -> list[tuple[Wanted, int]]:
+    """The leading chunks of the run that fit behind `used`, each with its offset."""
+    offset = _start(run, used, slab_bytes)
+    taken: list[tuple[Wanted, int]] = []
+    for chunk in run:
+        if offset + chunk.length > slab_bytes:
+            break
+        taken.append((chunk, offset))
+        offset += chunk.length
+    return taken
+
+
+def _start(run: Sequence[Wanted], used: int, slab_bytes: int) -> int:
+    """Congruent to the run's virtual offset where a huge page may come of it, and where its first chunk still fits."""
+    congruent = used + (run[0].virtual - used) % HUGE_PAGE
+    long_enough = sum(chunk.length for chunk in run) >= HUGE_PAGE
+    # A chunk nearly as long as the slab fits an empty one only at its start.
+    fits = congruent + run[0].length <= slab_bytes or used > 0
+    return congruent if long_enough and fits else used

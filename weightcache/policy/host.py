@@ -1,0 +1,257 @@
+"""Which chunk lies where in the host tier, who uses which slab, and what a version's arrival moves. Pure.
+
+A chunk is *loading* from the moment its place is reserved and *ready* once its bytes are there and verified. A slab is
+freed whole, and only when nothing pins it (a reservation, a load, a write to NVMe) and no living process holds it: a
+process that was sent the slab may have it mapped until it dies, whatever became of its lease.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from contracts.errors import CapacityExceeded, ChunkCorrupt, Overloaded, Refused
+from weightcache.policy.evict import Candidate, choose
+from weightcache.policy.extents import Place, Room, Wanted, fresh_needed, place, wanted_of
+
+RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Places for all chunks of a version. Its slabs stay pinned until it is released."""
+
+    tenant: str
+    places: dict[str, Place]  # by digest
+    load: tuple[str, ...]  # digests that the owner of this reservation must load
+    wait: tuple[str, ...]  # digests that another's load will bring
+    fresh: tuple[int, ...]  # slabs that begin with this reservation, empty
+    evicted: tuple[int, ...]  # slabs that ended for it
+
+    @property
+    def slabs(self) -> tuple[int, ...]:
+        """In the order in which the version first needs them."""
+        return tuple(dict.fromkeys(spot.slab for spot in self.places.values()))
+
+
+@dataclass(slots=True)
+class _Slab:
+    tenant: str
+    used_at: float
+    used: int = 0
+    pins: int = 0
+    chunks: set[str] = field(default_factory=set)
+    holders: set[int] = field(default_factory=set)
+
+    @property
+    def busy(self) -> bool:
+        return self.pins > 0 or bool(self.holders)
+
+
+@dataclass(slots=True)
+class _Entry:
+    place: Place
+    ready: bool = False
+
+
+class HostIndex:
+    """At most `max_slabs` slabs of `slab_bytes`; each holds chunks of one tenant. Slab numbers are never used again."""
+
+    def __init__(self, slab_bytes: int, max_slabs: int) -> None:
+        self.slab_bytes = slab_bytes
+        self.max_slabs = max_slabs
+        self._slabs: dict[int, _Slab] = {}
+        self._chunks: dict[tuple[str, str], _Entry] = {}
+        self._next = 0
+
+    def __repr__(self) -> str:
+        busy = sum(slab.busy for slab in self._slabs.values())
+        return f"<HostIndex slabs={len(self._slabs)}/{self.max_slabs} busy={busy} chunks={len(self._chunks)}>"
+
+    @property
+    def slab_count(self) -> int:
+        """Slabs that hold a tenant's chunks."""
+        return len(self._slabs)
+
+    @property
+    def busy_count(self) -> int:
+        """Slabs that can't be evicted now."""
+        return sum(slab.busy for slab in self._slabs.values())
+
+    @property
+    def ready(self) -> tuple[int, int]:
+        """Chunks that are ready, and their bytes."""
+        lengths = [entry.place.length for entry in self._chunks.values() if entry.ready]
+        return len(lengths), sum(lengths)
+
+    def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
+        """Places for all of (digest, length), or nothing changes: `CapacityExceeded` where the tier could never hold
+        them, `Overloaded` where too much of it is in use. Whatever is there already stays where it is, if that fits.
+        """
+        wanted = wanted_of(chunks)
+        longest = max((chunk.length for chunk in wanted), default=0)
+        if longest > self.slab_bytes:
+            raise Refused(CapacityExceeded("bytes of a slab of the weight cache", longest, self.slab_bytes))
+        alone = fresh_needed(wanted, (), self.slab_bytes)
+        if alone > self.max_slabs:
+            raise Refused(CapacityExceeded("slabs of the weight cache", alone, self.max_slabs))
+        plan = self._plan(tenant, wanted, keep_idle=True) or self._plan(tenant, wanted, keep_idle=False)
+        if plan is None:
+            raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S))
+        return self._apply(tenant, wanted, *plan, now)
+
+    def mark_ready(self, tenant: str, digest: str) -> None:
+        """Its bytes are in place and verified."""
+        entry = self._chunks[tenant, digest]
+        assert not entry.ready
+        entry.ready = True
+
+    def drop(self, tenant: str, digest: str) -> None:
+        """Its load failed: it is nowhere again, and its place stays unused until the slab ends."""
+        entry = self._chunks.pop((tenant, digest))
+        assert not entry.ready
+        self._slabs[entry.place.slab].chunks.discard(digest)
+
+    def is_ready(self, tenant: str, digest: str) -> bool:
+        """Whether the chunk may be served."""
+        entry = self._chunks.get((tenant, digest))
+        return entry is not None and entry.ready
+
+    def pin(self, slabs: Iterable[int]) -> None:
+        """Keep these slabs; each pin is undone by one `unpin`."""
+        for number in slabs:
+            self._slabs[number].pins += 1
+
+    def unpin(self, slabs: Iterable[int]) -> tuple[int, ...]:
+        """Undo one `pin` of each. Returns the slabs that ended with it because they hold nothing."""
+        numbers = tuple(slabs)
+        for number in numbers:
+            assert self._slabs[number].pins > 0
+            self._slabs[number].pins -= 1
+        return self._end_empty(numbers)
+
+    def hold(self, holder: int, slabs: Iterable[int], now: float) -> None:
+        """The process `holder` was sent these slabs: they stay until `drop_holder`."""
+        for number in slabs:
+            self._slabs[number].holders.add(holder)
+            self._slabs[number].used_at = now
+
+    def drop_holder(self, holder: int) -> tuple[int, ...]:
+        """The process is dead. Returns the slabs that ended with it because they hold nothing."""
+        held = [number for number, slab in self._slabs.items() if holder in slab.holders]
+        for number in held:
+            self._slabs[number].holders.discard(holder)
+        return self._end_empty(held)
+
+    def evict(self, tenant: str | None, digests: frozenset[str] | None) -> tuple[tuple[int, ...], int]:
+        """End idle slabs that hold any of these chunks (None means any). Returns them, and how many were busy."""
+        matching = [
+            number
+            for number, slab in self._slabs.items()
+            if tenant in (None, slab.tenant) and (digests is None or not digests.isdisjoint(slab.chunks))
+        ]
+        ended = tuple(number for number in matching if not self._slabs[number].busy)
+        for number in ended:
+            self._end(number)
+        return ended, len(matching) - len(ended)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where two facts contradict each other."""
+        assert len(self._slabs) <= self.max_slabs
+        seen: dict[int, set[str]] = {number: set() for number in self._slabs}
+        for (tenant, digest), entry in self._chunks.items():
+            slab = self._slabs[entry.place.slab]
+            assert slab.tenant == tenant, "a slab holds one tenant's chunks"
+            assert entry.ready or slab.pins, "a load pins its slab"
+            seen[entry.place.slab].add(digest)
+        for number, slab in self._slabs.items():
+            assert number < self._next
+            assert slab.pins >= 0
+            assert slab.chunks == seen[number]
+            assert slab.chunks or slab.busy, "an idle slab holds something"
+            end = 0
+            for spot in sorted((self._chunks[slab.tenant, d].place for d in slab.chunks), key=lambda p: p.offset):
+                assert spot.offset >= end, "places do not overlap"
+                end = spot.end
+            assert end <= slab.used <= self.slab_bytes
+
+    def _plan(
+        self, tenant: str, wanted: Sequence[Wanted], *, keep_idle: bool
+    ) -> tuple[dict[str, Place], tuple[int, ...]] | None:
+        """What stays where it is, and which slabs end. Without `keep_idle`, chunks in idle slabs are placed anew:
+        scattered over many slabs they could keep out the very version that they belong to.
+        """
+        present: dict[str, Place] = {}
+        ended: set[int] = set()
+        for chunk in wanted:
+            entry = self._chunks.get((tenant, chunk.digest))
+            if entry is None:
+                continue
+            if entry.place.length != chunk.length:  # one digest, two lengths: the manifest lies
+                raise Refused(ChunkCorrupt(chunk.digest, "host"))
+            if keep_idle or self._slabs[entry.place.slab].busy:
+                present[chunk.digest] = entry.place
+            else:
+                ended.add(entry.place.slab)
+        missing = [chunk for chunk in wanted if chunk.digest not in present]
+        kept = {spot.slab for spot in present.values()}
+        while True:
+            rooms = self._rooms(tenant, ended)
+            free = self.max_slabs - len(self._slabs) + len(ended)
+            short = fresh_needed(missing, rooms, self.slab_bytes) - free
+            if short <= 0:
+                return present, tuple(sorted(ended))
+            idle = (
+                Candidate(number, 1, slab.used_at)
+                for number, slab in self._slabs.items()
+                if not slab.busy and number not in kept and number not in ended
+            )
+            oldest = choose(idle, short)
+            if oldest is None:
+                return None
+            ended |= set(oldest)  # they may have been rooms: look again
+
+    def _rooms(self, tenant: str, without: set[int]) -> list[Room]:
+        return [
+            Room(number, slab.used)
+            for number, slab in self._slabs.items()
+            if slab.tenant == tenant and number not in without
+        ]
+
+    def _apply(
+        self, tenant: str, wanted: Sequence[Wanted], present: dict[str, Place], ended: tuple[int, ...], now: float
+    ) -> Reservation:
+        missing = [chunk for chunk in wanted if chunk.digest not in present]
+        for number in ended:
+            self._end(number)
+        rooms = self._rooms(tenant, set())
+        count = fresh_needed(missing, rooms, self.slab_bytes)
+        fresh = tuple(range(self._next, self._next + count))
+        self._next += count
+        for number in fresh:
+            self._slabs[number] = _Slab(tenant, now)
+        placed = place(missing, rooms, fresh, self.slab_bytes)
+        for digest, spot in placed.items():
+            self._chunks[tenant, digest] = _Entry(spot)
+            slab = self._slabs[spot.slab]
+            slab.chunks.add(digest)
+            slab.used = max(slab.used, spot.end)
+        both = {**present, **placed}
+        places = {chunk.digest: both[chunk.digest] for chunk in wanted}
+        wait = tuple(digest for digest in present if not self._chunks[tenant, digest].ready)
+        reservation = Reservation(tenant, places, tuple(placed), wait, fresh, ended)
+        for number in reservation.slabs:
+            self._slabs[number].used_at = now
+        self.pin(reservation.slabs)
+        return reservation
+
+    def _end_empty(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """End those that hold no chunk and that nobody uses."""
+        empty = tuple(n for n in numbers if not self._slabs[n].chunks and not self._slabs[n].busy)
+        for number in empty:
+            self._end(number)
+        return empty
+
+    def _end(self, number: int) -> None:
+        slab = self._slabs.pop(number)
+        for digest in slab.chunks:
+            del self._chunks[slab.tenant, digest]

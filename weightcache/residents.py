@@ -1,0 +1,219 @@
+"""Versions in the host tier: brought there once however many ask, and pinned while an answer to them is being made."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from contracts.control import SealAttestation
+from contracts.errors import CapacityExceeded, DeadlineExceeded, Failure, Internal, Refused
+from contracts.manifest import Manifest
+from weightcache.arena import Arena
+from weightcache.libc import F_ADD_SEALS, PAPER_SEALS
+from weightcache.loader import Loader
+from weightcache.papers import Papers
+from weightcache.policy.extents import extents_of
+from weightcache.policy.host import Reservation
+from weightcache.wire import MAX_SLABS, Layout
+
+log = logging.getLogger(__name__)
+
+TIERS = ("host", "nvme", "store")
+
+
+class SealedFile:
+    """Immutable bytes behind a descriptor that other processes may be given. Closed with its last reference."""
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self.fd = os.memfd_create("kelvin-papers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        for part in parts:
+            left = memoryview(part)
+            while left:
+                left = left[os.write(self.fd, left) :]
+        fcntl.fcntl(self.fd, F_ADD_SEALS, PAPER_SEALS)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Distinct chunks of a version, and their bytes, by the tier that this lease found them in."""
+
+    chunks: dict[str, int]
+    bytes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A version whose chunks are all ready, and the answer to whoever leases it from now on."""
+
+    slabs: tuple[int, ...]
+    papers: SealedFile
+    manifest_bytes: int
+    layout_bytes: int
+    attested: bool
+    tally: Tally  # everything in the host tier
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A resident version and where its chunks came from."""
+
+    resident: Resident
+    tally: Tally
+
+
+@dataclass(slots=True)
+class _Flight:
+    task: asyncio.Task[Arrival | Failure]
+    waiting: int = 0
+
+
+class Residents:
+    """One flight per version: it is cancelled when nobody waits for it any more."""
+
+    def __init__(self, arena: Arena, loader: Loader, papers: Papers) -> None:
+        self._arena = arena
+        self._loader = loader
+        self._papers = papers
+        self._hot: dict[tuple[str, str], Resident] = {}
+        self._flights: dict[tuple[str, str], _Flight] = {}
+        arena.on_end = self._forget
+
+    def __repr__(self) -> str:
+        return f"<Residents hot={len(self._hot)} arriving={len(self._flights)}>"
+
+    @property
+    def hot_count(self) -> int:
+        """Versions that are answered at once."""
+        return len(self._hot)
+
+    @asynccontextmanager
+    async def pinned(self, tenant: str, version: str, timeout_s: float) -> AsyncIterator[Arrival]:
+        """The version, whole, verified and kept from eviction while the block runs. Raises `Refused`."""
+        key = (tenant, version)
+        hot = self._hot.get(key)
+        if hot is not None and hot.attested:
+            self._arena.index.pin(hot.slabs)
+            try:
+                yield Arrival(hot, hot.tally)
+            finally:
+                self._arena.unpin(hot.slabs)
+            return
+        flight = self._flights.get(key) or self._depart(key)
+        flight.waiting += 1
+        try:
+            yield await _within(flight.task, timeout_s)
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting:
+                self._land(key, flight)
+
+    async def close(self) -> None:
+        """Ends all flights."""
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._hot.clear()
+
+    def _depart(self, key: tuple[str, str]) -> _Flight:
+        flight = _Flight(asyncio.create_task(self._fly(*key)))
+        self._flights[key] = flight
+
+        def done(_: object) -> None:
+            if self._flights.get(key) is flight:
+                del self._flights[key]  # who comes now finds it hot, or tries again
+
+        flight.task.add_done_callback(done)
+        return flight
+
+    def _land(self, key: tuple[str, str], flight: _Flight) -> None:
+        """The last who waited has left: what the flight pinned for them is unpinned."""
+        if not flight.task.done():
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+            flight.task.cancel()
+            flight.task.add_done_callback(self._release)  # it may have arrived in the same instant
+        else:
+            self._release(flight.task)
+
+    def _release(self, task: asyncio.Task[Arrival | Failure]) -> None:
+        if not task.cancelled() and isinstance(arrival := task.result(), Arrival):
+            self._arena.unpin(arrival.resident.slabs)
+
+    async def _fly(self, tenant: str, version: str) -> Arrival | Failure:
+        """The version's slabs stay pinned where this returns an arrival."""
+        try:
+            raw, manifest = await self._papers.manifest(tenant, version)
+            attestations = await self._papers.attestations(tenant, version)
+            reservation = self._reserve(tenant, manifest)
+            try:
+                tiers = await self._loader.bring(reservation)
+                resident = _resident(raw, manifest, attestations, reservation)
+            except BaseException:
+                self._arena.unpin(reservation.slabs)
+                raise
+        except Refused as refused:
+            return refused.failure
+        except Exception:
+            log.exception("a version did not arrive", extra={"tenant": tenant, "version": version})
+            return Internal()
+        self._hot[tenant, version] = resident
+        return Arrival(resident, _tally(reservation, tiers))
+
+    def _reserve(self, tenant: str, manifest: Manifest) -> Reservation:
+        chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]
+        reservation = self._arena.reserve(tenant, chunks, time.monotonic())
+        if len(reservation.slabs) > MAX_SLABS:
+            self._arena.unpin(reservation.slabs)
+            raise Refused(CapacityExceeded("slabs of a lease", len(reservation.slabs), MAX_SLABS))
+        return reservation
+
+    def _forget(self, slab: int) -> None:
+        """The slab is gone: versions that had chunks in it are no longer resident."""
+        for key in [key for key, resident in self._hot.items() if slab in resident.slabs]:
+            del self._hot[key]
+
+
+async def _within(task: asyncio.Task[Arrival | Failure], timeout_s: float) -> Arrival:
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(timeout_s):
+            outcome = await asyncio.shield(task)
+    except TimeoutError as error:
+        raise Refused(DeadlineExceeded(time.monotonic() - began, "restoring weights")) from error
+    if isinstance(outcome, Failure):
+        raise Refused(outcome)
+    return outcome
+
+
+def _resident(
+    raw: bytes, manifest: Manifest, attestations: tuple[SealAttestation, ...], reservation: Reservation
+) -> Resident:
+    slabs = reservation.slabs
+    position = {slab: index for index, slab in enumerate(slabs)}
+    chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]
+    extents = tuple(
+        (extent.virtual, position[extent.slab], extent.offset, extent.length)
+        for extent in extents_of(chunks, reservation.places)
+    )
+    layout = msgspec.json.encode(Layout(total_bytes=manifest.total_bytes, extents=extents, attestations=attestations))
+    all_hot = _tally(reservation, dict.fromkeys(reservation.places, "host"))
+    return Resident(slabs, SealedFile((raw, layout)), len(raw), len(layout), bool(attestations), all_hot)
+
+
+def _tally(reservation: Reservation, tiers: dict[str, str]) -> Tally:
+    tally = Tally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
+    for digest, tier in tiers.items():
+        tally.chunks[tier] += 1
+        tally.bytes[tier] += reservation.places[digest].length
+    return tally

@@ -1,0 +1,72 @@
+"""The cache agent's environment, read once."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contracts import settings
+from contracts.settings import BadSetting
+from weightcache.policy.extents import HUGE_PAGE
+
+SLAB_BYTES: Final = 256 << 20
+_LIMIT: Final = 1 << 50
+_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Budgets in bytes. `host_bytes` holds whole slabs, at least one."""
+
+    data: Path
+    store_url: str
+    host_bytes: int
+    slab_bytes: int
+    nvme_bytes: int
+    lifeline_fd: int | None = None
+
+    @property
+    def run(self) -> Path:
+        """Where the sockets are."""
+        return self.data / "run"
+
+    @property
+    def cache(self) -> Path:
+        """Where the NVMe tier is."""
+        return self.data / "cache"
+
+
+def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
+    """Raises `BadSetting`. Defaults: a quarter of memory, 80 % of the disk that is free or ours, the store in DATA."""
+    data = Path(settings.text(env, "KELVIN_DATA")).absolute()
+    slab_bytes = settings.integer(env, "KELVIN_SLAB_BYTES", SLAB_BYTES, low=HUGE_PAGE, high=_LIMIT)
+    if slab_bytes % HUGE_PAGE:
+        raise BadSetting("KELVIN_SLAB_BYTES", str(slab_bytes), f"must be a multiple of {HUGE_PAGE}")
+    quarter = max(slab_bytes, _memory_bytes() // 4)
+    lifeline_fd = settings.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
+    return CacheSettings(
+        data=data,
+        store_url=settings.text(env, "KELVIN_STORE", (data / "store").as_uri()),
+        host_bytes=settings.integer(env, "KELVIN_HOST_BYTES", quarter, low=slab_bytes, high=_LIMIT),
+        slab_bytes=slab_bytes,
+        nvme_bytes=settings.integer(env, "KELVIN_NVME_BYTES", _disk_bytes(data), low=0, high=_LIMIT),
+        lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
+    )
+
+
+def _memory_bytes() -> int:
+    """Of the machine, or of the control group where that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(_CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return machine
+
+
+def _disk_bytes(data: Path) -> int:
+    """80 % of what is free beside `data`, what the tier holds already counted as free."""
+    held = sum(path.stat().st_size for path in (data / "cache").glob("*/??/*"))
+    existing = next(path for path in (data, *data.parents) if path.exists())
+    return (shutil.disk_usage(existing).free + held) * 8 // 10

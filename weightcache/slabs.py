@@ -1,0 +1,170 @@
+"""Slabs: pieces of sealed shared memory that the agent alone can write, and that any process may be given to read.
+
+Made ahead, in the background, since fresh memory costs more than the reads that fill it. Which chunk goes where is the
+index's decision; this file knows bytes and descriptors.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+
+from contracts.errors import Refused, Unavailable
+from weightcache import libc
+from weightcache.policy.extents import HUGE_PAGE
+
+log = logging.getLogger(__name__)
+
+
+class Slab:
+    """`length` bytes of zeroed memory in huge pages where the kernel grants them. Blocking to make: 20-700 ms."""
+
+    def __init__(self, length: int) -> None:
+        assert length % HUGE_PAGE == 0
+        self.length = length
+        self.tenant: str | None = None  # whose bytes may be in it
+        self.fd = os.memfd_create("kelvin-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.address = 0
+        try:
+            os.ftruncate(self.fd, length)
+            self.address = libc.reserve(length)
+            libc.map_shared(self.address, length, self.fd, 0, writable=True)
+            self.huge = _populate(self.address, length)
+            fcntl.fcntl(self.fd, libc.F_ADD_SEALS, libc.SLAB_SEALS)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Slab {self.length >> 20} MiB huge={self.huge} tenant={self.tenant}>"
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Writable bytes; dead once the slab is closed."""
+        assert 0 <= offset <= offset + length <= self.length
+        return libc.view(self.address + offset, length)
+
+    def zero(self) -> None:
+        """What was in it must not reach another tenant. Blocking."""
+        libc.zero(self.address, self.length)
+        self.tenant = None
+
+    def close(self) -> None:
+        """This process's part ends; processes that mapped it keep theirs."""
+        if self.address:
+            libc.unmap(self.address, self.length)
+            self.address = 0
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _populate(address: int, length: int) -> bool:
+    """Back the range with memory; True where all of it is huge pages.
+
+    One small page per huge one is enough for a collapse, which then has nothing to copy: 40 times faster than to
+    collapse a populated range. MADV_HUGEPAGE would be ignored where `shmem_enabled` is `never`, the default.
+    """
+    huge = True
+    try:
+        for offset in range(0, length, HUGE_PAGE):
+            libc.advise(address + offset, 4096, libc.MADV_POPULATE_WRITE)
+        libc.advise(address, length, libc.MADV_COLLAPSE)
+    except OSError as error:
+        log.info("no huge pages for a slab", extra={"error": str(error)})
+        huge = False
+    with suppress(OSError):  # an older kernel: pages come as they are touched
+        libc.advise(address, length, libc.MADV_POPULATE_WRITE)
+    return huge
+
+
+class SlabPool:
+    """Up to `limit` slabs in all, one of them made ahead. `take` and `give_back` in any order; `close` ends all."""
+
+    def __init__(self, slab_bytes: int, limit: int, executor: Executor, make: Callable[[int], Slab] = Slab) -> None:
+        self._slab_bytes = slab_bytes
+        self._limit = limit
+        self._executor = executor
+        self._make = make
+        self._free: list[Slab] = []
+        self._out: set[Slab] = set()
+        self._making: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._fault: OSError | None = None
+
+    def __repr__(self) -> str:
+        return f"<SlabPool out={len(self._out)} free={len(self._free)} limit={self._limit}>"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Slabs by what they are doing."""
+        slabs = [*self._free, *self._out]
+        return {"used": len(self._out), "free": len(self._free), "huge": sum(slab.huge for slab in slabs)}
+
+    async def take(self, tenant: str, timeout_s: float) -> Slab:
+        """A slab that holds nothing of another tenant. Raises `Refused(Unavailable)` where memory can't be had."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                slab = await self._next(tenant)
+        except TimeoutError as error:
+            raise Refused(Unavailable("memory for the weight cache")) from error
+        if slab.tenant not in (None, tenant):
+            zeroing = self._run(slab.zero)
+            try:
+                await asyncio.shield(zeroing)
+            except asyncio.CancelledError:
+                zeroing.add_done_callback(lambda _: self.give_back(slab))  # until then the thread writes to it
+                raise
+        slab.tenant = tenant
+        return slab
+
+    def give_back(self, slab: Slab) -> None:
+        """Nobody has it mapped any more but this process."""
+        self._out.remove(slab)
+        self._free.append(slab)
+        self._changed.set()
+
+    def ensure_spare(self) -> None:
+        """Make one ahead where none is free and the limit allows; returns at once."""
+        if self._free or self._making is not None or len(self._out) >= self._limit:
+            return
+        self._making = asyncio.create_task(self._make_one())
+
+    async def close(self) -> None:
+        """Unmaps all of them; receivers keep theirs."""
+        if self._making is not None:
+            await asyncio.wait({self._making})
+        for slab in (*self._free, *self._out):
+            slab.close()
+        self._free.clear()
+        self._out.clear()
+
+    async def _next(self, tenant: str) -> Slab:
+        while not self._free:
+            self._changed.clear()
+            self.ensure_spare()
+            await self._changed.wait()
+            if self._fault is not None and not self._free:
+                fault, self._fault = self._fault, None
+                raise Refused(Unavailable("memory for the weight cache")) from fault
+        own = next((slab for slab in self._free if slab.tenant in (None, tenant)), self._free[0])
+        self._free.remove(own)
+        self._out.add(own)
+        self.ensure_spare()
+        return own
+
+    def _run(self, call: Callable[[], None]) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    async def _make_one(self) -> None:
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._executor, self._make, self._slab_bytes)
+            self._free.append(await work)
+        except OSError as error:
+            log.exception("a slab could not be made")
+            self._fault = error
+        finally:
+            self._making = None
+            self._changed.set()

@@ -1,0 +1,32 @@
+"""Where a chunk's bytes may come from, in order. A source only fetches: the loader verifies, whoever fetched."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from blake3 import blake3
+
+from weightcache.files import Outcome
+
+Verify = Callable[[memoryview, str], bool]
+
+
+class Source(Protocol):
+    """One tier below the host's."""
+
+    @property
+    def tier(self) -> str:
+        """Its name in counters and in failures."""
+
+    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+        """Fill `into` (page-aligned, whole pages). Raises `Refused(Unavailable)`, which says nothing about the bytes.
+
+        When this returns, raises or is cancelled, nothing writes to `into` any more.
+        """
+
+    async def quarantine(self, tenant: str, digest: str) -> None:
+        """Its bytes were wrong: never offer them again, where that is in its power."""
+
+
+def is_digest_of(data: memoryview, digest: str) -> bool:
+    """Whether BLAKE3 of the bytes is `digest`. Releases the GIL; other threads of the library stay asleep."""
+    return blake3(data, max_threads=1).hexdigest() == digest
