@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from contracts.errors import Failure, Internal, Overloaded, Refused, Unavailable
@@ -40,6 +41,7 @@ class EngineThread:
         self._on_busy = on_busy
         self._limit = limit
         self._probe_after_s = probe_after_s
+        self._step_raised = False
         self._wake = threading.Condition()
         # All below is guarded by _wake.
         self._inbox: deque[GenerationRequest] = deque()
@@ -112,12 +114,16 @@ class EngineThread:
                     self._on_busy(False)
                 if stopping is not None and not self._engine.has_work and not self._inbox:
                     return
-        except BaseException:
-            # Callbacks and engine both promise not to raise: say so loudly, and refuse what comes.
-            _log.exception("the engine thread ended")
+        except Exception:
+            # Callbacks and engine promise not to raise: say so loudly, end who is inside, refuse who comes.
+            _log.exception("the engine thread ends")
             with self._wake:
                 self._poisoned = self._poisoned or Internal()
-            raise
+                orphans = sorted(self._inside)
+                self._inside.clear()
+            with suppress(Exception):
+                self._on_events([Failed(request_id, Internal(), Counts()) for request_id in orphans])
+                self._on_busy(False)
 
     def _collect(self) -> tuple[list[GenerationRequest], list[str], Failure | None]:
         """Wait for something to do, then take all of the inbox."""
@@ -145,10 +151,24 @@ class EngineThread:
         if stopping is not None:
             engine.fail_all(stopping)
         if engine.has_work:
-            events.extend(engine.step())
+            events.extend(self._step())
         elif engine.needs_probe and not requests and stopping is None:
             engine.run_probe_alone()
         return events
+
+    def _step(self) -> tuple[Event, ...]:
+        """A step that raises once costs everyone inside; a second in a row is the engine's end."""
+        try:
+            events = self._engine.step()
+            self._step_raised = False
+            return events
+        except Exception:
+            if self._step_raised:
+                raise
+            _log.exception("a step raised; all its requests fail")
+            self._step_raised = True
+            self._engine.fail_all(Internal())
+            return ()
 
     def _deliver(self, events: list[Event]) -> None:
         ended = [event.request_id for event in events if isinstance(event, Finished | Failed | Cancelled)]

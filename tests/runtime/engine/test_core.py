@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from contracts.errors import CapacityExceeded, Failure, InvalidRequest, LimitExceeded, Overloaded, Refused
 from contracts.frames import Counts
-from runtime.engine import core, sdpa
+from runtime.engine import sdpa, sequence
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Event, Finished, Generated, GenerationRequest, Sampling
 from runtime.policy.blocks import BLOCK_SIZE
@@ -141,8 +141,8 @@ def test_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shared_blocks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: sequences that write to one another's blocks go wrong."""
-    slots_of = core.slots_of
-    monkeypatch.setattr("runtime.engine.sequence.slots_of", lambda blocks, device: slots_of(range(len(blocks)), device))
+    own = sequence.slots_of
+    monkeypatch.setattr(sequence, "slots_of", lambda blocks, device: own(range(len(blocks)), device))
     machine = engine()
     for index, prompt in enumerate(prompts()):
         assert machine.admit(greedy(str(index), prompt)) is None
@@ -376,9 +376,7 @@ def test_weights_are_never_written(name: str) -> None:
     ("spoil", "rule"),
     [
         pytest.param(lambda machine: machine._pool.try_allocate(1), "a block is lost", id="a block nobody knows of"),
-        pytest.param(
-            lambda machine: machine._waiting.update(machine._running), "waits and runs", id="in both queues"
-        ),
+        pytest.param(lambda machine: machine._waiting.update(machine._running), "waits and runs", id="in both queues"),
         pytest.param(
             lambda machine: machine._running["a"].tokens.pop(), "has nothing to compute", id="a token forgotten"
         ),

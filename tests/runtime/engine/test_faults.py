@@ -41,7 +41,9 @@ def nan_row(tensor: torch.Tensor) -> None:
     tensor[BAD_TOKEN] = float("nan")
 
 
-def raising_machine(when: Callable[[torch.Tensor], bool], error: Callable[[], Exception], **options: Any) -> ModelEngine:
+def raising_machine(
+    when: Callable[[torch.Tensor], bool], error: Callable[[], Exception], **options: Any
+) -> ModelEngine:
     """An engine whose embedding raises for some input ids."""
     bound = tiny("llama").bound()
 
@@ -154,11 +156,11 @@ PROBE = known_answers.record(tiny("llama").bound("library"))
 def test_probe_rides_in_the_first_batch(budget: Budget | None) -> None:
     """On the right model it matches, costs no request anything, and changes no answer."""
     machine = engine(probe=PROBE, budget=budget)
-    assert machine.needs_probe
+    due = machine.needs_probe
     for index, prompt in enumerate(SOME):
         assert machine.admit(greedy(str(index), prompt)) is None
     events = list(machine.step())
-    assert not machine.needs_probe
+    assert (due, machine.needs_probe) == (True, False)
     charged = sum(sequence.device_us for sequence in machine._running.values())
     assert 0 < charged < machine.busy_ns // 1000
     events += run_dry(machine)
@@ -169,7 +171,7 @@ def test_probe_rides_in_the_first_batch(budget: Budget | None) -> None:
 
 @pytest.mark.parametrize("model", [*FLIPS, pytest.param(OVERFLOWING, id="0.44 becomes 1.5e38")])
 def test_no_token_of_a_failed_probe_leaves(model: TinyModel) -> None:
-    """On a flipped exponent bit: every request fails, waiting or running, no token leaves, all later ones are refused."""
+    """On a flipped exponent bit every request fails, waiting or running; no token leaves; later ones are refused."""
     machine = engine(bound=model.bound(), probe=PROBE, max_running=2)
     for index, prompt in enumerate(SOME):
         assert machine.admit(greedy(str(index), prompt)) is None

@@ -41,7 +41,8 @@ def wanted(logits: torch.Tensor, how: Sampling) -> torch.Tensor:
         scores = TopKLogitsWarper(how.top_k)(nothing, scores)
     if how.top_p < 1:
         scores = TopPLogitsWarper(how.top_p)(nothing, scores)
-    return scores[0].softmax(-1)
+    distribution: torch.Tensor = scores[0].softmax(-1)
+    return distribution
 
 
 def chi_square(counts: Sequence[int], expected: Sequence[float]) -> float:
@@ -94,7 +95,7 @@ def test_greedy_is_the_highest(dtype: torch.dtype) -> None:
     ],
 )
 @pytest.mark.parametrize("how", [sampling(temperature=0.0), *[param.values[0] for param in SETTINGS]])
-def test_a_bad_row_harms_no_other(row: list[float], how: Sampling) -> None:  # type: ignore[misc]
+def test_a_bad_row_harms_no_other(row: list[float], how: Sampling) -> None:
     """A row without a finite highest logit gives None; its neighbours choose as they would alone."""
     good = [0.5, -0.5, 2.0]
     assert choose(torch.tensor([good, row, good]), [GREEDY, Choice(how, 0.4), Choice(how, 0.4)]) == [

@@ -37,7 +37,9 @@ def test_plan(running: list[Progress], want: list[tuple[int, int]]) -> None:
 
 @given(
     running=st.lists(
-        st.tuples(st.integers(1, 60), st.integers(0, 59)).filter(lambda pair: pair[0] > pair[1]).map(lambda p: Progress(*p)),
+        st.tuples(st.integers(1, 60), st.integers(0, 59))
+        .filter(lambda pair: pair[0] > pair[1])
+        .map(lambda p: Progress(*p)),
         max_size=20,
     )
 )

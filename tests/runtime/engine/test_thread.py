@@ -1,0 +1,325 @@
+"""The engine's thread: bounded inbox, events in order, busy spells, an end for every request whatever happens."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from contracts.errors import Failure, Internal, InvalidRequest, Overloaded, ProbeFailed, Refused, Unavailable
+from contracts.frames import Counts
+from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Generated, GenerationRequest
+from runtime.engine.thread import EngineThread
+from tests.runtime.engine.models import engine, greedy, prompts, reference, tokens_of
+
+DEADLINE_S = 20.0
+
+
+class ScriptedEngine:
+    """Each step gives every request one token more, and ends it after `max_tokens`. `gate` holds steps back."""
+
+    def __init__(self, *, needs_probe: bool = False, probe_fails: bool = False) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.in_step = threading.Event()
+        self.errors: list[Exception] = []
+        self.threads: set[int] = set()
+        self.probed = threading.Event()
+        self._live: dict[str, tuple[int, int]] = {}
+        self._pending: list[Event] = []
+        self._needs_probe = needs_probe
+        self._probe_fails = probe_fails
+        self._poisoned: Failure | None = None
+
+    def admit(self, request: GenerationRequest) -> Failure | None:
+        if not request.prompt_ids:
+            return InvalidRequest("prompt", "[]", "must hold a token")
+        self._live[request.request_id] = (0, request.sampling.max_tokens)
+        return None
+
+    def cancel(self, request_id: str) -> None:
+        if self._live.pop(request_id, None):
+            self._pending.append(Cancelled(request_id, Counts()))
+
+    def fail_all(self, failure: Failure) -> None:
+        self._pending.extend(Failed(request_id, failure, Counts()) for request_id in self._live)
+        self._live.clear()
+
+    def step(self) -> tuple[Event, ...]:
+        self.threads.add(threading.get_ident())
+        self.in_step.set()
+        assert self.gate.wait(DEADLINE_S)
+        if self.errors:
+            raise self.errors.pop()
+        self._needs_probe = False
+        events, self._pending = self._pending, []
+        for request_id, (done, wanted) in list(self._live.items()):
+            events.append(Generated(request_id, done, Counts(completion_tokens=done + 1)))
+            self._live[request_id] = (done + 1, wanted)
+            if done + 1 == wanted:
+                del self._live[request_id]
+                events.append(Finished(request_id, "length", Counts(completion_tokens=wanted)))
+        return tuple(events)
+
+    def run_probe_alone(self) -> Failure | None:
+        self._needs_probe = False
+        self._poisoned = ProbeFailed("v", "position 0") if self._probe_fails else None
+        self.probed.set()
+        return self._poisoned
+
+    def check_integrity(self) -> None:
+        """Nothing to check."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live or self._pending)
+
+    @property
+    def running(self) -> int:
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    @property
+    def kv_blocks_free(self) -> int:
+        return 0
+
+    @property
+    def kv_blocks_total(self) -> int:
+        return 0
+
+    @property
+    def busy_ns(self) -> int:
+        return 0
+
+    @property
+    def needs_probe(self) -> bool:
+        return self._needs_probe
+
+    @property
+    def poisoned(self) -> Failure | None:
+        return self._poisoned
+
+
+class Heard:
+    """What the callbacks brought, in order: events, and True or False for a busy spell's ends."""
+
+    def __init__(self) -> None:
+        self.log: list[Event | bool] = []
+        self._changed = threading.Condition()
+
+    def on_events(self, events: list[Event]) -> None:
+        with self._changed:
+            self.log.extend(events)
+            self._changed.notify_all()
+
+    def on_busy(self, busy: bool) -> None:
+        with self._changed:
+            self.log.append(busy)
+            self._changed.notify_all()
+
+    @property
+    def events(self) -> list[Event]:
+        return [item for item in self.log if not isinstance(item, bool)]
+
+    def wait(self, what: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(what, DEADLINE_S), self.log
+
+    def wait_for_ends(self, count: int) -> None:
+        self.wait(lambda: sum(isinstance(event, Finished | Failed | Cancelled) for event in self.events) >= count)
+
+
+@contextmanager
+def running(machine: Engine, *, limit: int = 8, probe_after_s: float = 0.0) -> Iterator[tuple[EngineThread, Heard]]:
+    heard = Heard()
+    thread = EngineThread(
+        machine, on_events=heard.on_events, on_busy=heard.on_busy, limit=limit, probe_after_s=probe_after_s
+    )
+    thread.start()
+    try:
+        yield thread, heard
+    finally:
+        if isinstance(machine, ScriptedEngine):
+            machine.gate.set()
+        assert thread.stop(DEADLINE_S)
+
+
+def test_serves_a_real_engine() -> None:
+    """Through the thread, from several submitters at once, each gets `generate`'s tokens."""
+    with running(engine(), limit=64) as (thread, heard):
+        submitters = [
+            threading.Thread(target=thread.submit, args=(greedy(str(index), prompt),))
+            for index, prompt in enumerate(prompts())
+        ]
+        for submitter in submitters:
+            submitter.start()
+        heard.wait_for_ends(len(submitters))
+        for submitter in submitters:
+            submitter.join(DEADLINE_S)
+    for index, prompt in enumerate(prompts()):
+        assert tokens_of(heard.events, str(index)) == reference("llama", prompt)
+
+
+def test_everything_happens_in_one_thread() -> None:
+    """Engine and callbacks are called in the engine's thread only."""
+    machine = ScriptedEngine()
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 3))
+        heard.wait_for_ends(1)
+    assert len(machine.threads) == 1
+    assert threading.get_ident() not in machine.threads
+
+
+def test_a_full_inbox_refuses_and_never_blocks() -> None:
+    """While a step takes its time, `limit` requests get in; the next is refused at once; an end makes room."""
+    machine = ScriptedEngine()
+    machine.gate.clear()
+    with running(machine, limit=3) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.submit(greedy("b", [1], 1))
+        thread.submit(greedy("c", [1], 1))
+        with pytest.raises(Refused) as caught:
+            thread.submit(greedy("d", [1], 1))
+        assert caught.value.failure == Overloaded("the engine's inbox", 3, 1.0)
+        machine.gate.set()
+        heard.wait_for_ends(3)
+        thread.submit(greedy("d", [1], 1))
+        heard.wait_for_ends(4)
+    assert thread.inside == 0
+
+
+def test_an_id_inside_is_refused() -> None:
+    """Two requests of one id would share their events."""
+    machine = ScriptedEngine()
+    machine.gate.clear()
+    with running(machine) as (thread, _):
+        thread.submit(greedy("a", [1], 1))
+        with pytest.raises(Refused):
+            thread.submit(greedy("a", [1], 1))
+
+
+def test_a_refusal_at_admission_is_an_event() -> None:
+    """What the engine refuses comes back as `Failed`, and frees its place."""
+    with running(ScriptedEngine(), limit=1) as (thread, heard):
+        thread.submit(greedy("a", []))
+        heard.wait_for_ends(1)
+        thread.submit(greedy("b", [1], 1))
+        heard.wait_for_ends(2)
+    assert heard.events[0] == Failed("a", InvalidRequest("prompt", "[]", "must hold a token"), Counts())
+
+
+def test_cancel_while_a_step_runs() -> None:
+    """A cancellation made during a step takes effect before the next one; one of a stranger is nothing."""
+    machine = ScriptedEngine()
+    machine.gate.clear()
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1000))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.cancel("a")
+        thread.cancel("stranger")
+        machine.gate.set()
+        heard.wait_for_ends(1)
+    assert [type(event) for event in heard.events] == [Generated, Cancelled]
+
+
+def test_cancel_before_it_began() -> None:
+    """A request cancelled in the inbox ends too."""
+    machine = ScriptedEngine()
+    machine.gate.clear()
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.submit(greedy("b", [1], 1))
+        thread.cancel("b")
+        machine.gate.set()
+        heard.wait_for_ends(2)
+    assert heard.events[-1] == Cancelled("b", Counts())
+
+
+def test_busy_spells_enclose_the_work() -> None:
+    """True before the first event of a spell, False after its last."""
+    with running(ScriptedEngine()) as (thread, heard):
+        for count, name in enumerate(("a", "b"), start=1):
+            thread.submit(greedy(name, [1], 2))
+            heard.wait(lambda count=count: sum(item is False for item in heard.log) == count)  # type: ignore[misc]
+    kinds = [item if isinstance(item, bool) else type(item) for item in heard.log]
+    assert kinds == [True, Generated, Generated, Finished, False] * 2
+
+
+def test_stop_ends_everyone() -> None:
+    """Stopping fails what is inside, refuses what comes, and ends the thread; again does no harm."""
+    machine = ScriptedEngine()
+    machine.gate.clear()
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1000))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.submit(greedy("b", [1], 1000))
+        assert not thread.stop(0.0)  # it is in a step
+        machine.gate.set()
+        assert thread.stop(DEADLINE_S)
+        with pytest.raises(Refused) as caught:
+            thread.submit(greedy("c", [1], 1))
+        assert caught.value.failure == Unavailable("this replica")
+    ends = {event.request_id: event for event in heard.events if isinstance(event, Failed)}
+    assert set(ends) == {"a", "b"}
+    assert heard.log[-1] is False
+
+
+def test_stop_before_start() -> None:
+    """A thread that was never started has nothing to end."""
+    heard = Heard()
+    thread = EngineThread(ScriptedEngine(), on_events=heard.on_events, on_busy=heard.on_busy)
+    assert thread.stop(0.0)
+
+
+def test_a_step_that_raises_costs_those_inside_only() -> None:
+    """Should a step raise after all, everyone inside fails, and the thread goes on."""
+    machine = ScriptedEngine()
+    machine.errors = [RuntimeError("a defect")]
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        heard.wait_for_ends(1)
+        thread.submit(greedy("b", [1], 1))
+        heard.wait_for_ends(2)
+    assert heard.events[0] == Failed("a", Internal(), Counts())
+    assert isinstance(heard.events[-1], Finished)
+
+
+def test_steps_that_keep_raising_end_the_thread() -> None:
+    """Twice in a row: everyone inside fails all the same, the busy spell ends, and all later ones are refused."""
+    machine = ScriptedEngine()
+    machine.errors = [RuntimeError("a defect"), RuntimeError("a defect")]
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        heard.wait(lambda: bool(heard.log) and heard.log[-1] is False)
+        with pytest.raises(Refused) as caught:
+            thread.submit(greedy("b", [1], 1))
+    assert heard.log == [True, Failed("a", Internal(), Counts()), False]
+    assert caught.value.failure == Internal() == thread.poisoned
+
+
+def test_probe_runs_alone_without_a_waiter() -> None:
+    """Nobody comes for `probe_after_s`: the probe runs by itself; one that fails poisons the thread."""
+    machine = ScriptedEngine(needs_probe=True, probe_fails=True)
+    with running(machine) as (thread, _):
+        assert machine.probed.wait(DEADLINE_S)
+        machine.probed.clear()
+        thread.cancel("nobody")
+        assert thread.stop(DEADLINE_S)
+        with pytest.raises(Refused) as caught:
+            thread.submit(greedy("a", [1], 1))
+    assert caught.value.failure == ProbeFailed("v", "position 0") == thread.poisoned
+
+
+def test_probe_waits_for_a_request() -> None:
+    """A request that comes in time carries it."""
+    machine = ScriptedEngine(needs_probe=True)
+    with running(machine, probe_after_s=DEADLINE_S) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        heard.wait_for_ends(1)
+    assert not machine.probed.is_set()
+    assert not machine.needs_probe
