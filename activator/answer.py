@@ -1,0 +1,161 @@
+"""The answer to one completion: a head held back for a moment, then 200 and heartbeats until the first byte.
+
+The account is settled, durably, before the last byte is handed to the socket. Where bytes come from is `completions`'.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from activator.exchange import ClientGone, Exchange, Headers, now_us
+from activator.usage import Account, Usage
+from contracts.errors import Failure, Internal, Refused
+from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, sse_error, status_of
+from contracts.timeline import Stage
+from contracts.wire import encode
+
+log = logging.getLogger(__name__)
+
+BEAT_S: Final = 1.0
+LAST_WORD_S: Final = 1.0
+_SSE: Final = b"text/event-stream; charset=utf-8"
+_JSON: Final = OPENAI_CONTENT_TYPE.encode()
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class Answer:
+    """Used by one task, but for the heartbeats, which end before anything else is written."""
+
+    def __init__(
+        self, exchange: Exchange, account: Account, usage: Usage, hold_s: float, stage: Callable[[], str]
+    ) -> None:
+        self._exchange = exchange
+        self._account = account
+        self._usage = usage
+        self._hold_s = hold_s
+        self._stage = stage
+        self._timer: asyncio.TimerHandle | None = None
+        self._heart: asyncio.Task[None] | None = None
+        self._held = b""  # the whole answer, where it doesn't stream; else its last event
+
+    def hold(self) -> None:
+        """From now on a failure has its true status, for as long as the head may be held."""
+        if self._account.stream:
+            self._timer = asyncio.get_running_loop().call_later(self._hold_s, self._start_heart)
+
+    async def pass_on(self, data: bytes, completion_tokens: int) -> None:
+        """Bytes of the replica; on return the client's socket has them, and the tokens count as delivered."""
+        if not self._account.stream:
+            self._held += data
+            return
+        data = self._held + data
+        self._held = DONE if data.endswith(DONE) else b""
+        if self._held:
+            data = data[: -len(DONE)]
+        if data:
+            await self._commit()
+            await self._exchange.write(data)
+        self._account.delivered_tokens = completion_tokens
+
+    async def complete(self) -> None:
+        """The replica has said all. Raises Refused where the record can't be made durable, ClientGone."""
+        account, exchange = self._account, self._exchange
+        if account.stream:
+            await self._commit()
+            last = self._held
+        else:
+            account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
+            length = str(len(self._held)).encode()
+            await exchange.start(200, [*self._head(_JSON), (b"content-length", length)])
+            if len(self._held) > 1:
+                await exchange.write(self._held[:-1])
+            account.delivered_tokens = account.seen.completion_tokens
+            last = self._held[-1:]
+        exchange.connection.unwatch()
+        account.timeline.stamp(Stage.DONE, now_us())
+        await self._usage.settle(account)
+        await exchange.finish(self._timeline() + last if account.stream else last)
+
+    async def fail(self, failure: Failure) -> None:
+        """The answer ends here: with its true status while the head is held, else as the stream's last event."""
+        await self._still()
+        self._exchange.connection.unwatch()
+        await self._settle_failed(failure, None if not self._exchange.started else 200)
+        if self._exchange.connection.unaccepted():  # it reads nothing: no last word would reach it
+            self._exchange.connection.abort()
+        elif not self._exchange.started:
+            headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
+            headers.append((b"server-timing", self._account.timeline.server_timing().encode()))
+            body = openai_error(failure, self._account.request_id)
+            await self._exchange.respond(status_of(failure), _JSON, body, headers)
+        elif self._account.stream:
+            await self._exchange.finish(self._timeline() + sse_error(failure, self._account.request_id))
+        else:  # a length was promised: only a broken connection tells the truth
+            self._exchange.connection.abort()
+
+    async def leave(self, failure: Failure) -> None:
+        """Nobody is there to be answered; the account is settled all the same."""
+        await self._still()
+        await self._settle_failed(failure, None)
+
+    async def _settle_failed(self, failure: Failure, status: int | None) -> None:
+        self._account.timeline.stamp(Stage.DONE, now_us())
+        try:
+            await self._usage.settle(self._account, failure, status)
+        except Refused as refused:  # it failed already; that it goes unrecorded is all there is left to say
+            log.error("no usage record", extra={"request_id": self._account.request_id, "error": str(refused)})
+
+    async def _commit(self) -> None:
+        """The first bytes of the replica: no more heartbeats, and the head if it is still held."""
+        self._account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
+        await self._still()
+        if not self._exchange.started:
+            await self._exchange.start(200, self._head(_SSE))
+
+    def _head(self, content_type: bytes) -> Headers:
+        head: Headers = [
+            (b"content-type", content_type),
+            (b"cache-control", b"no-cache"),
+            (b"server-timing", self._account.timeline.server_timing().encode()),
+        ]
+        if self._account.version is not None:
+            head.append((b"x-kelvin-version", self._account.version.encode()))
+        return head
+
+    def _timeline(self) -> bytes:
+        return b": timeline " + encode(self._account.answer()) + b"\n\n"
+
+    def _start_heart(self) -> None:
+        self._timer = None
+        self._heart = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        """Commit 200, then say every second that we live, until told to be still."""
+        try:
+            await self._exchange.start(200, self._head(_SSE))
+            while True:
+                elapsed_s = (now_us() - self._exchange.arrived_us) / 1e6
+                beat = f": waiting stage={self._stage()} elapsed_s={elapsed_s:.1f}\n\n"
+                await self._exchange.write(beat.encode())
+                await asyncio.sleep(BEAT_S)
+        except ClientGone:
+            return  # the request's own task is told by the connection
+
+    async def _still(self) -> None:
+        """No heartbeat is written once this returns; a write is never cut in two."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        heart, self._heart = self._heart, None
+        if heart is not None:
+            heart.cancel()
+            await asyncio.wait((heart,))
+            if not heart.cancelled() and (error := heart.exception()) is not None:
+                log.error("the heartbeat failed", exc_info=error)
+
+
+def internal(error: BaseException, request_id: str) -> Failure:
+    """A defect of ours: logged under the request's id, told as no more than that."""
+    log.error("unforeseen failure", exc_info=error, extra={"request_id": request_id})
+    return Internal()

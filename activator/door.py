@@ -1,0 +1,109 @@
+"""The ASGI application behind the edge: finds out what is asked, lets it be served, and renders what was refused."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import cast
+
+from starlette.types import Receive, Scope, Send
+
+from activator.answer import internal
+from activator.completions import Completions
+from activator.edge_http import EXTENSION
+from activator.exchange import ClientGone, Connection, Exchange, Headers
+from activator.lists import Lists
+from activator.passthrough import Passthrough
+from activator.routes import Asked, Complete, Inward, ListModels, ShowTimeline, Wrong, host_of, route
+from activator.settings import RequestLimits
+from contracts.errors import Failure, InvalidRequest, Overloaded, Refused, Unavailable
+from contracts.problem import (
+    OPENAI_CONTENT_TYPE,
+    PROBLEM_CONTENT_TYPE,
+    headers_of,
+    openai_error,
+    problem_details,
+    status_of,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Door:
+    """Every request enters here."""
+
+    def __init__(
+        self,
+        completions: Completions,
+        lists: Lists,
+        passthrough: Passthrough,
+        domain: str,
+        limits: RequestLimits,
+    ) -> None:
+        self._completions = completions
+        self._lists = lists
+        self._passthrough = passthrough
+        self._domain = domain
+        self._limits = limits
+        self.inside = 0
+
+    def __repr__(self) -> str:
+        return f"<Door inside={self.inside}/{self._limits.requests}>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = cast(Connection, scope["extensions"][EXTENSION])
+        exchange = Exchange(scope, receive, send, connection, self._limits.stall_s)
+        asked: Asked | None = None
+        self.inside += 1
+        try:
+            asked = self._asked(exchange, scope["http_version"])
+            await self._serve(exchange, asked)
+        except Refused as refused:
+            await _refuse(exchange, asked, refused.failure)
+        except ClientGone:
+            connection.abort()
+        except asyncio.CancelledError:  # the drain's time is over
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            await _refuse(exchange, asked, Unavailable("this activator"))
+        except Exception as error:
+            await _refuse(exchange, asked, internal(error, exchange.request_id))
+        finally:
+            self.inside -= 1
+
+    def _asked(self, exchange: Exchange, http_version: str) -> Asked:
+        host = host_of(exchange.hosts)
+        if isinstance(host, Failure):
+            raise Refused(host)
+        if http_version == "1.0" and exchange.header(b"transfer-encoding") is not None:
+            raise Refused(InvalidRequest("transfer-encoding", "(HTTP/1.0)", "belongs to HTTP/1.1"))
+        if self.inside > self._limits.requests:
+            raise Refused(Overloaded("this activator", self._limits.requests, 1.0))
+        return route(exchange.method, exchange.path, host, self._domain)
+
+    def _serve(self, exchange: Exchange, asked: Asked) -> Awaitable[None]:
+        match asked:
+            case Complete():
+                return self._completions.serve(exchange, asked)
+            case ListModels():
+                return self._lists.models(exchange, asked)
+            case ShowTimeline():
+                return self._lists.timeline(exchange, asked)
+            case Inward(service):
+                return self._passthrough.serve(exchange, service)
+            case Wrong(failure):
+                raise Refused(failure)
+
+
+async def _refuse(exchange: Exchange, asked: Asked | None, failure: Failure) -> None:
+    """Problem details for the inner APIs, OpenAI's shape for everything else; nothing once an answer has begun."""
+    if exchange.started:
+        exchange.connection.abort()
+        return
+    headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
+    if status_of(failure) == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(asked, Inward):
+        kind, body = PROBLEM_CONTENT_TYPE, problem_details(failure)
+    else:
+        kind, body = OPENAI_CONTENT_TYPE, openai_error(failure, exchange.request_id)
+    await exchange.respond(status_of(failure), kind.encode(), body, headers)

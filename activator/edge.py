@@ -1,0 +1,123 @@
+"""TLS on a raw connection, both transports in hand: so it is known which bytes the client-side socket has taken.
+
+Sits between the listening socket and `edge_http`. Why it is written this way: docs/design/0001-http-server.md.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from activator.edge_http import HttpProtocol
+from activator.settings import EdgeLimits
+
+
+@dataclass(slots=True)
+class Gate:
+    """What all connections of one listener share: the certificate's choice, the limits, how many are open."""
+
+    context: ssl.SSLContext
+    limits: EdgeLimits
+    open: int = 0
+
+
+def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
+    """What uvicorn takes for its protocol class; it only ever calls it."""
+
+    def make(
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> asyncio.Protocol:
+        return Edge(gate, HttpProtocol(gate.limits, config, server_state, app_state, _loop))
+
+    return cast(type[asyncio.Protocol], make)
+
+
+class Edge(asyncio.Protocol):
+    """One connection until its handshake has ended; afterwards only its count is kept here."""
+
+    def __init__(self, gate: Gate, http: HttpProtocol) -> None:
+        self._gate = gate
+        self._http = http
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        raw = cast(asyncio.Transport, transport)
+        if self._gate.open >= self._gate.limits.connections:
+            raw.abort()
+            return
+        self._gate.open += 1
+        raw.set_write_buffer_limits(high=0)
+        self._http.raw = self._raw = raw
+        # The first step of start_tls must run now: as a task it would run after the first read, and lose it.
+        self._handshake = cast(
+            Any,
+            self._loop.start_tls(
+                raw,
+                self._http,
+                self._gate.context,
+                server_side=True,
+                ssl_handshake_timeout=self._gate.limits.handshake_s,
+                ssl_shutdown_timeout=self._gate.limits.handshake_s,
+            ),
+        )
+        waiter = self._handshake.send(None)
+        waiter._asyncio_future_blocking = False
+        waiter.add_done_callback(self._finish)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Only of a connection that was refused: TLS has taken the others over."""
+
+    def data_received(self, data: bytes) -> None:
+        if not self._raw_is_refused():
+            raise AssertionError("bytes before TLS")
+
+    def _raw_is_refused(self) -> bool:
+        return not hasattr(self, "_raw")
+
+    def _finish(self, _: object) -> None:
+        """The handshake has ended; this runs before the first request is decrypted."""
+        try:
+            self._handshake.send(None)
+        except StopIteration as end:
+            tls: asyncio.Transport = end.value
+        except (OSError, asyncio.CancelledError):
+            self._closed()
+            self._raw.abort()
+            return
+        inner = cast(Any, self._raw).get_protocol()
+        if self._raw.is_closing() or inner is None:
+            self._closed()
+            return
+        cast(Any, self._raw).set_protocol(_Drain(inner, self._http, self._closed))
+        self._http.connection_made(tls)
+        # high=0 would never resume in uvloop: it pauses at a size of `high` or more.
+        tls.set_write_buffer_limits(high=1, low=0)
+
+    def _closed(self) -> None:
+        self._gate.open -= 1
+
+
+class _Drain(asyncio.BufferedProtocol):
+    """Between the socket and uvloop's TLS: passes everything on, and tells when the socket took the last byte."""
+
+    def __init__(self, inner: Any, http: HttpProtocol, closed: Callable[[], None]) -> None:
+        for passed_on in ("get_buffer", "buffer_updated", "eof_received", "pause_writing"):
+            setattr(self, passed_on, getattr(inner, passed_on))  # no frame of ours on the way of each read
+        self._inner = inner
+        self._http = http
+        self._closed = closed
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed()
+        self._inner.connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+        self._http.raw_drained()

@@ -1,0 +1,34 @@
+"""Short work that outlives the request it is done for: owned, bounded in time, and waited for at the end."""
+
+import asyncio
+from collections.abc import Coroutine
+
+
+class Errands:
+    """Tasks with an owner. Each must end by itself; one that fails is logged by asyncio's own handler."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Errands running={len(self._running)}>"
+
+    def start(self, errand: Coroutine[object, object, None], timeout_s: float) -> "asyncio.Task[None]":
+        """Run it for at most `timeout_s`."""
+        task = asyncio.create_task(_bounded(errand, timeout_s))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def close(self) -> None:
+        """Wait for what runs; their own bounds end it."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+
+async def _bounded(errand: Coroutine[object, object, None], timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await errand
+    except TimeoutError:
+        return

@@ -1,0 +1,198 @@
+"""One request as it came in, and its answer's way to the client-side socket. What is said is others' matter."""
+
+import asyncio
+import base64
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from contracts.errors import BodyTooLarge, DeadlineExceeded, InvalidRequest, Refused
+
+Headers = list[tuple[bytes, bytes]]
+
+_SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class ClientGone(Exception):
+    """The client left, or took nothing for too long."""
+
+
+class Connection(Protocol):
+    """The client's connection, as `edge_http` puts it into the scope."""
+
+    def unaccepted(self) -> int:
+        """Bytes that the socket has not taken."""
+        ...
+
+    async def accepted(self) -> bool:
+        """Wait until it has; False where the client has gone."""
+        ...
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` once if the client goes."""
+        ...
+
+    def body_is_read(self) -> None:
+        """From now on a client that goes is noticed at once."""
+        ...
+
+    def unwatch(self) -> None:
+        """Don't."""
+        ...
+
+    def abort(self) -> None:
+        """End it now."""
+        ...
+
+
+def now_us() -> int:
+    """Monotonic microseconds."""
+    return time.monotonic_ns() // 1000
+
+
+def new_request_id() -> str:
+    """`req_` and 26 characters that sort by time: 48 bits of milliseconds, 80 of chance (RFC 4648 base32hex)."""
+    raw = (time.time_ns() // 1_000_000).to_bytes(6, "big") + os.urandom(10)
+    return "req_" + base64.b32hexencode(raw)[:26].decode().lower()
+
+
+class Exchange:
+    """Used by one task. Each write returns when the client-side socket has taken it."""
+
+    __slots__ = (
+        "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "connection", "headers", "hosts",
+        "method", "path", "query", "request_id", "standing", "started",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
+        self.arrived_us = now_us()
+        self.arrived_at_us = time.time_ns() // 1000  # wall clock
+        self._receive = receive
+        self._send = send
+        self._stall_s = stall_s
+        self._more = True  # of the request's body
+        self.connection = connection
+        self.method: str = scope["method"]
+        self.path: bytes = scope["raw_path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: Headers = scope["headers"]
+        self.hosts = [value for name, value in self.headers if name == b"host"]
+        self.request_id = new_request_id()
+        self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
+        own = self.header(b"x-request-id")
+        if own is not None and _SANE_ID.fullmatch(own):
+            self.standing.append((b"x-client-request-id", own))
+        self.started = False
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.request_id} {self.method} {self.path[:60]!r}>"
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header; `name` in lower case."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    async def read_body(self, limit_bytes: int, within_s: float) -> bytes:
+        """The whole body. Raises Refused: BodyTooLarge, DeadlineExceeded; ClientGone."""
+        self.check_length(limit_bytes)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(within_s):
+                while self._more:
+                    part = await self.receive()
+                    size += len(part)
+                    if size > limit_bytes:
+                        raise Refused(BodyTooLarge(limit_bytes))
+                    parts.append(part)
+        except TimeoutError:
+            raise Refused(DeadlineExceeded(within_s, "reading the request's body")) from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def receive(self) -> bytes:
+        """The next part of the body; nothing more comes once `has_more` is false. Raises ClientGone."""
+        message = await self._receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        self._more = message.get("more_body", False)
+        if not self._more:
+            self.connection.body_is_read()
+        body: bytes = message.get("body", b"")
+        return body
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a part of the request's body has not been read."""
+        return self._more
+
+    def check_length(self, limit_bytes: int) -> None:
+        """Refuse a body by what is said of it. Raises Refused: BodyTooLarge, InvalidRequest."""
+        length = self.header(b"content-length")
+        if length is None:
+            return
+        if not length.isdigit():
+            raise Refused(InvalidRequest("content-length", repr(length[:20]), "must be a whole number"))
+        if int(length) > limit_bytes:
+            raise Refused(BodyTooLarge(limit_bytes))
+
+    @contextmanager
+    def leaving_ends(self) -> Iterator[None]:
+        """A client that leaves cancels the block, which then raises ClientGone."""
+        task, left = asyncio.current_task(), False
+        assert task is not None
+
+        def gone() -> None:
+            nonlocal left
+            left = True
+            task.cancel()
+
+        self.connection.watch(gone)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not left:
+                raise
+            task.uncancel()
+            raise ClientGone from None
+        finally:
+            self.connection.unwatch()
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """The head of the answer. A body that was not read ends the connection after it."""
+        self.started = True
+        closing: Headers = [(b"connection", b"close")] if self._more else []
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": [*self.standing, *headers, *closing]}
+        )
+
+    async def write(self, data: bytes) -> None:
+        """A piece of the body, taken by the socket on return. Raises ClientGone."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self.delivered()
+
+    async def finish(self, data: bytes) -> None:
+        """The last piece."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def delivered(self) -> None:
+        """Until the socket has taken everything. Raises ClientGone, also of a client that reads nothing for long."""
+        try:
+            async with asyncio.timeout(self._stall_s):
+                if await self.connection.accepted():
+                    return
+        except TimeoutError:
+            self.connection.abort()
+        raise ClientGone
+
+    async def respond(self, status: int, content_type: bytes, body: bytes, headers: Headers | None = None) -> None:
+        """A whole answer at once."""
+        length = str(len(body)).encode()
+        await self.start(status, [(b"content-type", content_type), (b"content-length", length), *(headers or [])])
+        await self.finish(body)

@@ -1,0 +1,91 @@
+"""Follow the control plane's feed for ever. While it is away, what it said last stands: serving doesn't need it."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from contracts.control import Feed
+from contracts.errors import Refused
+from service.client import ServiceClient
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "/internal/v1/feed"
+SILENCE_S: Final = 15.0  # three heartbeats
+MAX_LINE: Final = 256 << 20
+FIRST_BACKOFF_S: Final = 0.05
+LAST_BACKOFF_S: Final = 1.0
+
+
+class BrokenFeed(Exception):
+    """The feed ended, fell silent, or said what no control plane of ours says."""
+
+
+class FeedClient:
+    """Calls `apply` with every line, in order, on the event loop. `synced` is set by the first snapshot."""
+
+    def __init__(self, control: ServiceClient, apply: Callable[[Feed], None]) -> None:
+        self._control = control
+        self._apply = apply
+        self.synced = asyncio.Event()
+        self.connected = False
+
+    def __repr__(self) -> str:
+        return f"<FeedClient {'connected' if self.connected else 'AWAY'} synced={self.synced.is_set()}>"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                await self._follow()
+            except (BrokenFeed, Refused) as error:
+                if self.connected or backoff_s == FIRST_BACKOFF_S:
+                    log.warning("the feed is away; the last table stands", extra={"error": str(error)})
+            backoff_s = FIRST_BACKOFF_S if self.connected else min(LAST_BACKOFF_S, backoff_s * 2)
+            self.connected = False
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
+
+    async def _follow(self) -> None:
+        async with self._control.open("GET", PATH) as answer:
+            full = False
+            async for raw in _lines(answer.content):
+                try:
+                    line = msgspec.json.decode(raw, type=Feed)
+                except msgspec.MsgspecError as error:
+                    raise BrokenFeed(f"a line does not decode: {error}") from error
+                full = full or line.full
+                if not full:
+                    raise BrokenFeed("the first line is no snapshot")
+                self._apply(line)
+                self.connected = True
+                self.synced.set()
+        raise BrokenFeed("it ended")
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines without their newline. Raises BrokenFeed where it breaks, or is silent for SILENCE_S."""
+    rest = bytearray()
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                data = await content.readany()
+        except TimeoutError:
+            raise BrokenFeed(f"silent for {SILENCE_S:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise BrokenFeed(repr(error)) from error
+        if not data:
+            return
+        rest += data
+        if b"\n" in data:
+            *lines, last = bytes(rest).split(b"\n")
+            rest = bytearray(last)
+            for line in lines:
+                yield line
+        elif len(rest) > MAX_LINE:
+            raise BrokenFeed(f"a line is over {MAX_LINE} bytes")

@@ -1,0 +1,126 @@
+"""Pass the admin and push APIs through to the processes behind, both bodies streamed; who calls is told by us alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from activator.authenticate import authenticate
+from activator.exchange import ClientGone, Exchange, Headers
+from activator.settings import RequestLimits
+from activator.table import Table
+from contracts.control import Scope
+from contracts.errors import BodyTooLarge, DeadlineExceeded, Refused, Unavailable
+from contracts.wire import encode
+from service.client import ServiceClient
+
+PRINCIPAL: Final = b"x-kelvin-principal"
+# RFC 9110, 7.6.1, what the hop computes anew, and what stays at the door.
+_NOT_INWARD: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade",
+     b"transfer-encoding", b"host", b"expect", b"authorization", b"x-request-id", b"cookie")
+)  # fmt: skip
+_NOT_OUTWARD: Final = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "x-request-id", "date"))
+
+
+class Passthrough:
+    """`services` are the processes behind, by the first part of the path."""
+
+    def __init__(self, table: Table, services: Mapping[str, ServiceClient], limits: RequestLimits) -> None:
+        self._table = table
+        self._services = services
+        self._limits = limits
+
+    async def serve(self, exchange: Exchange, service: str) -> None:
+        """Raises Refused before the answer has begun, ClientGone."""
+        principal = authenticate(self._table, exchange.header(b"authorization"), Scope.ADMIN)
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _inward(exchange.headers)]
+        headers.append((PRINCIPAL.decode(), encode(principal).decode()))
+        headers.append(("x-request-id", exchange.request_id))
+        exchange.check_length(self._limits.upload_bytes)
+        chunked = exchange.header(b"transfer-encoding") is not None
+        with exchange.leaving_ends():
+            if chunked or exchange.header(b"content-length") not in (None, b"0"):
+                upload = _Upload(exchange, self._limits)
+            else:
+                upload = None
+                await exchange.read_body(0, self._limits.body_s)
+            await self._pass(exchange, self._services[service], service, headers, upload)
+
+    async def _pass(
+        self,
+        exchange: Exchange,
+        service: ServiceClient,
+        name: str,
+        headers: list[tuple[str, str]],
+        body: "_Upload | None",
+    ) -> None:
+        query = b"?" + exchange.query if exchange.query else b""
+        # `encoded`: the path goes on as it came; nothing in it is read as "one up".
+        url = URL(f"http://{name}{(exchange.path + query).decode('latin-1')}", encoded=True)
+        timeout = aiohttp.ClientTimeout(total=self._limits.deadline_s, sock_connect=5.0)
+        try:
+            async with service.session.request(
+                exchange.method, url, headers=headers, data=None if body is None else body.parts(), timeout=timeout,
+                allow_redirects=False,
+            ) as answer:  # fmt: skip
+                await self._answer(exchange, answer)
+        except TimeoutError:
+            if exchange.started:
+                raise ClientGone from None  # only a broken connection says that the body is not whole
+            raise Refused(DeadlineExceeded(self._limits.deadline_s, f"waiting for the {name} service")) from None
+        except (aiohttp.ClientError, OSError) as error:
+            if body is not None and body.failure is not None:
+                raise body.failure from error
+            if exchange.started:
+                raise ClientGone from error
+            raise Refused(Unavailable(f"the {name} service")) from error
+
+    async def _answer(self, exchange: Exchange, answer: aiohttp.ClientResponse) -> None:
+        headers: Headers = [
+            (name.lower().encode("latin-1"), value.encode("latin-1"))
+            for name, value in answer.headers.items()
+            if name.lower() not in _NOT_OUTWARD and not name.lower().startswith("x-kelvin-")
+        ]
+        await exchange.start(answer.status, headers)
+        async for data in answer.content.iter_any():
+            await exchange.write(data)
+        await exchange.finish(b"")
+
+
+class _Upload:
+    """The request's body on its way in: bounded in bytes, each part in time, read no faster than it is taken."""
+
+    def __init__(self, exchange: Exchange, limits: RequestLimits) -> None:
+        self._exchange = exchange
+        self._limits = limits
+        self.failure: Refused | ClientGone | None = None
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Parts as they come."""
+        size = 0
+        try:
+            while self._exchange.has_more:
+                async with asyncio.timeout(self._limits.body_s):
+                    part = await self._exchange.receive()
+                size += len(part)
+                if size > self._limits.upload_bytes:
+                    raise Refused(BodyTooLarge(self._limits.upload_bytes))
+                yield part
+        except TimeoutError:
+            self.failure = Refused(DeadlineExceeded(self._limits.body_s, "reading the request's body"))
+            raise self.failure from None
+        except (Refused, ClientGone) as failure:
+            self.failure = failure
+            raise
+
+
+def _inward(headers: Headers) -> Headers:
+    named = {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in _NOT_INWARD and name not in named and not name.startswith(b"x-kelvin-")
+    ]

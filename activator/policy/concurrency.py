@@ -1,0 +1,70 @@
+"""The concurrency of one version between two reports, weighted by time. Knative's rules; sending is the reporter's.
+
+Source: knative/serving, pkg/activator/handler/concurrency_reporter.go and pkg/http/stats. What was announced at once
+(one request, concurrency 1) is taken off the next report: reports of one second add at the decider.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Average concurrency and requests since the last report."""
+
+    concurrency: float
+    requests: int
+
+
+@dataclass(slots=True)
+class ConcurrencyMeter:
+    """One version's requests at this activator. Times are monotonic seconds."""
+
+    since_s: float
+    changed_s: float
+    running: int = 0
+    _integral: float = 0.0
+    _requests: int = 0
+    _announced: int = 0
+    _announced_requests: int = 0
+
+    @classmethod
+    def starting(cls, now: float) -> "ConcurrencyMeter":
+        """Nothing ran before `now`."""
+        return cls(since_s=now, changed_s=now)
+
+    def begin(self, now: float) -> None:
+        """A request arrived."""
+        self._advance(now)
+        self.running += 1
+        self._requests += 1
+
+    def end(self, now: float) -> None:
+        """A request left."""
+        assert self.running > 0
+        self._advance(now)
+        self.running -= 1
+
+    def announce(self) -> Report:
+        """A report for now, before its time; the next one is less by it. Its request is counted once."""
+        first = 1 if self._announced_requests < self._requests else 0
+        self._announced += 1
+        self._announced_requests += first
+        return Report(1.0, first)
+
+    def report(self, now: float) -> Report:
+        """What happened since the last report, without what was announced (never below nothing)."""
+        self._advance(now)
+        seconds = now - self.since_s
+        average = self._integral / seconds if seconds > 0 else 0.0
+        seen = Report(max(0.0, average - self._announced), max(0, self._requests - self._announced_requests))
+        self.since_s = now
+        self._integral, self._requests, self._announced, self._announced_requests = 0.0, 0, 0, 0
+        return seen
+
+    def idle_since_report(self) -> bool:
+        """Whether nothing runs and nothing has run since the last report."""
+        return self.running == 0 and self._requests == 0 and self._integral == 0.0
+
+    def _advance(self, now: float) -> None:
+        self._integral += self.running * (now - self.changed_s)
+        self.changed_s = now

@@ -1,0 +1,66 @@
+"""Decide which version a request means. Who may ask is authentication's matter, waiting is the throttler's."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from contracts.control import VersionRow
+from contracts.errors import InvalidRequest, ModelNotFound, Refused
+from contracts.names import ModelReference, parse_reference
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model as it may be addressed: its aliases, and its versions in order of their digests."""
+
+    tenant: str
+    model: str
+    aliases: dict[str, str]
+    created_at_s: int
+    versions: tuple[VersionRow, ...]
+
+
+def which_model(in_url: str | None, in_body: str | None) -> ModelReference:
+    """The reference that URL and body agree on; the one that names alias or version stands over the bare one.
+
+    Raises Refused(InvalidRequest) where they disagree, where neither names a model, or for a malformed name.
+    """
+    if in_url is None and in_body is None:
+        raise Refused(InvalidRequest("model", "(missing)", "name a model"))
+    if in_url is None or in_body is None or in_url == in_body:
+        return parse_reference(in_body if in_url is None else in_url)  # type: ignore[arg-type]
+    url, body = parse_reference(in_url), parse_reference(in_body)
+    if url.model == body.model:
+        if "@" not in in_url or url == body:
+            return body
+        if "@" not in in_body:
+            return url
+    raise Refused(InvalidRequest("model", repr(in_body[:80]), f"the URL names '{in_url}'"))
+
+
+def resolve(reference: ModelReference, entry: ModelEntry) -> VersionRow:
+    """The version. Raises Refused: ModelNotFound, or InvalidRequest for a prefix that fits several versions."""
+    if reference.alias is not None:
+        version = entry.aliases.get(reference.alias)
+        row = None if version is None else find_version(entry, version)
+    else:
+        row = _by_prefix(entry, reference)
+    if row is None:
+        raise Refused(ModelNotFound(str(reference)))
+    return row
+
+
+def find_version(entry: ModelEntry, version: str) -> VersionRow | None:
+    """The version of exactly this digest."""
+    at = bisect_left(entry.versions, version, key=lambda row: row.version)
+    if at < len(entry.versions) and entry.versions[at].version == version:
+        return entry.versions[at]
+    return None
+
+
+def _by_prefix(entry: ModelEntry, reference: ModelReference) -> VersionRow | None:
+    prefix = reference.version_prefix or ""
+    at = bisect_left(entry.versions, prefix, key=lambda row: row.version)
+    fitting = [row for row in entry.versions[at : at + 2] if row.version.startswith(prefix)]
+    if len(fitting) > 1:
+        raise Refused(InvalidRequest("model", f"'{reference}'", "fits several versions; give more digits"))
+    return fitting[0] if fitting else None

@@ -1,0 +1,259 @@
+"""One request at one replica: frames come back; leaving early cancels it there. Who retries is `completions`'."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from activator.errands import Errands
+from activator.throttler import Replica
+from contracts.errors import Failure, Internal, RemoteFailure, ReplicaLost
+from contracts.frames import Frame, FrameDecoder, FrameKind
+from service.unix import SocketDirectory
+
+log = logging.getLogger(__name__)
+
+BUFFER: Final = 64 << 10
+CONNECT_S: Final = 2.0
+ERRAND_S: Final = 2.0
+KEEP_S: Final = 30.0
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+_NO_HEADERS: Final = ("User-Agent", "Accept", "Accept-Encoding")
+
+
+class Lost(Exception):
+    """The replica, or the connection to it, is gone. `untouched`: before it had begun to answer."""
+
+    def __init__(self, *, untouched: bool) -> None:
+        super().__init__("before its first byte" if untouched else "in its answer")
+        self.untouched = untouched
+
+
+class Declined(Exception):
+    """The replica refused before any compute."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the replica is told beside the body; the key's id is for the record of an orphan."""
+
+    request_id: str
+    key_id: str
+    remaining_ms: int
+
+
+class Upstreams:
+    """Kept connections to replicas. `retain` forgets the sockets that are no more."""
+
+    def __init__(self, directory: SocketDirectory, errands: Errands) -> None:
+        self._directory = directory
+        self._errands = errands
+        self._sessions: dict[str, _Session] = {}
+
+    def __repr__(self) -> str:
+        return f"<Upstreams sockets={len(self._sessions)}>"
+
+    def send(self, replica: Replica, path: str, body: bytes, told: "Told") -> "Upstream":
+        """`async with` it, then iterate. Entering raises Declined, Lost."""
+        address = replica.row.address
+        session = self._sessions.get(address)
+        if session is None:
+            session = self._sessions[address] = _Session(self._directory.address(address))
+        return Upstream(session, self._errands, path, body, told)
+
+    def retain(self, addresses: set[str]) -> None:
+        """Close what is idle and not among these; what is busy closes when it has ended."""
+        for address in self._sessions.keys() - addresses:
+            self._errands.start(self._sessions.pop(address).retire(), ERRAND_S)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for session in self._sessions.values():
+            await session.http.close()
+        self._sessions.clear()
+
+
+class _Session:
+    """Connections to one socket."""
+
+    def __init__(self, path: str) -> None:
+        # Slots bound the connections; acknowledgements and cancellations need some beside them.
+        connector = aiohttp.UnixConnector(path=path, limit=0, keepalive_timeout=KEEP_S)
+        self.http = aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_NO_HEADERS,
+            timeout=_TIMEOUT,
+            read_bufsize=BUFFER,
+        )
+        self.busy = 0
+        self._retired = False
+
+    async def retire(self) -> None:
+        """Close now, or by whoever leaves last."""
+        self._retired = True
+        await self.left()
+
+    async def left(self) -> None:
+        """Close if it was to be closed and nobody uses it."""
+        if self._retired and self.busy == 0:
+            await self.http.close()
+
+
+class Upstream:
+    """One request. Iterating gives whole frames, as many as have come; reads no faster than it is asked."""
+
+    def __init__(self, session: _Session, errands: Errands, path: str, body: bytes, told: "Told") -> None:
+        self._session = session
+        self._errands = errands
+        self._path = path
+        self._body = body
+        self._request_id = told.request_id
+        self._headers = {
+            "content-type": "application/json",
+            "x-kelvin-request-id": told.request_id,
+            "x-kelvin-key-id": told.key_id,
+            "x-kelvin-deadline-ms": str(told.remaining_ms),
+        }
+        self._answer: aiohttp.ClientResponse | None = None
+        self._decoder = FrameDecoder()
+        self._began = False  # a byte of the answer has come
+        self._over = False  # nothing is left to cancel
+        self._acknowledging = False
+
+    async def __aenter__(self) -> "Upstream":
+        self._session.busy += 1
+        try:
+            self._answer = await self._session.http.post(
+                f"http://replica{self._path}", data=self._body, headers=self._headers
+            )
+            if self._answer.status != 200:
+                self._over = True
+                raise Declined(await self._failure(self._answer))
+        except (aiohttp.ClientError, OSError) as error:
+            self._over = True
+            await self._leave()
+            raise Lost(untouched=True) from error
+        except BaseException:
+            await self._leave()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave()
+
+    async def batches(self) -> AsyncIterator[list[Frame]]:
+        """Frames in order; the last batch ends with END or FAILED. Raises Lost where that never comes."""
+        assert self._answer is not None
+        content = self._answer.content
+        while not self._over:
+            try:
+                data = await content.readany()
+                frames = self._decoder.feed(data) if data else None
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                if isinstance(error, ValueError):
+                    log.error("not our frames", extra={"request_id": self._request_id, "error": str(error)})
+                else:
+                    self._over = True  # there is nobody to cancel it at
+                raise Lost(untouched=not self._began) from error
+            if frames is None:  # a clean end without END is no end
+                self._over = True
+                raise Lost(untouched=not self._began)
+            self._began = self._began or bool(frames)
+            if frames:
+                self._over = frames[-1].kind in (FrameKind.END, FrameKind.FAILED)
+                yield frames
+
+    def acknowledge(self, completion_tokens: int) -> None:
+        """Tell the replica how many tokens were delivered; one at a time, the next tells more."""
+        if not self._acknowledging:
+            self._acknowledging = True
+            self._errands.start(self._acknowledge(completion_tokens), ERRAND_S)
+
+    async def _acknowledge(self, completion_tokens: int) -> None:
+        path = f"http://replica/v1/requests/{self._request_id}/delivered"
+        try:
+            async with self._session.http.post(path, json={"completion_tokens": completion_tokens}) as answer:
+                await answer.read()
+        except (aiohttp.ClientError, OSError, RuntimeError):
+            return  # the next one tells more; a lost replica bills nothing by it
+        finally:
+            self._acknowledging = False
+
+    async def _leave(self) -> None:
+        """Keep the connection where the answer is whole; otherwise cancel first, close then."""
+        answer = self._answer
+        if self._over and (answer is None or answer.content.at_eof()):
+            if answer is not None:
+                answer.release()
+            await self._gone()
+        elif self._over:
+            self._errands.start(self._rest(answer), ERRAND_S)
+        else:
+            # On its own: the cancellation of this request, or a second one, must not cut it short.
+            task = self._errands.start(self._cancel(answer), ERRAND_S)
+            await asyncio.shield(task)
+
+    async def _rest(self, answer: aiohttp.ClientResponse | None) -> None:
+        """Only the end of the body is missing."""
+        try:
+            if answer is not None:
+                if await answer.content.readany():
+                    answer.close()
+                answer.release()
+        except (aiohttp.ClientError, OSError):
+            return
+        finally:
+            if answer is not None and not answer.closed:
+                answer.close()
+            await self._gone()
+
+    async def _cancel(self, answer: aiohttp.ClientResponse | None) -> None:
+        try:
+            async with self._session.http.delete(f"http://replica/v1/requests/{self._request_id}") as deleted:
+                await deleted.read()
+        except (aiohttp.ClientError, OSError, RuntimeError):
+            return  # closing tells it, too
+        finally:
+            if answer is not None:
+                answer.close()
+            await self._gone()
+
+    async def _gone(self) -> None:
+        self._session.busy -= 1
+        await self._session.left()
+
+    async def _failure(self, answer: aiohttp.ClientResponse) -> Failure:
+        """The OpenAI error that the replica answered with, as a fact."""
+        raw = await answer.read()
+        try:
+            error = msgspec.json.decode(raw, type=_ErrorBody).error
+        except msgspec.MsgspecError:
+            return Internal() if answer.status != 503 else ReplicaLost()
+        after = answer.headers.get("retry-after", "")
+        after_s = float(after) if after.isdigit() else None
+        return RemoteFailure(
+            error.code or "internal", answer.status, error.message, error.param, answer.status >= 500, after_s
+        )
+
+
+class _Error(msgspec.Struct):
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error

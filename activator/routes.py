@@ -1,0 +1,120 @@
+"""What a method, a path and a host ask for. Whether the caller may have it is decided where it is served."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from contracts.errors import Failure, InvalidRequest, MethodNotAllowed, NotFound
+
+COMPLETIONS: Final = ("/chat/completions", "/completions")
+_TIMELINE: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})/timeline")
+_MODEL: Final = re.compile(r"/models/([A-Za-z0-9@-]{1,160})")
+# A path that a client library downstream might read in another way than we did is refused as unknown.
+_PLAIN: Final = re.compile(rb"(/[A-Za-z0-9@._~!$&'()*+,;=:-]*)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which tenant and model the URL names, where it names them."""
+
+    tenant: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """A completion, as `path` of the runtime."""
+
+    path: str
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class ListModels:
+    """The tenant's models, or one of them."""
+
+    target: Target
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowTimeline:
+    """How a request went."""
+
+    request_id: str
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Inward:
+    """Something of a process behind us, passed through: `admin` or `push`."""
+
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Nothing that there is."""
+
+    failure: Failure
+
+
+Asked = Complete | ListModels | ShowTimeline | Inward | Wrong
+
+
+def route(method: str, path: bytes, host: str, domain: str) -> Asked:
+    """`path` is as sent, without the query; `host` is `host_of`'s."""
+    path = path.replace(b"%40", b"@")  # the one character of a name that client libraries escape
+    if _PLAIN.fullmatch(path) is None or any(part in (b".", b"..") for part in path.split(b"/")):
+        return Wrong(NotFound("route", path[:80].decode("latin-1")))
+    text = path.decode("ascii")
+    for service in ("admin", "push"):
+        if text.startswith(f"/{service}/v1/"):
+            return Inward(service)
+    target = _by_host(host, domain)
+    if target is None:
+        target, text = _by_path(text)
+    if not text.startswith("/v1/"):
+        return Wrong(NotFound("route", text[:80]))
+    return _of_model(method, text, target)
+
+
+def host_of(values: list[bytes]) -> str | Failure:
+    """The one Host (RFC 9112, 3.2: none or several are an error), lower case, without its port."""
+    if len(values) != 1:
+        return InvalidRequest("host", f"({len(values)} headers)", "send exactly one Host header")
+    host = values[0].decode("latin-1").strip().lower()
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def _by_host(host: str, domain: str) -> Target | None:
+    """MODEL.TENANT.DOMAIN, or None where the host says nothing."""
+    inner = host.removesuffix("." + domain)
+    labels = inner.split(".")
+    return Target(labels[1], labels[0]) if inner != host and len(labels) == 2 else None
+
+
+def _by_path(path: str) -> tuple[Target, str]:
+    """/TENANT/MODEL/v1/…, or /v1/… without a target."""
+    parts = path.split("/", 3)
+    if len(parts) == 4 and parts[1] != "v1" and parts[3].startswith("v1/"):
+        return Target(parts[1], parts[2]), "/" + parts[3]
+    return Target(), path
+
+
+def _of_model(method: str, path: str, target: Target) -> Asked:
+    inner = path.removeprefix("/v1")
+    if inner in COMPLETIONS:
+        return Complete(path, target) if method == "POST" else Wrong(MethodNotAllowed(method))
+    asked: Asked | None = None
+    if inner == "/models":
+        asked = ListModels(target)
+    elif found := _MODEL.fullmatch(inner):
+        asked = ListModels(target, found[1])
+    elif found := _TIMELINE.fullmatch(inner):
+        asked = ShowTimeline(found[1], target)
+    if asked is None:
+        return Wrong(NotFound("route", path[:80]))
+    return asked if method == "GET" else Wrong(MethodNotAllowed(method))

@@ -1,0 +1,68 @@
+"""Serve an ASGI application over TLS until told to stop; a drain ends in order, and the process exits 0."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from activator.edge import Gate, edge_protocol
+
+BACKLOG: Final = 2048
+# What the kernel holds for a client that does not read: the less, the sooner its producer stops.
+SEND_BUFFER: Final = 64 << 10
+ABORT_S: Final = 5.0
+
+
+class _Server(uvicorn.Server):
+    """Signals are the service's: uvicorn would raise them again after its shutdown, and the status be theirs."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: asyncio.Event, drain_s: int) -> None:
+    """Accept until `stop`, then finish what is in flight for at most `drain_s` seconds, then cancel the rest."""
+    config = uvicorn.Config(
+        app,
+        http=edge_protocol(gate),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=gate.limits.idle_s,
+        timeout_graceful_shutdown=drain_s,
+    )
+    server = _Server(config)
+
+    async def end_with_stop() -> None:
+        await stop.wait()
+        server.should_exit = True
+
+    async with asyncio.TaskGroup() as tasks:
+        ender = tasks.create_task(end_with_stop())
+        await server.serve(sockets=[listener])
+        ender.cancel()
+    if late := set(server.server_state.tasks):  # cancelled a moment ago; each still writes its record
+        await asyncio.wait(late, timeout=ABORT_S)

@@ -1,0 +1,315 @@
+"""Give each request a slot at a replica of its version, in order of arrival, and wake who waits as capacity rises.
+
+Everything here happens on one event loop, in one step: it is the one writer of every version's slots. Whether a request
+may wait is `policy/admission`'s, which replica it gets `policy/balance`'s, telling the decider `wake`'s.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from activator.keys import VersionKey
+from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
+from activator.policy.balance import Occupancy, less_loaded
+from activator.policy.queue import Fifo, Load
+from contracts.control import Feed, ReplicaRow, RestoreFailure
+from contracts.deadline import Deadline
+from contracts.errors import DeadlineExceeded, Failure, Refused, RemoteFailure
+
+SUSPECT_S: Final = 1.0
+
+
+class Waking(Protocol):
+    """Tells the decider that a version at zero is wanted."""
+
+    def ensure(self, key: VersionKey) -> None:
+        """Start, unless it is being told already. Returns at once."""
+        ...
+
+    def rest(self, key: VersionKey) -> None:
+        """It needs no more telling."""
+        ...
+
+    def poked_us(self, key: VersionKey) -> int | None:
+        """When telling started (monotonic), where it goes on."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A replica as the door sees it. Monotonic: `appeared_us`: its row came; `poked_us`: it was asked for."""
+
+    row: ReplicaRow
+    appeared_us: int
+    poked_us: int | None
+    running: int = 0
+    suspect: bool = False  # a connection to it broke a moment ago
+    gone: bool = False
+
+    @property
+    def free(self) -> int:
+        """Requests that it may take now."""
+        return 0 if self.is_closed else max(0, self.row.max_streams - self.running)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no new requests, busy or not."""
+        return self.gone or self.suspect or self.row.draining
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    granted: "asyncio.Future[Replica]"
+
+
+@dataclass(slots=True)
+class _Line:
+    """One version: its replicas and who waits for them."""
+
+    waiting: Fifo[_Waiter]
+    replicas: dict[str, Replica] = field(default_factory=dict)
+
+    @property
+    def free(self) -> int:
+        return sum(replica.free for replica in self.replicas.values())
+
+    @property
+    def is_asleep(self) -> bool:
+        return all(replica.is_closed for replica in self.replicas.values())
+
+
+class Throttler:
+    """Slots of all versions. `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        limits: QueueLimits,
+        waking: Waking,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[int], int] = random.randrange,
+    ) -> None:
+        self._limits = limits
+        self._waking = waking
+        self._clock = clock
+        self._draw = draw
+        self._lines: dict[VersionKey, _Line] = {}
+        self._where: dict[str, VersionKey] = {}  # runtime_id -> its line
+        self.load = Load()
+
+    def __repr__(self) -> str:
+        running = sum(replica.running for line in self._lines.values() for replica in line.replicas.values())
+        return f"<Throttler versions={len(self._lines)} running={running} queued={self.load.entries}>"
+
+    def slot(self, key: VersionKey, nbytes: int, deadline: Deadline) -> "Slot":
+        """`async with` it: the replica, for as long as the block lasts. Raises Refused: Overloaded, DeadlineExceeded,
+
+        or why the start failed. Cancelling while it waits leaves nothing behind.
+        """
+        return Slot(self, key, nbytes, deadline)
+
+    def is_asleep(self, key: VersionKey) -> bool:
+        """Whether no replica of the version takes requests."""
+        line = self._lines.get(key)
+        return line is None or line.is_asleep
+
+    def is_wanted(self, key: VersionKey) -> bool:
+        """Whether requests wait for a first replica."""
+        line = self._lines.get(key)
+        return line is not None and len(line.waiting) > 0 and line.is_asleep
+
+    def queued(self, key: VersionKey) -> int:
+        """Requests that wait for the version."""
+        line = self._lines.get(key)
+        return 0 if line is None else len(line.waiting)
+
+    def addresses(self) -> set[str]:
+        """The sockets of all replicas."""
+        return {replica.row.address for line in self._lines.values() for replica in line.replicas.values()}
+
+    def apply(self, feed: Feed) -> None:
+        """Take the replicas and failures of a line of the feed over; waiters are woken before this returns."""
+        present = {row.runtime_id for row in feed.replicas}
+        for runtime_id in [known for known in self._where if known not in present] if feed.full else ():
+            self._remove(runtime_id)
+        for runtime_id in feed.removed_replicas:
+            self._remove(runtime_id)
+        self._put(feed.replicas)
+        for failure in feed.failures:
+            self._fail(failure)
+
+    def report_lost(self, replica: Replica) -> None:
+        """A connection to it broke: give it nothing for a moment; the feed says whether it is gone."""
+        if replica.suspect or replica.gone:
+            return
+        replica.suspect = True
+        key = VersionKey(replica.row.tenant, replica.row.model, replica.row.version)
+        asyncio.get_running_loop().call_later(SUSPECT_S, self._clear, key, replica)
+        if self.is_wanted(key):
+            self._waking.ensure(key)
+
+    async def acquire(self, key: VersionKey, nbytes: int, deadline: Deadline) -> Replica:
+        """`slot` without its end: whoever calls this calls `release`."""
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(Fifo(self.load))
+        now = self._clock()
+        free = line.free
+        facts = AdmissionFacts(free, nbytes, line.waiting.own, self.load, self._limits, deadline)
+        match decide(facts, now):
+            case Admit():
+                return self._take(line)
+            case Shed(failure):
+                self._tidy(key, line)
+                raise Refused(failure)
+            case Hold(until_s):
+                return await self._wait(key, line, nbytes, until_s, now)
+
+    def release(self, replica: Replica) -> None:
+        """Give the slot back; the next in line has it before this returns."""
+        assert replica.running > 0
+        replica.running -= 1
+        key = VersionKey(replica.row.tenant, replica.row.model, replica.row.version)
+        line = self._lines.get(key)
+        if line is not None:
+            self._grant(key, line)
+
+    def check_integrity(self) -> None:
+        """No line has both waiters and free slots; loads add up; every replica is where it is said to be."""
+        total = 0
+        for key, line in self._lines.items():
+            line.waiting.check_integrity()
+            total += len(line.waiting)
+            assert not (len(line.waiting) and line.free), f"{key} has waiters and free slots"
+            for runtime_id, replica in line.replicas.items():
+                assert self._where[runtime_id] == key
+                assert replica.running >= 0
+        assert total == self.load.entries
+        assert len(self._where) == sum(len(line.replicas) for line in self._lines.values())
+
+    async def _wait(self, key: VersionKey, line: _Line, nbytes: int, until_s: float, began_s: float) -> Replica:
+        waiter = _Waiter(asyncio.get_running_loop().create_future())
+        line.waiting.put(waiter, nbytes)
+        if line.is_asleep:
+            self._waking.ensure(key)
+        try:
+            async with asyncio.timeout(max(0.0, until_s - self._clock())):
+                return await waiter.granted
+        except BaseException as error:
+            self._leave(key, line, waiter)
+            if isinstance(error, TimeoutError):
+                stage = "waiting for a replica to start" if line.is_asleep else "queued"
+                raise Refused(DeadlineExceeded(self._clock() - began_s, stage)) from None
+            raise
+
+    def _leave(self, key: VersionKey, line: _Line, waiter: _Waiter) -> None:
+        """A waiter that ends without its slot: out of the line, or the slot that it was just given back."""
+        granted = waiter.granted
+        if line.waiting.discard(waiter):
+            granted.cancel()
+        elif granted.done() and not granted.cancelled() and granted.exception() is None:
+            self.release(granted.result())
+        if not self.is_wanted(key):
+            self._waking.rest(key)
+        self._tidy(key, line)
+
+    def _take(self, line: _Line) -> Replica:
+        """A free slot of the less loaded of two replicas drawn among the free."""
+        free = [replica for replica in line.replicas.values() if replica.free]
+        chosen = free[0]
+        if len(free) > 1:
+            first = self._draw(len(free))
+            second = self._draw(len(free) - 1)
+            second += second >= first
+            chosen, other = free[first], free[second]
+            if less_loaded(
+                Occupancy(chosen.running, chosen.row.max_streams), Occupancy(other.running, other.row.max_streams)
+            ):
+                chosen = other
+        chosen.running += 1
+        return chosen
+
+    def _grant(self, key: VersionKey, line: _Line) -> None:
+        free = line.free
+        while free and len(line.waiting):
+            line.waiting.take().granted.set_result(self._take(line))
+            free -= 1
+        self._tidy(key, line)
+
+    def _tidy(self, key: VersionKey, line: _Line) -> None:
+        if not line.replicas and not len(line.waiting):
+            self._lines.pop(key, None)
+
+    def _put(self, rows: Iterable[ReplicaRow]) -> None:
+        for row in rows:
+            key = VersionKey(row.tenant, row.model, row.version)
+            if self._where.get(row.runtime_id, key) != key:
+                self._remove(row.runtime_id)
+            line = self._lines.setdefault(key, _Line(Fifo(self.load)))
+            known = line.replicas.get(row.runtime_id)
+            if known is None:
+                line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waking.poked_us(key))
+                self._where[row.runtime_id] = key
+            else:
+                known.row = row
+            self._grant(key, line)
+            if not line.is_asleep:
+                self._waking.rest(key)
+            elif len(line.waiting):
+                self._waking.ensure(key)
+
+    def _remove(self, runtime_id: str) -> None:
+        key = self._where.pop(runtime_id, None)
+        if key is None:
+            return
+        line = self._lines[key]
+        line.replicas.pop(runtime_id).gone = True  # its requests end by their own connections
+        if self.is_wanted(key):
+            self._waking.ensure(key)
+        self._tidy(key, line)
+
+    def _fail(self, failed: RestoreFailure) -> None:
+        failure: Failure = RemoteFailure(
+            failed.code, failed.status, failed.message, remote_retryable=failed.retryable,
+            remote_retry_after_s=1.0 if failed.retryable else None,
+        )  # fmt: skip
+        for key, line in list(self._lines.items()):
+            if (key.tenant, key.version) != (failed.tenant, failed.version) or not line.is_asleep:
+                continue
+            self._waking.rest(key)
+            while len(line.waiting):
+                line.waiting.take().granted.set_exception(Refused(failure))
+            self._tidy(key, line)
+
+    def _clear(self, key: VersionKey, replica: Replica) -> None:
+        replica.suspect = False
+        line = self._lines.get(key)
+        if line is not None:
+            self._grant(key, line)
+            if not line.is_asleep:
+                self._waking.rest(key)
+
+
+class Slot:
+    """One request's place at a replica; `waited` says whether it had to wait for it."""
+
+    __slots__ = ("_deadline", "_key", "_nbytes", "_replica", "_throttler")
+
+    def __init__(self, throttler: Throttler, key: VersionKey, nbytes: int, deadline: Deadline) -> None:
+        self._throttler = throttler
+        self._key = key
+        self._nbytes = nbytes
+        self._deadline = deadline
+        self._replica: Replica | None = None
+
+    async def __aenter__(self) -> Replica:
+        self._replica = await self._throttler.acquire(self._key, self._nbytes, self._deadline)
+        return self._replica
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._replica is not None:
+            self._throttler.release(self._replica)
+            self._replica = None

@@ -1,0 +1,36 @@
+"""The timelines of recent requests, a bounded ring for each tenant; older ones are the control plane's to know."""
+
+from collections import OrderedDict
+from typing import Final
+
+from contracts.control import TimelineAnswer
+
+PER_TENANT: Final = 256
+TENANTS: Final = 1024
+
+
+class Timelines:
+    """Bounded in requests per tenant and in tenants; what is least recent goes first."""
+
+    def __init__(self, per_tenant: int = PER_TENANT, tenants: int = TENANTS) -> None:
+        self._per_tenant = per_tenant
+        self._tenants = tenants
+        self._rings: OrderedDict[str, OrderedDict[str, TimelineAnswer]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Timelines tenants={len(self._rings)} requests={sum(map(len, self._rings.values()))}>"
+
+    def put(self, tenant: str, timeline: TimelineAnswer) -> None:
+        """Keep it, at the cost of the oldest."""
+        ring = self._rings.setdefault(tenant, OrderedDict())
+        self._rings.move_to_end(tenant)
+        ring[timeline.request_id] = timeline
+        if len(ring) > self._per_tenant:
+            ring.popitem(last=False)
+        if len(self._rings) > self._tenants:
+            self._rings.popitem(last=False)
+
+    def find(self, tenant: str, request_id: str) -> TimelineAnswer | None:
+        """The timeline, if it is the tenant's own and recent."""
+        ring = self._rings.get(tenant)
+        return None if ring is None else ring.get(request_id)

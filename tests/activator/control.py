@@ -1,0 +1,203 @@
+"""A control plane as the activator sees it: the feed, stats, usage records, timelines, an admin API that echoes.
+
+It imitates controlplane/internal_api.py and controlplane/feed.py: full line first, changes in order, 204s.
+"""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+from aiohttp import web
+
+from contracts.control import (
+    ConcurrencyStat,
+    Feed,
+    KeyRow,
+    ModelRow,
+    ReplicaRow,
+    RequestBatch,
+    RestoreFailure,
+    Scope,
+    Stats,
+    TimelineAnswer,
+    VersionRow,
+)
+from contracts.errors import NotFound
+from contracts.manifest import Limits
+from contracts.problem import problem_details
+from contracts.timeline import Span, Stage
+from contracts.usage import RequestRecord
+from contracts.wire import decode, encode
+
+VERSION = "aa" * 32
+OTHER = "ab" * 32
+KEY = "kv-abcdefghijkl-" + "x" * 43
+ADMIN = "kv-adminadminad-" + "y" * 43
+STRANGER = "kv-strangerstra-" + "z" * 43
+RESTORE = (Span(Stage.DECIDED, 1000), Span(Stage.PROMOTED, 2000), Span(Stage.READY, 30_000))
+
+
+def key_row(key_id: str, key: str, tenant: str, *scopes: Scope) -> KeyRow:
+    """A row as the registry makes it."""
+    return KeyRow(key_id=key_id, secret_sha256=hashlib.sha256(key.encode()).hexdigest(), tenant=tenant, scopes=scopes)
+
+
+def version_row(tenant: str, model: str, version: str, max_body_bytes: int = 1 << 20) -> VersionRow:
+    """A version that is ready to serve."""
+    limits = Limits(1024, 1024, 8, max_body_bytes)
+    return VersionRow(tenant=tenant, model=model, version=version, limits=limits, created_at_s=1)
+
+
+def replica_row(name: str, max_streams: int = 8, *, draining: bool = False, version: str = VERSION) -> ReplicaRow:
+    """A replica of the default tenant's model."""
+    return ReplicaRow(
+        runtime_id=name, tenant="default", model="m", version=version, address=f"rt-{name}.sock",
+        max_streams=max_streams, draining=draining, restore=RESTORE,
+    )  # fmt: skip
+
+
+def snapshot() -> Feed:
+    """Two tenants, each with a model; three keys."""
+    return Feed(
+        revision=1,
+        full=True,
+        keys=(
+            key_row("k1", KEY, "default", Scope.INFER),
+            key_row("k2", ADMIN, "default", Scope.INFER, Scope.ADMIN),
+            key_row("k3", STRANGER, "stranger", Scope.INFER),
+        ),
+        models=(
+            ModelRow(tenant="default", model="m", aliases={"prod": VERSION, "next": OTHER}, created_at_s=7),
+            ModelRow(tenant="stranger", model="theirs", aliases={"prod": VERSION}, created_at_s=8),
+        ),
+        versions=(
+            version_row("default", "m", VERSION, 64 << 10),
+            version_row("default", "m", OTHER),
+            version_row("stranger", "theirs", VERSION),
+        ),
+    )
+
+
+class FakeControl:
+    """Keeps what it was told; `publish` feeds a line to every reader."""
+
+    def __init__(self) -> None:
+        self.rows = snapshot()
+        self.replicas: dict[str, ReplicaRow] = {}
+        self.revision = 1
+        self.stats: list[ConcurrencyStat] = []
+        self.posts: list[Stats] = []
+        self.records: list[RequestRecord] = []
+        self.seen_inward: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.timelines: dict[tuple[str, str], TimelineAnswer] = {}
+        self.refuse_usage = False
+        self._readers: set[asyncio.Queue[bytes]] = set()
+        self._changed = asyncio.Condition()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, run: Path) -> None:
+        """Listen."""
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/internal/v1/feed", self._feed)
+        app.router.add_post("/internal/v1/stats", self._stats)
+        app.router.add_post("/internal/v1/usage/requests", self._usage)
+        app.router.add_get("/internal/v1/requests/{id}/timeline", self._timeline)
+        app.router.add_route("*", "/{path:.*}", self._echo)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(run / "control.sock")).start()
+
+    async def stop(self) -> None:
+        """Gone, as a killed process is."""
+        if self._runner is not None:
+            for queue in self._readers:
+                queue.put_nowait(b"")
+            await self._runner.cleanup()
+            self._runner = None
+
+    def publish(
+        self,
+        *replicas: ReplicaRow,
+        removed: tuple[str, ...] = (),
+        failures: tuple[RestoreFailure, ...] = (),
+        removed_keys: tuple[str, ...] = (),
+    ) -> None:
+        """A change."""
+        self.revision += 1
+        self.replicas.update((row.runtime_id, row) for row in replicas)
+        for runtime_id in removed:
+            self.replicas.pop(runtime_id, None)
+        line = Feed(
+            revision=self.revision, replicas=replicas, removed_replicas=removed, failures=failures,
+            removed_keys=removed_keys,
+        )  # fmt: skip
+        for queue in self._readers:
+            queue.put_nowait(encode(line) + b"\n")
+
+    def mark(self) -> str:
+        """A key that is good once the activator has read everything up to here."""
+        self.revision += 1
+        key = f"kv-marker-{self.revision}"
+        row = key_row(f"marker{self.revision}", key, "marker", Scope.INFER)
+        for queue in self._readers:
+            queue.put_nowait(encode(Feed(revision=self.revision, keys=(row,))) + b"\n")
+        return key
+
+    async def until_records(self, count: int) -> list[RequestRecord]:
+        """Wait for that many records."""
+        async with asyncio.timeout(10), self._changed:
+            await self._changed.wait_for(lambda: len(self.records) >= count)
+        return self.records
+
+    async def until_stat(self, concurrency: float | None = None, count: int = 1) -> None:
+        """Wait for that many stats (of that concurrency)."""
+        async with asyncio.timeout(10), self._changed:
+            await self._changed.wait_for(
+                lambda: sum(concurrency in (None, stat.concurrency) for stat in self.stats) >= count
+            )
+
+    async def _feed(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
+        await answer.prepare(request)
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        full = Feed(
+            revision=self.revision, full=True, keys=self.rows.keys, models=self.rows.models,
+            versions=self.rows.versions, replicas=tuple(self.replicas.values()),
+        )  # fmt: skip
+        queue.put_nowait(encode(full) + b"\n")
+        self._readers.add(queue)
+        try:
+            while line := await queue.get():
+                await answer.write(line)
+        finally:
+            self._readers.discard(queue)
+        return answer
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        stats = decode(await request.read(), Stats)
+        self.posts.append(stats)
+        self.stats += stats.stats
+        await self._notify()
+        return web.Response(status=204)
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        if self.refuse_usage:
+            return web.Response(status=503)
+        self.records += decode(await request.read(), RequestBatch).records
+        await self._notify()
+        return web.Response(status=204)
+
+    async def _timeline(self, request: web.Request) -> web.Response:
+        found = self.timelines.get((request.query["tenant"], request.match_info["id"]))
+        if found is None:
+            return web.Response(status=404, body=problem_details(NotFound("request", request.match_info["id"])))
+        return web.Response(body=encode(found))
+
+    async def _echo(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.seen_inward.append((request.method, request.raw_path, dict(request.headers), body))
+        return web.Response(status=201, body=b"echo:" + body, headers={"x-kelvin-secret": "no", "x-fine": "yes"})
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

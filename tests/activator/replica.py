@@ -1,0 +1,183 @@
+"""A replica as the activator sees it: frames over a Unix socket. Imitates runtime/api.py and runtime/delivery.py."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from contracts.errors import Failure
+from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame, failed_frame
+from contracts.problem import headers_of, openai_error, status_of, to_wire
+from contracts.timeline import Span, Stage
+from contracts.wire import encode
+
+Script = Callable[["Call"], Awaitable[None]]
+DONE = b"data: [DONE]\n\n"
+END = encode(End(finish_reason="stop", spans=(Span(Stage.TOKENIZED, 100), Span(Stage.PREFILLED, 200))))
+
+
+def chunk(text: str, model: str = "m") -> bytes:
+    """An SSE event as OpenAI's clients read it."""
+    choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
+    body = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": model, "choices": [choice]}
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def whole(text: str, model: str = "m", *, chat: bool = True) -> bytes:
+    """A completion that doesn't stream."""
+    choice: dict[str, object] = {"index": 0, "finish_reason": "stop"}
+    choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    kind = "chat.completion" if chat else "text_completion"
+    return json.dumps(
+        {"id": "x", "object": kind, "created": 1, "model": model, "choices": [choice], "usage": usage}
+    ).encode()
+
+
+class Call:
+    """One request at the fake."""
+
+    def __init__(self, replica: "FakeReplica", request: web.Request, body: bytes) -> None:
+        self.replica = replica
+        self.request = request
+        self.body = body
+        self.wanted = json.loads(body)
+        self.request_id = request.headers["x-kelvin-request-id"]
+        self.headers = dict(request.headers)
+        self.answer: web.StreamResponse | None = None
+        self.refusal: web.Response | None = None
+
+    async def open(self) -> None:
+        """The 200 and its head."""
+        if self.answer is None:
+            self.answer = web.StreamResponse(headers={"content-type": CONTENT_TYPE})
+            await self.answer.prepare(self.request)
+
+    async def write(self, kind: FrameKind, payload: bytes = b"", tokens: int = 0, prompt: int = 3) -> None:
+        """A frame with cumulative counts."""
+        await self.open()
+        assert self.answer is not None
+        await self.answer.write(encode_frame(Frame(kind, Counts(prompt, 1, tokens, tokens * 10), payload)))
+
+    async def data(self, payload: bytes, tokens: int) -> None:
+        """Bytes for the client."""
+        await self.write(FrameKind.DATA, payload, tokens)
+
+    async def end(self, tokens: int) -> None:
+        """The answer is complete."""
+        await self.write(FrameKind.END, END, tokens)
+
+    async def fail(self, failure: Failure, tokens: int = 0) -> None:
+        """The answer ends here."""
+        await self.open()
+        assert self.answer is not None
+        await self.answer.write(failed_frame(to_wire(failure), Counts(3, 1, tokens, 0)))
+
+    def refuse(self, failure: Failure) -> None:
+        """Before any compute."""
+        self.refusal = web.Response(
+            status=status_of(failure), body=openai_error(failure, self.request_id), headers=headers_of(failure)
+        )
+
+    def cut(self) -> None:
+        """The connection breaks."""
+        assert self.request.transport is not None
+        self.request.transport.abort()
+
+
+async def hello(call: Call) -> None:
+    """Two tokens, streamed or whole."""
+    if call.wanted.get("stream"):
+        await call.data(chunk("hel"), 1)
+        await call.data(chunk("lo"), 2)
+        await call.data(DONE, 2)
+    else:
+        await call.write(FrameKind.BEAT, tokens=1)
+        await call.data(whole("hello", chat="messages" in call.wanted), 2)
+    await call.end(2)
+
+
+class FakeReplica:
+    """Answers by its script; knows what was cancelled, acknowledged, and how many ran at once."""
+
+    def __init__(self, script: Script = hello) -> None:
+        self.script = script
+        self.calls: list[Call] = []
+        self.deleted: list[str] = []
+        self.deleted_before_close: list[str] = []
+        self.acknowledged: list[int] = []
+        self.running = 0
+        self.most = 0
+        self.events = asyncio.Condition()
+        self._runner: web.AppRunner | None = None
+        self._cut: set[asyncio.Transport] = set()
+
+    async def start(self, run: Path, name: str) -> None:
+        """Listen as `rt-NAME.sock`."""
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_delete("/v1/requests/{id}", self._delete)
+        app.router.add_post("/v1/requests/{id}/delivered", self._delivered)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(run / f"rt-{name}.sock")).start()
+
+    async def stop(self) -> None:
+        """End in order."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def kill(self) -> None:
+        """As by SIGKILL: every connection breaks, nobody listens."""
+        for transport in list(self._cut):
+            transport.abort()
+        await self.stop()
+
+    async def until(self, claim: Callable[["FakeReplica"], bool]) -> None:
+        """Wait until it holds."""
+        async with asyncio.timeout(10), self.events:
+            await self.events.wait_for(lambda: claim(self))
+
+    async def changed(self) -> None:
+        """Something to look at again."""
+        async with self.events:
+            self.events.notify_all()
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        call = Call(self, request, await request.read())
+        transport = request.transport
+        assert transport is not None
+        self._cut.add(transport)
+        self.calls.append(call)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.changed()
+        try:
+            await self.script(call)
+        finally:
+            self.running -= 1
+            if not transport.is_closing():
+                self._cut.discard(transport)
+            await asyncio.shield(self.changed())
+        if call.refusal is not None:
+            return call.refusal
+        assert call.answer is not None
+        return call.answer
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        request_id = request.match_info["id"]
+        self.deleted.append(request_id)
+        still_open = [call for call in self.calls if call.request_id == request_id and call.request.transport]
+        if still_open and not still_open[0].request.transport.is_closing():  # type: ignore[union-attr]
+            self.deleted_before_close.append(request_id)
+        await self.changed()
+        return web.Response(status=204)
+
+    async def _delivered(self, request: web.Request) -> web.Response:
+        self.acknowledged.append((await request.json())["completion_tokens"])
+        await self.changed()
+        return web.Response(status=204)

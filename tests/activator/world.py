@@ -1,0 +1,171 @@
+"""A whole activator, as its own process over TLS, between a fake control plane and fake replicas."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from tests.activator.control import KEY, VERSION, FakeControl, replica_row
+from tests.activator.replica import FakeReplica, Script, hello
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def free_port() -> int:
+    """A port that nobody has right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Got:
+    """An answer as a client has it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, object]:
+        """The body, decoded."""
+        found: dict[str, object] = json.loads(self.body)
+        return found
+
+    @property
+    def code(self) -> object:
+        """The code of an OpenAI error."""
+        error = self.json["error"]
+        assert isinstance(error, dict)
+        return error["code"]
+
+
+@dataclass
+class World:
+    """Everything that one test needs."""
+
+    data: Path
+    port: int
+    control: FakeControl
+    process: asyncio.subprocess.Process
+    client: aiohttp.ClientSession
+    tls: ssl.SSLContext
+    replicas: list[FakeReplica] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"https://localhost:{self.port}"
+
+    async def replica(
+        self, name: str, script: Script = hello, *, max_streams: int = 8, told: bool = True
+    ) -> FakeReplica:
+        """Start a replica, and say so in the feed."""
+        replica = FakeReplica(script)
+        await replica.start(self.data / "run", name)
+        self.replicas.append(replica)
+        if told:
+            self.control.publish(replica_row(name, max_streams))
+            await self.settled()
+        return replica
+
+    async def settled(self) -> None:
+        """Return when the activator has read what the feed said until now: an unknown key's row, seen by its effect."""
+        marker = self.control.mark()
+        async with asyncio.timeout(10):
+            while (await self.get("/v1/models", key=marker)).status != 200:
+                await asyncio.sleep(0.005)
+
+    async def get(self, path: str, key: str = KEY, **headers: str) -> Got:
+        """GET."""
+        return await self.request("GET", path, None, key, **headers)
+
+    async def post(
+        self, path: str = "/v1/chat/completions", body: object = None, key: str = KEY, **headers: str
+    ) -> Got:
+        """POST JSON."""
+        payload = body if isinstance(body, bytes) else json.dumps(CHAT if body is None else body).encode()
+        return await self.request("POST", path, payload, key, **headers)
+
+    async def request(self, method: str, path: str, payload: bytes | None, key: str, **headers: str) -> Got:
+        """Any request, its whole answer."""
+        own = {"authorization": f"Bearer {key}"} | {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.client.request(method, self.url + path, data=payload, headers=own) as answer:
+            return Got(answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read())
+
+    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare TLS connection."""
+        return await asyncio.open_connection("127.0.0.1", self.port, ssl=self.tls, server_hostname="localhost")
+
+    async def terminate(self) -> int:
+        """SIGTERM; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            return await self.process.wait()
+
+
+def http(body: bytes, path: str = "/v1/chat/completions", key: str = KEY, extra: str = "") -> bytes:
+    """The bytes of a POST."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n{extra}\r\n".encode() + body
+
+
+@asynccontextmanager
+async def world(tmp_path: Path, *, control_up: bool = True, **settings: object) -> AsyncIterator[World]:
+    """Started and ready, ended in any case; the activator must exit with 0 and have said nothing of a defect."""
+    data = tmp_path / "data"
+    (data / "run").mkdir(parents=True)
+    (data / "run").chmod(0o700)
+    control = FakeControl()
+    if control_up:
+        await control.start(data / "run")
+    port = free_port()
+    environment = os.environ | {"KELVIN_DATA": str(data), "KELVIN_PORT": str(port)}
+    environment |= {f"KELVIN_{name.upper()}": str(value) for name, value in settings.items()}
+    log = (tmp_path / "activator.log").open("ab")
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "activator", env=environment, stderr=log)
+    try:
+        await _until_ready(data, process, "/readyz" if control_up else "/healthz")
+        tls = ssl.create_default_context(cafile=str(data / "ca.pem"))
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0)) as client:
+            here = World(data, port, control, process, client, tls)
+            yield here
+            assert process.returncode is not None or await here.terminate() == 0
+            for replica in here.replicas:
+                await replica.stop()
+        said = (tmp_path / "activator.log").read_text()
+        assert '"unforeseen failure"' not in said, said
+        assert "Traceback" not in said, said
+    finally:
+        log.close()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await control.stop()
+
+
+async def _until_ready(data: Path, process: asyncio.subprocess.Process, path: str) -> None:
+    connector = aiohttp.UnixConnector(path=str(data / "run" / "activator.sock"))
+    async with asyncio.timeout(30), aiohttp.ClientSession(connector=connector) as own:
+        while True:
+            assert process.returncode is None, "the activator ended"
+            try:
+                async with own.get(f"http://activator{path}") as answer:
+                    if answer.status == 200:
+                        return
+            except (aiohttp.ClientError, OSError):
+                pass
+            await asyncio.sleep(0.02)
+
+
+__all__ = ["CHAT", "VERSION", "Got", "World", "http", "world"]
