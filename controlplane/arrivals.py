@@ -96,11 +96,13 @@ class Conflicts:
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """All of them at once, or nothing to do."""
     if rows:
         connection.execute(insert(table), rows)
 
 
 def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
+    """Pieces that a query can name."""
     return (values[start : start + _LOOKUP] for start in range(0, len(values), _LOOKUP))
 
 

@@ -1,0 +1,362 @@
+"""The ledger takes each record once, durably, in any order and however often; contradictions stay visible."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select, text
+
+from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
+from contracts.errors import InvalidRequest, NotFound, Refused
+from contracts.timeline import Stage, Stamp
+from contracts.usage import Origin, RequestRecord
+from controlplane.ledger import MAX_BATCH, Appended, Ledger, append_lifetimes, append_requests
+from controlplane.ledger_schema import (
+    LEDGER_SCHEMA,
+    NewerLedger,
+    conflicts,
+    lifetime_records,
+    received,
+    request_records,
+    sources,
+)
+from controlplane.store import Database, sqlite_engine
+from tests.controlplane.usage_records import BEGIN_US, lifetime_record, request_record
+
+ROOT = Path(__file__).parents[2]
+
+
+def with_ledger(path: Path, scenario: Callable[[Ledger], Coroutine[Any, Any, None]]) -> None:
+    """Run over a database that is closed afterwards."""
+    database = Database(sqlite_engine(path / "kelvin.db"))
+    try:
+        asyncio.run(scenario(Ledger(database)))
+    finally:
+        database.close()
+
+
+def requests(*records: RequestRecord) -> RequestBatch:
+    return RequestBatch(records=records)
+
+
+async def rows(ledger: Ledger, table: Any) -> list[dict[str, Any]]:
+    return await ledger.database.read(
+        lambda connection: [dict(row) for row in connection.execute(select(table)).mappings()]
+    )
+
+
+async def charged(ledger: Ledger) -> dict[str, tuple[str, int]]:
+    """What stands: (origin, completion tokens) by request."""
+    found = await rows(ledger, request_records)
+    return {row["request_id"]: (row["origin"], row["completion_tokens"]) for row in found if row["stands"]}
+
+
+def test_a_record_comes_back_as_it_went_in(tmp_path: Path) -> None:
+    """Every field of both kinds is stored under its own name."""
+
+    async def scenario(ledger: Ledger) -> None:
+        record, lifetime = request_record(1), lifetime_record(1)
+        await ledger.append_requests(requests(record))
+        await ledger.append_lifetimes(LifetimeBatch(records=(lifetime,)))
+        (row,) = await rows(ledger, request_records)
+        for field in set(RequestRecord.__struct_fields__) - {"timeline"}:
+            assert row[field] == getattr(record, field)
+        (row,) = await rows(ledger, lifetime_records)
+        assert row == {field: getattr(lifetime, field) for field in type(lifetime).__struct_fields__}
+
+    with_ledger(tmp_path, scenario)
+
+
+def test_repeats_change_nothing(tmp_path: Path) -> None:
+    """The same batch, a batch that overlaps, the same record twice in one batch."""
+
+    async def scenario(ledger: Ledger) -> None:
+        for batch in ([1, 2], [1, 2], [2, 3, 3], [1]):
+            await ledger.append_requests(requests(*(request_record(number) for number in batch)))
+            await ledger.append_lifetimes(LifetimeBatch(records=tuple(lifetime_record(number) for number in batch)))
+        assert len(await rows(ledger, request_records)) == 3
+        assert len(await rows(ledger, lifetime_records)) == 3
+        assert await rows(ledger, conflicts) == []
+        assert await rows(ledger, received) == [
+            {"source": "activator-1", "first": 1, "last": 3},
+            {"source": "supervisor-1", "first": 1, "last": 3},
+        ]
+
+    with_ledger(tmp_path, scenario)
+
+
+ORPHAN = request_record(1, origin=Origin.ORPHAN, source="rt-1", completion_tokens=64, outcome="cancelled")
+RETRIED = request_record(
+    1, origin=Origin.ORPHAN, source="rt-2", runtime_id="rt-2", completion_tokens=9, outcome="cancelled"
+)
+
+
+@given(order=st.permutations([request_record(1), ORPHAN, RETRIED, ORPHAN]), split=st.integers(min_value=0, max_value=4))
+@settings(max_examples=40, deadline=None)
+def test_an_activator_s_record_stands_over_orphans_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, order: list[RequestRecord], split: int
+) -> None:
+    """Also when they come in one batch; nothing of the orphans' records is lost."""
+
+    async def scenario(ledger: Ledger) -> None:
+        for part in (order[:split], order[split:]):
+            await ledger.append_requests(requests(*part))
+        assert await charged(ledger) == {"req-1": ("activator", 7)}
+        assert len(await rows(ledger, request_records)) == 3
+        assert await rows(ledger, conflicts) == []
+
+    with_ledger(tmp_path_factory.mktemp("ledger"), scenario)
+
+
+def test_an_orphan_s_record_stands_until_the_activator_s_comes(tmp_path: Path) -> None:
+    """And never again after that."""
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.append_requests(requests(RETRIED))
+        assert await charged(ledger) == {"req-1": ("orphan", 9)}
+        await ledger.append_requests(requests(ORPHAN))
+        assert await charged(ledger) == {"req-1": ("orphan", 64)}
+        await ledger.append_requests(requests(request_record(1)))
+        await ledger.append_requests(requests(ORPHAN))
+        assert await charged(ledger) == {"req-1": ("activator", 7)}
+
+    with_ledger(tmp_path, scenario)
+
+
+def test_the_same_id_of_two_tenants_is_two_requests(tmp_path: Path) -> None:
+    """An id is unique within its tenant."""
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.append_requests(requests(request_record(1), request_record(2, request_id="req-1", tenant="other")))
+        assert sum(row["stands"] for row in await rows(ledger, request_records)) == 2
+
+    with_ledger(tmp_path, scenario)
+
+
+def test_a_contradiction_is_kept_aside_once(tmp_path: Path) -> None:
+    """The first record stays; the other is kept with its reason, however often it comes; its sequence has arrived."""
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.append_requests(requests(request_record(1)))
+        other = request_record(1, sequence=2, completion_tokens=1_000_000)
+        await ledger.append_requests(requests(other))
+        await ledger.append_requests(requests(other, other))
+        assert await charged(ledger) == {"req-1": ("activator", 7)}
+        (row,) = await rows(ledger, conflicts)
+        assert (row["tenant"], row["subject"]) == ("acme", "req-1 (activator-1#2)")
+        assert "1000000" in row["record"]
+        assert [(row["first"], row["last"]) for row in await rows(ledger, received)] == [(1, 2)]
+        await ledger.append_lifetimes(LifetimeBatch(records=(lifetime_record(1), lifetime_record(1, requests=9))))
+        assert len(await rows(ledger, conflicts)) == 2
+        assert [row["requests"] for row in await rows(ledger, lifetime_records)] == [1]
+
+    with_ledger(tmp_path, scenario)
+
+
+def test_damage_does_not_block_what_comes_after(tmp_path: Path) -> None:
+    """Figures that no database holds are kept aside, as text; the rest of the batch enters."""
+
+    async def scenario(ledger: Ledger) -> None:
+        damaged = request_record(2, sequence=10**30, ended_at_us=-5, device_us=10**40)
+        await ledger.append_requests(requests(request_record(1), damaged, request_record(3)))
+        assert sorted(await charged(ledger)) == ["req-1", "req-3"]
+        (row,) = await rows(ledger, conflicts)
+        assert "1" + "0" * 40 in row["record"]
+
+    with_ledger(tmp_path, scenario)
+
+
+def test_holes_are_remembered_and_closed(tmp_path: Path) -> None:
+    """Ranges of what arrived, whatever the order; and the span of time that a source tells about."""
+
+    async def scenario(ledger: Ledger) -> None:
+        for batch in ([5, 1], [3], [9, 8], [2, 4, 6, 7]):
+            await ledger.append_requests(requests(*(request_record(number) for number in batch)))
+            if 4 not in batch:
+                assert len(await rows(ledger, received)) > 1
+        assert await rows(ledger, received) == [{"source": "activator-1", "first": 1, "last": 9}]
+        (row,) = await rows(ledger, sources)
+        assert (row["first_at_us"], row["last_at_us"]) == (request_record(1).ended_at_us, request_record(9).ended_at_us)
+
+    with_ledger(tmp_path, scenario)
+
+
+def test_what_a_batch_came_to(tmp_path: Path) -> None:
+    """New, duplicate, conflicting: each record is one of them."""
+    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    Ledger(database)
+    with database.engine.begin() as connection:
+        batch = [request_record(1), request_record(1), request_record(1, status=500), request_record(2)]
+        assert append_requests(connection, batch) == Appended(new=2, duplicate=1, conflicting=1)
+        lives = [lifetime_record(1), lifetime_record(1), lifetime_record(2, sequence=1)]
+        assert append_lifetimes(connection, lives) == Appended(new=1, duplicate=1, conflicting=1)
+        assert append_requests(connection, []) == Appended(0, 0, 0)
+    database.close()
+
+
+def test_a_batch_enters_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A failure in the middle leaves no trace, not even of the sequences."""
+    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    ledger = Ledger(database)
+
+    def broken() -> None:
+        with database.engine.begin() as connection:
+            append_requests(connection, [request_record(1)])
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError):
+        broken()
+
+    async def check() -> None:
+        for table in (request_records, received, sources):
+            assert await rows(ledger, table) == []
+
+    asyncio.run(check())
+    database.close()
+
+
+def test_too_large_a_batch_is_refused(tmp_path: Path) -> None:
+    """With the number and the limit."""
+
+    async def scenario(ledger: Ledger) -> None:
+        many = tuple(request_record(number) for number in range(1, MAX_BATCH + 2))
+        with pytest.raises(Refused) as caught:
+            await ledger.append_requests(RequestBatch(records=many))
+        assert caught.value.failure == InvalidRequest("records", str(MAX_BATCH + 1), f"must be at most {MAX_BATCH}")
+        await ledger.append_requests(RequestBatch(records=many[:-1]))
+        assert len(await rows(ledger, received)) == 1
+
+    with_ledger(tmp_path, scenario)
+
+
+STAMPS = (Stamp(Stage.ROUTED, 5), Stamp(Stage.READY, 900), Stamp(Stage.DONE, 1000))
+
+
+@pytest.mark.parametrize(
+    ("stamps", "cold"),
+    [
+        pytest.param(STAMPS, True, id="a cold start"),
+        pytest.param((STAMPS[0], STAMPS[2]), False, id="a failure of a warm replica"),
+        pytest.param(None, False, id="nothing to tell"),
+    ],
+)
+def test_timeline_of(tmp_path: Path, stamps: tuple[Stamp, ...] | None, cold: bool) -> None:
+    """From the record that stands; another tenant's is not there."""
+
+    async def scenario(ledger: Ledger) -> None:
+        fields = {field: getattr(request_record(1), field) for field in RequestRecord.__struct_fields__}
+        await ledger.append_requests(requests(RequestRecord(**{**fields, "timeline": stamps}), ORPHAN))
+        want = TimelineAnswer(request_id="req-1", model="m", version="f" * 64, cold=cold, stamps=stamps or ())
+        assert await ledger.timeline_of("acme", "req-1") == want
+        for tenant, request_id in (("other", "req-1"), ("acme", "req-2")):
+            with pytest.raises(Refused) as caught:
+                await ledger.timeline_of(tenant, request_id)
+            assert caught.value.failure == NotFound("request", request_id)
+
+    with_ledger(tmp_path, scenario)
+
+
+def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) -> None:
+    """Opening again changes nothing; a ledger of a newer program is not touched."""
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.append_requests(requests(request_record(1)))
+
+    async def again(ledger: Ledger) -> None:
+        assert len(await rows(ledger, request_records)) == 1
+
+    with_ledger(tmp_path, scenario)
+    with_ledger(tmp_path, again)
+    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE ledger_schema SET number = :next"), {"next": LEDGER_SCHEMA + 1})
+    with pytest.raises(NewerLedger):
+        Ledger(database)
+    database.close()
+
+
+WRITER = """
+import asyncio, os, sys
+from pathlib import Path
+from contracts.control import RequestBatch
+from controlplane.ledger import Ledger
+from controlplane.store import Database, sqlite_engine
+from tests.controlplane.usage_records import request_record
+
+async def main():
+    ledger = Ledger(Database(sqlite_engine(Path(sys.argv[1]))))
+    number = 1
+    while True:
+        batch = tuple(request_record(one) for one in range(number, number + 7))
+        await ledger.append_requests(RequestBatch(records=batch))
+        number += 7
+        os.write(1, b"%d\\n" % (number - 1))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("batches", [1, 9, 30])
+def test_what_was_answered_survives_sigkill(tmp_path: Path, batches: int) -> None:
+    """Whole batches only, and at least those that were answered."""
+    path = tmp_path / "kelvin.db"
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, bufsize=0)
+    assert writer.stdout is not None
+    told = [int(writer.stdout.readline()) for _ in range(batches)][-1]
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.stdout.read()
+    writer.stdout.close()
+    writer.wait(30)
+    with sqlite3.connect(path) as connection:
+        (count,) = connection.execute("SELECT COUNT(*) FROM ledger_requests").fetchone()
+        ranges = connection.execute("SELECT first, last FROM ledger_received").fetchall()
+    connection.close()
+    assert count >= told
+    assert count % 7 == 0
+    assert ranges == [(1, count)]
+
+
+RECORDS = [request_record(number, runtime_id=f"rt-{number % 2}") for number in range(1, 7)]
+ORPHANS = [
+    request_record(
+        number, origin=Origin.ORPHAN, source=f"rt-{number % 2}", runtime_id=f"rt-{number % 2}", sequence=index
+    )
+    for index, number in ((1, 2), (2, 4), (1, 9))
+]
+
+
+def contents(path: Path, batches: Sequence[Sequence[RequestRecord]]) -> list[Any]:
+    """All tables after these batches, in an order that does not depend on theirs."""
+    found: list[Any] = []
+
+    async def scenario(ledger: Ledger) -> None:
+        for batch in batches:
+            await ledger.append_requests(requests(*batch))
+        tables = (request_records, received, sources, conflicts)
+        found.extend([sorted(await rows(ledger, table), key=repr) for table in tables])
+
+    with_ledger(path, scenario)
+    return found
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_order_repeats_and_batches_do_not_matter(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Any shuffle with any repeats in any batches gives exactly the same tables."""
+    everything = RECORDS + ORPHANS
+    repeats = data.draw(st.lists(st.sampled_from(everything), max_size=10))
+    shuffled = data.draw(st.permutations(everything + repeats))
+    cuts = sorted(data.draw(st.sets(st.integers(min_value=0, max_value=len(shuffled)), max_size=4)))
+    batches = [shuffled[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(shuffled)], strict=True)]
+    got = contents(tmp_path_factory.mktemp("shuffled"), batches)
+    assert got == contents(tmp_path_factory.mktemp("plain"), [everything])
+    assert got[0][0]["ended_at_us"] >= BEGIN_US
