@@ -17,7 +17,7 @@ from jinja2.utils import Namespace
 
 from contracts.errors import InvalidRequest, Refused
 
-Message = Mapping[str, object]
+Message = Mapping[str, str]
 
 _SHOWN: Final = 200  # characters of a template's own complaint that the caller sees
 

@@ -91,12 +91,35 @@ class _CompletionRequest(_Request, frozen=True, kw_only=True):
     prompt: str | list[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A text to be continued."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A text to be continued, in token ids; that they are of the vocabulary is the engine's to check."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, as the chat template sees it."""
+
+    messages: tuple[Mapping[str, str], ...]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a request asks for. None is "as the version defaults". `prompt` is a text, token ids, or messages."""
+    """What a request asks for. None is "as the version defaults"."""
 
-    prompt: str | tuple[int, ...] | tuple[Mapping[str, object], ...]
-    prompt_field: Literal["messages", "prompt"]
+    prompt: Prompt
     model: str | None
     stream: bool
     include_usage: bool
@@ -111,7 +134,12 @@ class Ask:
     @property
     def is_chat(self) -> bool:
         """Whether it is answered as a chat."""
-        return self.prompt_field == "messages"
+        return isinstance(self.prompt, ChatPrompt)
+
+    @property
+    def prompt_field(self) -> str:
+        """The request's name for its prompt."""
+        return "messages" if self.is_chat else "prompt"
 
 
 def decode_chat(raw: bytes) -> Ask:
@@ -123,17 +151,17 @@ def decode_chat(raw: bytes) -> Ask:
         raise _refused("messages", [], "must hold at least one message")
     if len(request.messages) > MAX_MESSAGES:
         raise _refused("messages", _Described(f"({len(request.messages)})"), f"at most {MAX_MESSAGES} are allowed")
-    messages = tuple(_plain(message, at) for at, message in enumerate(request.messages))
+    prompt = ChatPrompt(tuple(_plain(message, at) for at, message in enumerate(request.messages)))
     if request.max_completion_tokens is not None:
-        return _ask(request, messages, "messages", "max_completion_tokens", request.max_completion_tokens)
-    return _ask(request, messages, "messages", "max_tokens", request.max_tokens)
+        return _ask(request, prompt, "max_completion_tokens", request.max_completion_tokens)
+    return _ask(request, prompt, "max_tokens", request.max_tokens)
 
 
 def decode_completion(raw: bytes) -> Ask:
     """`POST /v1/completions`, likewise."""
     request = _convert(_object(raw), _CompletionRequest)
     wanted = COMPLETION_DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-    return _ask(request, _one_prompt(request.prompt), "prompt", "max_tokens", wanted)
+    return _ask(request, _one_prompt(request.prompt), "max_tokens", wanted)
 
 
 def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int) -> int:
@@ -194,7 +222,7 @@ def _value_at(value: Any, path: str) -> object:
     return value
 
 
-def _plain(message: _Message, at: int) -> Mapping[str, object]:
+def _plain(message: _Message, at: int) -> Mapping[str, str]:
     """The message as a chat template sees it. OpenAI's newer name `developer` is what models know as `system`."""
     where = f"messages[{at}]"
     for field, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
@@ -204,28 +232,22 @@ def _plain(message: _Message, at: int) -> Mapping[str, object]:
         raise _refused(f"{where}.content", None, "is required")
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
-    plain: dict[str, object] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    plain = {"role": "system" if message.role == "developer" else message.role, "content": text}
     return plain if message.name is None else plain | {"name": message.name}
 
 
-def _one_prompt(prompt: str | list[Any]) -> str | tuple[int, ...]:
+def _one_prompt(prompt: str | list[Any]) -> TextPrompt | TokenPrompt:
     """A text, token ids, or a list that holds one of either."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return prompt
+        return TextPrompt(prompt)
     if prompt and all(type(token_id) is int for token_id in prompt):
-        return tuple(prompt)
+        return TokenPrompt(tuple(prompt))
     raise _refused("prompt", prompt, "must be one text or one non-empty list of token ids")
 
 
-def _ask(
-    request: _Request,
-    prompt: str | tuple[int, ...] | tuple[Mapping[str, object], ...],
-    prompt_field: Literal["messages", "prompt"],
-    max_tokens_field: str,
-    max_tokens: int | None,
-) -> Ask:
+def _ask(request: _Request, prompt: Prompt, max_tokens_field: str, max_tokens: int | None) -> Ask:
     if max_tokens is not None and max_tokens < 1:
         raise _refused(max_tokens_field, max_tokens, "must be 1 or more")
     _check_range("temperature", request.temperature, 0, 2)
@@ -236,7 +258,6 @@ def _ask(
         raise _refused("stream_options", _Described("(given)"), "is only allowed where stream is true")
     return Ask(
         prompt=prompt,
-        prompt_field=prompt_field,
         model=request.model,
         stream=bool(request.stream),
         include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),

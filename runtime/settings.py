@@ -25,6 +25,7 @@ class RuntimeSettings:
     data: Path
     lifeline_fd: int | None
     drain_s: int
+    restore_s: float  # how long the weight cache may take
 
     @property
     def run(self) -> Path:
@@ -49,6 +50,7 @@ def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
         data=Path(settings.text(env, "KELVIN_DATA")).absolute(),
         lifeline_fd=None if lifeline < 0 else lifeline,
         drain_s=settings.integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
+        restore_s=settings.number(env, "KELVIN_RESTORE_S", 600.0, low=1.0, high=86_400.0),
     )
 
 

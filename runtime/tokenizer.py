@@ -38,10 +38,16 @@ class TextCodec:
         special = _special_tokens({**json_object(files, "special_tokens_map.json"), **config})
         self._template = _chat_template(files, config, special)
         end = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
-        self.stop_ids = end_ids(files) | ({end} - {None})
+        self.stop_ids: frozenset[int] = end_ids(files) if end is None else end_ids(files) | {end}
 
     def __repr__(self) -> str:
         return f"<TextCodec vocab={self._tokenizer.get_vocab_size()} chat={self._template is not None}>"
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id that a text can have. Takes a while."""
+        ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return 1 + max(ids.values())
 
     def encode(self, text: str) -> tuple[int, ...]:
         """A text to be continued: with the special tokens that the tokenizer puts around one."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.errors import Failure, InvalidRequest, LimitExceeded, Refused
 from contracts.manifest import Limits
-from runtime.openai_requests import Ask, decode_chat, decode_completion, fit_output
+from runtime.openai_requests import Ask, ChatPrompt, TextPrompt, TokenPrompt, decode_chat, decode_completion, fit_output
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -26,7 +26,7 @@ def _text(**fields: Any) -> Ask:
 def test_the_least_chat_leaves_everything_to_the_version() -> None:
     """Nothing said is nothing assumed."""
     ask = _chat()
-    assert ask.prompt == ({"role": "user", "content": "Hello"},)
+    assert ask.prompt == ChatPrompt(({"role": "user", "content": "Hello"},))
     assert (ask.stream, ask.include_usage, ask.stops) == (False, False, ())
     assert (ask.max_tokens, ask.temperature, ask.top_p, ask.top_k, ask.seed) == (None,) * 5
 
@@ -65,19 +65,19 @@ def test_all_that_is_supported_is_taken() -> None:
         ),
     ],
 )
-def test_messages(messages: list[object], want: dict[str, object]) -> None:
+def test_messages(messages: list[object], want: dict[str, str]) -> None:
     """What a chat template gets to see."""
-    assert _chat(messages=messages).prompt == (want,)
+    assert _chat(messages=messages).prompt == ChatPrompt((want,))
 
 
 @pytest.mark.parametrize(
     ("prompt", "want"),
     [
-        pytest.param("Once", "Once", id="a text"),
-        pytest.param(["Once"], "Once", id="a list of one text"),
-        pytest.param([1, 2], (1, 2), id="token ids"),
-        pytest.param([[1, 2]], (1, 2), id="a list of one list of token ids"),
-        pytest.param("", "", id="nothing, which the tokenizer may start"),
+        pytest.param("Once", TextPrompt("Once"), id="a text"),
+        pytest.param(["Once"], TextPrompt("Once"), id="a list of one text"),
+        pytest.param([1, 2], TokenPrompt((1, 2)), id="token ids"),
+        pytest.param([[1, 2]], TokenPrompt((1, 2)), id="a list of one list of token ids"),
+        pytest.param("", TextPrompt(""), id="nothing, which the tokenizer may start"),
     ],
 )
 def test_prompts(prompt: object, want: object) -> None:

@@ -1,0 +1,65 @@
+"""From the events of one request to the bytes of its answer: text, stop strings, OpenAI's form. Pure.
+
+How bytes travel is `delivery.py`'s.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from contracts.errors import Failure
+from contracts.frames import Counts
+from runtime.detokenizer import Detokenizer, StopFinder
+from runtime.engine.interface import Cancelled, Event, Failed, Finished, FinishReason, Generated
+from runtime.openai_answers import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the client may have now, at which cost, and how it ended, if it did."""
+
+    data: bytes
+    counts: Counts
+    reason: FinishReason | None = None
+    failure: Failure | None = None
+
+
+class Answer:
+    """Fed with a request's events in order. Nothing may follow once a progress had a reason or a failure."""
+
+    def __init__(self, renderer: Renderer, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+        self._renderer = renderer
+        self._detokenizer = detokenizer
+        self._stops = StopFinder(stops)
+        self._begun = False
+        self.counts = Counts()
+
+    def feed(self, events: Sequence[Event]) -> Progress:
+        """All text of these events is one piece. A stop string ends the answer as its completing token arrives: what
+        the engine made after it is neither said nor counted."""
+        text = ""
+        reason: FinishReason | None = None
+        failure: Failure | None = None
+        for event in events:
+            self.counts = event.counts
+            match event:
+                case Generated():
+                    text += self._stops.push(self._detokenizer.push(event.token_id))
+                    if self._stops.found:
+                        reason = "stop"
+                        break
+                case Finished():
+                    text += self._stops.flush()
+                    reason = event.reason
+                case Failed():
+                    failure = event.failure
+                case Cancelled():
+                    raise AssertionError("a stream keeps these to itself")
+        return Progress(self._render(text, reason), self.counts, reason, failure)
+
+    def _render(self, text: str, reason: FinishReason | None) -> bytes:
+        data = b""
+        if not self._begun and (text or reason):
+            self._begun, data = True, self._renderer.begin()
+        if text:
+            data += self._renderer.text(text)
+        return data if reason is None else data + self._renderer.end(reason, self.counts)

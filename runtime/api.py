@@ -1,0 +1,250 @@
+"""The routes that serve: plain ASGI, for the activator alone, on the replica's own socket.
+
+Control routes are passed on to `control_api.py`. Statuses are the error table's.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from contracts.control import Bind
+from contracts.errors import (
+    BodyTooLarge,
+    Cancelled,
+    DeadlineExceeded,
+    Failure,
+    Internal,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Refused,
+)
+from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, status_of
+from contracts.wire import Wire, decode
+from runtime.answer import Answer
+from runtime.delivery import Delivery, Exchange, watch_connection
+from runtime.engine.interface import GenerationRequest
+from runtime.openai_answers import Heading, renderer_for
+from runtime.openai_requests import Ask, decode_chat, decode_completion
+from runtime.orphans import Orphan, Orphans
+from runtime.replica import Replica
+from runtime.serving import Serving
+from runtime.stream import Streams
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID: Final = "x-kelvin-request-id"
+DEADLINE: Final = "x-kelvin-deadline-ms"
+KEY_ID: Final = "x-kelvin-key-id"
+LONGEST_S: Final = 3600.0  # of a request that brings no deadline, too
+
+_REQUESTS: Final = "/v1/requests/"
+_DELIVERED: Final = "/delivered"
+_DECODERS: Final[Mapping[str, Callable[[bytes], Ask]]] = {
+    "/v1/chat/completions": decode_chat,
+    "/v1/completions": decode_completion,
+}
+_MAX_ACKNOWLEDGEMENT_BYTES: Final = 256
+
+
+class Delivered(Wire, frozen=True):
+    """Body of `POST /v1/requests/ID/delivered`: how many tokens the client's socket has accepted."""
+
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the activator says beside the body."""
+
+    request_id: str
+    key_id: str
+    timeout_s: float
+    deadline_s: float  # on the loop's clock
+    began_us: int  # monotonic
+    started_at_us: int  # wall clock
+
+
+class ServingApi:
+    """The ASGI application of one process."""
+
+    def __init__(self, replica: Replica, orphans: Orphans, control: ASGIApp) -> None:
+        self._replica = replica
+        self._orphans = orphans
+        self._control = control
+        self._exchanges: dict[str, Exchange] = {}
+
+    def __repr__(self) -> str:
+        return f"<ServingApi exchanges={len(self._exchanges)}>"
+
+    @property
+    def exchanges(self) -> int:
+        """Requests being answered."""
+        return len(self._exchanges)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """HTTP only."""
+        path, method = scope["path"], scope["method"]
+        if not path.startswith("/v1/"):
+            await self._control(scope, receive, send)
+            return
+        request_id = _header(scope, REQUEST_ID)
+        try:
+            if (decoder := _DECODERS.get(path)) is not None:
+                _require_method(method, "POST")
+                await self._generate(_call(scope), decoder, receive, send)
+            elif path.startswith(_REQUESTS) and path.endswith(_DELIVERED):
+                _require_method(method, "POST")
+                raw = await _read_body(receive, _MAX_ACKNOWLEDGEMENT_BYTES)
+                self._acknowledge(path[len(_REQUESTS) : -len(_DELIVERED)], decode(raw, Delivered))
+                await _respond(send, 204)
+            elif path.startswith(_REQUESTS):
+                _require_method(method, "DELETE")
+                self._delete(path[len(_REQUESTS) :])
+                await _respond(send, 204)
+            else:
+                raise Refused(NotFound("route", path[:80]))
+        except Refused as refused:
+            await _refuse(send, refused.failure, request_id)
+        except Exception:
+            log.exception("request", extra={"request_id": request_id, "path": path})
+            await _refuse(send, Internal(), request_id)
+
+    async def _generate(self, call: Call, decoder: Callable[[bytes], Ask], receive: Receive, send: Send) -> None:
+        serving, streams = self._replica.serving()
+        try:
+            async with asyncio.timeout_at(call.deadline_s):
+                ask = decoder(await _read_body(receive, serving.limits.max_body_bytes))
+                request = await serving.prepare(ask, call.request_id)
+        except TimeoutError:
+            raise Refused(DeadlineExceeded(call.timeout_s, "reading the request")) from None
+        # A drain or a failure may have come while the body did.
+        serving, streams = self._replica.serving()
+        answer = _answer(ask, call, serving, request)
+        with self._exchange(call, streams, request, serving.bind, ask.stream) as exchange:
+            delivery = Delivery(exchange, answer, send, self._replica.meter.count_request)
+            watcher = asyncio.create_task(watch_connection(receive, exchange), name=f"watch-{call.request_id}")
+            expired = DeadlineExceeded(call.timeout_s, "generating")
+            timer = asyncio.get_running_loop().call_at(call.deadline_s, exchange.stream.abandon, expired)
+            try:
+                await delivery.run()
+            except TimeoutError:
+                # The server closes a connection whose answer is cut.
+                log.warning("the activator stopped reading", extra={"request_id": call.request_id})
+            finally:
+                timer.cancel()
+                watcher.cancel()
+                await asyncio.gather(watcher, return_exceptions=True)
+
+    @contextmanager
+    def _exchange(
+        self, call: Call, streams: Streams, request: GenerationRequest, bind: Bind, stream: bool
+    ) -> Iterator[Exchange]:
+        """From the engine's acceptance to the last byte; left, the engine is let go of, and an orphan is noted."""
+        exchange = Exchange(call.request_id, streams.open(request), call.began_us, _now_us())
+        self._exchanges[call.request_id] = exchange
+        try:
+            yield exchange
+        finally:
+            exchange.stream.stop()
+            if self._exchanges.get(call.request_id) is exchange:  # a retry may have taken the name
+                del self._exchanges[call.request_id]
+            if exchange.orphaned:
+                self._orphans.adopt(self._orphan(call, exchange, bind, stream))
+
+    def _orphan(self, call: Call, exchange: Exchange, bind: Bind, stream: bool) -> Orphan:
+        return Orphan(
+            request_id=call.request_id,
+            tenant=bind.tenant,
+            model=bind.model,
+            version=bind.version,
+            key_id=call.key_id,
+            runtime_id=self._replica.runtime_id,
+            started_at_us=call.started_at_us,
+            ended_at_us=time.time_ns() // 1000,
+            stream=stream,
+            counts=exchange.counts,
+            delivered_tokens=exchange.delivered_tokens,
+        )
+
+    def _delete(self, request_id: str) -> None:
+        self._orphans.disown(request_id)
+        if (exchange := self._exchanges.get(request_id)) is not None:
+            exchange.delete()
+
+    def _acknowledge(self, request_id: str, delivered: Delivered) -> None:
+        self._orphans.delivered(request_id, delivered.completion_tokens)
+        if (exchange := self._exchanges.get(request_id)) is not None:
+            exchange.delivered_tokens = max(exchange.delivered_tokens, delivered.completion_tokens)
+
+
+def _answer(ask: Ask, call: Call, serving: Serving, request: GenerationRequest) -> Answer:
+    bind = serving.bind
+    heading = Heading(call.request_id, ask.model or bind.model, bind.version, call.started_at_us // 1_000_000)
+    renderer = renderer_for(heading, chat=ask.is_chat, stream=ask.stream, include_usage=ask.include_usage)
+    return Answer(renderer, serving.codec.detokenizer(request.prompt_ids), ask.stops)
+
+
+def _call(scope: Scope) -> Call:
+    request_id = _header(scope, REQUEST_ID)
+    if not request_id:
+        raise Refused(InvalidRequest(REQUEST_ID, "(missing)", "is required"))
+    raw = _header(scope, DEADLINE)
+    if raw is not None and not (raw.isascii() and raw.isdigit()):
+        raise Refused(InvalidRequest(DEADLINE, raw[:20], "must be a whole number of milliseconds"))
+    timeout_s = LONGEST_S if raw is None else min(int(raw) / 1000, LONGEST_S)
+    return Call(
+        request_id=request_id,
+        key_id=_header(scope, KEY_ID) or "",
+        timeout_s=timeout_s,
+        deadline_s=asyncio.get_running_loop().time() + timeout_s,
+        began_us=_now_us(),
+        started_at_us=time.time_ns() // 1000,
+    )
+
+
+def _header(scope: Scope, name: str) -> str | None:
+    wanted = name.encode()
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), None)
+
+
+def _require_method(method: str, wanted: str) -> None:
+    if method != wanted:
+        raise Refused(MethodNotAllowed(method))
+
+
+async def _read_body(receive: Receive, limit_bytes: int) -> bytes:
+    """Raises `Refused`: BodyTooLarge, or Cancelled where the connection ends before it."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refused(Cancelled())
+        body += message.get("body", b"")
+        if len(body) > limit_bytes:
+            raise Refused(BodyTooLarge(limit_bytes))
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _refuse(send: Send, failure: Failure, request_id: str | None) -> None:
+    await _respond(send, status_of(failure), openai_error(failure, request_id), headers_of(failure))
+
+
+async def _respond(send: Send, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+    lines = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    if body:
+        lines.append((b"content-type", OPENAI_CONTENT_TYPE.encode()))
+        lines.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

@@ -1,0 +1,93 @@
+"""The composition root of a standby and of the runtime that it may become: what is made of what, and in which order."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from fastapi import FastAPI
+
+from contracts.control import Bind, SealAttestation, SealJob
+from contracts.errors import Refused
+from runtime import jobs
+from runtime.api import ServingApi
+from runtime.control_api import attach
+from runtime.gate import examine
+from runtime.metering import MeterPage
+from runtime.orphans import batch_of, orphanage
+from runtime.replica import Replica, Wiring, Work
+from runtime.restore import Weights, restore
+from runtime.serving import Serving
+from runtime.settings import RuntimeSettings
+from service.client import ServiceClient
+from service.run import serve_until
+from service.unix import SocketDirectory
+from spool.shipper import Post
+from weightcache import client
+from weightcache.tensors import tensors
+
+CONTROL_PLANE: Final = "control.sock"
+_USAGE: Final = "/internal/v1/usage/requests"
+_SHIP_S: Final = 10.0
+_LAST_FRAMES_S: Final = 5  # for what is answered already and not yet read
+
+
+async def serve(
+    runtime_id: str,
+    settings: RuntimeSettings,
+    directory: SocketDirectory,
+    listener: socket.socket,
+    meter: MeterPage,
+    control: FastAPI,
+    stop: asyncio.Event,
+) -> None:
+    """Park, take a version when told to, serve, until `stop` or a drain. Raises `Refused` after a failure."""
+    replica = Replica(runtime_id, meter, work_over(directory, settings.restore_s))
+    attach(control, replica)
+    async with orphanage(settings.spools, runtime_id, _poster(directory)) as orphans:
+        api = ServingApi(replica, orphans, control)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watcher = tasks.create_task(replica.watch(), name="watch")
+                drainer = tasks.create_task(_drain_with(stop, replica, settings.drain_s), name="drain")
+                await serve_until(api, listener, replica.over, _LAST_FRAMES_S)
+                watcher.cancel()
+                drainer.cancel()
+        finally:
+            await replica.close()
+    if replica.failure is not None:
+        raise Refused(replica.failure)
+
+
+def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
+    """What this replica can do, over the real weight cache."""
+
+    def acquire(tenant: str, version: str) -> Weights:
+        lease = client.acquire(directory, tenant, version, timeout_s)
+        return Weights(lease, tensors(lease))
+
+    def do_restore(request: Bind, wiring: Wiring) -> Serving:
+        return restore(request, wiring, acquire)
+
+    def do_seal(job: SealJob) -> SealAttestation:
+        return jobs.seal(job, acquire)
+
+    return Work(restore=do_restore, gate=examine, seal=do_seal)
+
+
+async def _drain_with(stop: asyncio.Event, replica: Replica, drain_s: float) -> None:
+    await stop.wait()
+    replica.drain()
+    await asyncio.sleep(drain_s)
+    replica.cut_off()
+
+
+def _poster(directory: SocketDirectory) -> Post:
+    async def post(payloads: Sequence[bytes]) -> None:
+        peer = ServiceClient(directory, CONTROL_PLANE, "the control plane", limit=1)
+        try:
+            await peer.call("POST", _USAGE, type(None), body=batch_of(payloads), timeout_s=_SHIP_S)
+        finally:
+            await peer.close()
+
+    return post

@@ -1,0 +1,143 @@
+"""Carry one answer over one connection: frames, heartbeats, and the end, whoever brings it about.
+
+Nothing is committed before the engine took the request: until then a refusal keeps its true status.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from starlette.types import Receive, Send
+
+from contracts.errors import Cancelled, Failure, Internal, Refused
+from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame, failed_frame
+from contracts.problem import to_wire
+from contracts.timeline import Span, Stage
+from runtime.answer import Answer
+from runtime.engine.interface import Failed, Finished
+from runtime.stream import Stream
+
+log = logging.getLogger(__name__)
+
+COMMIT_S: Final = 0.25  # how long the engine may take to say no before the 200 goes out
+BEAT_S: Final = 1.0
+STALL_S: Final = 30.0  # how long one write may wait for the other side to read
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request while it is answered: its stream, and what the activator said about it."""
+
+    request_id: str
+    stream: Stream
+    began_us: int
+    tokenized_us: int
+    delivered_tokens: int = 0  # as acknowledged
+    committed: bool = False  # a 200 went out: a record must exist
+    ended: bool = False  # so did the last frame
+    disconnected: bool = False
+    deleted: bool = False
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its activator may be gone without a record."""
+        return self.committed and self.disconnected and not self.ended and not self.deleted
+
+    def delete(self) -> None:
+        """The activator wants no more, and lives to say so."""
+        self.deleted = True
+        self.stream.abandon(Cancelled())
+
+
+async def watch_connection(receive: Receive, exchange: Exchange) -> None:
+    """Cancel in the engine as soon as the other side is gone. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    if not exchange.ended:
+        exchange.disconnected = True
+        exchange.stream.abandon(Cancelled())
+
+
+class Delivery:
+    """Writes one answer. Raises `Refused` where nothing was committed yet, else says it in a FAILED frame."""
+
+    def __init__(self, exchange: Exchange, answer: Answer, send: Send, on_commit: Callable[[], None]) -> None:
+        self._exchange = exchange
+        self._answer = answer
+        self._send = send
+        self._on_commit = on_commit
+        self._prefilled_us: int | None = None
+        self._sent_at = time.monotonic()
+
+    async def run(self) -> None:
+        """From the engine's first word to the last frame. Raises TimeoutError where the other side stopped reading."""
+        try:
+            await self._run()
+        except Refused as refused:
+            await self._fail(refused.failure)
+        except TimeoutError:
+            raise
+        except Exception:
+            log.exception("answer", extra={"request_id": self._exchange.request_id})
+            await self._fail(Internal())
+
+    async def _run(self) -> None:
+        stream = self._exchange.stream
+        events = await stream.take(COMMIT_S)
+        if events and isinstance(events[0], Failed):
+            raise Refused(events[0].failure)
+        while True:
+            if events and self._prefilled_us is None:
+                self._prefilled_us = _now_us()
+            progress = self._answer.feed(events)
+            self._exchange.counts = progress.counts
+            frames = b""
+            if progress.data:
+                frames = encode_frame(Frame(FrameKind.DATA, progress.counts, progress.data))
+            if progress.reason is not None:
+                if not isinstance(events[-1], Finished):
+                    stream.stop()  # a stop string: the engine knows nothing of those
+                end = msgspec.json.encode(End(finish_reason=progress.reason, spans=self._spans()))
+                await self._write(frames + encode_frame(Frame(FrameKind.END, progress.counts, end)), last=True)
+                return
+            if progress.failure is not None:
+                await self._write(frames, last=False)
+                raise Refused(progress.failure)
+            if not frames and (not events or time.monotonic() - self._sent_at >= BEAT_S):
+                frames = encode_frame(Frame(FrameKind.BEAT, progress.counts))
+            await self._write(frames, last=False)
+            events = await stream.take(BEAT_S)
+
+    async def _fail(self, failure: Failure) -> None:
+        if not self._exchange.committed:
+            raise Refused(failure)
+        await self._write(failed_frame(to_wire(failure), self._answer.counts), last=True)
+
+    async def _write(self, frames: bytes, *, last: bool) -> None:
+        if not frames:
+            return
+        async with asyncio.timeout(STALL_S):
+            if not self._exchange.committed:
+                self._exchange.committed = True
+                self._on_commit()
+                headers = [(b"content-type", CONTENT_TYPE.encode())]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._exchange.ended = last and not self._exchange.disconnected
+            await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
+        self._sent_at = time.monotonic()
+
+    def _spans(self) -> tuple[Span, ...]:
+        began = self._exchange.began_us
+        spans = [Span(Stage.TOKENIZED, self._exchange.tokenized_us - began)]
+        if self._prefilled_us is not None:
+            spans.append(Span(Stage.PREFILLED, self._prefilled_us - began))
+        return tuple(spans)
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

@@ -1,0 +1,30 @@
+"""Everything that a standby or runtime will ever import, imported once, before any of them exists.
+
+What is missing here is imported by each child while a request waits; a test looks for that.
+"""
+
+import importlib
+from typing import Final
+
+import torch
+from fastapi import FastAPI
+
+from runtime import standby
+from runtime.control_api import build_control_app
+
+# Imported by libraries at their first use.
+_LATE: Final = (
+    "uvicorn.lifespan.off",
+    "uvicorn.loops.uvloop",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.http.httptools_impl",
+)
+
+
+def load() -> FastAPI:
+    """Import the rest, and build what is the same in each child and holds no thread, loop or device."""
+    torch.set_num_threads(1)  # before any operation could make a pool
+    for name in _LATE:
+        importlib.import_module(name)
+    assert standby.live is not None
+    return build_control_app()

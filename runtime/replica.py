@@ -1,0 +1,242 @@
+"""The one owner of a process's state: parked, restoring, ready, draining, failed. Everything else asks it.
+
+What a restore does is `restore.py`'s, what a request's answer looks like is `api.py`'s.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from contracts.control import (
+    Bind,
+    Bound,
+    GateFacts,
+    GateJob,
+    RuntimeReport,
+    RuntimeState,
+    SealAttestation,
+    SealJob,
+)
+from contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
+from contracts.meter import Phase
+from runtime.engine.interface import Event
+from runtime.handover import Handover
+from runtime.metering import MeterPage
+from runtime.serving import Serving
+from runtime.stream import Streams
+from runtime.threads import run_in_thread
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LOOK_S: Final = 0.5
+_STOP_S: Final = 5.0
+
+# Whence -> whither. A failure is final but for the end that follows it.
+MOVES: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
+    RuntimeState.STANDBY: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING}),
+    RuntimeState.RESTORING: frozenset({RuntimeState.READY, RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.READY: frozenset({RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.DRAINING: frozenset({RuntimeState.FAILED}),
+    RuntimeState.FAILED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What a restored engine's thread is to call."""
+
+    on_events: Callable[[list[Event]], None]
+    on_busy: Callable[[bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a replica can be told to do, each in a thread of its own: blocking, raising `Refused`."""
+
+    restore: Callable[[Bind, Wiring], Serving]
+    gate: Callable[[GateJob], GateFacts]
+    seal: Callable[[SealJob], SealAttestation]
+
+
+class Replica:
+    """One process. A standby takes one version, once; whatever held a tenant's bytes never serves another."""
+
+    def __init__(self, runtime_id: str, meter: MeterPage, work: Work) -> None:
+        self.runtime_id = runtime_id
+        self.meter = meter
+        self._work = work
+        self._state = RuntimeState.STANDBY
+        self._one_at_a_time = asyncio.Lock()  # gate and bind both change torch's defaults while they run
+        self._bind: Bind | None = None
+        self._serving: Serving | None = None
+        self._streams: Streams | None = None
+        self._handover: Handover | None = None
+        self.failure: Failure | None = None
+        self.over = asyncio.Event()  # the process may end: nothing is in flight, nothing will come
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.runtime_id} {self._state.value} {self._serving!r} {self._streams!r}>"
+
+    @property
+    def state(self) -> RuntimeState:
+        """Where in its life the process is."""
+        return self._state
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        """Examine an architecture; the standby is as before. Raises `Refused`."""
+        async with self._one_at_a_time:
+            self._require(RuntimeState.STANDBY, "to examine a model")
+            return await run_in_thread("gate", lambda: self._work.gate(job))
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        """Seal a draft. The process ends afterwards: it has held a tenant's bytes."""
+        async with self._one_at_a_time:
+            self._require(RuntimeState.STANDBY, "to seal a draft")
+            self._move(RuntimeState.RESTORING)
+            try:
+                return await self._unless_over(run_in_thread("seal", lambda: self._work.seal(job)))
+            finally:
+                self.drain()
+
+    async def bind(self, request: Bind) -> Bound:
+        """Become a runtime of that version. Raises `Refused`; then the process has failed, and ends."""
+        async with self._one_at_a_time:
+            self._require(RuntimeState.STANDBY, "to take a version")
+            self._move(RuntimeState.RESTORING)
+            self._bind = request
+            self.meter.identify(
+                tenant=request.tenant, model=request.model, version=request.version, device_class=request.device_class
+            )
+            self._handover = Handover(asyncio.get_running_loop(), self._dispatch)
+            wiring = Wiring(self._handover.post, self._on_busy)
+            try:
+                serving = await self._unless_over(run_in_thread("restore", lambda: self._work.restore(request, wiring)))
+            except Refused as refused:
+                if self._state is RuntimeState.RESTORING:
+                    self.fail(refused.failure)
+                raise
+            except Exception:
+                self.fail(Internal())
+                raise
+        self._serving, self._streams = serving, Streams(serving.thread)
+        self.meter.enter(Phase.IDLE)
+        self._move(RuntimeState.READY)
+        return Bound(runtime_id=self.runtime_id, max_streams=serving.limits.max_streams, spans=serving.spans)
+
+    def serving(self) -> tuple[Serving, Streams]:
+        """For a new request. Raises `Refused` where none is taken."""
+        if self.failure is not None:
+            raise Refused(self.failure)
+        if self._serving is None or self._streams is None or self._state is not RuntimeState.READY:
+            raise Refused(Unavailable("this replica"))
+        return self._serving, self._streams
+
+    def drain(self) -> None:
+        """Take no more; `over` once nothing is in flight. Idempotent."""
+        if self._state not in (RuntimeState.DRAINING, RuntimeState.FAILED):
+            self._move(RuntimeState.DRAINING)
+            log.info("draining", extra={"in_flight": len(self._streams or ())})
+        self._end_if_empty()
+
+    def cut_off(self) -> None:
+        """The drain has lasted long enough: end what is still in flight."""
+        if self._streams is not None:
+            self._streams.end_all(Unavailable("this replica"))
+        self.over.set()
+
+    def fail(self, failure: Failure) -> None:
+        """Fail closed: nothing is served from now on, and the process ends."""
+        if self._state is RuntimeState.FAILED:
+            return
+        self.failure = failure
+        self._move(RuntimeState.FAILED)
+        log.error("failed", extra={"code": failure.code, "why": failure.message})
+        if self._streams is not None:
+            self._streams.end_all(failure)
+        self.over.set()
+
+    async def watch(self) -> None:
+        """Notice an engine that was poisoned without a request to tell, or whose thread died. Until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._check_engine()
+
+    async def close(self) -> None:
+        """The engine's thread ends, or is left behind where a step hangs."""
+        if self._handover is not None:
+            self._handover.close()
+        if not await run_in_thread("stop", self._stop_engine):
+            log.error("the engine is still in a step")
+
+    def _stop_engine(self) -> bool:
+        return self._serving is None or self._serving.thread.stop(_STOP_S)
+
+    def report(self) -> RuntimeReport:
+        """For the control plane and operators."""
+        bind, serving = self._bind, self._serving
+        engine = None if serving is None else serving.engine
+        return RuntimeReport(
+            runtime_id=self.runtime_id,
+            pid=os.getpid(),
+            state=self._state,
+            tenant=None if bind is None else bind.tenant,
+            model=None if bind is None else bind.model,
+            version=None if bind is None else bind.version,
+            device_class=None if bind is None else bind.device_class,
+            threads=1 if bind is None else bind.threads,
+            max_streams=0 if serving is None else serving.limits.max_streams,
+            running=0 if engine is None else engine.running,
+            waiting=0 if engine is None else engine.waiting,
+            kv_blocks_free=0 if engine is None else engine.kv_blocks_free,
+            kv_blocks_total=0 if engine is None else engine.kv_blocks_total,
+            leases=0 if serving is None else 1,
+            open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # the listing's own
+            spans=() if serving is None else serving.spans,
+        )
+
+    async def _unless_over(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, or `Unavailable` as soon as the process is to end; its thread ends with the process."""
+        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self.over.wait())
+        try:
+            await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Refused(Unavailable("this replica"))
+            return working.result()
+        finally:
+            over.cancel()
+            working.cancel()
+
+    def _require(self, state: RuntimeState, what: str) -> None:
+        if self._state is not state:
+            raise Refused(Conflict("state", f"is {self._state.value}; must be {state.value} {what}"))
+
+    def _move(self, to: RuntimeState) -> None:
+        if to not in MOVES[self._state]:
+            raise Refused(Conflict("state", f"{self._state.value} does not become {to.value}"))
+        self._state = to
+
+    def _dispatch(self, events: list[Event]) -> None:
+        """On the loop, for each step of the engine."""
+        if self._streams is not None:
+            self._streams.dispatch(events)
+        self._check_engine()
+        if self._state is RuntimeState.DRAINING:
+            self._end_if_empty()
+
+    def _check_engine(self) -> None:
+        if self._serving is not None and (poison := self._serving.thread.poisoned) is not None:
+            self.fail(poison)
+
+    def _end_if_empty(self) -> None:
+        if not self._streams:
+            self.over.set()
+
+    def _on_busy(self, busy: bool) -> None:
+        """In the engine's thread."""
+        self.meter.enter(Phase.ACTIVE if busy else Phase.IDLE)

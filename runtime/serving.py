@@ -1,0 +1,97 @@
+"""A version, bound and ready: what it allows, its text codec, its engine. From an ask to a request for the engine.
+
+How it came to be is `restore.py`'s; who may use it, and when, is `replica.py`'s.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from contracts.control import Bind
+from contracts.errors import Failure
+from contracts.manifest import Limits
+from contracts.timeline import Span
+from runtime.engine.interface import Engine, GenerationRequest, Sampling
+from runtime.openai_requests import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, fit_output
+from runtime.pinned import SamplingDefaults
+from runtime.stream import Inbox
+from runtime.tokenizer import TextCodec
+
+# Longer prompts are encoded beside the loop: a megabyte takes tenths of a second.
+INLINE_CHARACTERS: Final = 16_384
+_LEAST_TOP_P: Final = 1e-6  # OpenAI's 0: the engine keeps the likeliest token whatever its share
+
+
+class EngineThread(Inbox, Protocol):
+    """The engine's thread, as far as the event loop uses it."""
+
+    @property
+    def poisoned(self) -> Failure | None:
+        """Why it will never serve again, where it will not."""
+        ...
+
+    def stop(self, timeout_s: float, failure: Failure | None = None) -> bool:
+        """End all requests, then the thread; whether it ended in time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a replica serves from READY to its end. `engine` is its thread's: only its gauges may be read."""
+
+    bind: Bind
+    limits: Limits
+    context_tokens: int  # what positions and KV pool leave for prompt and answer together
+    codec: TextCodec
+    defaults: SamplingDefaults
+    engine: Engine
+    thread: EngineThread
+    spans: tuple[Span, ...]
+
+    def __repr__(self) -> str:
+        return f"<Serving {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
+
+    async def prepare(self, ask: Ask, request_id: str) -> GenerationRequest:
+        """Template, tokens, limits. Raises `Refused` for whatever breaks a rule, before any compute."""
+        if _characters(ask.prompt) > INLINE_CHARACTERS:
+            prompt_ids = await asyncio.to_thread(self._encode, ask.prompt)
+        else:
+            prompt_ids = self._encode(ask.prompt)
+        max_tokens = fit_output(ask, len(prompt_ids), self.limits, self.context_tokens)
+        return GenerationRequest(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            sampling=self._sampling(ask, max_tokens),
+            stop_ids=self.codec.stop_ids,
+        )
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        match prompt:
+            case TextPrompt(text):
+                return self.codec.encode(text)
+            case TokenPrompt(ids):
+                return ids
+            case ChatPrompt(messages):
+                return self.codec.encode_chat(messages)
+
+    def _sampling(self, ask: Ask, max_tokens: int) -> Sampling:
+        defaults = self.defaults
+        top_p = defaults.top_p if ask.top_p is None else ask.top_p
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=defaults.temperature if ask.temperature is None else ask.temperature,
+            top_p=max(top_p, _LEAST_TOP_P),
+            top_k=defaults.top_k if ask.top_k is None else ask.top_k,
+            seed=ask.seed,
+        )
+
+
+def _characters(prompt: Prompt) -> int:
+    """A measure of how long encoding takes."""
+    match prompt:
+        case TextPrompt(text):
+            return len(text)
+        case TokenPrompt():
+            return 0
+        case ChatPrompt(messages):
+            return sum(len(message["content"]) for message in messages)

@@ -1,0 +1,84 @@
+"""The life of a forked process, from its first instruction to its last: make it its own, park, serve, end.
+
+What it does while it lives is `app.py`'s.
+"""
+
+import logging
+import os
+import random
+import signal
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, NoReturn
+
+import torch
+from fastapi import FastAPI
+
+from contracts.errors import Refused
+from runtime import app
+from runtime.metering import create_meter_page
+from runtime.settings import RuntimeSettings
+from service.log import configure_logging
+from service.run import run_service
+from service.unix import SocketDirectory
+
+log = logging.getLogger(__name__)
+
+_STANDARD_FDS: Final = frozenset({0, 1, 2})
+
+
+def socket_name(runtime_id: str) -> str:
+    """Where in the run directory a standby or runtime of this id listens."""
+    return f"rt-{runtime_id}.sock"
+
+
+def live(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoReturn:
+    """Park, serve, end: 0 after a drain, 1 after a failure. Never returns into what the zygote had on its stack."""
+    status = 1
+    try:
+        become_independent(keep=() if settings.lifeline_fd is None else (settings.lifeline_fd,))
+        configure_logging(f"runtime-{runtime_id}")
+        directory = SocketDirectory(settings.run)
+        listener = directory.listen(socket_name(runtime_id))
+        meter = create_meter_page(settings.meters, runtime_id)
+        run_service(
+            lambda stop: app.serve(runtime_id, settings, directory, listener, meter, control, stop),
+            settings.lifeline_fd,
+        )
+        (settings.run / socket_name(runtime_id)).unlink(missing_ok=True)
+        status = 0
+    except Refused as refused:
+        log.error("ending", extra={"code": refused.failure.code, "why": refused.failure.message})
+    except BaseException:
+        log.exception("ending")
+    finally:
+        logging.shutdown()
+        # Interpreter and libraries are not torn down: nothing in them is worth the time, and threads may be in them.
+        os._exit(status)
+
+
+def become_independent(keep: Collection[int]) -> None:
+    """A session, descriptors, signal handlers and random seeds of its own."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    close_others(_STANDARD_FDS | frozenset(keep))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    # Each child of one zygote would draw the same numbers otherwise.
+    random.seed(os.urandom(16))
+    torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
+
+
+def close_others(keep: Collection[int]) -> None:
+    """Close every descriptor but these, whoever opened it."""
+    for name in os.listdir("/proc/self/fd"):
+        if (fd := int(name)) not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # the listing's own
+
+
+def open_files() -> int:
+    """Descriptors that this process holds."""
+    return len(list(Path("/proc/self/fd").iterdir())) - 1

@@ -1,0 +1,162 @@
+"""One request's events between the engine and its answer: bounded, and ended by whoever has a reason first.
+
+Backpressure: tokens wait here while the client's connection takes none, and go out as one piece when it does. The
+engine does not pause for a reader; where MAX_TOKENS wait, the request is cancelled as `SlowReader`.
+All of it happens on the event loop.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from contracts.errors import Cancelled, Failure, Internal, Overloaded, Refused, SlowReader
+from runtime.engine import interface
+from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest
+
+MAX_TOKENS: Final = 1024
+MAX_STREAMS: Final = 4096
+
+
+class Inbox(Protocol):
+    """The part of the engine's thread that streams talk to."""
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Raises `Refused`; otherwise events follow, of which the last is Finished, Failed or Cancelled."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Unknown and ended ids are ignored."""
+        ...
+
+
+class Stream:
+    """Leave it as a context: then the engine holds nothing for it any longer, or is about to let go."""
+
+    def __init__(self, serial: str, cancel: Callable[[str], None], max_tokens: int = MAX_TOKENS) -> None:
+        self.serial = serial
+        self._cancel = cancel
+        self._max_tokens = max_tokens
+        self._events: deque[Event] = deque()
+        self._more = asyncio.Event()
+        self._failure: Failure | None = None
+        self.released = False  # by the engine: its last event came
+
+    def __repr__(self) -> str:
+        state = "released" if self.released else "running"
+        return f"<Stream {self.serial} {state} waiting={len(self._events)}{' abandoned' if self._failure else ''}>"
+
+    @property
+    def abandoned(self) -> Failure | None:
+        """Why nobody will hear more of it, where that is so."""
+        return self._failure
+
+    def offer(self, event: Event) -> None:
+        """What the engine says. After `abandon` only its letting go counts."""
+        if isinstance(event, Finished | Failed | interface.Cancelled):
+            self.released = True
+        if self._failure is not None:
+            return
+        if isinstance(event, interface.Cancelled):
+            self.abandon(Cancelled())  # by nobody here
+        elif isinstance(event, Generated) and len(self._events) >= self._max_tokens:
+            self.abandon(SlowReader(self._max_tokens))
+        else:
+            self._events.append(event)
+            self._more.set()
+
+    def abandon(self, failure: Failure) -> None:
+        """End it from this side: the first reason stands, `take` raises it, the engine is told at once."""
+        if self._failure is not None:
+            return
+        self._failure = failure
+        self._events.clear()
+        self._more.set()
+        self.stop()
+
+    def stop(self) -> None:
+        """Tell the engine that no more is wanted. Idempotent."""
+        if not self.released:
+            self._cancel(self.serial)
+
+    async def take(self, timeout_s: float) -> list[Event]:
+        """All that waits, at least one event, or [] when `timeout_s` has passed. Raises `Refused` once abandoned."""
+        if not self._more.is_set():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._more.wait()
+            except TimeoutError:
+                return []
+        if self._failure is not None:
+            raise Refused(self._failure)
+        events = list(self._events)
+        self._events.clear()
+        self._more.clear()
+        return events
+
+
+class Streams:
+    """All requests of one replica, from `open` until the engine has let go of them."""
+
+    def __init__(self, inbox: Inbox, max_tokens: int = MAX_TOKENS) -> None:
+        self._inbox = inbox
+        self._max_tokens = max_tokens
+        self._streams: dict[str, Stream] = {}
+        self._last = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __repr__(self) -> str:
+        return f"<Streams {len(self._streams)}>"
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(self, request: GenerationRequest) -> Stream:
+        """Hand it in under a serial of its own: a retry may meet the request it repeats. Raises `Refused`."""
+        if len(self._streams) >= MAX_STREAMS:
+            raise Refused(Overloaded("this replica", MAX_STREAMS, 1.0))
+        self._last += 1
+        serial = f"{request.request_id}#{self._last}"
+        self._inbox.submit(
+            GenerationRequest(
+                request_id=serial,
+                prompt_ids=request.prompt_ids,
+                sampling=request.sampling,
+                stop_ids=request.stop_ids,
+            )
+        )
+        stream = self._streams[serial] = Stream(serial, self._inbox.cancel, self._max_tokens)
+        self._empty.clear()
+        return stream
+
+    def dispatch(self, events: list[Event]) -> None:
+        """What the engine's thread handed over."""
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue
+            stream.offer(event)
+            if stream.released:
+                del self._streams[event.request_id]
+        if not self._streams:
+            self._empty.set()
+
+    def end_all(self, failure: Failure | None = None) -> None:
+        """The engine is gone: nobody will let go of anything any more."""
+        for stream in self._streams.values():
+            stream.released = True
+            stream.abandon(failure or Internal())
+        self._streams.clear()
+        self._empty.set()
+
+    async def emptied(self) -> None:
+        """Until the engine holds nothing."""
+        await self._empty.wait()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the table holds what is over."""
+        assert self._empty.is_set() == (not self._streams), "empty or not?"
+        for serial, stream in self._streams.items():
+            assert stream.serial == serial, f"{stream} is filed as {serial}"
+            assert not stream.released, f"{stream} should have left"

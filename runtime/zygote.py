@@ -1,0 +1,185 @@
+"""The zygote: a process that has imported everything and forks standbys. It builds nothing and computes nothing.
+
+No event loop, no threads, no device: one blocking poll over its lifeline, a wake-up for signals and a SEQPACKET socket.
+Started as `python -m runtime.zygote`; the standby's own life begins in `standby.py`.
+"""
+
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Final
+
+from contracts.errors import Failure, Overloaded, Refused
+from contracts.names import dns_label
+from contracts.problem import WireFailure, to_wire
+from contracts.wire import Wire, decode, encode
+from runtime.forking import count_threads, fork_orphan
+from runtime.settings import RuntimeSettings, from_environment
+from service.log import configure_logging
+from service.unix import SocketDirectory
+
+log = logging.getLogger(__name__)
+
+SOCKET: Final = "zygote.sock"
+MAX_MESSAGE: Final = 4096
+MAX_CONNECTIONS: Final = 16
+
+
+class Fork(Wire, frozen=True, tag_field="op", tag="fork"):
+    """Bear a standby of this name."""
+
+    runtime_id: str
+
+
+class Ping(Wire, frozen=True, tag_field="op", tag="ping"):
+    """Is it there, and fit to fork?"""
+
+
+class Reply(Wire, frozen=True, omit_defaults=True):
+    """The answer to either; a fork's carries the pidfd as its one descriptor."""
+
+    ok: bool
+    pid: int | None = None
+    threads: int | None = None
+    failure: WireFailure | None = None
+
+
+class Zygote:
+    """The loop. `serve` returns None when it is to end, and the runtime id in each process that it bore."""
+
+    def __init__(self, listener: socket.socket, stop_fds: tuple[int, ...]) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._stop_fds = stop_fds
+        self._connections: dict[int, socket.socket] = {}
+
+    def __repr__(self) -> str:
+        return f"<Zygote connections={len(self._connections)} threads={count_threads()}>"
+
+    def serve(self) -> str | None:
+        """Answer until one of `stop_fds` becomes readable or ends. Closes its connections, not the listener."""
+        poll = select.poll()
+        for fd in (*self._stop_fds, self._listener.fileno()):
+            poll.register(fd, select.POLLIN)
+        try:
+            while True:
+                for fd, _ in poll.poll():
+                    if fd in self._stop_fds:
+                        return None
+                    if fd == self._listener.fileno():
+                        self._accept(poll)
+                    elif (born := self._answer(fd, poll)) is not None:
+                        return born
+        finally:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+
+    def _accept(self, poll: select.poll) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # gone again before we looked
+        connection.setblocking(False)  # one that does not read its answers is dropped, not waited for
+        if len(self._connections) >= MAX_CONNECTIONS:
+            _reply(connection, _refusal(Overloaded("the zygote", MAX_CONNECTIONS, 1.0)))
+            connection.close()
+            return
+        self._connections[connection.fileno()] = connection
+        poll.register(connection, select.POLLIN)
+
+    def _answer(self, fd: int, poll: select.poll) -> str | None:
+        """One message of one connection. Returns the runtime id, but only in the process that was born."""
+        connection = self._connections[fd]
+        try:
+            message = connection.recv(MAX_MESSAGE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            message = b""
+        answered = False
+        if message:
+            try:
+                request = decode(message, Fork | Ping, what="message")  # type: ignore[arg-type]
+                match request:
+                    case Ping():
+                        answered = _reply(connection, Reply(ok=True, threads=count_threads()))
+                    case Fork(runtime_id=runtime_id):
+                        dns_label(runtime_id, "runtime_id")
+                        if (orphan := fork_orphan()) is None:
+                            return runtime_id
+                        try:
+                            answered = _reply(connection, Reply(ok=True, pid=orphan.pid), orphan.pidfd)
+                        finally:
+                            os.close(orphan.pidfd)
+                        log.info("born", extra={"runtime_id": runtime_id, "pid": orphan.pid})
+            except Refused as refused:
+                log.warning("refused", extra={"code": refused.failure.code, "why": refused.failure.message})
+                answered = _reply(connection, _refusal(refused.failure))
+        if not answered:
+            poll.unregister(connection)
+            del self._connections[fd]
+            connection.close()
+        return None
+
+
+def _refusal(failure: Failure) -> Reply:
+    return Reply(ok=False, failure=to_wire(failure))
+
+
+def _reply(connection: socket.socket, reply: Reply, *fds: int) -> bool:
+    """Whether it was sent."""
+    with suppress(OSError):
+        socket.send_fds(connection, [encode(reply)], fds)
+        return True
+    return False
+
+
+@contextmanager
+def _woken_by(*numbers: signal.Signals) -> Iterator[int]:
+    """A descriptor that becomes readable with these signals. In a child, `standby` puts the defaults back."""
+    receiver, sender = socket.socketpair()
+    with closing(receiver), closing(sender):
+        sender.setblocking(False)
+        for number in numbers:
+            signal.signal(number, lambda *_: None)  # the wake-up is what counts
+        signal.set_wakeup_fd(sender.fileno())
+        yield receiver.fileno()
+        signal.set_wakeup_fd(-1)
+
+
+def run(settings: RuntimeSettings) -> str | None:
+    """Serve on `zygote.sock`. Returns the runtime id in a process that was born, where all of this is closed again."""
+    gc.collect()
+    gc.freeze()  # what was imported is never visited again, so its pages stay shared with the children
+    directory = SocketDirectory(settings.run)
+    with (
+        closing(directory),
+        closing(directory.listen(SOCKET, socket.SOCK_SEQPACKET)) as listener,
+        _woken_by(signal.SIGTERM, signal.SIGINT) as wakeup,
+    ):
+        lifeline = () if settings.lifeline_fd is None else (settings.lifeline_fd,)
+        log.info("ready", extra={"threads": count_threads()})
+        return Zygote(listener, (wakeup, *lifeline)).serve()
+
+
+def main() -> None:
+    """Import, then fork on demand. Imports come after the settings, which pin the libraries to one thread."""
+    settings = from_environment()
+    configure_logging("zygote")
+    from runtime import preload
+
+    control = preload.load()
+    if (runtime_id := run(settings)) is not None:
+        from runtime.standby import live  # imported already: see preload
+
+        live(runtime_id, settings, control)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Versions of real architecture and random weights, small enough to make in a test: manifest, bytes, pinned files."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from blake3 import blake3
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from contracts.manifest import (
+    CHUNK_BYTES,
+    Chunk,
+    Engine,
+    Limits,
+    Manifest,
+    PinnedFile,
+    Tensor,
+    encode_manifest,
+)
+from tests.runtime.vocabularies import files as tokenizer_files
+from tests.weightcache.kit import Version, padded
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+_STORED: Mapping[str, Any] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+TINY: Mapping[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+}
+
+
+def make_llama(
+    *,
+    seed: int = 0,
+    dtype: DtypeName = "float32",
+    limits: Limits | None = None,
+    files: Mapping[str, bytes] | None = None,
+    **config: Any,
+) -> Version:
+    """A Llama of TINY's size unless `config` says otherwise."""
+    torch.manual_seed(seed)
+    settings = LlamaConfig(**{**TINY, **config})
+    model = LlamaForCausalLM(settings).to(getattr(torch, dtype))
+    values = settings.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": dtype}
+    pinned = {**tokenizer_files(), **(files or {}), "config.json": json.dumps(values, sort_keys=True).encode()}
+    state = model.state_dict()
+    if settings.tie_word_embeddings:
+        del state["lm_head.weight"]
+    return seal_up(pinned, state, dtype, limits or Limits(max_input_tokens=400, max_output_tokens=200, max_streams=8))
+
+
+def seal_up(files: Mapping[str, bytes], state: Mapping[str, torch.Tensor], dtype: DtypeName, limits: Limits) -> Version:
+    """Files, then tensors; every section starts a chunk."""
+    sections: list[bytes] = []
+    pinned: list[PinnedFile] = []
+    tensors: list[Tensor] = []
+    offset = 0
+    for path, content in sorted(files.items()):
+        pinned.append(PinnedFile(path, offset, len(content), blake3(content).hexdigest()))
+        sections.append(padded(content))
+        offset += len(sections[-1])
+    for name, tensor in state.items():
+        raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        tensors.append(Tensor(name, _STORED[dtype], tuple(tensor.shape), offset))
+        sections.append(padded(raw))
+        offset += len(sections[-1])
+    chunks = [body[at : at + CHUNK_BYTES] for body in sections for at in range(0, len(body), CHUNK_BYTES)]
+    manifest = Manifest(
+        format=1,
+        engine=Engine(1, "LlamaForCausalLM", dtype),
+        limits=limits,
+        chunk_bytes=CHUNK_BYTES,
+        files=tuple(pinned),
+        tensors=tuple(tensors),
+        chunks=tuple(Chunk(blake3(chunk).hexdigest(), len(chunk)) for chunk in chunks),
+    )
+    return Version(encode_manifest(manifest), manifest, tuple(chunks))
