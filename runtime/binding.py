@@ -181,7 +181,12 @@ def _bind_by_library(family: Family, config: PreTrainedConfig, tensors: Mapping[
     library_logging.disable_progress_bar()
     load: Any = family.model
     module, found = load.from_pretrained(
-        None, config=config, state_dict=dict(tensors), dtype=config.dtype, output_loading_info=True
+        None,
+        config=config,
+        state_dict=dict(tensors),
+        dtype=config.dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, with the name, instead of raised without
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if found.get(kind):

@@ -64,7 +64,7 @@ def _rejected(path: str, reason: str) -> Refused:
 def _config_values(config_json: str) -> dict[str, Any]:
     try:
         values = msgspec.json.decode(config_json, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError) as error:
         raise _rejected(CONFIG, f"is not a JSON object: {error}") from error
     for key, reason in _FORBIDDEN.items():
         if values.get(key) not in (None, False):
@@ -108,7 +108,7 @@ def _skeleton(
     if not 0 < config.num_hidden_layers <= layers_at_most:
         rule = f"the files hold {layers_at_most} tensors"
         raise _rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
-    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope_type not in _ROPE_TYPES:
         raise _rejected(CONFIG, f"rope_type={rope_type!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
     AttentionInterface.register(_ATTENTION, _record)
@@ -204,7 +204,7 @@ def _record(
         fault = "attention without a scale"
     elif kwargs.get("dropout"):
         fault = "attention with dropout"
-    elif (kwargs.get("sliding_window") or 1) < 1:
+    elif (window := kwargs.get("sliding_window")) is not None and window < 1:
         fault = "a window that is not positive"
     for name, argument in kwargs.items():
         if argument is not None and name not in _UNDERSTOOD and name not in _HARMLESS:
