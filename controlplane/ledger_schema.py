@@ -38,7 +38,8 @@ request_records = Table(
     Column("stands", Boolean, nullable=False),
     Column("billable", Boolean, nullable=False),
     Index("ledger_requests_by_end", "tenant", "ended_at_us"),
-    Index("ledger_requests_by_runtime", "runtime_id", "tenant"),
+    # All that a balance asks of a replica, so that it reads nothing but the index.
+    Index("ledger_requests_by_runtime", "runtime_id", "tenant", "request_id", "device_us"),
 )
 
 lifetime_records = Table(

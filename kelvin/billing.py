@@ -119,10 +119,13 @@ def print_tables(report: BillingReport, console: Console) -> None:
     bill = Table("model", "item", "since", "quantity", "unit", f"price {report.currency}", f"amount {report.currency}")
     bill.title = "bill"
     for line in report.lines:
-        item = line.item if line.device_class is None else f"{line.item} {line.device_class}"
-        price = f"{money(line.price_micros)} / {line.per:,}"
-        quantity = f"{line.quantity:,}"
-        bill.add_row(line.model, item, line.since, quantity, line.unit, price, money(line.amount_micros))
+        if line.device_class is None:
+            item, quantity, unit, per = line.item, f"{line.quantity:,}", line.unit, f"{line.per:,}"
+        else:
+            item, quantity, unit = f"{line.item} {line.device_class}", _seconds(line.quantity), "s"
+            per = f"{line.per // 1_000_000:,} s"
+        price = f"{money(line.price_micros)} / {per}"
+        bill.add_row(line.model, item, line.since, quantity, unit, price, money(line.amount_micros))
     bill.add_section()
     bill.add_row("total", "", "", "", "", "", money(report.total_micros))
     for table, numbers in ((device, range(1, 5)), (bill, (3, 5, 6))):

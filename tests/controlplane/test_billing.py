@@ -1,0 +1,323 @@
+"""A month's bill is exact, and it balances if and only if no record is lost, double or contradicting."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
+from sqlalchemy.pool import StaticPool
+
+from contracts.billing import BillingReport, DeviceUse
+from contracts.usage import LifetimeRecord, Origin, RequestRecord
+from controlplane.billing import MAX_PROBLEMS, billing_report
+from controlplane.ledger import append_lifetimes, append_requests
+from controlplane.ledger_schema import ensure_ledger
+from controlplane.policy.balance import SETTLE_US, Kind
+from controlplane.policy.month import day_us
+from controlplane.policy.rating import DevicePrices, PriceBook, Prices
+from tests.controlplane.usage_records import BEGIN_US, END_US, HOUR_US, MONTH, lifetime_record, request_record
+
+Record = RequestRecord | LifetimeRecord
+
+
+def prices(since: date, *, prompt: int = 1_000) -> Prices:
+    return Prices(
+        from_us=day_us(since),
+        per_tokens=1_000,
+        prompt=prompt,
+        cached=100,
+        completion=3_000,
+        request=5,
+        device={"*": DevicePrices(restore=20, active=40, idle=10)},
+    )
+
+
+BOOK = PriceBook("EUR", (prices(date(2026, 1, 1)),))
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """A ledger in memory: a database of its own for each test."""
+    made = fresh_engine()
+    yield made
+    made.dispose()
+
+
+def fresh_engine() -> Engine:
+    made = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    ensure_ledger(made)
+    return made
+
+
+def enter(engine: Engine, records: Sequence[Record]) -> None:
+    with engine.begin() as connection:
+        append_requests(connection, [record for record in records if isinstance(record, RequestRecord)])
+        append_lifetimes(connection, [record for record in records if isinstance(record, LifetimeRecord)])
+
+
+def report(
+    engine: Engine,
+    *,
+    tenant: str = "acme",
+    month: str = MONTH,
+    book: PriceBook = BOOK,
+    live: set[str] | None = None,
+    now_us: int = END_US,
+) -> BillingReport:
+    with engine.connect() as connection:
+        return billing_report(connection, book, tenant, month, live=live, now_us=now_us)
+
+
+def good_month() -> list[Record]:
+    """Two replicas that served two requests each, one that was shed, one orphan's record beside an activator's."""
+    return [
+        request_record(1, runtime_id="rt-1", device_us=1_000_000),
+        request_record(2, runtime_id="rt-1", device_us=900_000, prompt_tokens=1000, cached_tokens=0),
+        request_record(3, runtime_id="rt-2", outcome="cancelled", status=499, completion_tokens=0),
+        request_record(4, runtime_id="rt-2", outcome="replica_lost", status=502, completion_tokens=3),
+        request_record(5, runtime_id=None, outcome="overloaded", status=503, prompt_tokens=0, cached_tokens=0,
+                       completion_tokens=0, device_us=0),
+        request_record(4, origin=Origin.ORPHAN, source="rt-2", sequence=1, runtime_id="rt-2", completion_tokens=64),
+        lifetime_record(1, runtime_id="rt-1", requests=2),
+        lifetime_record(2, runtime_id="rt-2", requests=2, device_class="cpu-2"),
+    ]  # fmt: skip
+
+
+def test_a_good_month(engine: Engine) -> None:
+    """Requests by outcome, tokens, device time, money; and it balances."""
+    enter(engine, good_month())
+    found = report(engine)
+    assert found.requests == {"cancelled": 1, "ok": 2, "overloaded": 1, "replica_lost": 1}
+    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens) == (1030, 12, 17)
+    assert found.device == (
+        DeviceUse(device_class="cpu-1", lifetimes=1, restore_us=250_000, active_us=2_000_000, idle_us=7_250_000),
+        DeviceUse(device_class="cpu-2", lifetimes=1, restore_us=250_000, active_us=2_000_000, idle_us=7_250_000),
+    )
+    amounts = {(line.item, line.device_class): line.amount_micros for line in found.lines}
+    # Charged: requests 1, 2 and 4. Prompt 1020, of them 8 cached; completion 7 + 7 + 3.
+    assert amounts == {
+        ("prompt_tokens", None): 1012,
+        ("cached_tokens", None): 1,  # 0.8
+        ("completion_tokens", None): 51,
+        ("requests", None): 15,
+        ("device_restore", "cpu-1"): 5,
+        ("device_active", "cpu-1"): 80,
+        ("device_idle", "cpu-1"): 72,  # 72.5 to the even one
+        ("device_restore", "cpu-2"): 5,
+        ("device_active", "cpu-2"): 80,
+        ("device_idle", "cpu-2"): 72,
+    }
+    assert found.total_micros == sum(amounts.values())
+    assert (found.currency, found.open_runtimes) == ("EUR", ())
+    assert (found.balance.balanced, found.balance.lifetimes, found.balance.sources) == (True, 2, 3)
+    assert found.balance.problems == ()
+
+
+def test_another_tenant_and_another_month_see_nothing(engine: Engine) -> None:
+    """A report is of one tenant and one month; the sources are everybody's."""
+    enter(engine, good_month())
+    for other in (report(engine, tenant="other"), report(engine, month="2026-10"), report(engine, month="2026-12")):
+        assert (other.requests, other.lines, other.total_micros, other.device) == ({}, (), 0, ())
+        assert other.balance.balanced
+
+
+@pytest.mark.parametrize(
+    ("ended_at_us", "month"),
+    [
+        pytest.param(BEGIN_US, "2026-11", id="the first microsecond"),
+        pytest.param(BEGIN_US - 1, "2026-10", id="the one before"),
+        pytest.param(END_US - 1, "2026-11", id="the last microsecond"),
+        pytest.param(END_US, "2026-12", id="the one after"),
+    ],
+)
+def test_the_month_is_that_of_the_end(engine: Engine, ended_at_us: int, month: str) -> None:
+    """UTC, each instant in exactly one month."""
+    enter(engine, [request_record(1, ended_at_us=ended_at_us)])
+    counted = {name: sum(report(engine, month=name).requests.values()) for name in ("2026-10", "2026-11", "2026-12")}
+    assert counted == {name: int(name == month) for name in counted}
+
+
+def test_prices_change_within_a_month(engine: Engine) -> None:
+    """Each request has the price of its end; one line per price."""
+    changed_us = day_us(date(2026, 11, 15))
+    book = PriceBook("EUR", (prices(date(2026, 1, 1)), prices(date(2026, 11, 15), prompt=9_000)))
+    enter(
+        engine,
+        [request_record(1, ended_at_us=changed_us - 1), request_record(2, ended_at_us=changed_us)],
+    )
+    lines = [line for line in report(engine, book=book).lines if line.item == "prompt_tokens"]
+    assert [(line.since, line.quantity, line.amount_micros) for line in lines] == [
+        ("2026-01-01", 6, 6),
+        ("2026-11-15", 6, 54),
+    ]
+
+
+def test_a_replica_over_the_turn_of_the_month(engine: Engine) -> None:
+    """Its requests count where they ended, its time where it died, and its balance sees all of them."""
+    enter(
+        engine,
+        [
+            request_record(1, ended_at_us=END_US - 5),
+            request_record(2, ended_at_us=END_US + 5),
+            lifetime_record(1, runtime_id="rt-1", died_at_us=END_US + HOUR_US, requests=2),
+        ],
+    )
+    november, december = report(engine), report(engine, month="2026-12")
+    assert (november.requests, november.device, november.open_runtimes) == ({"ok": 1}, (), ())
+    assert december.requests == {"ok": 1}
+    assert [use.lifetimes for use in december.device] == [1]
+    assert december.balance.balanced
+    assert november.balance.balanced
+
+
+def test_a_standby_that_died_unused_is_nobody_s(engine: Engine) -> None:
+    """The platform's cost, and no hole in its source."""
+    enter(engine, [lifetime_record(1, tenant=None, model=None, requests=0), lifetime_record(2, requests=0)])
+    found = report(engine)
+    assert [use.lifetimes for use in found.device] == [1]
+    assert found.balance.balanced
+
+
+@pytest.mark.parametrize("lost", range(len(good_month())))
+def test_dropping_any_one_record_is_found(engine: Engine, lost: int) -> None:
+    """Negative control of the balance: whichever record is missing, the report says so and names where."""
+    records = good_month()
+    gone = records.pop(lost)
+    enter(engine, records)
+    found = report(engine, live=set())
+    if gone == good_month()[4] or gone == good_month()[5]:
+        # The last record of its source, of no runtime that counts it: nobody else knows of it. The next record of the
+        # source shows it.
+        enter(engine, [request_record(50, source=gone.source, sequence=gone.sequence + 1, runtime_id=None)])
+        found = report(engine, live=set())
+    assert not found.balance.balanced
+    named = {problem.subject for problem in found.balance.problems}
+    assert named & {gone.source, gone.runtime_id}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "kind", "subject"),
+    [
+        pytest.param(
+            lambda good: [*good, request_record(7, runtime_id=None)], Kind.SEQUENCE_HOLE, "activator-1",
+            id="a skipped sequence",
+        ),
+        pytest.param(
+            lambda good: [*good, request_record(6, runtime_id="rt-1")], Kind.REQUESTS_EXTRA, "rt-1", id="one too many"
+        ),
+        pytest.param(
+            lambda good: [*good, request_record(6, request_id="req-1")], Kind.CONFLICT, "req-1 (activator-1#6)",
+            id="a second record of one request",
+        ),
+        pytest.param(
+            lambda good: [*good, lifetime_record(3, runtime_id="rt-2", requests=9)], Kind.CONFLICT,
+            "rt-2 (supervisor-1#3)", id="a second record of one replica",
+        ),
+        pytest.param(
+            lambda good: [*good, lifetime_record(3, requests=0, total_us=20_000_000)], Kind.TIME_UNACCOUNTED, "rt-3",
+            id="half a life unaccounted for",
+        ),
+        pytest.param(
+            lambda good: [*good, request_record(6, runtime_id="rt-3", device_us=3_000_000), lifetime_record(3)],
+            Kind.DEVICE_TIME_OVER, "rt-3", id="more device time than there was",
+        ),
+        pytest.param(
+            lambda good: [*good, request_record(6, runtime_id="rt-9")], Kind.LIFETIME_MISSING, "rt-9",
+            id="a replica died and nobody recorded it",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_balance(
+    engine: Engine, break_it: Callable[[list[Record]], list[Record]], kind: Kind, subject: str
+) -> None:
+    """One problem, named."""
+    enter(engine, break_it(good_month()))
+    found = report(engine, live=set())
+    assert [(problem.kind, problem.subject) for problem in found.balance.problems] == [(kind, subject)]
+    assert not found.balance.balanced
+
+
+@pytest.mark.parametrize(
+    ("live", "passed_us", "balanced"),
+    [
+        pytest.param({"rt-9"}, 10 * SETTLE_US, True, id="it lives"),
+        pytest.param(set(), SETTLE_US, True, id="its record may be on its way"),
+        pytest.param(set(), SETTLE_US + 1, False, id="it is gone without a record"),
+        pytest.param(None, 10 * SETTLE_US, True, id="nobody knows who lives"),
+    ],
+)
+def test_replicas_without_a_lifetime_record(
+    engine: Engine, live: set[str] | None, passed_us: int, balanced: bool
+) -> None:
+    """They are listed as open; a death without a record is a problem."""
+    record = request_record(1, runtime_id="rt-9")
+    enter(engine, [record])
+    found = report(engine, live=live, now_us=record.ended_at_us + passed_us)
+    assert found.open_runtimes == ("rt-9",)
+    assert found.balance.balanced is balanced
+
+
+def test_a_request_that_two_runtimes_served(engine: Engine) -> None:
+    """Retried after the first lost its activator: each counts it, it is charged once."""
+    enter(
+        engine,
+        [
+            request_record(
+                1, origin=Origin.ORPHAN, source="rt-1", runtime_id="rt-1", completion_tokens=0, outcome="cancelled"
+            ),
+            request_record(1, runtime_id="rt-2"),
+            lifetime_record(1),
+            lifetime_record(2),
+        ],
+    )
+    found = report(engine)
+    assert found.requests == {"ok": 1}
+    assert found.balance.problems == ()
+
+
+def test_problems_are_bounded(engine: Engine) -> None:
+    """The rest is counted."""
+    enter(engine, [request_record(number, source=f"s-{number}", sequence=2) for number in range(MAX_PROBLEMS + 30)])
+    found = report(engine)
+    assert (len(found.balance.problems), found.balance.more) == (MAX_PROBLEMS, 30)
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_duplicates_and_order_do_not_change_the_bill(data: st.DataObject) -> None:
+    """Any shuffle of the month with any repeats, in any batches: the same report, to the last micro-unit."""
+    everything = good_month()
+    shuffled = data.draw(st.permutations(everything + data.draw(st.lists(st.sampled_from(everything), max_size=8))))
+    cut = data.draw(st.integers(min_value=0, max_value=len(shuffled)))
+    mixed, plain = fresh_engine(), fresh_engine()
+    enter(mixed, shuffled[:cut])
+    enter(mixed, shuffled[cut:])
+    enter(plain, everything)
+    assert report(mixed, live=set()) == report(plain, live=set())
+    mixed.dispose()
+    plain.dispose()
+
+
+def test_memory_does_not_grow_with_the_month(tmp_path: Path) -> None:
+    """Ten times the records, the same memory: sums are the database's, and rows are streamed."""
+    peaks = []
+    for count in (150, 1500):
+        engine = fresh_engine()
+        for begin in range(1, count + 1, 1000):
+            numbers = range(begin, min(begin + 1000, count + 1))
+            enter(engine, [request_record(number, runtime_id=f"rt-{number}") for number in numbers])
+            enter(engine, [lifetime_record(number) for number in numbers])
+        report(engine)
+        tracemalloc.start()
+        found = report(engine)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert found.balance.balanced
+        assert found.balance.lifetimes == count
+        engine.dispose()
+    assert peaks[1] < 2 * peaks[0] + 200_000

@@ -1,0 +1,68 @@
+"""The bill's route: for administrators, of their own tenant, of a real month."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from contracts.billing import BillingReport
+from contracts.control import Principal, RequestBatch, Scope
+from contracts.wire import decode, encode
+from controlplane.billing_api import router
+from controlplane.ledger import Ledger
+from controlplane.principal import HEADER
+from controlplane.store import Database, sqlite_engine
+from service.failures import install_failure_handlers
+from tests.controlplane.usage_records import END_US, MONTH, request_record
+
+ADMIN = Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))
+READER = Principal(key_id="k", tenant="acme", scopes=(Scope.INFER,))
+
+
+def ask(path: Path, params: dict[str, str], principal: Principal | None) -> httpx.Response:
+    """One call to the route, with a ledger that holds one request of a replica that is gone."""
+
+    async def scenario() -> httpx.Response:
+        database = Database(sqlite_engine(path / "kelvin.db"))
+        try:
+            ledger = Ledger(database)
+            await ledger.append_requests(RequestBatch(records=(request_record(1),)))
+            app = FastAPI()
+            install_failure_handlers(app)
+            app.include_router(router(ledger, live_runtimes=lambda: {"rt-7"}, wall_us=lambda: END_US))
+            headers = {} if principal is None else {HEADER: encode(principal).decode()}
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
+                return await client.get("/admin/v1/billing/report", params=params, headers=headers)
+        finally:
+            database.close()
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("params", [{"month": MONTH}, {"month": MONTH, "tenant": "acme"}])
+def test_an_administrator_sees_the_own_bill(tmp_path: Path, params: dict[str, str]) -> None:
+    """The tenant may be named, or is that of the key."""
+    answer = ask(tmp_path, params, ADMIN)
+    assert answer.status_code == 200
+    report = decode(answer.content, BillingReport)
+    assert (report.tenant, report.requests, report.currency) == ("acme", {"ok": 1}, "USD")
+    assert [problem.kind for problem in report.balance.problems] == ["lifetime_missing"]
+
+
+@pytest.mark.parametrize(
+    ("params", "principal", "status", "code"),
+    [
+        pytest.param({"month": MONTH, "tenant": "other"}, ADMIN, 404, "not_found", id="another tenant's is not there"),
+        pytest.param({"month": MONTH}, READER, 403, "insufficient_scope", id="not for keys of inference"),
+        pytest.param({"month": MONTH}, None, 401, "invalid_api_key", id="not without a caller"),
+        pytest.param({"month": "november"}, ADMIN, 400, "invalid_request", id="not a month"),
+        pytest.param({}, ADMIN, 400, "invalid_request", id="no month"),
+    ],
+)
+def test_refusals(tmp_path: Path, params: dict[str, str], principal: Principal | None, status: int, code: str) -> None:
+    """As problem details."""
+    answer = ask(tmp_path, params, principal)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
