@@ -1,0 +1,151 @@
+"""The snapshotter's parts in one process, without sockets, over a store that can be killed at any call."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from blobstore.files import FileStore
+from blobstore.store import BlobStat, BlobStore, Payload
+from blobstore.verifying import VerifyingStore
+from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, VersionRegistration
+from contracts.errors import Failure, Refused
+from contracts.push import CommitRequest, Committed, Committing, MissingRequest
+from contracts.wire import encode
+from snapshotter.catalog import Catalog
+from snapshotter.publish import Publisher
+from snapshotter.pushes import Pushes, PushLimits
+from snapshotter.staging import Staging
+from tests.snapshotter.control import attestation, gate_facts
+from tests.snapshotter.models import Model
+from tests.snapshotter.reader import read_version, versions_of
+from tests.snapshotter.sender import digests_of, send_missing
+
+TENANT = "acme"
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@dataclass
+class MortalStore:
+    """Dies at its nth call (counted from 1), before it or after it, and is dead from then on."""
+
+    inner: BlobStore
+    dies_at: int | None = None
+    before: bool = True
+    calls: int = 0
+    dead: bool = False
+
+    def _count(self) -> bool:
+        """Whether this call is done, but never answered."""
+        if self.dead:
+            raise Killed
+        self.calls += 1
+        if self.calls == self.dies_at:
+            self.dead = True
+            if self.before:
+                raise Killed
+            return True
+        return False
+
+    async def put_if_absent(self, key: str, data: Payload) -> bool:
+        last = self._count()
+        found = await self.inner.put_if_absent(key, data)
+        if last:
+            raise Killed
+        return found
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        last = self._count()
+        found = await self.inner.read(key, offset, length)
+        if last:
+            raise Killed
+        return found
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        raise AssertionError("not used")
+
+    async def stat(self, key: str) -> BlobStat:
+        if self._count():
+            raise Killed
+        return await self.inner.stat(key)
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        if self._count():
+            raise Killed
+        async for key in self.inner.list(prefix):
+            yield key
+
+    async def delete(self, key: str) -> None:
+        last = self._count()
+        await self.inner.delete(key)
+        if last:
+            raise Killed
+
+
+@dataclass
+class DirectJobs:
+    """`Jobs` without the wire: the same fake answers; reads the draft as a runtime would."""
+
+    root: Path
+    seals: int = 0
+    registered: list[VersionRegistration] | None = None
+    failure: Failure | None = None
+    other_version: bool = False
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        return gate_facts(job)
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        self.seals += 1
+        if self.failure is not None:
+            raise Refused(self.failure)
+        files, tensors = read_version(self.root, job.tenant, job.version, kind="drafts")
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {name: ("U8", (len(data),)) for name, data in tensors.items()}
+        facts = gate_facts(GateJob(config_json=files["config.json"].decode(), tensors=shapes))
+        return attestation("f" * 64 if self.other_version else job.version, facts)
+
+    async def register(self, registration: VersionRegistration) -> None:
+        assert versions_of(self.root, registration.tenant), "registered before it was published"
+        self.registered = [*(self.registered or []), registration]
+
+
+@dataclass
+class Bench:
+    """One process's worth of parts over a data directory."""
+
+    pushes: Pushes
+    store: MortalStore
+    jobs: DirectJobs
+
+    @classmethod
+    def over(
+        cls, data: Path, dies_at: int | None = None, before: bool = True, kind: type[Publisher] = Publisher
+    ) -> "Bench":
+        store = MortalStore(VerifyingStore(FileStore(data / "store")), dies_at, before)
+        jobs = DirectJobs(data / "store")
+        staging = Staging(data / "staging", 8)
+        publisher = kind(store, staging, Catalog(store), jobs, 32768)
+        return cls(Pushes(staging, publisher, jobs, PushLimits(8192, 1 << 30)), store, jobs)
+
+    async def push(self, files: dict[str, bytes], request: bytes) -> Committed:
+        """A whole push by a client that gives up at the first failure."""
+        plan = await self.pushes.plan(TENANT, request)
+        digests = digests_of(plan, files)
+        missing = await self.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+
+        async def put(digest: str, data: bytes) -> None:
+            assert await self.pushes.chunk_bytes(TENANT, plan.plan_id, digest) == len(data)
+            await self.pushes.put_chunk(TENANT, plan.plan_id, digest, data)
+
+        await send_missing(plan, digests, missing.digests, files, put)
+        while True:
+            answer = await self.pushes.commit(TENANT, plan.plan_id, CommitRequest(digests=digests))
+            if not isinstance(answer, Committing):
+                return answer
+
+
+def push(bench: Bench, model: Model) -> Committed:
+    return asyncio.run(bench.push(model.files(), encode(model.request())))

@@ -1,0 +1,143 @@
+"""A commit runs once however often it is asked for, outlives who asked, and its end is told."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from contracts.errors import Conflict, Overloaded, Refused, Unavailable
+from contracts.push import CommitStep, Committed, Committing
+from snapshotter.commits import RESULTS_KEPT, RUNNING_LIMIT, Commits
+from snapshotter.plans import PlanRecord
+from snapshotter.publish import Report
+from tests.snapshotter.test_staging import record
+
+DIGESTS = ("a" * 64,)
+DONE = Committed(model="toy", version="0" * 64, created=True, total_bytes=1, new_chunks=1)
+
+
+@dataclass
+class Gate:
+    """A publisher that waits to be let go, counted."""
+
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    began: int = 0
+    cancelled: int = 0
+    outcomes: list[Committed | Exception] = field(default_factory=list)
+
+    async def publish(self, plan: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
+        self.began += 1
+        report(CommitStep.SEALING)
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        outcome = self.outcomes.pop(0) if self.outcomes else DONE
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def run(scenario: Callable[[Gate, Commits], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        gate = Gate()
+        commits = Commits(gate.publish)
+        try:
+            async with asyncio.timeout(10):
+                await scenario(gate, commits)
+        finally:
+            await commits.close()
+        assert not commits.is_running("acme")
+
+    asyncio.run(main())
+
+
+def test_joins() -> None:
+    """Many askers, one run; the impatient are told the step, the others the result; it stays askable."""
+
+    async def scenario(gate: Gate, commits: Commits) -> None:
+        plan = record()
+        assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
+        commits.start(plan, DIGESTS)
+        await asyncio.sleep(0)
+        assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) == Committing(step=CommitStep.SEALING)
+        assert commits.is_running("acme")
+        assert not commits.is_running("umbrella")
+        askers = [asyncio.create_task(commits.try_join("acme", plan.plan_id, DIGESTS, 5)) for _ in range(3)]
+        await asyncio.sleep(0)
+        askers[0].cancel()
+        gate.go.set()
+        assert await asyncio.gather(*askers[1:]) == [DONE, DONE]
+        assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) == DONE
+        assert gate.began == 1
+
+    run(scenario)
+
+
+def test_strangers() -> None:
+    """Another tenant sees no commit; other chunks are a conflict."""
+
+    async def scenario(gate: Gate, commits: Commits) -> None:
+        plan = record()
+        commits.start(plan, DIGESTS)
+        assert await commits.try_join("umbrella", plan.plan_id, DIGESTS, 0) is None
+        with pytest.raises(Refused) as caught:
+            await commits.try_join("acme", plan.plan_id, ("b" * 64,), 0)
+        assert isinstance(caught.value.failure, Conflict)
+
+    run(scenario)
+
+
+def test_a_failure_is_told_once() -> None:
+    """Then the plan can be committed again."""
+
+    async def scenario(gate: Gate, commits: Commits) -> None:
+        plan = record()
+        gate.outcomes = [Refused(Unavailable("the control plane"))]
+        gate.go.set()
+        commits.start(plan, DIGESTS)
+        with pytest.raises(Refused, match="control plane"):
+            await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
+        assert plan.plan_id not in commits
+        commits.start(plan, DIGESTS)
+        assert await commits.try_join("acme", plan.plan_id, DIGESTS, 5) == DONE
+
+    run(scenario)
+
+
+def test_bounds() -> None:
+    """So many run, no more; so many results are kept, the oldest go."""
+
+    async def scenario(gate: Gate, commits: Commits) -> None:
+        plans = [record() for _ in range(RUNNING_LIMIT)]
+        for plan in plans:
+            commits.start(plan, DIGESTS)
+        with pytest.raises(Refused) as caught:
+            commits.start(record(), DIGESTS)
+        assert isinstance(caught.value.failure, Overloaded)
+        gate.go.set()
+        for plan in plans:
+            await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
+        for _ in range(RESULTS_KEPT):
+            plan = record()
+            commits.start(plan, DIGESTS)
+            await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
+        assert repr(commits) == f"<Commits running=0 kept={RESULTS_KEPT}>"
+        assert plans[0].plan_id not in commits
+
+    run(scenario)
+
+
+def test_close_cancels() -> None:
+    """Leaving ends what runs; nothing is left behind."""
+
+    async def scenario(gate: Gate, commits: Commits) -> None:
+        commits.start(record(), DIGESTS)
+        await asyncio.sleep(0)
+        await commits.close()
+        assert (gate.began, gate.cancelled) == (1, 1)
+
+    run(scenario)

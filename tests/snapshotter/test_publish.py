@@ -1,0 +1,234 @@
+"""What a push leaves in the store: recognised when repeated, sealed once, healed where it was damaged, never half."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from blobstore.store import BlobStore, Payload
+from blobstore.verifying import VerifyingStore
+from contracts.errors import ChunkCorrupt, Conflict, Failure, ProbeFailed, Refused, Unavailable
+from contracts.push import CommitRequest, CommitStep, Committed, MissingRequest
+from contracts.wire import encode
+from snapshotter.plans import PlanRecord
+from snapshotter.publish import Report
+from tests.snapshotter.bench import TENANT, Bench, MortalStore, push
+from tests.snapshotter.models import Model, default_weights, weight
+from tests.snapshotter.reader import assert_whole, versions_of
+from tests.snapshotter.sender import digests_of, send_missing
+
+
+def failure_of(bench: Bench, model: Model) -> Failure:
+    with pytest.raises(Refused) as caught:
+        push(bench, model)
+    return caught.value.failure
+
+
+def only(directory: Path) -> Path:
+    found = [path for path in directory.iterdir() if not path.name.startswith(".")]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def flip(path: Path, at: int = 0) -> None:
+    """One bit of a file at rest."""
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(Unavailable("the control plane"), id="a control plane that is away"),
+        pytest.param(ProbeFailed("0" * 64, "no"), id="a model that can't be sealed"),
+    ],
+)
+def test_sealing_fails(tmp_path: Path, failure: Failure) -> None:
+    """Nothing becomes visible, no draft stays, and the next push goes on from the packs."""
+    bench = Bench.over(tmp_path)
+    bench.jobs.failure = failure
+    assert failure_of(bench, Model()) == failure
+    assert versions_of(tmp_path / "store", TENANT) == []
+    assert not list((tmp_path / "store" / TENANT / "drafts").iterdir())
+    bench.jobs.failure = None
+    committed = push(bench, Model())
+    assert (committed.created, committed.new_chunks) == (True, 0)
+
+
+def test_an_attestation_of_another_version(tmp_path: Path) -> None:
+    """Is no attestation."""
+    bench = Bench.over(tmp_path)
+    bench.jobs.other_version = True
+    assert isinstance(failure_of(bench, Model()), ProbeFailed)
+    assert versions_of(tmp_path / "store", TENANT) == []
+
+
+def test_pushed_again(tmp_path: Path) -> None:
+    """Recognised by its inputs: the same version, nothing sent, nothing sealed, registered for whoever asks."""
+    bench = Bench.over(tmp_path)
+    first = push(bench, Model())
+    assert first.created
+    second = push(bench, Model())
+    assert (second.version, second.created, second.new_chunks) == (first.version, False, 0)
+    other = asyncio.run(bench.push(Model().files(), encode(Model().request("other"))))
+    assert (other.model, other.version, other.created) == ("other", first.version, False)
+    assert bench.jobs.seals == 1
+    assert [each.model for each in bench.jobs.registered or []] == ["toy", "toy", "other"]
+
+
+def test_a_changed_tensor(tmp_path: Path) -> None:
+    """Only its chunks are new; both versions are whole."""
+    bench = Bench.over(tmp_path)
+    weights = default_weights()
+    first = push(bench, Model(shards={"model.safetensors": weights}))
+    changed = weights | {"model.norm.weight": weight((8,), 12345)}
+    second = push(bench, Model(shards={"model.safetensors": changed}))
+    assert second.version != first.version
+    assert second.new_chunks == 1
+    assert_whole(tmp_path / "store", TENANT)
+    assert len(versions_of(tmp_path / "store", TENANT)) == 2
+
+
+def test_concurrent_pushes_converge(tmp_path: Path) -> None:
+    """Three of the same and one other at once: one sealing each, one of the three made it, all are told the version."""
+    bench = Bench.over(tmp_path)
+    changed = Model(more={"generation_config.json": b'{"top_k": 3}'})
+
+    async def all_at_once() -> list[Committed]:
+        models = [Model(), Model(), Model(), changed]
+        return await asyncio.gather(*(bench.push(each.files(), encode(each.request())) for each in models))
+
+    *same, other = asyncio.run(all_at_once())
+    assert len({each.version for each in same}) == 1
+    assert other.version != same[0].version
+    assert sorted(each.created for each in same) == [False, False, True]
+    assert bench.jobs.seals == 2
+    assert_whole(tmp_path / "store", TENANT)
+
+
+@dataclass
+class LyingStore(MortalStore):
+    """Loses a bit of the first packs that it takes; `lies` says of how many."""
+
+    lies: int = 0
+
+    async def put_if_absent(self, key: str, data: Payload) -> bool:
+        if "/packs/" not in key or not self.lies:
+            return await super().put_if_absent(key, data)
+        self.lies -= 1
+        assert not isinstance(data, bytes)
+        whole = bytearray(b"".join([piece async for piece in data]))
+        whole[5] ^= 1
+        return await unverified(self).put_if_absent(key, bytes(whole))
+
+
+def unverified(store: MortalStore) -> BlobStore:
+    assert isinstance(store.inner, VerifyingStore)
+    return store.inner._inner
+
+
+def lying(data: Path, lies: int) -> Bench:
+    bench = Bench.over(data)
+    store = LyingStore(bench.store.inner, lies=lies)
+    bench.pushes._publisher._store = store
+    return Bench(bench.pushes, store, bench.jobs)
+
+
+def test_a_store_that_lies_once(tmp_path: Path) -> None:
+    """What is read back wrong is written again."""
+    push(lying(tmp_path, 1), Model())
+    assert_whole(tmp_path / "store", TENANT)
+
+
+def test_a_store_that_lies(tmp_path: Path) -> None:
+    """Wrong twice: refused, and nothing refers to the damaged pack."""
+    assert isinstance(failure_of(lying(tmp_path, 2), Model()), ChunkCorrupt)
+    assert versions_of(tmp_path / "store", TENANT) == []
+    assert not list((tmp_path / "store" / TENANT / "packs").iterdir())
+    push(Bench.over(tmp_path), Model())
+    assert_whole(tmp_path / "store", TENANT)
+
+
+def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
+    """A power cut may take what was staged: packing notices, and the chunk is asked for again."""
+    bench = Bench.over(tmp_path)
+    files, request = Model().files(), encode(Model().request())
+
+    async def scenario() -> None:
+        plan = await bench.pushes.plan(TENANT, request)
+        digests = digests_of(plan, files)
+        missing = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+
+        async def put(digest: str, data: bytes) -> None:
+            await bench.pushes.put_chunk(TENANT, plan.plan_id, digest, data)
+
+        await send_missing(plan, digests, missing.digests, files, put)
+        lost = missing.digests[0]
+        (tmp_path / "staging" / TENANT / plan.plan_id / "chunks" / lost).write_bytes(b"")
+        with pytest.raises(Refused) as caught:
+            await bench.pushes.commit(TENANT, plan.plan_id, CommitRequest(digests=digests))
+        assert isinstance(caught.value.failure, Conflict)
+        again = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+        assert lost in again.digests
+        await send_missing(plan, digests, again.digests, files, put)
+        await bench.pushes.commit(TENANT, plan.plan_id, CommitRequest(digests=digests))
+
+    asyncio.run(scenario())
+    assert_whole(tmp_path / "store", TENANT)
+
+
+def damage_pack(store: Path) -> None:
+    """A damaged pack that nothing indexes: what a crash and a bad disk leave together."""
+    for pack in (store / TENANT / "packs").iterdir():
+        flip(pack)
+    for index in (store / TENANT / "index").iterdir():
+        index.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(damage_pack, id="damaged packs without an index"),
+        pytest.param(lambda store: only(store / TENANT / "manifests").write_bytes(b"{}"), id="a damaged manifest"),
+        pytest.param(lambda store: only(store / TENANT / "inputs").write_bytes(b"f" * 64), id="inputs that lie"),
+        pytest.param(
+            lambda store: only(only(store / TENANT / "attestations")).write_bytes(b"{}"), id="a damaged attestation"
+        ),
+        pytest.param(lambda store: [path.unlink() for path in (store / TENANT / "packs").iterdir()], id="lost packs"),
+        pytest.param(
+            lambda store: [path.write_bytes(b"[") for path in (store / TENANT / "index").iterdir()] and None,
+            id="damaged indexes",
+        ),
+    ],
+)
+def test_a_push_mends(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    """What is damaged at rest, the next push of the same writes anew."""
+    version = push(Bench.over(tmp_path), Model()).version
+    damage(tmp_path / "store")
+    again = push(Bench.over(tmp_path), Model())
+    assert again.version == version
+    assert_whole(tmp_path / "store", TENANT)
+    assert only(tmp_path / "store" / TENANT / "inputs").read_text() == version
+
+
+def test_steps_are_told(tmp_path: Path) -> None:
+    """Who waits is told where it stands."""
+    bench = Bench.over(tmp_path)
+    steps: list[CommitStep] = []
+    honest = bench.pushes._publisher.publish
+
+    async def told(record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
+        def both(step: CommitStep) -> None:
+            steps.append(step)
+            report(step)
+
+        return await honest(record, digests, both)
+
+    bench.pushes._publisher.publish = told  # type: ignore[method-assign]
+    push(bench, Model())
+    assert list(dict.fromkeys(steps)) == [
+        CommitStep.PACKING, CommitStep.VERIFYING, CommitStep.SEALING, CommitStep.PUBLISHING,
+    ]  # fmt: skip
