@@ -168,7 +168,7 @@ class Autoscaler:
 
         async def look() -> None:
             try:
-                await self._clock.sleep(wait_s)
+                await self._clock.sleep(wait_s + 0.001)  # over, not on, the edge: clocks round
             finally:
                 self._retrying.discard(key)
             self._look(self._ensure(key))

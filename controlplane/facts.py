@@ -1,16 +1,15 @@
 """What the control plane knows of models and versions, as frozen facts. Storing them is `registry`'s work."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
 from contracts.control import VersionRegistration
 from contracts.errors import InvalidRequest, Refused
 from contracts.wire import Wire
+from controlplane.policy.idle import check_local_window
 from controlplane.policy.lifecycle import VersionState
-
-MIN_WINDOW_S: Final = 6.0  # the shortest stable window that Knative takes, too
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,7 +26,6 @@ class VersionKey:
 
 Replicas = Annotated[int, Meta(ge=0, le=1000)]
 Target = Annotated[float, Meta(gt=0, le=1_000_000)]
-WindowS = Annotated[float, Meta(ge=MIN_WINDOW_S, le=3600)]
 GraceS = Annotated[float, Meta(ge=0, le=3600)]
 
 
@@ -37,7 +35,7 @@ class ScaleSettings(Wire, frozen=True):
     min: Replicas = 0
     max: Annotated[int, Meta(ge=1, le=1000)] = 1
     target: Target | None = None
-    window_s: WindowS = 60.0
+    window_s: float = 60.0
     grace_s: GraceS = 30.0
 
 
@@ -47,14 +45,15 @@ class ScaleChange(Wire, frozen=True):
     min: Replicas | UnsetType = UNSET
     max: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
     target: Target | UnsetType | None = UNSET
-    window_s: WindowS | UnsetType = UNSET
+    window_s: float | UnsetType = UNSET
     grace_s: GraceS | UnsetType = UNSET
 
 
 def changed(settings: ScaleSettings, change: ScaleChange) -> ScaleSettings:
-    """The settings after the change. Raises Refused(InvalidRequest) where the bounds would cross."""
+    """The settings after the change. Raises Refused(InvalidRequest) where the bounds cross or the window is bad."""
     given = {name: value for name in change.__struct_fields__ if (value := getattr(change, name)) is not UNSET}
     found = ScaleSettings(**{name: getattr(settings, name) for name in settings.__struct_fields__} | given)
+    check_local_window(found.window_s)
     if found.min > found.max:
         raise Refused(InvalidRequest("min", str(found.min), f"must be {found.max} (max) or less"))
     return found

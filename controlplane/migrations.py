@@ -30,9 +30,10 @@ class Migration:
 
 def _registry(connection: Connection) -> None:
     for statement in (
-        "CREATE TABLE tenants (tenant VARCHAR(63) PRIMARY KEY, created_at_s BIGINT NOT NULL)",
-        "CREATE TABLE keys (key_id VARCHAR(12) PRIMARY KEY, tenant VARCHAR(63) NOT NULL REFERENCES tenants (tenant), "
-        "secret_sha256 VARCHAR(64) NOT NULL, scopes TEXT NOT NULL, created_at_s BIGINT NOT NULL)",
+        "CREATE TABLE tenants (tenant VARCHAR(63) NOT NULL PRIMARY KEY, created_at_s BIGINT NOT NULL)",
+        "CREATE TABLE keys (key_id VARCHAR(12) NOT NULL PRIMARY KEY, "
+        "tenant VARCHAR(63) NOT NULL REFERENCES tenants (tenant), secret_sha256 VARCHAR(64) NOT NULL, "
+        "scopes TEXT NOT NULL, created_at_s BIGINT NOT NULL)",
         "CREATE TABLE models (tenant VARCHAR(63) NOT NULL REFERENCES tenants (tenant), model VARCHAR(63) NOT NULL, "
         "created_at_s BIGINT NOT NULL, min_replicas INTEGER NOT NULL, max_replicas INTEGER NOT NULL, target FLOAT, "
         "window_s FLOAT NOT NULL, grace_s FLOAT NOT NULL, PRIMARY KEY (tenant, model))",

@@ -53,7 +53,7 @@ class Scaled:
         self._since_s = now
         self._not_before_s = now
         self._died_s: float | None = None  # a process of it died, for whatever reason
-        self._lost_s: float | None = None  # one died while it served
+        self._made_up_s: float | None = None  # from when on the last that died while it served was made up for
         self._stopped_s: float | None = None
         self._doubted = False  # a report came so soon after the stop that it may speak of what was before
         self._needs_poke = False
@@ -130,9 +130,9 @@ class Scaled:
         """A process is dead. The first that died while it served is made up for at once, then one in a second."""
         self._died_s = now
         if served:
-            if self._lost_s is not None and now - self._lost_s < FAILURE_SPACING_S:
-                self._not_before_s = max(self._not_before_s, now + FAILURE_SPACING_S)
-            self._lost_s = now
+            due_s = now if self._made_up_s is None else self._made_up_s + FAILURE_SPACING_S
+            self._made_up_s = min(max(due_s, now), now + FAILURE_SPACING_S)
+            self._not_before_s = max(self._not_before_s, self._made_up_s)
 
     def stop(self, now: float) -> None:
         """Forget the traffic so far: zero until somebody asks anew."""

@@ -1,0 +1,216 @@
+"""The feed: snapshot and deltas always add up to the state, a slow reader is cut and starts anew, silence is filled."""
+
+import asyncio
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, Scope, VersionRow
+from contracts.manifest import Limits
+from controlplane.feed import FeedHub, FellBehind, Subscription
+
+LIMITS = Limits(max_input_tokens=1, max_output_tokens=1)
+
+
+def replica(number: int, *, draining: bool = False) -> ReplicaRow:
+    return ReplicaRow(
+        runtime_id=f"r{number}",
+        tenant="t",
+        model="m",
+        version="v",
+        address=f"rt-r{number}.sock",
+        max_streams=1,
+        draining=draining,
+        restore=(),
+    )
+
+
+def failure(number: int) -> RestoreFailure:
+    return RestoreFailure(tenant="t", version="v", code=f"c{number}", status=500, message="m", retryable=False)
+
+
+class Reader:
+    """An activator as far as the feed goes: applies lines, insists on order, takes nothing before a snapshot."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, object], object] = {}
+        self.revision = 0
+        self.failures: list[str] = []
+
+    def apply(self, raw: bytes) -> None:
+        line = msgspec.json.decode(raw, type=Feed)
+        assert raw.endswith(b"\n")
+        if line.full:
+            self.rows.clear()
+        else:
+            assert self.revision, "a change before the snapshot"
+            silent = not (line.keys or line.models or line.versions or line.replicas or line.failures)
+            wanted = self.revision + (0 if silent and not line.removed_replicas else 1)
+            assert line.revision == wanted, "a change is missing, or comes twice"
+        self.revision = line.revision
+        for row in line.keys:
+            self.rows["key", row.key_id] = row
+        for model in line.models:
+            self.rows["model", (model.tenant, model.model)] = model
+        for version in line.versions:
+            self.rows["version", (version.tenant, version.model, version.version)] = version
+        for each in line.replicas:
+            self.rows["replica", each.runtime_id] = each
+        for runtime_id in line.removed_replicas:
+            self.rows.pop(("replica", runtime_id), None)
+        self.failures += [each.code for each in line.failures]
+
+
+async def _drain(subscription: Subscription, reader: Reader) -> None:
+    while subscription._lines:
+        reader.apply(await subscription.take())
+        subscription.sent()
+
+
+def _state(hub: FeedHub) -> dict[tuple[str, object], object]:
+    reader = Reader()
+    reader.apply(msgspec.json.encode(hub.snapshot()) + b"\n")
+    return reader.rows
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("key"), st.integers(0, 3)),
+        st.tuples(st.just("model"), st.integers(0, 3)),
+        st.tuples(st.just("version"), st.integers(0, 3)),
+        st.tuples(st.just("replica"), st.integers(0, 3)),
+        st.tuples(st.just("drain"), st.integers(0, 3)),
+        st.tuples(st.just("remove"), st.integers(0, 3)),
+        st.tuples(st.just("failure"), st.integers(0, 3)),
+        st.tuples(st.just("read"), st.just(0)),
+        st.tuples(st.just("resync"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+def _publish(hub: FeedHub, step: str, number: int) -> None:
+    match step:
+        case "key":
+            hub.publish(keys=(KeyRow(key_id=str(number), secret_sha256="0", tenant="t", scopes=(Scope.INFER,)),))
+        case "model":
+            hub.publish(models=(ModelRow(tenant="t", model=f"m{number}", aliases={"prod": "v"}, created_at_s=0),))
+        case "version":
+            row = VersionRow(tenant="t", model="m", version=f"v{number}", limits=LIMITS, created_at_s=0)
+            hub.publish(versions=(row,))
+        case "replica":
+            hub.publish(replicas=(replica(number),))
+        case "drain":
+            hub.publish(replicas=(replica(number, draining=True),))
+        case "remove":
+            hub.publish(removed_replicas=(f"r{number}",))
+        case "failure":
+            hub.publish(failures=(failure(number),))
+
+
+async def _play(steps: list[tuple[str, int]]) -> None:
+    hub, faithful, reader = FeedHub(max_lines=6), Reader(), Reader()
+    with ExitStack() as readers:
+        faithful_subscription = readers.enter_context(hub.subscribe())
+        subscription = readers.enter_context(hub.subscribe())
+        for step, number in steps:
+            if step in ("read", "resync") and (subscription.is_cut or step == "resync"):
+                subscription, reader = readers.enter_context(hub.subscribe()), Reader()
+            elif step == "read":
+                await _drain(subscription, reader)
+            _publish(hub, step, number)
+            await _drain(faithful_subscription, faithful)
+        if not subscription.is_cut:
+            await _drain(subscription, reader)
+            assert reader.rows == _state(hub)
+    assert faithful.rows == _state(hub)
+    assert faithful.failures == [f"c{number}" for step, number in steps if step == "failure"]
+
+
+@given(STEPS)
+def test_snapshot_and_changes_add_up(steps: list[tuple[str, int]]) -> None:
+    """Whenever a reader came and however often it was cut, having read all it knows exactly what the hub does."""
+    asyncio.run(_play(steps))
+
+
+def test_a_lost_change_is_noticed() -> None:
+    """Negative control: a reader that misses one line fails the check above."""
+
+    async def main() -> None:
+        hub, reader = FeedHub(), Reader()
+        with hub.subscribe() as subscription:
+            await _drain(subscription, reader)
+            hub.publish(replicas=(replica(1),))
+            subscription._lines.clear()
+            hub.publish(replicas=(replica(2),))
+            with pytest.raises(AssertionError, match="missing"):
+                await _drain(subscription, reader)
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_is_cut_and_others_are_not() -> None:
+    """Its queue never grows over the bound; it hears that it fell behind, and a new subscription has everything."""
+
+    async def main() -> None:
+        hub = FeedHub(max_lines=10)
+        with hub.subscribe() as slow, hub.subscribe() as quick:
+            reader = Reader()
+            for number in range(50):
+                hub.publish(replicas=(replica(number),))
+                while quick._lines:
+                    reader.apply(await quick.take())
+                    quick.sent()
+                assert len(slow._lines) <= 10
+            with pytest.raises(FellBehind):
+                await slow.take()
+            assert not quick.is_cut
+            with hub.subscribe() as again:
+                resynced = Reader()
+                resynced.apply(await again.take())
+                assert resynced.rows == reader.rows
+
+    asyncio.run(main())
+
+
+def test_silence_is_filled_with_heartbeats() -> None:
+    """A line that changes nothing says that we live."""
+
+    async def main() -> None:
+        hub, reader = FeedHub(), Reader()
+        with hub.subscribe() as subscription:
+            reader.apply(await subscription.take())
+            before = dict(reader.rows), reader.revision
+            reader.apply(await subscription.take(heartbeat_s=0.01))
+            assert (reader.rows, reader.revision) == before
+
+    asyncio.run(main())
+
+
+def test_settled_waits_for_every_present_reader() -> None:
+    """A drain begins once all were told: those who left or were cut are not waited for, those who lag are."""
+
+    async def main() -> None:
+        hub = FeedHub()
+        with hub.subscribe() as one:
+            two_block = hub.subscribe()
+            two = two_block.__enter__()
+            revision = hub.publish(replicas=(replica(1),))
+            settling = asyncio.create_task(hub.settled(revision, 5.0))
+            for _ in range(2):
+                await one.take()
+                one.sent()
+            await asyncio.sleep(0)
+            assert not settling.done()
+            await two.take()
+            two.sent()  # the snapshot only: it was made before the publication
+            await asyncio.sleep(0)
+            assert not settling.done()
+            two_block.__exit__(None, None, None)
+            assert await settling
+            assert not await hub.settled(revision + 1, 0.01), "nobody was told of what was not published"
+
+    asyncio.run(main())

@@ -1,0 +1,91 @@
+"""Keys are made once, kept as digests, written whole and private, and mended after a crash between file and row."""
+
+import asyncio
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from contracts.control import KeyRow, Scope
+from controlplane.feed import FeedHub
+from controlplane.keys import BadKeyFile, KeyStore, ensure_key_file, key_row, new_key_text
+from controlplane.store import Database, sqlite_engine
+from tests.controlplane.builders import NOW_S
+
+
+def _bootstrap(data: Path) -> tuple[KeyRow, ...]:
+    async def main() -> tuple[KeyRow, ...]:
+        feed, database = FeedHub(), Database(sqlite_engine(data / "kelvin.db"))
+        try:
+            await KeyStore(database, feed).bootstrap(data, NOW_S)
+            return feed.snapshot().keys
+        finally:
+            database.close()
+
+    return asyncio.run(main())
+
+
+def test_the_first_start_makes_two_keys(tmp_path: Path) -> None:
+    """One key infers, the other administers, neither does both; files are 0600, the database has digests only."""
+    rows = _bootstrap(tmp_path)
+    assert {row.scopes for row in rows} == {(Scope.ADMIN,), (Scope.INFER,)}
+    for name, scope in (("admin.key", Scope.ADMIN), ("default.key", Scope.INFER)):
+        text = (tmp_path / name).read_text().strip()
+        row = next(row for row in rows if row.scopes == (scope,))
+        assert text.split("-")[1] == row.key_id
+        assert row.secret_sha256 == hashlib.sha256(text.encode()).hexdigest()
+        assert row.tenant == "default"
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+        assert text.encode() not in b"".join(path.read_bytes() for path in tmp_path.glob("kelvin.db*"))
+
+
+def test_the_next_start_makes_none(tmp_path: Path) -> None:
+    """Files and rows stay as they are, even where a file was taken away for safe keeping."""
+    before = _bootstrap(tmp_path)
+    (tmp_path / "admin.key").unlink()
+    assert set(_bootstrap(tmp_path)) == set(before)
+    assert not (tmp_path / "admin.key").exists()
+
+
+def test_a_crash_between_file_and_database_is_mended(tmp_path: Path) -> None:
+    """The key in the file becomes valid at the next start: what a user may have read is never replaced."""
+    text = ensure_key_file(tmp_path / "admin.key")
+    rows = _bootstrap(tmp_path)
+    assert (tmp_path / "admin.key").read_text().strip() == text
+    assert hashlib.sha256(text.encode()).hexdigest() in {row.secret_sha256 for row in rows}
+
+
+def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
+    """Something else under the name stops the start, with the name in the message."""
+    (tmp_path / "admin.key").write_text("dear diary")
+    with pytest.raises(BadKeyFile, match=r"admin\.key: it does not hold a key"):
+        _bootstrap(tmp_path)
+    assert (tmp_path / "admin.key").read_text() == "dear diary"
+
+
+def test_no_reader_sees_half_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash while the key is written leaves no file of that name."""
+
+    def crash(*_: object) -> None:
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(OSError, match="power cut"):
+        ensure_key_file(tmp_path / "admin.key")
+    assert not (tmp_path / "admin.key").exists()
+    monkeypatch.undo()
+    assert ensure_key_file(tmp_path / "admin.key") == (tmp_path / "admin.key").read_text().strip()
+
+
+def test_keys_have_the_promised_form() -> None:
+    """`kv-<12>-<43>`, never twice the same; anything else is no key."""
+    texts = {new_key_text() for _ in range(100)}
+    assert len(texts) == 100
+    for text in texts:
+        assert key_row(text, "default", (Scope.INFER,)).key_id == text[3:15]
+        assert len(text) == 3 + 12 + 1 + 43
+    for broken in ("", "kv-short-x", next(iter(texts))[:-1], next(iter(texts)) + "A", next(iter(texts)).upper()):
+        with pytest.raises(BadKeyFile):
+            key_row(broken, "default", (Scope.INFER,))

@@ -1,0 +1,237 @@
+"""The registry: the first push makes `prod`, a deploy moves it, a restart forgets nothing, repeats change nothing."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from contracts.control import Feed
+from contracts.errors import Conflict, Failure, InvalidRequest, ModelNotFound, NotFound, Refused
+from controlplane.facts import ScaleChange, ScaleSettings
+from controlplane.feed import FeedHub
+from controlplane.policy.lifecycle import VersionEvent, VersionState
+from controlplane.registry import Registry
+from tests.controlplane.builders import NOW_S, TENANT, digest, key, opened_registry, registration
+
+
+async def _refusal(work: object) -> Failure:
+    with pytest.raises(Refused) as refused:
+        await work  # type: ignore[misc]
+    return refused.value.failure
+
+
+def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Path) -> None:
+    """`prod` names the first version until a deploy says otherwise."""
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            assert await registry.register(registration(letter="a"), NOW_S)
+            assert await registry.register(registration(letter="b"), NOW_S + 1)
+            assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
+            assert await registry.deploy(TENANT, "m", "b" * 12) == digest("b")
+            assert registry.model(TENANT, "m").aliases == {"prod": digest("b")}
+            assert [each.registration.version for each in registry.model(TENANT, "m").versions] == [
+                digest("a"),
+                digest("b"),
+            ]
+
+    asyncio.run(main())
+
+
+def test_a_repeat_registers_nothing(tmp_path: Path) -> None:
+    """The snapshotter may tell of a version as often as it likes."""
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            assert await registry.register(registration(), NOW_S)
+            before = registry.model(TENANT, "m")
+            assert not await registry.register(registration(), NOW_S + 5)
+            assert registry.model(TENANT, "m") == before
+
+    asyncio.run(main())
+
+
+def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
+    """What was answered is on disk: models, aliases, scale settings, faults."""
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            await registry.register(registration(letter="a"), NOW_S)
+            await registry.register(registration(letter="b"), NOW_S + 1)
+            await registry.register(registration(model="n", letter="a"), NOW_S + 2)
+            await registry.deploy(TENANT, "m", "b" * 64)
+            await registry.rescale(TENANT, "m", ScaleChange(min=1, max=3, target=2.5, window_s=6.0, grace_s=0.0))
+            await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+            before = registry.models(TENANT)
+        async with opened_registry(tmp_path) as registry:
+            assert registry.models(TENANT) == before
+            assert registry.model(TENANT, "m").scale.target == 2.5
+            found = registry.find(key(letter="a"))
+            assert found is not None
+            assert (found[1].state, found[1].fault) == (VersionState.FAULTY, "chunk_corrupt")
+
+    asyncio.run(main())
+
+
+def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
+    """Each way of saying no is a fact with the value in it, and changes nothing."""
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            twins = ("c" * 63 + "1", "c" * 63 + "2")
+            for version in (digest("a"), *twins):
+                base = registration()
+                await registry.register(
+                    type(base)(**{name: getattr(base, name) for name in base.__struct_fields__} | {"version": version}),
+                    NOW_S,
+                )
+            before = registry.models(TENANT)
+            assert await _refusal(registry.deploy(TENANT, "nope", "a" * 12)) == ModelNotFound("nope")
+            assert await _refusal(registry.deploy("other", "m", "a" * 12)) == ModelNotFound("m")
+            assert await _refusal(registry.deploy(TENANT, "m", "d" * 12)) == NotFound("version", "m@" + "d" * 12)
+            assert isinstance(await _refusal(registry.deploy(TENANT, "m", "c" * 12)), InvalidRequest)
+            assert isinstance(await _refusal(registry.deploy(TENANT, "m", "a" * 11)), InvalidRequest)
+            assert isinstance(await _refusal(registry.register(registration(model="No"), NOW_S)), InvalidRequest)
+            stranger = registration(model="new", tenant="stranger")
+            assert await _refusal(registry.register(stranger, NOW_S)) == NotFound("tenant", "stranger")
+            crossing = registry.rescale(TENANT, "m", ScaleChange(min=2))
+            assert await _refusal(crossing) == InvalidRequest("min", "2", "must be 1 (max) or less")
+            part = registry.rescale(TENANT, "m", ScaleChange(window_s=6.5))
+            assert isinstance(await _refusal(part), InvalidRequest)
+            assert registry.models(TENANT) == before
+            assert registry.models("stranger") == ()
+
+    asyncio.run(main())
+
+
+def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
+    """A deploy of known-broken bytes is refused; a restore that works, or another push, lifts it."""
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            await registry.register(registration(letter="a"), NOW_S)
+            await registry.register(registration(letter="b"), NOW_S)
+            for mended in (
+                registry.note(key(letter="b"), VersionEvent.RESTORED),
+                registry.register(registration(letter="b"), NOW_S),
+            ):
+                await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+                assert isinstance(await _refusal(registry.deploy(TENANT, "m", digest("b"))), Conflict)
+                await mended
+                assert await registry.deploy(TENANT, "m", digest("b")) == digest("b")
+
+    asyncio.run(main())
+
+
+def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
+    """What is not given stays; a target can be taken back."""
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            await registry.register(registration(), NOW_S)
+            assert await registry.rescale(TENANT, "m", ScaleChange()) == ScaleSettings()
+            assert await registry.rescale(TENANT, "m", ScaleChange(max=4)) == ScaleSettings(max=4)
+            assert await registry.rescale(TENANT, "m", ScaleChange(target=3.0)) == ScaleSettings(max=4, target=3.0)
+            assert await registry.rescale(TENANT, "m", ScaleChange(target=None)) == ScaleSettings(max=4)
+
+    asyncio.run(main())
+
+
+def test_what_is_published_is_durable_already(tmp_path: Path) -> None:
+    """Each change is on disk when the feed hears of it; negative control: the same look before the commit sees none."""
+    seen: list[tuple[int, int]] = []
+
+    class Looking(FeedHub):
+        def publish(self, **rows: Any) -> int:
+            if rows.get("versions"):
+                seen.append((len(rows["versions"]), _versions_on_disk(tmp_path)))
+            return super().publish(**rows)
+
+    async def main() -> None:
+        async with opened_registry(tmp_path, Looking()) as registry:
+            assert _versions_on_disk(tmp_path) == 0
+            await registry.register(registration(letter="a"), NOW_S)
+            await registry.register(registration(letter="b"), NOW_S)
+        async with opened_registry(tmp_path, Looking()):
+            assert seen == [(1, 1), (1, 2), (2, 2)]
+
+    asyncio.run(main())
+
+
+def _versions_on_disk(data: Path) -> int:
+    """As another process sees it."""
+    connection = sqlite3.connect(data / "kelvin.db")
+    try:
+        (count,) = connection.execute("SELECT COUNT(*) FROM versions").fetchone()
+        return int(count)
+    finally:
+        connection.close()
+
+
+def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
+    """Fifty pushes and deploys at once: every version is there once, and memory is what a reload gives."""
+
+    async def main() -> None:
+        letters = "abcdef"
+        async with opened_registry(tmp_path) as registry:
+            await registry.register(registration(letter="a"), NOW_S)
+            pushes = [registry.register(registration(letter=letter), NOW_S) for letter in letters * 5]
+            scales = [registry.rescale(TENANT, "m", ScaleChange(max=number + 1)) for number in range(20)]
+            created = await asyncio.gather(*pushes)
+            await asyncio.gather(*scales, registry.deploy(TENANT, "m", digest("f")))
+            assert sum(created) == len(letters) - 1
+            before = registry.models(TENANT)
+        async with opened_registry(tmp_path) as registry:
+            assert registry.models(TENANT) == before
+
+    asyncio.run(main())
+
+
+def test_the_feed_tells_of_models_and_versions(tmp_path: Path) -> None:
+    """A snapshot after a restart names every model with its aliases, and every version."""
+
+    async def main() -> Feed:
+        async with opened_registry(tmp_path) as registry:
+            await registry.register(registration(letter="a"), NOW_S)
+            await registry.register(registration(letter="b"), NOW_S)
+        feed = FeedHub()
+        async with opened_registry(tmp_path, feed):
+            return feed.snapshot()
+
+    snapshot = asyncio.run(main())
+    assert [(row.model, row.aliases) for row in snapshot.models] == [("m", {"prod": digest("a")})]
+    assert {row.version for row in snapshot.versions} == {digest("a"), digest("b")}
+
+
+def test_a_failed_commit_shows_nothing(tmp_path: Path) -> None:
+    """Where the disk refuses, memory and feed stay as they were."""
+
+    async def main() -> None:
+        feed = FeedHub()
+        async with opened_registry(tmp_path, feed) as registry:
+            await registry.register(registration(letter="a"), NOW_S)
+            before, snapshot = registry.models(TENANT), feed.snapshot()
+            await _forbid_inserts(registry)
+            with pytest.raises(Exception, match="disk is full"):
+                await registry.register(registration(letter="b"), NOW_S)
+            assert registry.models(TENANT) == before
+            assert feed.snapshot() == snapshot
+
+    asyncio.run(main())
+
+
+async def _forbid_inserts(registry: Registry) -> None:
+    def trigger(connection: Connection) -> None:
+        connection.execute(
+            text("CREATE TRIGGER full BEFORE INSERT ON versions BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+        )
+
+    await registry._database.write(trigger)
+
+
+def test_scale_defaults_are_the_policys() -> None:
+    """A model scales from zero to one replica, over Knative's window and grace, until told otherwise."""
+    assert ScaleSettings() == ScaleSettings(min=0, max=1, target=None, window_s=60.0, grace_s=30.0)

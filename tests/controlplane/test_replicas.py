@@ -1,0 +1,148 @@
+"""The table of replicas: no illegal move, slots held until death, indexes always right, whatever comes and when."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from controlplane.policy.lifecycle import IllegalMove
+from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
+from controlplane.replicas import NoSlot, Replica, ReplicaTable, Start
+from tests.controlplane.builders import key
+
+SLOTS = 4
+KEYS = [key(letter=letter) for letter in "abc"]
+
+
+class Table(RuleBasedStateMachine):
+    """Random births, starts, binds, events and deaths against a plain model of what must hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = ReplicaTable(SLOTS)
+        self.alive: dict[str, ReplicaState] = {}
+        self.starts: list[Start] = []
+        self.born = 0
+
+    def _any(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.alive)))
+
+    @rule()
+    def fork(self) -> None:
+        self.born += 1
+        self.table.add(Replica(f"r{self.born}", ReplicaState.FORKED, 0))
+        self.alive[f"r{self.born}"] = ReplicaState.FORKED
+
+    @rule(which=st.sampled_from(KEYS))
+    def begin(self, which: object) -> None:
+        held = self.table.held
+        try:
+            self.starts.append(self.table.begin(which, 0))  # type: ignore[arg-type]
+        except NoSlot:
+            assert held >= SLOTS
+            assert self.table.held == held
+        else:
+            assert held < SLOTS
+
+    @precondition(lambda self: self.starts)
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        start = data.draw(st.sampled_from(self.starts))
+        self.starts.remove(start)
+        self.table.abandon(start)
+        self.table.abandon(start)
+        assert not self.table.is_pending(start)
+
+    @precondition(lambda self: self.starts and self.alive)
+    @rule(data=st.data())
+    def bind(self, data: st.DataObject) -> None:
+        start, runtime_id = data.draw(st.sampled_from(self.starts)), self._any(data)
+        before = self.table[runtime_id]
+        try:
+            after = self.table.bind(start, runtime_id, 1, "cpu-1")
+        except IllegalMove:
+            assert before.state is not ReplicaState.STANDBY
+            assert self.table[runtime_id] == before
+            assert self.table.is_pending(start)
+        else:
+            assert (before.state, after.state, after.key) == (ReplicaState.STANDBY, ReplicaState.RESTORING, start.key)
+            self.alive[runtime_id] = after.state
+            self.starts.remove(start)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), event=st.sampled_from([each for each in ReplicaEvent if each is not ReplicaEvent.BIND]))
+    def move(self, data: st.DataObject, event: ReplicaEvent) -> None:
+        runtime_id = self._any(data)
+        before, held = self.table[runtime_id], self.table.held
+        try:
+            self.alive[runtime_id] = self.table.move(runtime_id, event, 2).state
+        except IllegalMove:
+            assert self.table[runtime_id] == before
+        assert self.table.held == held, "only a death frees a slot"
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        runtime_id = self._any(data)
+        held, replica = self.table.held, self.table[runtime_id]
+        assert self.table.remove(runtime_id) == replica
+        assert self.table.remove(runtime_id) is None
+        assert self.table.held == held - (replica.key is not None)
+        del self.alive[runtime_id]
+
+    @invariant()
+    def holds(self) -> None:
+        self.table.check_integrity()
+        assert {replica.runtime_id: replica.state for replica in self.table} == self.alive
+        assert self.table.held <= SLOTS
+        for which in KEYS:
+            live = [each for each in self.table.of(which) if each.state in ("restoring", "ready")]
+            assert self.table.live(which) == len(live) + sum(start.key == which for start in self.starts)
+
+
+Table.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTable = Table.TestCase
+
+
+def _table(state: ReplicaState) -> ReplicaTable:
+    table = ReplicaTable(SLOTS)
+    bound = state in (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
+    table.add(Replica("r1", state, 0, key=KEYS[0] if bound else None))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [
+        pytest.param(ReplicaState.READY, ReplicaEvent.END, id="what serves is never ended without a drain"),
+        pytest.param(ReplicaState.DRAINING, ReplicaEvent.BOUND, id="what drains does not serve again"),
+        pytest.param(ReplicaState.JOB, ReplicaEvent.PARKED, id="a standby that ran a job is not parked again"),
+        pytest.param(ReplicaState.RESTORING, ReplicaEvent.PARKED, id="what was bound is not parked again"),
+        pytest.param(ReplicaState.ENDING, ReplicaEvent.BOUND, id="what was told to end does not serve"),
+        pytest.param(ReplicaState.FORKED, ReplicaEvent.TOOK_JOB, id="what is not parked takes no job"),
+    ],
+)
+def test_illegal_moves(state: ReplicaState, event: ReplicaEvent) -> None:
+    """The shape of the table keeps the two rules of the docstring."""
+    table = _table(state)
+    with pytest.raises(IllegalMove):
+        table.move("r1", event, 1)
+    assert table["r1"].state is state
+
+
+def test_a_second_process_of_the_same_name_is_refused() -> None:
+    """Ids are given once."""
+    table = _table(ReplicaState.STANDBY)
+    with pytest.raises(ValueError, match="exists"):
+        table.add(Replica("r1", ReplicaState.FORKED, 0))
+
+
+def test_the_integrity_check_sees_a_broken_index() -> None:
+    """Negative control: a replica behind the index's back turns the check red."""
+    table = _table(ReplicaState.READY)
+    table.check_integrity()
+    table._replicas["r1"] = replace(table._replicas["r1"], key=KEYS[1])
+    with pytest.raises(AssertionError):
+        table.check_integrity()

@@ -1,0 +1,120 @@
+"""A commit that returned survives, readers see whole transactions, writers never collide."""
+
+import asyncio
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, insert, select, text
+
+from controlplane import schema
+from controlplane.store import Database, sqlite_engine
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kelvin.db"
+
+
+def _add(connection: Connection, tenant: str) -> None:
+    connection.execute(insert(schema.tenants).values(tenant=tenant, created_at_s=1))
+
+
+def _tenants(connection: Connection) -> set[str]:
+    return set(connection.execute(select(schema.tenants.c.tenant)).scalars())
+
+
+def test_it_is_durable_and_private(path: Path) -> None:
+    """WAL with synchronous=FULL on every connection, and nobody else reads the file or its log."""
+
+    def pragmas(connection: Connection) -> tuple[str, int, int]:
+        def ask(name: str) -> int | str:
+            found: int | str = connection.execute(text(f"PRAGMA {name}")).scalar_one()
+            return found
+
+        return str(ask("journal_mode")), int(ask("synchronous")), int(ask("foreign_keys"))
+
+    async def main() -> None:
+        database = Database(sqlite_engine(path))
+        assert await database.read(pragmas) == ("wal", 2, 1)
+        assert await database.write(pragmas) == ("wal", 2, 1)
+        await database.write(lambda connection: _add(connection, "t"))
+        for file in path.parent.iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+        database.close()
+
+    asyncio.run(main())
+
+
+def test_what_was_written_is_there_after_a_reopening(path: Path) -> None:
+    """Durable on return."""
+
+    async def main() -> None:
+        database = Database(sqlite_engine(path))
+        await database.write(lambda connection: _add(connection, "t"))
+        database.close()
+        again = Database(sqlite_engine(path))
+        assert await again.read(_tenants) == {"t"}
+        again.close()
+
+    asyncio.run(main())
+
+
+def test_a_transaction_that_raises_leaves_nothing(path: Path) -> None:
+    """Whole or not at all."""
+
+    def breaks(connection: Connection) -> None:
+        _add(connection, "half")
+        raise RuntimeError("no")
+
+    async def main() -> None:
+        database = Database(sqlite_engine(path))
+        with pytest.raises(RuntimeError, match="no"):
+            await database.write(breaks)
+        assert await database.read(_tenants) == set()
+        database.close()
+
+    asyncio.run(main())
+
+
+def test_many_writers_and_readers_at_once(path: Path) -> None:
+    """Two hundred writes that read first, beside as many reads: none is refused, none is lost."""
+
+    def read_then_add(connection: Connection, name: str) -> None:
+        assert name not in _tenants(connection)
+        _add(connection, name)
+
+    async def main() -> None:
+        database = Database(sqlite_engine(path))
+        names = [f"t{number}" for number in range(200)]
+        writes = [database.write(lambda connection, name=name: read_then_add(connection, name)) for name in names]  # type: ignore[misc]
+        reads = [database.read(_tenants) for _ in names]
+        await asyncio.gather(*writes, *reads)
+        assert await database.read(_tenants) == set(names)
+        database.close()
+
+    asyncio.run(main())
+
+
+def test_a_reader_does_not_wait_for_a_writer(path: Path) -> None:
+    """A long transaction shows nothing of itself and holds nobody up."""
+
+    async def main() -> None:
+        database, inside, leave = Database(sqlite_engine(path)), threading.Event(), threading.Event()
+
+        def slow(connection: Connection) -> None:
+            _add(connection, "t")
+            inside.set()
+            assert leave.wait(10)
+
+        writing = asyncio.create_task(database.write(slow))
+        assert await asyncio.to_thread(inside.wait, 10)
+        async with asyncio.timeout(5):
+            assert await database.read(_tenants) == set()
+        leave.set()
+        await writing
+        assert await database.read(_tenants) == {"t"}
+        database.close()
+
+    asyncio.run(main())
