@@ -40,6 +40,7 @@ _KINDS: Final = (ATTESTATIONS, DRAFTS, INDEX, INPUTS, MANIFESTS, PACKS)
 _NAMED: Final = 3  # chunks that a finding names; the rest are counted
 
 PUSH_AGAIN: Final = "push the model again from its source"
+PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it: the version is gone then"
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ class Fsck:
             except Refused as refused:
                 if refused.failure.retryable:
                     raise
-                yield FsckFinding(key=key, fault=refused.failure.message, mend=PUSH_AGAIN)
+                yield FsckFinding(key=key, fault=refused.failure.message, mend=PUSH_OR_DELETE)
 
     async def _check_packs(
         self, tenant: str, packs: list[str], indexes: list[str], state: _State
@@ -173,7 +174,7 @@ class Fsck:
             if missing:
                 some = ", ".join(missing[:_NAMED])
                 fault = f"{len(missing)} of {len(wanted)} chunks are missing or damaged: {some}"
-                yield FsckFinding(key=key, fault=fault, mend=f"mend the packs named above, then {PUSH_AGAIN}")
+                yield FsckFinding(key=key, fault=fault, mend=f"after the packs above, {PUSH_OR_DELETE}")
                 continue
             for path in await self._damaged_files(tenant, manifest, state):
                 fault = f"the pinned file {path} does not match its digest"

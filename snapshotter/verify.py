@@ -53,9 +53,10 @@ async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
 
 
 async def _read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple[PackEntry, ...]:
-    trailer = await store.read(key, max(0, size - TRAILER_BYTES))
-    length = footer_bytes(trailer, size, pack)
-    return decode_footer(await store.read(key, size - length), size, pack)
+    # Lengths are given, for a whole read would raise where damage is to be reported.
+    trailing = min(size, TRAILER_BYTES)
+    length = footer_bytes(await store.read(key, size - trailing, trailing), size, pack)
+    return decode_footer(await store.read(key, size - length, length), size, pack)
 
 
 def _spans(entries: tuple[PackEntry, ...], size: int) -> Iterator[tuple[int, int, str | None]]:

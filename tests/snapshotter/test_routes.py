@@ -1,0 +1,284 @@
+"""The push API over a real Unix socket: who may call, what is refused before any byte of weights, what is bounded."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from blake3 import blake3
+
+from contracts.control import Scope
+from contracts.errors import Unavailable
+from contracts.push import CommitRequest, Missing, MissingRequest, Plan, PlanRequest
+from contracts.wire import decode, encode
+from snapshotter.app import SOCKET
+from snapshotter.policy.layout import assemble
+from tests.snapshotter.control import UNSERVED
+from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
+from tests.snapshotter.models import Model, default_config, request_of
+from tests.snapshotter.policy.test_intake import REFUSALS, config
+from tests.snapshotter.sender import digests_of
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One house for all tests of this file: each uses tenants of its own."""
+    settings = settings_for(tmp_path_factory.mktemp("house"), max_version_bytes=1 << 20)
+    with open_house(settings) as opened:
+        yield opened
+
+
+def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
+    return client.post(f"/push/v1{path}", content=encode(body))
+
+
+def planned(client: httpx.Client, model: Model | None = None) -> Plan:
+    answer = post(client, "/plans", (model or Model()).request())
+    assert answer.status_code == 200, answer.text
+    return decode(answer.content, Plan)
+
+
+def problem(answer: httpx.Response) -> tuple[int, str, str]:
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    return answer.status_code, body["code"], body["detail"]
+
+
+MORE = [
+    pytest.param(Model(config=config(architectures=[UNSERVED])).files(), "config.json", "its attention is chunked",
+                 id="an architecture that the gate refuses"),
+    pytest.param(Model(config=config(gate_vocab_size=31)).files(), "tokenizer.json", "the embedding has 31 rows",
+                 id="a tokenizer larger than the vocabulary that the gate found"),
+    pytest.param(Model(config=config(max_position_embeddings=1)).files(), "config.json", "1 positions",
+                 id="a model that can't answer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "path", "reason"), [*REFUSALS, *MORE])
+def test_refused_before_any_chunk(house: House, files: dict[str, bytes], path: str, reason: str) -> None:
+    """Every refusal comes with the plan, as problem details; nothing was staged, nothing is in the store."""
+    with house.client("refused") as client:
+        status, code, detail = problem(post(client, "/plans", request_of(files)))
+    assert (status, code) == (422, "artifact_rejected")
+    assert detail.startswith(f"{path}: ")
+    assert reason in detail
+    assert not (house.data / "staging" / "refused").exists()
+    assert not (house.store / "refused").exists()
+
+
+def test_too_large_a_version(house: House) -> None:
+    """What can never fit is told with the plan."""
+    big = Model(config=default_config())
+    big.shards["model.safetensors"] |= {"big": type(big.shards["model.safetensors"]["model.norm.weight"])(
+        "U8", (1 << 20,), bytes(1 << 20))}  # fmt: skip
+    with house.client("large") as client:
+        assert problem(post(client, "/plans", big.request()))[:2] == (507, "capacity_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        pytest.param({}, 401, id="nobody"),
+        pytest.param({"x-kelvin-principal": "{}"}, 400, id="half a caller"),
+        pytest.param(principal(TENANT, Scope.INFER), 403, id="a key for inference"),
+        pytest.param(principal("Not a label"), 400, id="a tenant that is no label"),
+        pytest.param(principal("../up"), 400, id="a tenant that is a path"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/plans"), ("POST", "/plans/0/missing"), ("PUT", "/plans/0/chunks/0"), ("POST", "/plans/0/commit"),
+        ("POST", "/fsck"),
+    ],
+)  # fmt: skip
+def test_callers(house: House, headers: dict[str, str], status: int, method: str, path: str) -> None:
+    """Every route wants a caller who may push, before it reads the body."""
+    with house.client() as client:
+        client.headers.pop("x-kelvin-principal")
+        assert problem(client.request(method, f"/push/v1{path}", headers=headers))[0] == status
+
+
+def test_tenants_are_apart(house: House) -> None:
+    """Another tenant's plan is unknown in every call, and its chunks are missing to everybody else."""
+    with house.client("alpha") as alpha, house.client("beta") as beta:
+        plan = planned(alpha)
+        digests = digests_of(plan, Model().files())
+        body = MissingRequest(digests=digests)
+        assert post(alpha, f"/plans/{plan.plan_id}/missing", body).status_code == 200
+        for answer in (
+            post(beta, f"/plans/{plan.plan_id}/missing", body),
+            beta.put(f"/push/v1/plans/{plan.plan_id}/chunks/{digests[-1]}", content=b""),
+            post(beta, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests)),
+        ):
+            assert problem(answer)[:2] == (404, "not_found")
+        push_whole(alpha, plan)
+        theirs = planned(beta)
+        missing = decode(post(beta, f"/plans/{theirs.plan_id}/missing", body).content, Missing)
+        pinned = {piece.path for chunk in theirs.chunks for piece in chunk.pieces if piece.path.endswith(".json")}
+        weights = [chunk for chunk in theirs.chunks if not {piece.path for piece in chunk.pieces} & pinned]
+        assert len(missing.digests) == len(weights)
+
+
+def push_whole(client: httpx.Client, plan: Plan, files: dict[str, bytes] | None = None) -> dict[str, Any]:
+    files = Model().files() if files is None else files
+    digests = digests_of(plan, files)
+    answer = post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+    chunks = dict(zip(digests, plan.chunks, strict=True))
+    for digest in decode(answer.content, Missing).digests:
+        data = assemble(chunks[digest], files)
+        assert client.put(f"/push/v1/plans/{plan.plan_id}/chunks/{digest}", content=data).status_code == 204
+    while True:
+        committed = post(client, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests))
+        if committed.status_code != 202:
+            assert committed.status_code == 200, committed.text
+            found: dict[str, Any] = committed.json()
+            return found
+
+
+def test_chunks_are_checked(house: House) -> None:
+    """Only what was announced is taken, only at its length, with its digest and zero padding."""
+    files = Model().files()
+    with house.client("chunks") as client:
+        plan = planned(client)
+        digests = digests_of(plan, files)
+        last = plan.chunks[-1]
+        good = assemble(last, files)
+        url = f"/push/v1/plans/{plan.plan_id}/chunks"
+        assert problem(client.put(f"{url}/{digests[-1]}", content=good))[:2] == (409, "conflict")
+        post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+        assert problem(client.put(f"{url}/{digests[-1]}", content=good[:-1]))[0] == 400
+        assert problem(client.put(f"{url}/{digests[-1]}", content=good + b"\0"))[:2] == (413, "request_too_large")
+        flipped = bytes([good[0] ^ 1]) + good[1:]
+        assert "do not match" in problem(client.put(f"{url}/{digests[-1]}", content=flipped))[2]
+        assert problem(client.put(f"{url}/{'0' * 64}", content=good))[0] == 400
+        assert problem(client.put(f"{url}/nonsense", content=good))[0] == 400
+        assert client.put(f"{url}/{digests[-1]}", content=good).status_code == 204
+        assert client.put(f"{url}/{digests[-1]}", content=good).status_code == 204  # repeats are harmless
+
+
+def test_padding_is_checked(house: House) -> None:
+    """A chunk that matches its digest but hides bytes in its padding is refused."""
+    files = Model().files()
+    with house.client("padding") as client:
+        plan = planned(client)
+        assert plan.chunks[-1].pieces[-1].pad
+        bent = assemble(plan.chunks[-1], files)[:-1] + b"x"
+        digests = (*digests_of(plan, files)[:-1], blake3(bent).hexdigest())
+        post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+        answer = client.put(f"/push/v1/plans/{plan.plan_id}/chunks/{digests[-1]}", content=bent)
+        assert "padding must be zeros" in problem(answer)[2]
+
+
+@pytest.mark.parametrize("call", ["missing", "commit"])
+def test_digests_are_checked(house: House, call: str) -> None:
+    """One per chunk; and the small files are those that were judged, whatever the client sends later."""
+    files = Model().files()
+    with house.client("digests") as client:
+        plan = planned(client)
+        digests = digests_of(plan, files)
+        other = digests_of(plan, files | {"config.json": files["config.json"].replace(b"Toy", b"Bad")})
+        assert other[0] != digests[0]
+        for wrong in (digests[:-1], (*digests, digests[0]), other, (digests[1], *digests[1:])):
+            kind = MissingRequest if call == "missing" else CommitRequest
+            answer = post(client, f"/plans/{plan.plan_id}/{call}", kind(digests=wrong))
+            assert problem(answer)[:2] == (409, "conflict")
+
+
+def test_commit_before_the_chunks(house: House) -> None:
+    """A commit of what was not sent is a conflict, and can be mended by sending it."""
+    with house.client("early") as client:
+        plan = planned(client)
+        digests = digests_of(plan, Model().files())
+        answer = post(client, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests))
+        assert problem(answer)[:2] == (409, "conflict")
+        first = push_whole(client, plan)
+        assert first["created"]
+        again = post(client, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests))
+        assert again.json() == first  # whose answer was lost may ask again
+
+
+def test_passing_failures_can_be_repeated(house: House) -> None:
+    """The control plane away: 503 with a time to wait, and the same call succeeds later."""
+    with house.client("patient") as client:
+        house.control.failures = {"gate": [Unavailable("a standby", 2.0)], "seal": [Unavailable("a standby")]}
+        refused = post(client, "/plans", Model().request())
+        assert problem(refused)[:2] == (503, "unavailable")
+        assert refused.headers["retry-after"] == "2"
+        plan = planned(client)
+        digests = digests_of(plan, Model().files())
+        with pytest.raises(AssertionError, match="standby"):
+            push_whole(client, plan)
+        answer = post(client, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests))
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        pytest.param(b"", 400, id="nothing"),
+        pytest.param(b"[]", 400, id="a list"),
+        pytest.param(b'{"model": "m"}', 400, id="half a request"),
+        pytest.param(encode(PlanRequest(model="No Label", small_files=(), weights=())), 400, id="a bad model name"),
+        pytest.param(encode(PlanRequest(model="m", small_files=(), weights=())), 422, id="an empty directory"),
+    ],
+)
+def test_bodies(house: House, body: bytes, status: int) -> None:
+    """What does not decode is a 400 that names the rule; never a 500."""
+    with house.client("bodies") as client:
+        assert problem(client.post("/push/v1/plans", content=body))[0] == status
+
+
+def test_a_body_that_claims_too_much(house: House) -> None:
+    """Refused by its stated length, before a byte of it is read."""
+    with house.directory.connect(SOCKET) as raw:
+        header = principal("claims")["x-kelvin-principal"]
+        raw.sendall(
+            f"POST /push/v1/plans HTTP/1.1\r\nhost: x\r\nx-kelvin-principal: {header}\r\n"
+            f"content-length: {1 << 40}\r\n\r\n".encode()
+        )
+        assert b" 413 " in raw.recv(100)
+
+
+def test_a_client_that_goes_away(house: House) -> None:
+    """Cut in the middle of a chunk: nothing was taken, and the next client is served."""
+    files = Model().files()
+    with house.client("cut") as client:
+        plan = planned(client)
+        digests = digests_of(plan, files)
+        post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+        good = assemble(plan.chunks[-1], files)
+        with house.directory.connect(SOCKET) as raw:
+            header = principal("cut")["x-kelvin-principal"]
+            raw.sendall(
+                f"PUT /push/v1/plans/{plan.plan_id}/chunks/{digests[-1]} HTTP/1.1\r\nhost: x\r\n"
+                f"x-kelvin-principal: {header}\r\ncontent-length: {len(good)}\r\n\r\n".encode()
+                + good[:1000]
+            )
+            raw.shutdown(socket.SHUT_WR)
+            while raw.recv(4096):  # until the server has seen the end
+                continue
+        answer = post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+        assert digests[-1] in decode(answer.content, Missing).digests
+        push_whole(client, plan)
+
+
+def test_health(house: House) -> None:
+    """Alive and ready; unknown routes are problems too."""
+    with house.client() as client:
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/readyz").status_code == 200
+        assert problem(client.get("/push/v1/nothing"))[0] == 404
+        assert problem(client.get("/push/v1/plans"))[0] == 405
+
+
+def test_open_pushes_are_bounded(tmp_path: Path) -> None:
+    """More pushes than a tenant may have open: 503, to be repeated; nobody's push is thrown out for it."""
+    with open_house(settings_for(tmp_path, plans_per_tenant=2)) as house, house.client() as client:
+        first = planned(client)
+        planned(client)
+        assert problem(post(client, "/plans", Model().request()))[:2] == (503, "overloaded")
+        push_whole(client, first)
+        planned(client)
