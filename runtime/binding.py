@@ -1,8 +1,10 @@
 """Bind verified tensors to a model of transformers' classes, without copying or touching a byte of them.
 
-Two ways. `library` is transformers' own loader: right by definition, 75-134 ms for 0.5 GB. `fast` makes the modules
-with parameters on the meta device and puts the tensors in their places: 6-15 ms, right where `compare` found nothing
-at sealing. Which tensors exist is the manifest's word; whether the architecture may be served is the gate's.
+Two ways. `library` is transformers' own loader, right by definition. `fast` makes the modules with parameters on the
+meta device and puts the tensors in their places; it is right where `compare` found nothing at sealing. For 0.5 GB in 16
+layers on a CPU: library 75 ms the first time and 24 after, fast 12 in a fresh fork (5 of it page copies) and 7 in a
+warmed one, of which making the modules takes 5. (Initialising on meta would add 8, and formatting the config 1.)
+Which tensors exist is the manifest's word; whether the architecture may be served is the gate's.
 """
 
 import json

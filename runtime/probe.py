@@ -15,8 +15,9 @@ POSITIONS: Final = 8
 TOP: Final = 8
 REFERENCES: Final = ("sdpa", "eager")  # the first is recorded; what the second differs by is what rounding does
 _STRIDE: Final = 2654435761  # Knuth's multiplicative hash: spreads the ids over any vocabulary, the same ones always
-# Rounding errors, in units in the last place of the largest logit, that a right engine stays within.
-_ULPS: Final = 8
+# Of the largest logit. Measured with 16 layers, other batches and thread counts: 4e-7 in float32, 0 in bfloat16 (whose
+# last place is 8e-3); a flipped exponent bit is off by 1e-2 and more. Another CPU may well round otherwise.
+_RELATIVE: Final = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 _MARGIN: Final = 4.0  # times what the references differ by
 
 
@@ -59,7 +60,7 @@ def _reference(bound: BoundModel, token_ids: tuple[int, ...], attention: str) ->
 
 def _tolerance(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> float:
     """Room for another order of the same sums: by dtype and size of the logits, and by what two references show."""
-    by_dtype = _ULPS * torch.finfo(dtype).eps * first.abs().max()
+    by_dtype = _RELATIVE[dtype] * first.abs().max()
     by_references = _MARGIN * (first - second).abs().max()
     return float(torch.maximum(by_dtype, by_references))
 
