@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from spool.disk import segment_name, segments
-from spool.reader import POSITION, last_sequence, read_position
+from spool.reader import POSITION, encode_position, last_sequence, read_position
 
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -47,7 +47,7 @@ class Home:
         fd = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (fresh / POSITION).touch(mode=0o600)  # never empty: a rename replaces an empty directory
+            (fresh / POSITION).write_bytes(encode_position(0))  # never empty: a rename replaces an empty directory
             fresh.rename(root / source)
         except BaseException as error:
             os.close(fd)

@@ -124,7 +124,7 @@ class Journal:
             self._disk.sync(self._fd)
             if fresh:
                 self._disk.sync_directory(self._directory)
-        except OSError:
+        except BaseException:
             self._abandon_segment()
             raise
         self._offset += size

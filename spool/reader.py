@@ -98,7 +98,7 @@ class Tail:
         # No sync: a position that a power cut takes back only means that records are posted twice, which is harmless.
         if self._position_fd < 0:
             self._position_fd = os.open(self.directory / POSITION, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._position_fd, _POSITION.pack(last, crc32(last.to_bytes(8, "little"))), 0)
+        os.pwrite(self._position_fd, encode_position(last), 0)
 
     def _frame_after(self, sequence: int) -> Frame | None:
         """The frame of `sequence` + 1, or None where it is not there (yet)."""
@@ -140,6 +140,11 @@ class Tail:
     def _segment_beyond(self, sequence: int) -> int | None:
         """First sequence of the next segment behind a hole."""
         return next((first for first in segments(self.directory) if first > sequence + 1), None)
+
+
+def encode_position(last: int) -> bytes:
+    """The file of the position, always as long: written over in place, it needs no room on a full disk."""
+    return _POSITION.pack(last, crc32(last.to_bytes(8, "little")))
 
 
 def read_position(directory: Path) -> int:

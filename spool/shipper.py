@@ -101,6 +101,9 @@ class Shipper:
                 if batch is not None:
                     await self._post(batch.payloads)
                     self._spool.tail.acknowledge(batch.last)
+                elif self.backlog:
+                    # Damage at the end of what is written: the next segment lets us go on behind the hole.
+                    raise OSError("durable records cannot be read back")
             except Exception as error:
                 self.failures += 1
                 if self.failures & (self.failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...

@@ -4,6 +4,7 @@ What is appended stays until a `Shipper` has handed it over; encoding and meanin
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from spool.disk import Disk
 from spool.home import Home
 from spool.journal import LIMIT_BYTES, SEGMENT_BYTES, Journal, Make
 from spool.reader import Tail
+
+log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 4096
 MAX_GROUP: Final = 512
@@ -173,7 +176,11 @@ class Spool:
             self._deliver(group, outcomes)
 
     def _commit(self, makes: Sequence[Make]) -> list[Outcome]:
-        outcomes = self._journal.commit(makes)
+        try:
+            outcomes = self._journal.commit(makes)
+        except Exception:  # a defect: whoever waits is told, and the thread lives on
+            log.exception("the committer failed", extra={"source": self.source})
+            outcomes = [Refused(Internal())] * len(makes)
         self._committed = self._journal.committed
         self._failing = any(isinstance(outcome, Refused) for outcome in outcomes)
         return outcomes

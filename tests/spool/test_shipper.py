@@ -173,6 +173,25 @@ def test_cancelling_a_post_repeats_it_later(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> None:
+    """Records that cannot be read back neither spin nor vanish: they are a backlog, then a hole that is passed."""
+
+    async def scenario() -> None:
+        spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=4096), Receiver()
+        assert await spool.append(make("x" * 3000)) == 1
+        (path,) = spool.path.glob("*.seg")
+        path.write_bytes(bytes(4096))
+        shipper = quick(spool, receiver)
+        assert not await shipper.flush(Deadline.after(0.05, time.monotonic()))
+        assert (shipper.backlog, receiver.taken) == (1, [])
+        assert await spool.append(make("y" * 3000)) == 2
+        assert await shipper.flush(soon())
+        assert receiver.taken == [make("y" * 3000)(2)]
+        spool.close()
+
+    asyncio.run(scenario())
+
+
 @given(
     steps=st.lists(st.sampled_from(["append", "ship", "refuse", "restart"]), max_size=40),
     size=st.integers(min_value=1, max_value=2000),

@@ -128,6 +128,28 @@ def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -
     spool.close()
 
 
+def test_a_defect_of_the_committer_is_told_and_survived(tmp_path: Path) -> None:
+    """Nobody waits for ever, and the next append is made."""
+
+    class Defective(Disk):
+        defect = True
+
+        def sync(self, fd: int) -> None:
+            if self.defect:
+                raise AttributeError("a defect")
+            super().sync(fd)
+
+    disk = Defective()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    with pytest.raises(Refused) as caught:
+        spool.append_blocking(make("lost"))
+    assert caught.value.failure == Internal()
+    disk.defect = False
+    assert spool.append_blocking(make("kept")) == 1
+    spool.close()
+    assert read_all(tmp_path / "a-1") == [b"1:kept"]
+
+
 def test_waiting_is_bounded(tmp_path: Path) -> None:
     """One more than may wait is refused at once; a thread's wait has a deadline."""
     disk = GatedDisk()
