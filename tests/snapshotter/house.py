@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from blobstore.factory import open_store
 from blobstore.store import BlobStore
@@ -21,6 +23,7 @@ from snapshotter.app import CONTROL_SOCKET, SOCKET, open_app
 from snapshotter.jobs import ControlPlaneJobs
 from snapshotter.settings import SnapshotterSettings
 from tests.snapshotter.control import FakeControlPlane
+from tests.snapshotter.unix import unix_transport
 
 TENANT = "acme"
 Wrap = Callable[[BlobStore], BlobStore]
@@ -52,55 +55,68 @@ class House:
 
     @contextmanager
     def client(self, tenant: str = TENANT, *scopes: Scope) -> Iterator[httpx.Client]:
-        transport = httpx.HTTPTransport(uds=self.directory.address(SOCKET))
+        transport = unix_transport(self.directory.address(SOCKET))
         headers = principal(tenant, *scopes)
         with httpx.Client(transport=transport, base_url="http://snapshotter", headers=headers, timeout=60) as client:
             yield client
 
 
 @contextmanager
+def running(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> Iterator[None]:
+    """`main(stop)` on a loop in a thread, until the block is left; what it raised is raised here."""
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.set_event_loop(loop)
+            loop.run_until_complete(main(stop))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=run, name="house")
+    thread.start()
+    try:
+        yield
+    finally:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        assert not thread.is_alive(), "the house did not stop"
+    if failed:
+        raise failed[0]
+
+
+@contextmanager
+def serving(app: FastAPI, directory: SocketDirectory, name: str) -> Iterator[None]:
+    """One app on one socket."""
+    with directory.listen(name) as listener, running(lambda stop: serve_until(app, listener, stop, drain_s=5)):
+        yield
+
+
+@contextmanager
 def open_house(settings: SnapshotterSettings, wrap: Wrap = lambda store: store) -> Iterator[House]:
-    """Serve until the block is left; what the thread raised is raised here."""
+    """Serve until the block is left."""
     control = FakeControlPlane(settings.data / "store")
     with ExitStack() as stack:
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
-        listeners = directory.listen(SOCKET), directory.listen(CONTROL_SOCKET)
-        loop = asyncio.new_event_loop()
-        stack.callback(loop.close)
-        stop = asyncio.Event()
-        failed: list[BaseException] = []
+        stack.enter_context(serving(control.app(), directory, CONTROL_SOCKET))
+        listener = stack.enter_context(directory.listen(SOCKET))
 
-        async def serve() -> None:
+        async def serve(stop: asyncio.Event) -> None:
             client = ServiceClient(directory, CONTROL_SOCKET, "the control plane")
             store = wrap(VerifyingStore(open_store(settings.store_url)))
             try:
-                jobs = ControlPlaneJobs(client, 30, 30)
-                async with open_app(settings, store, jobs) as app, asyncio.TaskGroup() as tasks:
-                    tasks.create_task(serve_until(app, listeners[0], stop, drain_s=5))
-                    tasks.create_task(serve_until(control.app(), listeners[1], stop, drain_s=5))
+                async with open_app(settings, store, ControlPlaneJobs(client, 30, 30)) as app:
+                    await serve_until(app, listener, stop, drain_s=5)
             finally:
                 await client.close()
 
-        def run() -> None:
-            try:
-                asyncio.set_event_loop(loop)
-                loop.run_until_complete(serve())
-                loop.run_until_complete(loop.shutdown_default_executor())
-            except BaseException as error:
-                failed.append(error)
-                for listener in listeners:
-                    listener.close()
-
-        thread = threading.Thread(target=run, name="house")
-        thread.start()
-        try:
+        with running(serve):
             yield House(settings.data, control, directory)
-        finally:
-            loop.call_soon_threadsafe(stop.set)
-            thread.join(30)
-            for listener in listeners:
-                listener.close()
-            assert not thread.is_alive(), "the house did not stop"
-        if failed:
-            raise failed[0]

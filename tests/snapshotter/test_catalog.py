@@ -1,0 +1,59 @@
+"""A tenant's chunks are those of packs that are there and indexed; what is damaged or gone is simply missing."""
+
+import asyncio
+from pathlib import Path
+
+from blobstore.files import FileStore
+from blobstore.packs import encode_table, place
+from contracts.keys import index_key, pack_key
+from snapshotter.catalog import Catalog, Place
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+P, Q = "1" * 64, "2" * 64
+
+
+class CountingStore(FileStore):
+    """Counts reads of index objects."""
+
+    reads = 0
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        self.reads += "/index/" in key
+        return await super().read(key, offset, length)
+
+
+def test_places(tmp_path: Path) -> None:
+    """As packs come and go: known by pack and index together, read once, per tenant."""
+
+    async def scenario() -> None:
+        store = CountingStore(tmp_path)
+        catalog = Catalog(store)
+        assert await catalog.places("acme") == {}
+        await store.put_if_absent(pack_key("acme", P), b"pack")
+        assert await catalog.places("acme") == {}  # not indexed yet
+        await store.put_if_absent(index_key("acme", P), encode_table(place([(A, 4096), (B, 8192)])))
+        want = {A: Place(P, 0, 4096), B: Place(P, 4096, 8192)}
+        assert await catalog.places("acme") == want
+        assert await catalog.places("acme") == want
+        assert store.reads == 1
+        assert await catalog.places("umbrella") == {}
+        await store.put_if_absent(pack_key("acme", Q), b"pack")
+        await store.put_if_absent(index_key("acme", Q), b"[")
+        assert await catalog.places("acme") == want
+        await store.delete(pack_key("acme", P))
+        assert await catalog.places("acme") == {}
+        assert repr(catalog) == "<Catalog tenants=2>"
+
+    asyncio.run(scenario())
+
+
+def test_is_bounded(tmp_path: Path) -> None:
+    """Tenants that were not asked for lately are forgotten."""
+
+    async def scenario() -> None:
+        catalog = Catalog(FileStore(tmp_path))
+        for number in range(100):
+            await catalog.places(f"t{number}")
+        assert repr(catalog) == "<Catalog tenants=64>"
+
+    asyncio.run(scenario())
