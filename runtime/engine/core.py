@@ -41,8 +41,10 @@ def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torc
 class ModelEngine:
     """Implements `interface.Engine` over one bound model. `kv_bytes` is all that the KV pool may take.
 
-    With a `probe`, no token leaves before it matched: it rides in the first batch, and where it does not match all
-    requests fail and the engine is poisoned. Raises `Refused(CapacityExceeded)` where not even one block fits.
+    A request runs once blocks for its worst case (prompt plus `max_tokens`) are free, and keeps them to its end: none
+    is ever preempted. With a `probe`, no token leaves before it matched: it rides in the first batch, and where it does
+    not match all requests fail and the engine is poisoned. Raises `Refused(CapacityExceeded)` where not even one block
+    fits.
     """
 
     def __init__(
@@ -157,9 +159,8 @@ class ModelEngine:
 
     def _enter(self) -> None:
         """Strictly first come, first served: who does not fit yet is not overtaken, so nobody starves."""
-        for sequence in list(self._waiting.values()):
-            if len(self._running) >= self._max_running:
-                return
+        while self._waiting and len(self._running) < self._max_running:
+            sequence = next(iter(self._waiting.values()))
             blocks = self._pool.try_allocate(blocks_for(sequence.capacity_tokens))
             if blocks is None:
                 return

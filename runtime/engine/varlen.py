@@ -8,6 +8,7 @@ leaves rows unwritten in some versions (pytorch#194167). No float32, no softcap,
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -51,8 +52,9 @@ def index_of(batch: Batch, device: torch.device) -> Index:
     """Built once per step, shared by all layers."""
     q_lengths = [span.count for span in batch.spans]
     k_lengths = [span.past + span.count for span in batch.spans]
-    lengths = torch.tensor([[0, *q_lengths], [0, *k_lengths]], dtype=torch.int32, pin_memory=device.type == "cuda")
-    cumulative = lengths.cumsum(1, dtype=torch.int32).to(device, non_blocking=True)
+    ends = [list(accumulate(lengths, initial=0)) for lengths in (q_lengths, k_lengths)]
+    host = torch.tensor(ends, dtype=torch.int32, pin_memory=device.type == "cuda")
+    cumulative = host.to(device, non_blocking=True)
     return Index(
         cu_q=cumulative[0],
         cu_k=cumulative[1],
