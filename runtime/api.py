@@ -122,6 +122,8 @@ class ServingApi:
             async with asyncio.timeout_at(call.deadline_s):
                 ask = decoder(await _read_body(receive, serving.limits.max_body_bytes))
                 request = await serving.prepare(ask, call.request_id)
+            if asyncio.get_running_loop().time() >= call.deadline_s:  # nothing above had to wait
+                raise TimeoutError
         except TimeoutError:
             raise Refused(DeadlineExceeded(call.timeout_s, "reading the request")) from None
         # A drain or a failure may have come while the body did.

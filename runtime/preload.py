@@ -9,7 +9,8 @@ from typing import Final
 import torch
 from fastapi import FastAPI
 
-from runtime import standby
+import runtime.standby  # noqa: F401  (and with it all that a process of ours is made of)
+from runtime.chat_template import ChatTemplate
 from runtime.control_api import build_control_app
 
 # Imported by libraries at their first use.
@@ -26,5 +27,5 @@ def load() -> FastAPI:
     torch.set_num_threads(1)  # before any operation could make a pool
     for name in _LATE:
         importlib.import_module(name)
-    assert standby.live is not None
+    ChatTemplate("{% for message in messages %}{{ message.role }}{% endfor %}", {}).render([])  # jinja2's own caches
     return build_control_app()
