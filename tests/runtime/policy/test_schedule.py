@@ -27,7 +27,7 @@ def prompt(tokens: int, computed: int = 0) -> Progress:
         pytest.param([prompt(30), DECODE], [(1, 1), (0, 9)], id="beside a decode a prompt gets what the budget leaves"),
         pytest.param([*[DECODE] * 9, prompt(9)], [*[(i, 1) for i in range(9)], (9, 4)], id="prefill never starves"),
         pytest.param([*[DECODE] * 12], [(i, 1) for i in range(12)], id="no decode is left out"),
-        pytest.param([prompt(1)], [(0, 1)], id="a one-token prompt is a prefill"),
+        pytest.param([prompt(1), prompt(50)], [(0, 1), (1, 39)], id="a one-token prompt is a prefill, no decode"),
     ],
 )
 def test_plan(running: list[Progress], want: list[tuple[int, int]]) -> None:
