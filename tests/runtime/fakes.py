@@ -52,11 +52,15 @@ class _Sequence:
 class ScriptedEngine:
     """Each step says one token more of each request's script, a block each; then Finished as `stop` or `length`.
 
-    `allow(n)` lets n steps happen where `paced`; `refuse`, `break_with` and `poison` say how it fails.
+    `allow(n)` lets n steps happen where `paced`; a step takes `step_s`. `refuse`, `break_with` and `poisoned` say how
+    it fails.
     """
 
-    def __init__(self, script: Callable[[GenerationRequest], Sequence[int]], *, paced: bool = False) -> None:
+    def __init__(
+        self, script: Callable[[GenerationRequest], Sequence[int]], *, paced: bool = False, step_s: float = 0.0
+    ) -> None:
         self._script = script
+        self._step_s = step_s
         self._paced = paced
         self._permits = threading.Semaphore(0)
         self._live: dict[str, _Sequence] = {}
@@ -96,6 +100,7 @@ class ScriptedEngine:
     def step(self) -> tuple[Event, ...]:
         if self._paced and self._live:
             assert self._permits.acquire(timeout=DEADLINE_S), "no step was allowed"
+        threading.Event().wait(self._step_s)  # as long as it computes
         if self.break_with is not None:
             self.fail_all(self.break_with)
         for request_id, sequence in list(self._live.items()):
@@ -265,7 +270,11 @@ async def bench(
     try:
         if bound:
             await replica.bind(BIND)
-        yield Bench(replica, api, engine, meter, orphans, records, session, directory)
+        each = Bench(replica, api, engine, meter, orphans, records, session, directory)
+        try:
+            yield each
+        finally:
+            await each.session.close()
     finally:
         engine.free_running()
         await session.close()

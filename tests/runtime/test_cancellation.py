@@ -1,0 +1,151 @@
+"""Clients that go away at any moment, in any way, leave nothing behind: no block, stream, task, descriptor, record."""
+
+import asyncio
+import os
+import random
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from contracts.frames import FrameDecoder, FrameKind
+from tests.runtime.fakes import Bench, ScriptedEngine, bench, saying
+
+TEXT = "one two three four five six seven " * 4
+REQUESTS = 120
+WAYS = ("read", "close", "delete", "deadline", "cut body", "close early", "stop string")
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def _one(each: Bench, number: int, chance: random.Random) -> str:
+    """One request that ends in one of WAYS. Returns how."""
+    way = chance.choice(WAYS)
+    request_id = f"r{number}"
+    body: dict[str, object] = {"prompt": "Once", "stream": chance.random() < 0.7, "max_tokens": 100}
+    headers: dict[str, str] = {"request_id": request_id}
+    if way == "deadline":
+        headers["deadline_ms"] = str(chance.randrange(40))
+    if way == "stop string":
+        body["stop"] = "four"
+    if way == "cut body":
+        await _cut_body(each, request_id)
+        return way
+    if way == "close early":
+        request = asyncio.create_task(each.frames(body=body, **headers))
+        await asyncio.sleep(chance.random() * 0.02)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        return way
+    async with each.open(body=body, **headers) as answer:
+        decoder = FrameDecoder()
+        kinds: list[FrameKind] = []
+        reads = chance.randrange(6)
+        while chunk := await answer.content.readany():
+            kinds += [frame.kind for frame in decoder.feed(chunk)] if answer.status == 200 else []
+            reads -= 1
+            if way == "close" and reads <= 0:
+                answer.close()
+                return way
+            if way == "delete" and reads <= 0:
+                async with each.session.delete(f"http://rt/v1/requests/{request_id}") as deleted:
+                    assert deleted.status == 204
+        if answer.status == 200:
+            assert decoder.is_clean
+            assert kinds[-1] in (FrameKind.END, FrameKind.FAILED)
+            assert not {FrameKind.END, FrameKind.FAILED} & set(kinds[:-1])
+        else:
+            assert answer.status in (503, 504, 499)
+    return way
+
+
+async def _cut_body(each: Bench, request_id: str) -> None:
+    """A request whose body never ends, and then its connection does."""
+    reader, writer = await asyncio.open_unix_connection(each.directory.address("rt-x.sock"))
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: rt\r\nx-kelvin-request-id: {request_id}\r\ncontent-length: 100\r\n\r\n"
+    )
+    writer.write(head.encode() + b'{"prompt": "On')
+    await writer.drain()
+    await asyncio.sleep(0)
+    writer.close()
+    await writer.wait_closed()
+    assert reader is not None
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_nothing_is_left_of_clients_that_come_and_go(tmp_path: Path, seed: int) -> None:
+    """A hundred and more requests at once in all ways of ending, then none: everything is as before."""
+    chance = random.Random(seed)
+
+    async def main() -> None:
+        async with bench(tmp_path, ScriptedEngine(saying(TEXT), step_s=0.001), grace_s=0.01) as each:
+            await each.frames(body={"max_tokens": 1})  # every lazy thing has happened
+            await each.quiet()
+            await _reconnect(each)
+            files, tasks = _open_files(), len(asyncio.all_tasks())
+            many = asyncio.Semaphore(24)
+
+            async def bounded(number: int) -> str:
+                async with many:
+                    return await _one(each, number, chance)
+
+            ways = await asyncio.gather(*(bounded(number) for number in range(REQUESTS)))
+            assert set(ways) == set(WAYS)
+            await each.quiet()
+            await each.orphans.flush()
+            await _reconnect(each)
+            await each.until("connections and watchers are gone", lambda: _open_files() <= files)
+            await each.until("tasks are gone", lambda: len(asyncio.all_tasks()) <= tasks)
+            ids = [record.request_id for record in each.records.records]
+            assert len(ids) == len(set(ids)), "one record for one orphan"
+            lost = {f"r{number}" for number, way in enumerate(ways) if way in ("close", "close early")}
+            assert set(ids) <= lost, "only a lost connection makes an orphan"
+            assert each.engine.running == 0
+
+    asyncio.run(main())
+
+
+async def _reconnect(each: Bench) -> None:
+    """Kept connections are no leak: close them."""
+    await each.session.close()
+    connector = aiohttp.UnixConnector(path=each.directory.address("rt-x.sock"), limit=0)
+    each.session = aiohttp.ClientSession(connector=connector)
+    await asyncio.sleep(0.05)  # the server's side notices
+
+
+def test_a_leak_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: where a disconnect does not cancel, the engine still runs when the answer is over."""
+    monkeypatch.setattr("runtime.stream.Stream.stop", lambda self: None)
+
+    async def main() -> None:
+        async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+            async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
+                each.engine.allow(3)
+                await answer.content.readany()
+                answer.close()
+            await each.until("no exchange", lambda: each.api.exchanges == 0)
+            assert each.engine.running == 1
+            assert each.engine.cancelled == []
+
+    asyncio.run(main())
+
+
+def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None:
+    """The engine is told while the step runs, and does not begin another for the request."""
+
+    async def main() -> None:
+        async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+            async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
+                each.engine.allow(1)
+                await answer.content.readany()
+                answer.close()
+            await each.until("no exchange", lambda: each.api.exchanges == 0)
+            each.engine.allow(1)  # the step that was running
+            await each.until("it was cancelled", lambda: len(each.engine.cancelled) == 1)
+            assert len(each.engine.admitted) == 1
+            await each.quiet()
+
+    asyncio.run(main())

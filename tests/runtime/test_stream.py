@@ -1,0 +1,213 @@
+"""A request's events reach its answer in order, once, bounded; and its end reaches the engine."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.errors import Cancelled, DeadlineExceeded, Failure, Internal, Overloaded, Refused, SlowReader
+from contracts.frames import Counts
+from runtime.engine import interface
+from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
+from runtime.stream import Stream, Streams
+
+REQUEST = GenerationRequest(request_id="r", prompt_ids=(1,), sampling=Sampling(max_tokens=9))
+
+
+class Inbox:
+    """The engine's thread, as streams see it."""
+
+    def __init__(self, refusal: Failure | None = None) -> None:
+        self.refusal = refusal
+        self.submitted: list[str] = []
+        self.cancelled: list[str] = []
+
+    def submit(self, request: GenerationRequest) -> None:
+        if self.refusal is not None:
+            raise Refused(self.refusal)
+        self.submitted.append(request.request_id)
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+
+def _token(serial: str, number: int = 0) -> Event:
+    return Generated(serial, number, Counts(1, 0, number, 0))
+
+
+def test_events_arrive_in_order_and_together() -> None:
+    """What came while nobody looked is taken at once."""
+
+    async def main() -> None:
+        stream = Stream("s", lambda _: None)
+        events = [_token("s", 1), _token("s", 2), Finished("s", "stop", Counts())]
+        for event in events:
+            stream.offer(event)
+        assert await stream.take(0) == events
+        assert await stream.take(0) == []
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_waits_is_woken() -> None:
+    """By an event as by an abandonment."""
+
+    async def main() -> None:
+        stream = Stream("s", lambda _: None)
+        reader = asyncio.create_task(stream.take(10))
+        await asyncio.sleep(0)
+        stream.offer(_token("s"))
+        assert await reader == [_token("s")]
+        reader = asyncio.create_task(stream.take(10))
+        await asyncio.sleep(0)
+        stream.abandon(Internal())
+        with pytest.raises(Refused):
+            await reader
+
+    asyncio.run(main())
+
+
+def test_the_first_reason_to_abandon_stands() -> None:
+    """The engine is told once, at once; what waited is gone."""
+    told: list[str] = []
+
+    async def main() -> None:
+        stream = Stream("s", told.append)
+        stream.offer(_token("s"))
+        stream.abandon(DeadlineExceeded(1.0, "generating"))
+        stream.abandon(Cancelled())
+        stream.offer(_token("s"))
+        with pytest.raises(Refused) as caught:
+            await stream.take(0)
+        assert caught.value.failure == DeadlineExceeded(1.0, "generating")
+        assert told == ["s"]
+
+    asyncio.run(main())
+
+
+def test_an_ended_request_is_not_cancelled() -> None:
+    """After the engine's last word there is nothing to tell it."""
+    told: list[str] = []
+    stream = Stream("s", told.append)
+    stream.offer(Finished("s", "length", Counts()))
+    stream.stop()
+    stream.abandon(Cancelled())
+    assert told == []
+
+
+def test_tokens_that_nobody_reads_are_bounded() -> None:
+    """One more than may wait ends the request; its last event still counts as the engine's letting go."""
+    told: list[str] = []
+
+    async def main() -> None:
+        stream = Stream("s", told.append, max_tokens=3)
+        for number in range(3):
+            stream.offer(_token("s", number))
+        assert stream.abandoned is None
+        stream.offer(_token("s", 3))
+        assert stream.abandoned == SlowReader(3)
+        assert told == ["s"]
+        before = stream.released
+        stream.offer(interface.Cancelled("s", Counts()))
+        assert (before, stream.released) == (False, True)
+
+    asyncio.run(main())
+
+
+def test_a_last_event_always_has_room() -> None:
+    """A reader that is three tokens behind still learns how it ended."""
+
+    async def main() -> None:
+        stream = Stream("s", lambda _: None, max_tokens=1)
+        stream.offer(_token("s"))
+        stream.offer(Finished("s", "stop", Counts()))
+        assert len(await stream.take(0)) == 2
+
+    asyncio.run(main())
+
+
+def test_a_refusal_opens_nothing() -> None:
+    """What the engine does not take leaves no trace."""
+
+    async def main() -> None:
+        streams = Streams(Inbox(Overloaded("x", 1, 1.0)))
+        with pytest.raises(Refused):
+            streams.open(REQUEST)
+        assert len(streams) == 0
+        streams.check_integrity()
+
+    asyncio.run(main())
+
+
+def test_the_same_request_twice_is_two_streams() -> None:
+    """Each under a serial of its own."""
+
+    async def main() -> None:
+        inbox = Inbox()
+        streams = Streams(inbox)
+        first, second = streams.open(REQUEST), streams.open(REQUEST)
+        assert first.serial != second.serial
+        streams.dispatch([_token(second.serial)])
+        assert await first.take(0) == []
+        assert await second.take(0) == [_token(second.serial)]
+
+    asyncio.run(main())
+
+
+def test_the_end_of_the_engine_is_everyones() -> None:
+    """Every stream learns it, and the replica counts as empty."""
+
+    async def main() -> None:
+        inbox = Inbox()
+        streams = Streams(inbox)
+        stream = streams.open(REQUEST)
+        streams.end_all(Internal())
+        assert stream.abandoned == Internal()
+        assert inbox.cancelled == [], "there is nobody to tell"
+        async with asyncio.timeout(1):
+            await streams.emptied()
+
+    asyncio.run(main())
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["open", "token", "finish", "fail", "abandon", "cancelled", "stray"]), st.integers(0, 5)),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_the_table_holds_what_the_engine_holds(actions: list[tuple[str, int]]) -> None:
+    """After any sequence of events, streams are there from `open` to the engine's last event and no longer."""
+
+    async def main() -> None:
+        inbox = Inbox()
+        streams = Streams(inbox, max_tokens=4)
+        live: dict[str, Stream] = {}
+        for action, which in actions:
+            serial = list(live)[which % len(live)] if live else "nobody"
+            match action:
+                case "open":
+                    stream = streams.open(REQUEST)
+                    live[stream.serial] = stream
+                case "token":
+                    streams.dispatch([_token(serial)])
+                case "finish":
+                    streams.dispatch([_token(serial), Finished(serial, "stop", Counts())])
+                    live.pop(serial, None)
+                case "fail":
+                    streams.dispatch([Failed(serial, Internal(), Counts())])
+                    live.pop(serial, None)
+                case "cancelled":
+                    streams.dispatch([interface.Cancelled(serial, Counts())])
+                    live.pop(serial, None)
+                case "abandon" if live:
+                    live[serial].abandon(Cancelled())
+                    assert serial in inbox.cancelled
+                case _:
+                    streams.dispatch([_token("a stranger")])
+            streams.check_integrity()
+            assert len(streams) == len(live)
+
+    asyncio.run(main())
