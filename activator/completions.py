@@ -64,6 +64,7 @@ class _Call:
     account: Account
     deadline: Deadline
     stage: str = "admitting"
+    dispatched_us: int = 0
 
 
 class Completions:
@@ -193,11 +194,12 @@ class Completions:
             late = [span for span in replica.row.restore if zero_us + span.after_us >= account.timeline.began_us]
             account.timeline.graft(late, zero_us)
         account.timeline.stamp(Stage.DISPATCHED, now)
+        call.dispatched_us = now
         call.stage = "prefilling"
 
     async def _relay(self, call: _Call, answer: Answer, upstream: Upstream) -> None:
         """Frames to the client, no faster than it takes them. Raises Refused for a failure that the replica tells."""
-        account, acknowledged, dispatched_us = call.account, 0, now_us()
+        account, acknowledged = call.account, 0
         async for frames in upstream.batches():
             account.seen = frames[-1].counts
             data = [frame for frame in frames if frame.kind is FrameKind.DATA]
@@ -212,7 +214,7 @@ class Completions:
             if last.kind is FrameKind.FAILED:
                 raise Refused(_failure(last))
             if last.kind is FrameKind.END:
-                account.timeline.graft(_end(last).spans, dispatched_us)
+                account.timeline.graft(_end(last).spans, call.dispatched_us)
 
 
 def _joined(frames: Sequence[Frame]) -> bytes:

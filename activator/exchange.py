@@ -75,12 +75,12 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._stall_s = stall_s
-        self._more = True  # of the request's body
         self.connection = connection
         self.method: str = scope["method"]
         self.path: bytes = scope["raw_path"]
         self.query: bytes = scope["query_string"]
         self.headers: Headers = scope["headers"]
+        self._more = self.header(b"transfer-encoding") is not None or self.header(b"content-length") not in (None, b"0")
         self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id = new_request_id()
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer

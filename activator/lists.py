@@ -84,6 +84,5 @@ def _model(entry: ModelEntry, name: str) -> _Model:
 
 
 async def _answer(exchange: Exchange, body: bytes) -> None:
-    if exchange.has_more:
-        await exchange.read_body(0, TIMEOUT_S)
+    await exchange.read_body(0, TIMEOUT_S)
     await exchange.respond(200, _JSON, body)

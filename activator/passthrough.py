@@ -40,13 +40,8 @@ class Passthrough:
         headers.append((PRINCIPAL.decode(), encode(principal).decode()))
         headers.append(("x-request-id", exchange.request_id))
         exchange.check_length(self._limits.upload_bytes)
-        chunked = exchange.header(b"transfer-encoding") is not None
+        upload = _Upload(exchange, self._limits) if exchange.has_more else None
         with exchange.leaving_ends():
-            if chunked or exchange.header(b"content-length") not in (None, b"0"):
-                upload = _Upload(exchange, self._limits)
-            else:
-                upload = None
-                await exchange.read_body(0, self._limits.body_s)
             await self._pass(exchange, self._services[service], service, headers, upload)
 
     async def _pass(

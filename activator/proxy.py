@@ -1,6 +1,7 @@
 """One request at one replica: frames come back; leaving early cancels it there. Who retries is `completions`'."""
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 BUFFER: Final = 64 << 10
 CONNECT_S: Final = 2.0
 ERRAND_S: Final = 2.0
+LARGE: Final = 1 << 20
 KEEP_S: Final = 30.0
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
 _NO_HEADERS: Final = ("User-Agent", "Accept", "Accept-Encoding")
@@ -135,7 +137,7 @@ class Upstream:
         self._session.busy += 1
         try:
             self._answer = await self._session.http.post(
-                f"http://replica{self._path}", data=self._body, headers=self._headers
+                f"http://replica{self._path}", data=_payload(self._body), headers=self._headers
             )
             if self._answer.status != 200:
                 self._over = True
@@ -247,6 +249,11 @@ class Upstream:
         return RemoteFailure(
             error.code or "internal", answer.status, error.message, error.param, answer.status >= 500, after_s
         )
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    """aiohttp writes bytes in one go, which holds up the loop where they are many."""
+    return body if len(body) < LARGE else io.BytesIO(body)
 
 
 class _Error(msgspec.Struct):

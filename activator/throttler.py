@@ -234,8 +234,8 @@ class Throttler:
 
     def _grant(self, key: VersionKey, line: _Line) -> None:
         free = line.free
-        while free and len(line.waiting):
-            line.waiting.take().granted.set_result(self._take(line))
+        while free and (waiter := _next(line)) is not None:
+            waiter.granted.set_result(self._take(line))
             free -= 1
         self._tidy(key, line)
 
@@ -280,8 +280,8 @@ class Throttler:
             if (key.tenant, key.version) != (failed.tenant, failed.version) or not line.is_asleep:
                 continue
             self._waking.rest(key)
-            while len(line.waiting):
-                line.waiting.take().granted.set_exception(Refused(failure))
+            while (waiter := _next(line)) is not None:
+                waiter.granted.set_exception(Refused(failure))
             self._tidy(key, line)
 
     def _clear(self, key: VersionKey, replica: Replica) -> None:
@@ -291,6 +291,15 @@ class Throttler:
             self._grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
+
+
+def _next(line: _Line) -> _Waiter | None:
+    """The first who still waits. A task's cancellation ends its future at once, and leaves the line a moment later."""
+    while len(line.waiting):
+        waiter = line.waiting.take()
+        if not waiter.granted.done():
+            return waiter
+    return None
 
 
 class Slot:

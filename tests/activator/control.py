@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from contracts.control import (
@@ -139,6 +140,7 @@ class FakeControl:
         self.revision += 1
         key = f"kv-marker-{self.revision}"
         row = key_row(f"marker{self.revision}", key, "marker", Scope.INFER)
+        self.rows = msgspec.structs.replace(self.rows, keys=(*self.rows.keys, row))
         for queue in self._readers:
             queue.put_nowait(encode(Feed(revision=self.revision, keys=(row,))) + b"\n")
         return key

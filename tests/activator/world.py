@@ -1,6 +1,7 @@
 """A whole activator, as its own process over TLS, between a fake control plane and fake replicas."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+from yarl import URL
 
 from tests.activator.control import KEY, VERSION, FakeControl, replica_row
 from tests.activator.replica import FakeReplica, Script, hello
@@ -100,7 +102,9 @@ class World:
     async def request(self, method: str, path: str, payload: bytes | None, key: str, **headers: str) -> Got:
         """Any request, its whole answer."""
         own = {"authorization": f"Bearer {key}"} | {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.client.request(method, self.url + path, data=payload, headers=own) as answer:
+        url = URL(self.url + path, encoded=True)
+        data = None if payload is None else io.BytesIO(payload)
+        async with self.client.request(method, url, data=data, headers=own) as answer:
             return Got(answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read())
 
     async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -1,0 +1,302 @@
+"""A request to a model at zero: woken once, told what it waits for, failures with the status that is still theirs."""
+
+import asyncio
+import json
+import re
+import time
+from pathlib import Path
+
+from contracts.control import RestoreFailure
+from contracts.errors import Internal, LimitExceeded
+from contracts.timeline import Stage
+from tests.activator.control import VERSION, replica_row
+from tests.activator.replica import Call, FakeReplica, chunk, hello
+from tests.activator.world import CHAT, Got, World, world
+
+STREAM = CHAT | {"stream": True}
+FAILURE = RestoreFailure(
+    tenant="default", version=VERSION, code="chunk_corrupt", status=500, message="chunk x is corrupt", retryable=False
+)
+
+
+async def _start(here: World, name: str = "a", max_streams: int = 8) -> FakeReplica:
+    """A replica whose start the feed tells, at once."""
+    replica = FakeReplica()
+    await replica.start(here.data / "run", name)
+    here.replicas.append(replica)
+    here.control.publish(replica_row(name, max_streams))
+    return replica
+
+
+def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Path) -> None:
+    """Zero for 2.5 s: 200 after one second, a heartbeat each second, then the answer and the timeline of the start."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            asked = asyncio.create_task(here.post(body=STREAM))
+            await here.control.until_stat(1.0)
+            began = time.monotonic()
+            await asyncio.sleep(2.5)
+            await _start(here)
+            got = await asked
+            events = got.body.split(b"\n\n")
+            beats = [event for event in events if event.startswith(b": waiting")]
+            assert [re.sub(rb"\.\d", b"", beat) for beat in beats] == [
+                b": waiting stage=restoring elapsed_s=1",
+                b": waiting stage=restoring elapsed_s=2",
+            ]
+            assert got.status == 200
+            assert events[-2] == b"data: [DONE]"
+            timeline = json.loads(events[-3].removeprefix(b": timeline "))
+            stages = [stamp["stage"] for stamp in timeline["stamps"]]
+            assert stages == [
+                "routed", "poked", "decided", "promoted", "ready", "dispatched", "tokenized", "prefilled",
+                "first_token", "done",
+            ]  # fmt: skip
+            assert timeline["cold"]
+            assert time.monotonic() - began < 4
+            (record,) = await here.control.until_records(1)
+            assert record.timeline is not None
+            assert record.queued_us > 2_000_000
+            first = here.control.posts[0].stats[0]
+            assert (first.concurrency, first.requests, first.version) == (1.0, 1, VERSION)
+
+    asyncio.run(scenario())
+
+
+def test_the_poke_precedes_every_other_report(tmp_path: Path) -> None:
+    """The first stat of a cold request comes at once, not with the next second; its start is dispatched at once."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            took = []
+            for turn in range(3):
+                began = time.monotonic()
+                asked = asyncio.create_task(here.post())
+                before = len(here.control.posts)
+                await here.control.until_stat(1.0, turn + 1)
+                took.append(time.monotonic() - began)
+                await _start(here, f"r{turn}")
+                assert (await asked).status == 200
+                here.control.publish(removed=(f"r{turn}",))
+                await here.settled()
+                assert before >= 0
+                # Forgotten after an idle second, so that the next is a first one again.
+                await here.control.until_stat(0.0, turn + 1)
+            assert min(took) < 0.2, took
+
+    asyncio.run(scenario())
+
+
+def test_a_cold_answer_that_does_not_stream_waits_with_its_head(tmp_path: Path) -> None:
+    """No heartbeats without a stream: the head waits, and shows in Server-Timing where the time went."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            asked = asyncio.create_task(here.post())
+            await here.control.until_stat(1.0)
+            await asyncio.sleep(1.2)
+            await _start(here)
+            got = await asked
+            assert got.status == 200
+            assert got.body.startswith(b"{")
+            assert "ready;dur=" in got.headers["server-timing"]
+            shown = await here.get(f"/v1/requests/{got.headers['x-request-id']}/timeline")
+            assert {stamp["stage"] for stamp in shown.json["stamps"]} >= {Stage.POKED, Stage.READY}  # type: ignore[index,attr-defined]
+
+    asyncio.run(scenario())
+
+
+async def _fails_after(here: World, seconds: float) -> Got:
+    asked = asyncio.create_task(here.post(body=STREAM))
+    await here.control.until_stat(1.0)
+    await asyncio.sleep(seconds)
+    here.control.publish(failures=(FAILURE,))
+    return await asked
+
+
+def test_a_failure_within_a_second_keeps_its_status(tmp_path: Path) -> None:
+    """0.3 s after admission nothing is committed: the caller sees the start's own status, and so does the record."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            got = await _fails_after(here, 0.3)
+            assert (got.status, got.code) == (500, "chunk_corrupt")
+            (record,) = await here.control.until_records(1)
+            assert (record.outcome, record.status, record.runtime_id) == ("chunk_corrupt", 500, None)
+            assert record.timeline is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_after_a_second_is_the_streams_last_event(tmp_path: Path) -> None:
+    """1.5 s after admission 200 stands: timeline, then the error as a terminal event, and no [DONE]."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            got = await _fails_after(here, 1.5)
+            assert got.status == 200
+            events = [event for event in got.body.split(b"\n\n") if event]
+            assert events[-1].startswith(b"event: error\ndata: ")
+            assert json.loads(events[-1].split(b"data: ")[1])["error"]["code"] == "chunk_corrupt"
+            assert events[-2].startswith(b": timeline ")
+            assert b"[DONE]" not in got.body
+            (record,) = await here.control.until_records(1)
+            assert (record.outcome, record.status) == ("chunk_corrupt", 200)
+
+    asyncio.run(scenario())
+
+
+def test_after_a_failed_start_the_next_request_wakes_again(tmp_path: Path) -> None:
+    """A failure ends the waking: the next request pokes at once instead of waiting for somebody else's turn."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            assert (await _fails_after(here, 0.1)).status == 500
+            before = len(here.control.posts)
+            asked = asyncio.create_task(here.post())
+            began = time.monotonic()
+            while not any(s.concurrency >= 1 for post in here.control.posts[before:] for s in post.stats):
+                await asyncio.sleep(0.005)
+            assert time.monotonic() - began < 0.5
+            await _start(here)
+            assert (await asked).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path) -> None:
+    """200 requests wait for one replica of 8 slots: all are answered, never more than 8 at once, one poke."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            asked = [asyncio.create_task(here.post(body=STREAM)) for _ in range(200)]
+            await here.control.until_stat(1.0)
+            await asyncio.sleep(0.3)
+            pokes = [s for post in here.control.posts for s in post.stats if s.concurrency > 0]
+            replica = await _start(here)
+            answers = await asyncio.gather(*asked)
+            assert [got.status for got in answers] == [200] * 200
+            assert all(got.body.endswith(b"data: [DONE]\n\n") for got in answers)
+            assert 1 <= replica.most <= 8
+            assert len(pokes) == 1, pokes
+            records = await here.control.until_records(200)
+            assert sorted(record.sequence for record in records) == list(range(1, 201))
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_of_the_runtime_keeps_its_status(tmp_path: Path) -> None:
+    """What the runtime refuses before compute reaches the caller as it was said, with a record."""
+
+    async def refuse(call: Call) -> None:
+        call.refuse(LimitExceeded("max_tokens", 9, 4, "tokens"))
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", refuse)
+            got = await here.post(body=STREAM)
+            assert (got.status, got.code) == (400, "context_length_exceeded")
+            assert got.json["error"]["param"] == "max_tokens"  # type: ignore[index]
+            (record,) = await here.control.until_records(1)
+            assert (record.outcome, record.status) == ("context_length_exceeded", 400)
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_of_the_runtime_ends_the_stream(tmp_path: Path) -> None:
+    """A FAILED frame after tokens becomes the terminal event; the tokens before it were delivered and are counted."""
+
+    async def fail(call: Call) -> None:
+        await call.data(chunk("x"), 1)
+        await call.fail(Internal(), 2)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", fail)
+            got = await here.post(body=STREAM)
+            assert got.status == 200
+            assert b"event: error" in got.body
+            (record,) = await here.control.until_records(1)
+            assert (record.outcome, record.completion_tokens) == ("internal", 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_killed_mid_stream_is_told_not_hidden(tmp_path: Path) -> None:
+    """The kill becomes a terminal event and a record of what was delivered; no clean end pretends to be whole."""
+
+    async def cut(call: Call) -> None:
+        await call.data(chunk("x"), 1)
+        await call.data(chunk("y"), 2)
+        await asyncio.sleep(0.1)
+        call.cut()
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", cut)
+            got = await here.post(body=STREAM)
+            assert got.status == 200
+            assert json.loads(got.body.split(b"data: ")[-1])["error"]["code"] == "replica_lost"
+            (record,) = await here.control.until_records(1)
+            assert (record.outcome, record.completion_tokens, record.runtime_id) == ("replica_lost", 2, "a")
+
+    asyncio.run(scenario())
+
+
+def test_a_clean_end_without_the_last_frame_is_no_end(tmp_path: Path) -> None:
+    """A body that ends in order but without END is a lost replica: silent truncation is what we do not do."""
+
+    async def truncate(call: Call) -> None:
+        await call.data(chunk("x"), 1)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", truncate)
+            got = await here.post(body=STREAM)
+            assert b"replica_lost" in got.body
+            assert b"[DONE]" not in got.body
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_lost_before_its_first_byte_is_replaced(tmp_path: Path) -> None:
+    """Nothing was answered, so another replica answers; the caller sees only that."""
+
+    async def cut(call: Call) -> None:
+        call.cut()
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            lost = await here.replica("a", cut)
+            asked = asyncio.create_task(here.post(body=STREAM))
+            await lost.until(lambda replica: len(replica.calls) == 1)
+            await here.replica("b", hello)
+            got = await asked
+            assert got.status == 200
+            assert b"[DONE]" in got.body
+            records = await here.control.until_records(1)
+            assert [(record.outcome, record.runtime_id) for record in records] == [("ok", "b")]
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_lost_after_its_first_byte_is_not_replaced(tmp_path: Path) -> None:
+    """Even a heartbeat of the runtime is a beginning: a second try could answer, and bill, twice."""
+
+    async def beat_and_cut(call: Call) -> None:
+        from contracts.frames import FrameKind
+
+        await call.write(FrameKind.BEAT)
+        await asyncio.sleep(0.05)
+        call.cut()
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", beat_and_cut)
+            second = await here.replica("b", beat_and_cut)
+            got = await here.post()
+            assert (got.status, got.code) == (502, "replica_lost")
+            assert len(second.calls) + len(here.replicas[0].calls) == 1
+
+    asyncio.run(scenario())

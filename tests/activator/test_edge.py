@@ -1,0 +1,243 @@
+"""The edge as designed in docs/design/0001-http-server.md, row by row. Run it before the server's version moves."""
+
+import asyncio
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.activator.replica import Call, chunk, hello
+from tests.activator.world import World, http, world
+
+HOST = b"Host: localhost\r\n"
+
+
+async def _say(here: World, raw: bytes, *, finish: bool = False) -> bytes:
+    """Send bytes, return all that comes until the end, or for two seconds."""
+    reader, writer = await here.raw()
+    writer.write(raw)
+    got = b""
+    try:
+        async with asyncio.timeout(2):
+            while data := await reader.read(65536):
+                got += data
+            got += b"<end>"
+    except TimeoutError:
+        got += b"<open>"
+    except (ConnectionError, ssl.SSLError):
+        got += b"<reset>"
+    writer.transport.abort()
+    return got
+
+
+REFUSED = [
+    pytest.param(
+        b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Length: 4\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"400", id="a length together with chunks",
+    ),
+    pytest.param(b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
+                 b"400", id="two lengths"),
+    pytest.param(b"GET /v1/models HTTP/1.1\nHost: localhost\n\n", b"400", id="bare line feeds"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X: a\r\n b\r\n\r\n", b"400", id="a folded header"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X : a\r\n\r\n", b"400", id="a space before the colon"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n\r\n", b"400", id="no host"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + HOST + b"\r\n", b"400", id="two hosts"),
+    pytest.param(b"POST /v1/completions HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400",
+                 id="chunks in HTTP/1.0"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 40_000 + b"\r\n\r\n", b"431",
+                 id="a head of 40 kB"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 400_000, b"431",
+                 id="a head of 400 kB that never ends"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"".join(b"x%d: a\r\n" % n for n in range(9000)) + b"\r\n",
+                 b"431", id="nine thousand headers"),
+]  # fmt: skip
+
+
+def test_what_is_malformed_or_too_large_is_refused(tmp_path: Path) -> None:
+    """Each is answered with its status and the connection closed; the control is a request that is fine."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            for case in REFUSED:
+                raw, status = case.values
+                assert isinstance(raw, bytes)
+                assert isinstance(status, bytes)
+                got = await _say(here, raw)
+                assert got.startswith(b"HTTP/1.1 " + status), (case.id, got[:200])
+                assert got.endswith((b"<end>", b"<reset>")) or b"connection: close" in got or b"host" in got, case.id
+            fine = await _say(here, b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 20_000 + b"\r\n\r\n")
+            assert fine.startswith(b"HTTP/1.1 401"), fine[:100]
+            assert fine.endswith(b"<open>")
+
+    asyncio.run(scenario())
+
+
+def test_the_certificate_is_chosen_by_name(tmp_path: Path) -> None:
+    """MODEL.TENANT.DOMAIN gets the tenant's leaf; every other name the default, which is good for localhost."""
+
+    def names(tls: ssl.SSLObject) -> set[str]:
+        certificate = tls.getpeercert()
+        assert certificate is not None
+        return {str(value) for _, value in certificate["subjectAltName"]}  # type: ignore[misc,union-attr]
+
+    async def shown(here: World, name: str) -> set[str]:
+        lax = ssl.create_default_context(cafile=str(here.data / "ca.pem"))
+        lax.check_hostname = False
+        _, writer = await asyncio.open_connection("127.0.0.1", here.port, ssl=lax, server_hostname=name)
+        found = names(writer.get_extra_info("ssl_object"))
+        writer.transport.abort()
+        return found
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            default = {"localhost", "127.0.0.1", "0:0:0:0:0:0:0:1"}
+            async with asyncio.timeout(10):  # leaves are made beside the loop
+                while await shown(here, "m.default.kelvin.localhost") == default:
+                    await asyncio.sleep(0.01)
+            assert await shown(here, "m.default.kelvin.localhost") == {"*.default.kelvin.localhost"}
+            assert await shown(here, "M.Stranger.Kelvin.LOCALHOST") == {"*.stranger.kelvin.localhost"}
+            for name in ("localhost", "m.nobody.kelvin.localhost", "a.m.default.kelvin.localhost", "default.elsewhere"):
+                assert await shown(here, name) == default, name
+
+    asyncio.run(scenario())
+
+
+def test_the_host_names_model_and_tenant(tmp_path: Path) -> None:
+    """https://MODEL.TENANT.DOMAIN/v1/… is served under the tenant's own certificate, with the model from the name."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a")
+            body = b'{"prompt":"x"}'
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", here.port, ssl=here.tls, server_hostname="m.default.kelvin.localhost"
+            )
+            writer.write(
+                http(body, "/v1/completions").replace(b"Host: localhost", b"Host: m.default.kelvin.localhost:8443")
+            )
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            writer.transport.abort()
+            reader, writer = await here.raw()
+            writer.write(
+                http(body, "/v1/completions").replace(b"Host: localhost", b"Host: theirs.stranger.kelvin.localhost")
+            )
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
+            writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_says_too_little_is_ended(tmp_path: Path) -> None:
+    """No handshake, no head, half a head, half a body: each has its time; an idle connection that asked has longer."""
+
+    async def until_closed(reader: asyncio.StreamReader) -> float:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(5):
+                await reader.read()
+        except ConnectionError:
+            pass
+        return time.monotonic() - began
+
+    async def scenario() -> None:
+        async with world(tmp_path, handshake_s=0.3, head_s=0.3, body_s=0.3) as here:
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            assert await until_closed(reader) < 2
+            writer.transport.abort()
+            for said in (b"", b"GET /v1/models HT"):
+                reader, writer = await here.raw()
+                writer.write(said)
+                assert await until_closed(reader) < 2
+                writer.transport.abort()
+            reader, writer = await here.raw()
+            writer.write(http(b"x" * 100)[:-50])
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 504")
+            assert await until_closed(reader) < 2
+            writer.transport.abort()
+            reader, writer = await here.raw()
+            writer.write(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n")
+            await reader.readuntil(b"}}")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.8):
+                    await reader.read(1)
+            writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_a_pipelined_request_is_not_answered_and_hides_no_disconnect(tmp_path: Path) -> None:
+    """The first is answered, then the connection closes; leaving with a second one behind is noticed all the same."""
+
+    async def endless(call: Call) -> None:
+        tokens = 0
+        while True:
+            tokens += 1
+            await call.data(chunk("x"), tokens)
+            await asyncio.sleep(0.01)
+
+    async def slowly(call: Call) -> None:
+        await asyncio.sleep(0.2)
+        await hello(call)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a", slowly)
+            body = b'{"model":"m","prompt":"x"}'
+            got = await _say(here, http(body, "/v1/completions") + http(body, "/v1/completions"))
+            assert got.count(b"HTTP/1.1 200") == 1
+            assert got.endswith(b"<end>")
+            replica.script = endless
+            reader, writer = await here.raw()
+            stream = b'{"model":"m","prompt":"x","stream":true}'
+            writer.write(http(stream, "/v1/completions") + http(stream, "/v1/completions"))
+            await reader.readuntil(b"data: ")
+            writer.transport.abort()
+            await replica.until(lambda r: len(r.deleted) == 1)
+            assert len(replica.calls) == 2
+
+    asyncio.run(scenario())
+
+
+def test_connections_are_bounded(tmp_path: Path) -> None:
+    """The third of two is cut at once; a place is free again when one ends."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, connections=2) as here:
+            kept = [await here.raw() for _ in range(2)]
+            with pytest.raises((ConnectionError, ssl.SSLError)):
+                await here.raw()
+            kept[0][1].transport.abort()
+            async with asyncio.timeout(5):
+                while True:
+                    try:
+                        kept.append(await here.raw())
+                        break
+                    except (ConnectionError, ssl.SSLError):
+                        await asyncio.sleep(0.01)
+            for _, writer in kept:
+                writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_plain_http_is_not_spoken(tmp_path: Path) -> None:
+    """A client without TLS gets nothing, and the door stays open for others."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n")
+            got = b""
+            try:
+                async with asyncio.timeout(8):
+                    got = await reader.read()
+            except ConnectionError:
+                pass
+            assert b"HTTP/1.1" not in got
+            writer.transport.abort()
+            assert (await here.get("/v1/models")).status == 200
+
+    asyncio.run(scenario())

@@ -1,0 +1,209 @@
+"""More than fits: bounded queues, deadlines, slow readers, a control plane that is away."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.activator.control import replica_row
+from tests.activator.replica import DONE, Call, chunk, hello
+from tests.activator.world import CHAT, World, http, world
+
+STREAM = CHAT | {"stream": True}
+
+
+async def _silent(call: Call) -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_full_queue_sheds_with_retry_after(tmp_path: Path) -> None:
+    """Two may wait for a version; the third is refused at once, with a time to come back, and a record."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, queue_requests=2) as here:
+            waiting = [asyncio.create_task(here.post()) for _ in range(2)]
+            await here.control.until_stat(1.0)
+            async with asyncio.timeout(5):
+                while (got := await here.post(x_kelvin_deadline_ms="300")).status != 503:
+                    pass
+            assert got.code == "overloaded"
+            assert got.headers["retry-after"] == "1"
+            records = await here.control.until_records(1)
+            assert records[-1].outcome in ("overloaded", "deadline_exceeded")
+            await here.replica("a", told=False)
+            here.control.publish(replica_row("a"))
+            assert [got.status for got in await asyncio.gather(*waiting)] == [200, 200]
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> None:
+    """The client's own deadline, while nothing was committed: its true status, and what it waited for."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            got = await here.post(x_kelvin_deadline_ms="200")
+            assert (got.status, got.code) == (504, "deadline_exceeded")
+            (record,) = await here.control.until_records(1)
+            assert (record.outcome, record.status) == ("deadline_exceeded", 504)
+
+    asyncio.run(scenario())
+
+
+def test_the_queues_own_limit_of_time_is_504(tmp_path: Path) -> None:
+    """Without a deadline of the client the queue has one."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, queue_s=0.2) as here:
+            assert (await here.post()).status == 504
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_in_the_answer_cancels_upstream(tmp_path: Path) -> None:
+    """The runtime is slow: the deadline ends it there, too."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a", _silent)
+            got = await here.post(x_kelvin_deadline_ms="300")
+            assert got.status == 504
+            await replica.until(lambda r: len(r.deleted) == 1)
+            assert int(replica.calls[0].headers["x-kelvin-deadline-ms"]) <= 300
+
+    asyncio.run(scenario())
+
+
+def test_warm_models_serve_while_the_control_plane_is_away(tmp_path: Path) -> None:
+    """The last table stands; records wait in the spool and are shipped when it is back, each once."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a")
+            await here.control.stop()
+            for _ in range(5):
+                assert (await here.post()).status == 200
+            assert here.control.records == []
+            await here.control.start(here.data / "run")
+            records = await here.control.until_records(5)
+            assert sorted(record.sequence for record in records) == [1, 2, 3, 4, 5]
+            await here.settled()
+            assert (await here.post()).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_records_outlive_a_killed_activator(tmp_path: Path) -> None:
+    """SIGKILL right after the answer: the record is on the disk, and the next activator ships it."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a")
+            here.control.refuse_usage = True
+            got = await here.post()
+            here.process.kill()
+            await here.process.wait()
+            assert here.control.records == []
+            request_id = got.headers["x-request-id"]
+            found = [path for path in (here.data / "spool").rglob("*") if path.is_file()]
+            assert any(request_id.encode() in path.read_bytes() for path in found)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("reads", [pytest.param(False, id="slow"), pytest.param(True, id="quick: the control")])
+def test_a_slow_reader_stops_its_producer(tmp_path: Path, reads: bool) -> None:
+    """A client that reads nothing pauses the runtime; the activator holds no more than its buffers."""
+    written = 0
+    event = chunk("x" * 4000)
+    total = 8000  # 32 MB
+
+    async def flood(call: Call) -> None:
+        nonlocal written
+        for number in range(total):
+            await call.data(event, number + 1)
+            written = number + 1
+        await call.data(DONE, total)
+        await call.end(total)
+
+    async def scenario() -> None:
+        async with world(tmp_path, stall_s=2) as here:
+            await here.replica("a", flood)
+            process = psutil.Process(here.process.pid)
+            before = process.memory_info().rss
+            reader, writer = await here.raw()
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(http(json.dumps(STREAM).encode()))
+            await writer.drain()
+            if reads:
+                writer.transport.resume_reading()  # type: ignore[attr-defined]
+                while await reader.read(1 << 20):
+                    if written == total:
+                        break
+            (record,) = await here.control.until_records(1)
+            grown = process.memory_info().rss - before
+            assert grown < 16 << 20, grown
+            if reads:
+                assert (record.outcome, record.completion_tokens) == ("ok", total)
+            else:
+                assert record.outcome == "cancelled"
+                assert record.completion_tokens <= written < total / 2, written
+            writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+async def _until_refused(here: World) -> None:
+    while True:
+        try:
+            _, other = await here.raw()
+        except OSError:
+            return
+        other.transport.abort()
+
+
+def test_a_drain_finishes_what_runs_and_exits_0(tmp_path: Path) -> None:
+    """SIGTERM: no new connections, the running stream ends whole, its record is shipped."""
+    release = asyncio.Event()
+
+    async def hold(call: Call) -> None:
+        await call.data(chunk("x"), 1)
+        await release.wait()
+        await hello(call)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", hold)
+            reader, writer = await here.raw()
+            writer.write(http(json.dumps(STREAM).encode()))
+            await reader.readuntil(b"data: ")
+            ending = asyncio.create_task(here.terminate())
+            async with asyncio.timeout(5):
+                await _until_refused(here)
+            release.set()
+            rest = await reader.read()
+            assert b"data: [DONE]" in rest
+            assert await ending == 0
+            assert [record.outcome for record in here.control.records] == ["ok"]
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_drain_whose_time_is_over_tells_its_streams(tmp_path: Path) -> None:
+    """What runs on after the drain's limit gets a terminal event, is cancelled upstream, recorded, and we exit 0."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, activator_drain_s=1) as here:
+            replica = await here.replica("a", _silent)
+            asked = asyncio.create_task(here.post(body=STREAM))
+            await replica.until(lambda r: len(r.calls) == 1)
+            assert await here.terminate() == 0
+            got = await asked
+            assert b"unavailable" in got.body
+            assert replica.deleted == [replica.calls[0].request_id]
+            assert [record.outcome for record in here.control.records] == ["unavailable"]
+
+    asyncio.run(scenario())

@@ -1,0 +1,125 @@
+"""The admin and push APIs: who may, what goes inward, what stays at the door."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.activator.control import ADMIN, KEY, FakeControl
+from tests.activator.world import World, world
+
+
+def _problem(body: bytes) -> str:
+    found = json.loads(body)
+    assert set(found) >= {"type", "title", "status", "detail"}
+    code: str = found["code"]
+    return code
+
+
+def test_the_caller_is_told_by_us_alone(tmp_path: Path) -> None:
+    """The principal comes from the key; a client's own claim, its key and hop-by-hop headers stay outside."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            got = await here.request(
+                "PUT", "/admin/v1/models/m@x/scale?a=1&b=%2F", b'{"min":1}', ADMIN,
+                x_kelvin_principal='{"key_id":"k","tenant":"stranger","scopes":["admin"]}', x_kelvin_else="1",
+                x_request_id="mine", connection="x-hop", x_hop="1", content_type="application/json",
+            )  # fmt: skip
+            assert (got.status, got.body) == (201, b'echo:{"min":1}')
+            assert got.headers["x-client-request-id"] == "mine"
+            assert got.headers["x-request-id"].startswith("req_")
+            assert "x-kelvin-secret" not in got.headers
+            assert got.headers["x-fine"] == "yes"
+            method, path, headers, _ = here.control.seen_inward[-1]
+            assert (method, path) == ("PUT", "/admin/v1/models/m@x/scale?a=1&b=%2F")
+            lower = {name.lower(): value for name, value in headers.items()}
+            assert json.loads(lower["x-kelvin-principal"]) == {
+                "key_id": "k2", "tenant": "default", "scopes": ["infer", "admin"],
+            }  # fmt: skip
+            assert lower["x-request-id"] == got.headers["x-request-id"]
+            assert not {"authorization", "x-kelvin-else", "x-hop"} & set(lower)
+
+    asyncio.run(scenario())
+
+
+def test_refusals_are_problem_details(tmp_path: Path) -> None:
+    """No key, no scope, nobody behind: RFC 9457, and nothing reached the service."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            got = await here.get("/admin/v1/status", key="wrong")
+            assert (got.status, _problem(got.body)) == (401, "invalid_api_key")
+            assert got.headers["www-authenticate"] == "Bearer"
+            got = await here.get("/admin/v1/status", key=KEY)
+            assert (got.status, _problem(got.body)) == (403, "insufficient_scope")
+            got = await here.get("/push/v1/plans", key=ADMIN)
+            assert (got.status, _problem(got.body)) == (503, "unavailable")
+            assert here.control.seen_inward == []
+            assert (await here.get("/admin/v1/status", key=ADMIN)).status == 201  # the control
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/internal/v1/usage/requests", id="plainly"),
+        pytest.param("/admin/v1/../../internal/v1/stats", id="one up"),
+        pytest.param("/admin/v1/%2e%2e/%2e%2e/internal/v1/stats", id="escaped"),
+        pytest.param("/admin/v1/..%2f..%2finternal/v1/stats", id="escaped slashes"),
+        pytest.param("/default/internal/v1/stats", id="as a tenant's"),
+    ],
+)
+def test_internal_routes_have_no_way_in(tmp_path: Path, path: str) -> None:
+    """No spelling of a path reaches what is not the admin API's."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            reader, writer = await here.raw()
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n\r\n".encode())
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
+            writer.transport.abort()
+            assert here.control.seen_inward == []
+
+    asyncio.run(scenario())
+
+
+def test_uploads_are_streamed_and_bounded(tmp_path: Path) -> None:
+    """A chunk of 8 MiB passes whole; a body over the bound is refused by its length, or as it grows."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, upload_bytes=9 << 20) as here:
+            body = bytes(range(256)) * (8 << 12)
+            snapshotter = await _snapshotter(here)
+            got = await here.request("PUT", "/push/v1/plans/p/chunks/d", body, ADMIN)
+            assert got.body == b"echo:" + body
+            got = await here.request("PUT", "/push/v1/plans/p/chunks/d", body + body, ADMIN)
+            assert (got.status, _problem(got.body)) == (413, "request_too_large")
+
+            async def growing() -> object:
+                for _ in range(20):
+                    yield bytes(1 << 20)
+
+            headers = {"authorization": f"Bearer {ADMIN}"}
+            try:
+                async with here.client.put(here.url + "/push/v1/x", data=growing(), headers=headers) as answer:
+                    assert answer.status == 413
+            except ConnectionError:
+                pass  # refused while it was still sending
+            assert len(snapshotter.seen_inward) == 1
+            await snapshotter.stop()
+
+    asyncio.run(scenario())
+
+
+async def _snapshotter(here: World) -> FakeControl:
+    """The same echo, as the other service."""
+    run = here.data / "run"
+    (run / "control.sock").rename(run / "kept.sock")
+    fake = FakeControl()
+    await fake.start(run)
+    (run / "control.sock").rename(run / "snapshotter.sock")
+    (run / "kept.sock").rename(run / "control.sock")
+    return fake
