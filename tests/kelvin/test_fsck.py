@@ -1,0 +1,120 @@
+"""`kelvin fsck` says what is wrong and how to mend it, and its exit code says whether anything is."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from contracts.errors import Refused, Unavailable
+from contracts.problem import to_wire
+from contracts.push import FsckBroken, FsckProgress
+from contracts.wire import encode
+from kelvin.fsck import check_store, collect, fsck_command
+from kelvin.push import Silence, push
+from tests.kelvin.test_push import Doors, Told
+from tests.snapshotter.house import TENANT, House, open_house, settings_for
+from tests.snapshotter.models import Model
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with open_house(settings_for(tmp_path / "data")) as opened, opened.client() as door:
+        push(Model().write(tmp_path / "model"), "toy", door, Silence())
+        yield opened
+
+
+def run(house: House, *arguments: str) -> Result:
+    return CliRunner().invoke(fsck_command, arguments, obj=Doors(house))
+
+
+def flip(house: House) -> Path:
+    pack = next((house.store / TENANT / "packs").iterdir())
+    raw = bytearray(pack.read_bytes())
+    raw[100] ^= 1
+    pack.write_bytes(raw)
+    return pack
+
+
+def test_clean(house: House) -> None:
+    """Exit code 0, and how much was looked at."""
+    result = run(house)
+    assert result.exit_code == 0, result.output
+    assert "1 versions, 2 packs" in result.stdout
+    assert "no fault" in result.stdout
+
+
+def test_findings(house: House) -> None:
+    """A flipped bit: exit code 1, the object, the fault and the mend."""
+    pack = flip(house)
+    result = run(house)
+    assert result.exit_code == 1
+    assert f"{TENANT}/packs/{pack.name}: 1 of" in result.stdout
+    assert "mend: delete it and" in result.stdout
+    assert "2 faults" in result.stdout  # the pack, and the version that needs it
+
+
+def test_json(house: House) -> None:
+    """One object with the same facts and exit code."""
+    clean = run(house, "--json")
+    assert clean.exit_code == 0
+    assert json.loads(clean.stdout)["findings"] == []
+    flip(house)
+    found = run(house, "--json")
+    assert found.exit_code == 1
+    body = json.loads(found.stdout)
+    assert body["summary"]["findings"] == len(body["findings"]) == 2
+
+
+def test_tenants_are_apart(house: House) -> None:
+    """Another tenant's check sees nothing of it."""
+    flip(house)
+    with house.client("umbrella") as door:
+        findings, summary = collect(check_store(door), Silence())
+    assert (findings, summary.packs) == ([], 0)
+
+
+def test_progress(house: House) -> None:
+    """The bar ends at its total."""
+    told = Told()
+    with house.client() as door:
+        _, summary = collect(check_store(door), told)
+    assert told.stages == [("checking", summary.checked_bytes)]
+    assert told.done == summary.checked_bytes
+
+
+BROKEN = FsckBroken(failure=to_wire(Unavailable("the object store")))
+
+
+@pytest.mark.parametrize(
+    ("answer", "want"),
+    [
+        pytest.param(httpx.Response(403, json={"code": "insufficient_scope", "detail": "no scope"}), "no scope",
+                     id="a refusal"),
+        pytest.param(httpx.Response(200, content=b""), "the end of the check", id="an empty answer"),
+        pytest.param(httpx.Response(200, content=encode(FsckProgress(checked_bytes=1, total_bytes=2)) + b"\n"),
+                     "the end of the check", id="an answer that was cut"),
+        pytest.param(httpx.Response(200, content=encode(BROKEN)), "the object store is not", id="a store that fails"),
+        pytest.param(httpx.Response(200, content=b"nonsense\n"), "a line of the check", id="no check at all"),
+    ],
+)  # fmt: skip
+def test_no_verdict(answer: httpx.Response, want: str) -> None:
+    """A check without a summary is never taken for a clean one."""
+    transport = httpx.MockTransport(lambda request: answer)
+    with httpx.Client(transport=transport, base_url="http://x") as door, pytest.raises(Refused, match=want):
+        collect(check_store(door), Silence())
+
+
+def test_no_installation() -> None:
+    """Nobody there is a refusal too."""
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with (
+        httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://x") as door,
+        pytest.raises(Refused, match="the installation is not available"),
+    ):
+        collect(check_store(door), Silence())

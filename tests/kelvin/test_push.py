@@ -1,0 +1,300 @@
+"""A whole push against a real snapshotter: what is sent, what is said, and what happens when something changes."""
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+from msgspec import structs
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+
+from contracts.errors import Refused, Unavailable
+from contracts.problem import code_of
+from contracts.push import CommitStep
+from kelvin.push import SENDERS, Bar, Silence, push, push_command, push_directory
+from kelvin.push_calls import Patience
+from kelvin.push_directory import Source
+from snapshotter.app import SOCKET
+from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
+from tests.snapshotter.models import Model, default_weights, resharded, weight
+from tests.snapshotter.reader import assert_whole, read_version, versions_of
+from tests.snapshotter.unix import unix_transport
+
+FAST = Patience(give_up_s=30, first_s=30, base_s=0.001, cap_s=0.01)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with open_house(settings_for(tmp_path / "data")) as opened:
+        yield opened
+
+
+@dataclass
+class Told:
+    """`Progress` that remembers, and may do something at the start of a stage."""
+
+    at: dict[str, Callable[[], object]] = field(default_factory=dict)
+    stages: list[tuple[str, int | None]] = field(default_factory=list)
+    done: int = 0
+
+    def begin(self, stage: str, total_bytes: int | None) -> None:
+        self.stages.append((stage, total_bytes))
+        self.done = 0
+        self.at.pop(stage, lambda: None)()
+
+    def advance(self, nbytes: int) -> None:
+        self.done += nbytes
+
+
+def test_round_trip(house: House, tmp_path: Path) -> None:
+    """What was pushed is what the store holds, byte for byte; what is served is registered."""
+    model = Model()
+    directory = model.write(tmp_path / "model")
+    told = Told()
+    with house.client() as door:
+        committed = push(directory, "toy", door, told)
+    files, tensors = read_version(house.store, TENANT, committed.version)
+    assert tensors == {name: each.data for name, each in model.shards["model.safetensors"].items()}
+    assert files == {path: raw for path, raw in model.files().items() if path.endswith(".json")}
+    assert [each.version for each in house.control.registrations] == [committed.version]
+    assert told.stages[:2] == [("looking", None), ("hashing", committed.total_bytes)]
+
+
+def test_pushed_twice(house: House, tmp_path: Path) -> None:
+    """The second push sends nothing, seals nothing, and says the same version."""
+    directory = Model().write(tmp_path / "model")
+    with house.client() as door:
+        first = push_directory(directory, "toy", door, Silence())
+        second = push_directory(directory, "toy", door, Silence())
+    assert first.committed.created
+    assert first.sent_bytes > 0
+    assert second.committed == structs.replace(first.committed, created=False, new_chunks=0)
+    assert second.sent_bytes == 0
+    assert len(house.control.seals) == 1
+
+
+def test_sends_only_what_changed(house: House, tmp_path: Path) -> None:
+    """One tensor changed: one chunk travels. Sharded otherwise: nothing does, and the version is the same."""
+    weights = default_weights() | {"model.big.weight": weight((10_000,), 7)}
+    with house.client() as door:
+        first = push(Model(shards={"model.safetensors": weights}).write(tmp_path / "a"), "toy", door, Silence())
+        changed = weights | {"model.norm.weight": weight((8,), 4242)}
+        pushed = push_directory(
+            Model(shards={"model.safetensors": changed}).write(tmp_path / "b"), "toy", door, Silence()
+        )
+        assert pushed.sent_bytes == 4096
+        assert pushed.committed.new_chunks == 1
+        sharded = Model(shards=resharded(weights, 3, seed=9)).write(tmp_path / "c")
+        again = push_directory(sharded, "toy", door, Silence())
+    assert again.committed.version == first.version
+    assert again.sent_bytes == 0
+    assert_whole(house.store, TENANT)
+
+
+def rewrite(path: Path) -> None:
+    """Other bytes, with size and time as they were."""
+    before = path.stat()
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "change"),
+    [
+        pytest.param("hashing", "model.safetensors", append, id="weights that grow before they are hashed"),
+        pytest.param("sending", "model.safetensors", append, id="weights that grow before they are sent"),
+        pytest.param("sending", "model.safetensors", rewrite, id="weights that are rewritten in secret"),
+        pytest.param("sending", "config.json", append, id="a config that grows after it was judged"),
+        pytest.param("sending", "config.json", rewrite, id="a config that is rewritten in secret"),
+        pytest.param("sending", "model.safetensors", Path.unlink, id="weights that go away"),
+    ],
+)
+def test_changed_meanwhile(house: House, tmp_path: Path, stage: str, name: str, change: Callable[[Path], None]) -> None:
+    """Refused, named, and nothing is published; pushed again when it is quiet, it is."""
+    directory = Model().write(tmp_path / "model")
+    told = Told(at={stage: lambda: change(directory / name)})
+    with house.client() as door:
+        with pytest.raises(Refused) as caught:
+            push(directory, "toy", door, told)
+        assert code_of(caught.value.failure) == "artifact_rejected"
+        assert caught.value.failure.param == name
+        assert versions_of(house.store, TENANT) == []
+        Model().write(directory)
+        assert push(directory, "toy", door, Silence()).created
+
+
+def test_nothing_is_sent_of_what_may_not_enter(tmp_path: Path) -> None:
+    """A pickle is refused before the first call."""
+
+    def never(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"{request.method} {request.url}")
+
+    directory = Model(more={"pytorch_model.bin": b""}).write(tmp_path / "model")
+    with (
+        httpx.Client(transport=httpx.MockTransport(never), base_url="http://x") as door,
+        pytest.raises(Refused, match="pickles"),
+    ):
+        push(directory, "toy", door, Silence())
+
+
+def test_a_push_that_was_forgotten(house: House, tmp_path: Path) -> None:
+    """Dropped while it was being sent (too old, or the disk was cleaned): it begins again by itself, and ends well."""
+    directory = Model().write(tmp_path / "model")
+
+    def forget() -> None:
+        for plan in (house.data / "staging" / TENANT).iterdir():
+            plan.rename(tmp_path / "gone")
+
+    with house.client() as door:
+        committed = push_directory(directory, "toy", door, Told(at={"sending": forget}), FAST).committed
+    assert committed.created
+    assert_whole(house.store, TENANT)
+
+
+def test_a_chunk_that_was_lost(house: House, tmp_path: Path) -> None:
+    """Staged bytes gone before the commit: they are sent again."""
+    directory = Model().write(tmp_path / "model")
+    lost: list[Path] = []
+
+    class Losing(Source):
+        def check_unchanged(self) -> None:
+            if not lost:
+                lost.extend((house.data / "staging" / TENANT).glob("*/chunks/*"))
+                for path in lost:
+                    path.unlink()
+            super().check_unchanged()
+
+    with house.client() as door, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kelvin.push_directory.Source", Losing)
+        assert push_directory(directory, "toy", door, Silence(), FAST).committed.created
+    assert lost
+    assert_whole(house.store, TENANT)
+
+
+def test_the_control_plane_is_away(house: House, tmp_path: Path) -> None:
+    """Passing failures of gate, sealing and registration are waited out; a refusal is not."""
+    directory = Model().write(tmp_path / "model")
+    away = Unavailable("the control plane", 0.001)
+    house.control.failures = {"gate": [away] * 2, "seal": [away] * 2, "versions": [away]}
+    with house.client() as door:
+        assert push_directory(directory, "toy", door, Silence(), FAST).committed.version
+    assert len(house.control.registrations) == 1
+
+
+def test_holds_few_chunks(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the model: no more chunks in memory at once than there are senders."""
+    weights = {f"t{number}": weight((2048,), number) for number in range(60)}
+    directory = Model(shards={"model.safetensors": weights}).write(tmp_path / "model")
+    held, most = [0], [0]
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        held[0] += 1
+        most[0] = max(most[0], held[0])
+        yield
+        held[0] -= 1
+
+    honest = httpx.Client.request
+
+    def request(self: httpx.Client, method: str, *rest: object, **more: object) -> httpx.Response:
+        if method != "PUT":
+            return honest(self, method, *rest, **more)  # type: ignore[arg-type]
+        with counted():
+            return honest(self, method, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(httpx.Client, "request", request)
+    with house.client() as door:
+        pushed = push_directory(directory, "toy", door, Silence())
+    assert pushed.committed.new_chunks >= 60
+    assert 1 <= most[0] <= SENDERS
+
+
+@dataclass
+class Doors:
+    """The context object of the command line."""
+
+    house: House
+
+    def door(self) -> httpx.Client:
+        transport = unix_transport(self.house.directory.address(SOCKET))
+        refuse = {"response": [lambda answer: answer.raise_for_status()]}
+        return httpx.Client(transport=transport, base_url="http://x", headers=principal(), event_hooks=refuse)
+
+
+def run(house: House, *arguments: str) -> Result:
+    return CliRunner().invoke(push_command, arguments, obj=Doors(house))
+
+
+def test_command(house: House, tmp_path: Path) -> None:
+    """The last line on standard output is the version; what was left out is told apart; no bar without a terminal."""
+    directory = Model().write(tmp_path / "model")
+    first = run(house, str(directory), "--name", "toy")
+    assert first.exit_code == 0, first.output
+    (version,) = versions_of(house.store, TENANT)
+    assert first.stdout.splitlines()[-1] == version
+    assert "a new version" in first.stdout
+    assert first.stderr == "left out: README.md\n"
+    assert "no change" in run(house, str(directory), "--name", "toy").stdout
+
+
+def test_command_in_json(house: House, tmp_path: Path) -> None:
+    """One object, for a success and for a refusal; the exit code tells which."""
+    directory = Model().write(tmp_path / "model")
+    good = run(house, str(directory), "--name", "toy", "--json")
+    assert good.exit_code == 0
+    found = json.loads(good.stdout)
+    assert found["version"] == versions_of(house.store, TENANT)[0]
+    assert (found["created"], found["ignored"]) == (True, ["README.md"])
+    (directory / "x.pt").write_bytes(b"")
+    bad = run(house, str(directory), "--name", "toy", "--json")
+    assert bad.exit_code == 1
+    error = json.loads(bad.stdout)["error"]
+    assert (error["code"], error["param"]) == ("artifact_rejected", "x.pt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        pytest.param(["DIR"], None, id="no name"),
+        pytest.param(["DIR", "--name", "Not A Label"], "invalid_request", id="a bad name"),
+        pytest.param(["nowhere", "--name", "toy"], "invalid_request", id="no directory"),
+    ],
+)
+def test_command_refuses(house: House, tmp_path: Path, arguments: list[str], code: str | None) -> None:
+    """Wrong use is click's to say; a refusal leaves as `Refused`, which the command line turns into a sentence."""
+    directory = str(Model().write(tmp_path / "model"))
+    result = run(house, *(directory if argument == "DIR" else argument for argument in arguments))
+    assert result.exit_code != 0
+    if code is None:
+        assert result.exit_code == click.UsageError.exit_code
+    else:
+        assert isinstance(result.exception, Refused)
+        assert result.exception.failure.code == code
+
+
+def test_bar() -> None:
+    """On a terminal each stage has its bar, and only one is shown."""
+    out = io.StringIO()
+    with RichProgress(console=Console(file=out, force_terminal=True, width=80)) as bar:
+        shown = Bar(bar)
+        shown.advance(1)
+        shown.begin("hashing", 100)
+        shown.advance(40)
+        assert [(task.description, task.completed) for task in bar.tasks] == [("hashing", 40)]
+        shown.begin(CommitStep.SEALING, None)
+        assert [task.description for task in bar.tasks] == ["sealing"]
