@@ -1,0 +1,168 @@
+"""Requests that lost their activator are recorded once, durably, with what was acknowledged."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from contracts.control import RequestBatch
+from contracts.errors import Refused, Unavailable
+from contracts.frames import Counts
+from contracts.usage import RequestRecord
+from contracts.wire import decode, encode
+from runtime import orphans as module
+from runtime.orphans import Orphan, Orphans, batch_of, orphanage
+from spool import leftovers, recover
+from tests.runtime.fakes import MemoryRecords
+
+
+def _orphan(request_id: str, delivered: int = 0) -> Orphan:
+    return Orphan(
+        request_id=request_id,
+        tenant="acme",
+        model="m",
+        version="ab" * 32,
+        key_id="k",
+        runtime_id="rt1",
+        started_at_us=10,
+        ended_at_us=20,
+        stream=True,
+        counts=Counts(7, 0, 9, 500),
+        delivered_tokens=delivered,
+    )
+
+
+def test_an_orphan_is_written_after_a_moment() -> None:
+    """Not at once: a DELETE may be on its way. What was acknowledged meanwhile counts."""
+
+    async def main() -> None:
+        records = MemoryRecords()
+        orphans = Orphans("rt1", lambda: records, grace_s=0.02)
+        orphans.adopt(_orphan("a", 2))
+        orphans.delivered("a", 5)
+        orphans.delivered("a", 4)
+        orphans.delivered("b", 4)
+        assert records.records == []
+        async with asyncio.timeout(5):
+            await records.written.wait()
+        (record,) = records.records
+        assert (record.completion_tokens, record.prompt_tokens, record.device_us) == (5, 7, 500)
+        await orphans.flush()
+        assert len(records.records) == 1
+
+    asyncio.run(main())
+
+
+def test_a_disowned_one_is_not_written() -> None:
+    """Its activator lives."""
+
+    async def main() -> None:
+        records = MemoryRecords()
+        orphans = Orphans("rt1", lambda: records, grace_s=60)
+        orphans.adopt(_orphan("a"))
+        orphans.adopt(_orphan("b"))
+        orphans.disown("a")
+        orphans.disown("nobody")
+        await orphans.flush()
+        assert [record.request_id for record in records.records] == ["b"]
+
+    asyncio.run(main())
+
+
+def test_the_pending_are_bounded() -> None:
+    """One more than may wait, and the oldest is written at once."""
+
+    async def main() -> None:
+        records = MemoryRecords()
+        orphans = Orphans("rt1", lambda: records, grace_s=60)
+        for number in range(module.MAX_PENDING + 1):
+            orphans.adopt(_orphan(f"r{number}"))
+        async with asyncio.timeout(5):
+            await records.written.wait()
+        assert [record.request_id for record in records.records] == ["r0"]
+        await orphans.flush()
+        assert len(records.records) == module.MAX_PENDING + 1
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
+    """The failure is logged; the next record is tried again."""
+
+    class Failing(MemoryRecords):
+        async def append(self, make: Callable[[int], bytes], /) -> int:
+            if not self.written.is_set():
+                self.written.set()
+                raise Refused(Unavailable("the disk"))
+            return await super().append(make)
+
+    async def main() -> None:
+        records = Failing()
+        orphans = Orphans("rt1", lambda: records, grace_s=60)
+        orphans.adopt(_orphan("a"))
+        await orphans.flush()
+        orphans.adopt(_orphan("b"))
+        await orphans.flush()
+        assert [record.request_id for record in records.records] == ["b"]
+
+    asyncio.run(main())
+
+
+def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_path: Path) -> None:
+    """Spooled, then posted: the body decodes as a RequestBatch, strictly."""
+    posted: list[RequestRecord] = []
+
+    async def main() -> None:
+        done = asyncio.Event()
+
+        async def post(payloads: Sequence[bytes]) -> None:
+            posted.extend(decode(encode(batch_of(payloads)), RequestBatch).records)
+            if len(posted) == 3:
+                done.set()
+
+        async with orphanage(tmp_path, "rt1", post) as orphans:
+            for name in "abc":
+                orphans.adopt(_orphan(name))
+            await orphans.flush()
+            async with asyncio.timeout(10):
+                await done.wait()
+
+    asyncio.run(main())
+    assert [record.sequence for record in posted] == [1, 2, 3]
+    assert {record.source for record in posted} == {"rt1"}
+
+
+def test_what_could_not_be_shipped_is_left_for_whoever_recovers_it(tmp_path: Path) -> None:
+    """The control plane is away and the runtime ends: the records are on disk under its id."""
+
+    async def away(_: Sequence[bytes]) -> None:
+        raise Refused(Unavailable("the control plane"))
+
+    async def leave() -> None:
+        async with orphanage(tmp_path, "rt1", away) as orphans:
+            orphans.adopt(_orphan("a"))
+
+    recovered: list[str] = []
+
+    async def back(payloads: Sequence[bytes]) -> None:
+        recovered.extend(msgspec.json.decode(payload, type=RequestRecord).request_id for payload in payloads)
+
+    asyncio.run(leave())
+    assert leftovers(tmp_path) == ["rt1"]
+    asyncio.run(recover(tmp_path, lambda _: back))
+    assert recovered == ["a"]
+
+
+def test_without_orphans_nothing_is_written(tmp_path: Path) -> None:
+    """Most replicas never lose an activator: no directory, no thread."""
+
+    async def post(_: Sequence[bytes]) -> None:
+        raise AssertionError
+
+    async def main() -> None:
+        async with orphanage(tmp_path, "rt1", post):
+            pass
+
+    asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,178 @@
+"""The life of a process: one version, once; a failure is final; a drain ends."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from contracts.control import Bind, GateFacts, GateJob, RuntimeState, SealAttestation, SealJob
+from contracts.errors import ArtifactRejected, ChunkMissing, Conflict, Failure, Internal, Refused, Unavailable
+from contracts.meter import Phase, decode_meter
+from runtime.metering import create_meter_page
+from runtime.replica import MOVES, Replica, Wiring, Work
+from runtime.serving import Serving
+from tests.runtime.fakes import BIND, ScriptedEngine, fake_work, saying
+
+
+def _replica(tmp_path: Path, work: Work | None = None, failure: Failure | None = None) -> Replica:
+    work = work or fake_work(ScriptedEngine(saying("hello")), failure=failure)
+    return Replica("rt1", create_meter_page(tmp_path, "rt1"), work)
+
+
+def _meter_of(tmp_path: Path) -> Phase:
+    (path,) = tmp_path.iterdir()
+    return decode_meter(path.read_bytes()).phase
+
+
+def test_a_bound_standby_is_a_runtime(tmp_path: Path) -> None:
+    """It is ready, idle, says whose it is, and refuses another version."""
+
+    async def main() -> None:
+        replica = _replica(tmp_path)
+        assert _meter_of(tmp_path) is Phase.STANDBY
+        bound = await replica.bind(BIND)
+        assert (bound.runtime_id, bound.max_streams, len(bound.spans)) == ("rt1", 8, 3)
+        assert _meter_of(tmp_path) is Phase.IDLE
+        report = replica.report()
+        assert (report.state, report.tenant, report.version, report.leases) == (
+            RuntimeState.READY, "acme", BIND.version, 1
+        )  # fmt: skip
+        with pytest.raises(Refused) as caught:
+            await replica.bind(BIND)
+        assert isinstance(caught.value.failure, Conflict)
+        assert replica.state is RuntimeState.READY
+        await replica.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("failure", [ChunkMissing("ab"), ArtifactRejected("config.json", "no")])
+def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> None:
+    """The caller learns why; the process serves nobody afterwards, and may end."""
+
+    async def main() -> None:
+        replica = _replica(tmp_path, failure=failure)
+        with pytest.raises(Refused) as caught:
+            await replica.bind(BIND)
+        assert caught.value.failure == failure
+        assert replica.failure == failure
+        assert replica.over.is_set()
+        with pytest.raises(Refused) as caught:
+            replica.serving()
+        assert caught.value.failure == failure
+        with pytest.raises(Refused):
+            await replica.bind(BIND)
+
+    asyncio.run(main())
+
+
+def test_a_defect_in_a_restore_is_the_end_too(tmp_path: Path) -> None:
+    """Whatever it raises."""
+
+    def explode(_: Bind, __: Wiring) -> Serving:
+        raise RuntimeError("defect")
+
+    async def main() -> None:
+        replica = _replica(tmp_path, Work(explode, _no_gate, _no_seal))
+        with pytest.raises(RuntimeError):
+            await replica.bind(BIND)
+        assert replica.failure == Internal()
+
+    asyncio.run(main())
+
+
+def _no_gate(_: GateJob) -> GateFacts:
+    raise Refused(ArtifactRejected("config.json", "no"))
+
+
+def _no_seal(_: SealJob) -> SealAttestation:
+    raise Refused(ArtifactRejected("config.json", "no"))
+
+
+def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
+    """The restore may hang in the weight cache: whoever waits for it does not, and the process may end."""
+    stuck, inside = threading.Event(), threading.Event()
+
+    def hang(_: Bind, __: Wiring) -> Serving:
+        inside.set()
+        stuck.wait(20)
+        raise Refused(Internal())
+
+    async def main() -> None:
+        replica = _replica(tmp_path, Work(hang, _no_gate, _no_seal))
+        binding = asyncio.create_task(replica.bind(BIND))
+        await asyncio.to_thread(inside.wait, 20)
+        replica.drain()
+        with pytest.raises(Refused) as caught:
+            await asyncio.wait_for(binding, 5)
+        assert isinstance(caught.value.failure, Unavailable)
+        assert replica.over.is_set()
+        assert replica.failure is None, "being told to end is no failure"
+        stuck.set()
+
+    asyncio.run(main())
+
+
+def test_a_gate_leaves_the_standby_as_it_was(tmp_path: Path) -> None:
+    """It holds nothing of a tenant: it can still take any version."""
+
+    async def main() -> None:
+        replica = _replica(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
+        for _ in range(2):
+            with pytest.raises(Refused):
+                await replica.gate(GateJob(config_json="{}", tensors={}))
+        assert replica.state is RuntimeState.STANDBY
+        await replica.bind(BIND)
+        await replica.close()
+
+    asyncio.run(main())
+
+
+def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
+    """It has held a tenant's bytes: whatever came of the job, no version is taken after it."""
+
+    async def main() -> None:
+        replica = _replica(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
+        with pytest.raises(Refused):
+            await replica.seal(SealJob(tenant="acme", version="ab" * 32))
+        assert replica.over.is_set()
+        assert replica.state is RuntimeState.DRAINING
+        with pytest.raises(Refused):
+            await replica.bind(BIND)
+        assert _meter_of(tmp_path) is Phase.STANDBY, "the platform's cost"
+
+    asyncio.run(main())
+
+
+def test_a_parked_standby_drains_at_once(tmp_path: Path) -> None:
+    """There is nothing to finish. Repeating it changes nothing."""
+
+    async def main() -> None:
+        replica = _replica(tmp_path)
+        replica.drain()
+        replica.drain()
+        assert replica.over.is_set()
+        with pytest.raises(Refused):
+            await replica.bind(BIND)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("state", list(RuntimeState))
+@pytest.mark.parametrize("to", list(RuntimeState))
+def test_illegal_moves_raise_and_change_nothing(tmp_path: Path, state: RuntimeState, to: RuntimeState) -> None:
+    """The table is the life."""
+
+    async def main() -> None:
+        replica = _replica(tmp_path)
+        replica._state = state
+        if to in MOVES[state]:
+            replica._move(to)
+            assert replica.state is to
+        else:
+            with pytest.raises(Refused):
+                replica._move(to)
+            assert replica.state is state
+
+    asyncio.run(main())
