@@ -1,0 +1,36 @@
+"""The store's keys are part of the format: written down here, so that a change is seen."""
+
+import pytest
+
+from contracts import keys
+from contracts.control import Fingerprint
+
+D = "d" * 64
+PRINT = Fingerprint(torch="2.13.0", dtype="bfloat16", device_class="cpu-1")
+
+
+@pytest.mark.parametrize(
+    ("key", "want"),
+    [
+        (keys.pack_key("acme", D), f"acme/packs/{D}"),
+        (keys.index_key("acme", D), f"acme/index/{D}"),
+        (keys.manifest_key("acme", D), f"acme/manifests/{D}"),
+        (keys.draft_key("acme", D), f"acme/drafts/{D}"),
+        (keys.inputs_key("acme", D), f"acme/inputs/{D}"),
+        (keys.attestations_prefix("acme", D), f"acme/attestations/{D}/"),
+        (keys.attestation_key("acme", D, PRINT), f"acme/attestations/{D}/seal-9eb3ae7ac3fd52af"),
+    ],
+)
+def test_keys(key: str, want: str) -> None:
+    """Tenant first: a prefix is a tenant's, for policies and quotas."""
+    assert key == want
+
+
+def test_fingerprints_are_apart() -> None:
+    """Each part of a fingerprint gives another name."""
+    others = [
+        Fingerprint(torch="2.12.0", dtype="bfloat16", device_class="cpu-1"),
+        Fingerprint(torch="2.13.0", dtype="float32", device_class="cpu-1"),
+        Fingerprint(torch="2.13.0", dtype="bfloat16", device_class="h200"),
+    ]
+    assert len({keys.fingerprint_digest(each) for each in (PRINT, *others)}) == 4

@@ -1,0 +1,136 @@
+"""A manifest is its bytes: the version is their digest, and nothing that breaks a rule of the geometry decodes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from contracts.errors import ManifestCorrupt, Refused
+from contracts.manifest import (
+    DTYPE_BYTES,
+    PAGE,
+    Chunk,
+    Engine,
+    Limits,
+    Manifest,
+    PinnedFile,
+    Tensor,
+    decode_manifest,
+    encode_manifest,
+    find_fault,
+    version_of,
+)
+
+D = "a" * 64
+GOOD = Manifest(
+    format=1,
+    engine=Engine(1, "LlamaForCausalLM", "bfloat16"),
+    limits=Limits(127, 64),
+    chunk_bytes=2 * PAGE,
+    files=(PinnedFile("config.json", 0, 10, D),),
+    tensors=(Tensor("a", "BF16", (2, 3), PAGE), Tensor("b", "F32", (), 2 * PAGE)),
+    chunks=(Chunk(D, PAGE), Chunk("b" * 64, 2 * PAGE)),
+)
+
+
+def encoded(manifest: Manifest) -> tuple[bytes, str]:
+    raw = encode_manifest(manifest)
+    return raw, version_of(raw)
+
+
+def reason(raw: bytes) -> str:
+    with pytest.raises(Refused) as caught:
+        decode_manifest(raw, version_of(raw))
+    assert isinstance(caught.value.failure, ManifestCorrupt)
+    return caught.value.failure.reason
+
+
+def test_round_trip() -> None:
+    """What was encoded decodes to the same, and its sizes add up."""
+    assert decode_manifest(*encoded(GOOD)) == GOOD
+    assert (GOOD.total_bytes, GOOD.weight_bytes) == (3 * PAGE, 16)
+    assert find_fault(GOOD) is None
+
+
+def test_the_version_is_frozen() -> None:
+    """Canonical bytes and digest of one manifest, written down: another release that disagrees breaks every name."""
+    raw, version = encoded(GOOD)
+    assert raw.startswith(b'{"chunk_bytes":8192,"chunks":[{"digest":"aaaa')
+    assert version == "8a46d85b4012ca927e022bf579d6fd6f1eda5d7955c12bc29afb3fbdb6b71cf1"
+
+
+def test_any_bit_counts() -> None:
+    """One bit anywhere, or a byte less or more: not that version."""
+    raw, version = encoded(GOOD)
+    for at in range(len(raw)):
+        bent = bytearray(raw)
+        bent[at] ^= 1
+        with pytest.raises(Refused, match="do not match"):
+            decode_manifest(bytes(bent), version)
+    for bent_raw in (raw[:-1], raw + b"\n"):
+        with pytest.raises(Refused, match="do not match"):
+            decode_manifest(bent_raw, version)
+
+
+@pytest.mark.parametrize(
+    ("raw", "want"),
+    [
+        pytest.param(b"", "truncated", id="nothing"),
+        pytest.param(b"\xff", "malformed", id="no text"),
+        pytest.param(b"{}", "missing required field", id="no field"),
+        pytest.param(encode_manifest(GOOD).replace(b'"format":1', b'"format":2'), "Invalid enum value 2",
+                     id="a format of the future"),
+        pytest.param(encode_manifest(GOOD)[:-1] + b',"more":1}', "unknown field", id="a field of the future"),
+        pytest.param(encode_manifest(GOOD) + b" ", "canonical", id="a space behind"),
+        pytest.param(msgspec.json.format(encode_manifest(GOOD)), "canonical", id="spaces within"),
+        pytest.param(encode_manifest(GOOD).replace(b'"BF16"', b'"FP4"'), "Invalid enum value", id="an unknown dtype"),
+        pytest.param(encode_manifest(GOOD).replace(D.encode(), b"A" * 64), "regex", id="a digest in capitals"),
+        pytest.param(encode_manifest(GOOD).replace(b'"offset":0', b'"offset":-4096'), ">= 0", id="a negative offset"),
+    ],
+)  # fmt: skip
+def test_refuses_bytes(raw: bytes, want: str) -> None:
+    """Right by digest is not enough: only the canonical form of this format decodes."""
+    assert want in reason(raw)
+
+
+def change(**fields: Any) -> Manifest:
+    return structs.replace(GOOD, **fields)
+
+
+def a_at(offset: int, shape: tuple[int, ...] = (2, 3)) -> tuple[Tensor, Tensor]:
+    return Tensor("a", "BF16", shape, offset), GOOD.tensors[1]
+
+
+FAULTS: list[tuple[str, Callable[[], Manifest], str]] = [
+    ("a tensor off the page", lambda: change(tensors=a_at(PAGE + 8)), "boundary"),
+    ("a file off the page", lambda: change(files=(PinnedFile("c", 1, 1, D),)), "boundary"),
+    ("a tensor behind the end", lambda: change(tensors=(Tensor("a", "F32", (1,), 3 * PAGE),)), "after the last chunk"),
+    ("a tensor over the end", lambda: change(tensors=(Tensor("a", "U8", (PAGE + 1,), 2 * PAGE),)), "after the last"),
+    ("tensors that overlap", lambda: change(tensors=a_at(PAGE, (1, PAGE))), "overlaps"),
+    ("tensors out of order", lambda: change(tensors=GOOD.tensors[::-1]), "precedes"),
+    ("a file behind the tensors", lambda: change(files=(PinnedFile("c", 2 * PAGE, 1, D),)), "overlaps"),
+    ("a name twice", lambda: change(tensors=(GOOD.tensors[0], structs.replace(GOOD.tensors[1], name="a"))), "twice"),
+    ("a tensor named as a file", lambda: change(tensors=(Tensor("config.json", "F32", (), PAGE),)), "twice"),
+    ("a chunk off the page", lambda: change(chunks=(*GOOD.chunks, Chunk(D, PAGE + 1))), "has a length"),
+    ("a chunk over the limit", lambda: change(chunks=(*GOOD.chunks, Chunk(D, 3 * PAGE))), "has a length"),
+    ("no chunks", lambda: change(chunks=()), "after the last chunk"),
+]
+
+
+@pytest.mark.parametrize(("manifest", "want"), [pytest.param(make, want, id=name) for name, make, want in FAULTS])
+def test_refuses_geometry(manifest: Callable[[], Manifest], want: str) -> None:
+    """Each rule of the geometry has a manifest that breaks it alone, and it does not decode."""
+    assert want in reason(encode_manifest(manifest()))
+
+
+@given(st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 9), max_size=5))
+def test_nbytes(dtype: Any, shape: list[int]) -> None:
+    """Bytes of a tensor: width times extents; a scalar has one element."""
+    want = DTYPE_BYTES[dtype]
+    for extent in shape:
+        want *= extent
+    assert Tensor("t", dtype, tuple(shape), 0).nbytes == want
