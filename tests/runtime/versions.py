@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from blake3 import blake3
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from contracts.control import SealAttestation
+from contracts.errors import NotFound, Refused
 from contracts.manifest import (
     CHUNK_BYTES,
     Chunk,
@@ -18,11 +21,13 @@ from contracts.manifest import (
     Tensor,
     encode_manifest,
 )
+from runtime.restore import Weights
 from tests.runtime.vocabularies import files as tokenizer_files
 from tests.weightcache.kit import Version, padded
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 _STORED: Mapping[str, Any] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 TINY: Mapping[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -83,3 +88,37 @@ def seal_up(files: Mapping[str, bytes], state: Mapping[str, torch.Tensor], dtype
         chunks=tuple(Chunk(blake3(chunk).hexdigest(), len(chunk)) for chunk in chunks),
     )
     return Version(encode_manifest(manifest), manifest, tuple(chunks))
+
+
+@dataclass
+class MemoryLease:
+    """A version's bytes in this process, as a lease shows them."""
+
+    version: Version
+    attestations: tuple[SealAttestation, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._linear = bytearray(self.version.linear)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.version.manifest
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        return memoryview(self._linear)[offset : offset + nbytes].toreadonly()
+
+    def weights(self) -> Weights:
+        views = {}
+        for tensor in self.manifest.tensors:
+            dtype = _DTYPES[tensor.dtype]
+            flat = torch.frombuffer(
+                self._linear, dtype=dtype, count=tensor.nbytes // dtype.itemsize, offset=tensor.offset
+            )
+            views[tensor.name] = flat.view(tensor.shape)
+        return Weights(self, views)
+
+    def acquire(self, tenant: str, version: str) -> Weights:
+        """As `Acquire`."""
+        if version != self.version.id:
+            raise Refused(NotFound("version", version))
+        return self.weights()

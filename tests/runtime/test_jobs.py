@@ -1,0 +1,84 @@
+"""A sealed draft is one that will start: whatever would fail later fails the job, with its reason."""
+
+import pytest
+
+from contracts.control import SealJob
+from contracts.errors import ArtifactRejected, ProbeFailed, Refused
+from runtime import jobs
+from runtime.jobs import seal
+from runtime.probe import POSITIONS
+from tests.runtime.versions import MemoryLease, make_llama
+
+VERSION = make_llama()
+
+
+def _seal(lease: MemoryLease):  # type: ignore[no-untyped-def]
+    return seal(SealJob(tenant="acme", version=lease.version.id), lease.acquire)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_good_draft_is_attested(dtype: str) -> None:
+    """Version, fingerprint, the way to bind, known answers, the gate's facts."""
+    version = make_llama(dtype=dtype)  # type: ignore[arg-type]
+    attestation = _seal(MemoryLease(version))
+    assert attestation.version == version.id
+    assert attestation.fingerprint.dtype == attestation.gate.dtype == dtype
+    assert attestation.fingerprint.device_class == "cpu"
+    assert attestation.fast_bind
+    assert attestation.threads >= 1
+    assert len(attestation.probe.token_ids) == POSITIONS
+    assert attestation.gate.vocab_size == 512
+    assert set(attestation.gate.first_use) == {tensor.name for tensor in version.manifest.tensors}
+
+
+def test_a_way_of_binding_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One difference from the library's module, and restores will bind by the library."""
+    monkeypatch.setattr(jobs, "compare", lambda fast, library: ("buffer 'x': other values",))
+    assert not _seal(MemoryLease(VERSION)).fast_bind
+
+
+def test_a_tokenizer_that_the_model_does_not_know_is_refused() -> None:
+    """An id beyond the embedding would be an error of the first request that uses it."""
+    small = make_llama(vocab_size=64)
+    with pytest.raises(Refused) as caught:
+        _seal(MemoryLease(small))
+    failure = caught.value.failure
+    assert isinstance(failure, ArtifactRejected)
+    assert failure.path == "tokenizer.json"
+    assert "the model 64" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("files", "path"),
+    [
+        pytest.param({"tokenizer.json": b"nothing"}, "tokenizer.json", id="a tokenizer that does not load"),
+        pytest.param(
+            {"generation_config.json": b"[]"}, "generation_config.json", id="a configuration of another shape"
+        ),
+        pytest.param({"chat_template.jinja": b"{% if %}"}, "chat_template.jinja", id="a template that does not parse"),
+    ],
+)
+def test_files_that_no_replica_could_use_are_refused(files: dict[str, bytes], path: str) -> None:
+    """By name."""
+    with pytest.raises(Refused) as caught:
+        _seal(MemoryLease(make_llama(files=files)))
+    assert isinstance(caught.value.failure, ArtifactRejected)
+    assert caught.value.failure.path == path
+
+
+def test_an_engine_that_answers_otherwise_is_found_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known answers that our own engine does not give would stop every start: the draft is refused."""
+    monkeypatch.setattr("runtime.engine.core.known_answers.verify", lambda probe, logits: "position 0 is off")
+    with pytest.raises(Refused) as caught:
+        _seal(MemoryLease(VERSION))
+    assert isinstance(caught.value.failure, ProbeFailed)
+
+
+def test_weights_that_are_not_numbers_are_refused() -> None:
+    """Such a model has no right answers."""
+    lease = MemoryLease(VERSION)
+    embedding = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
+    lease._linear[embedding.offset : embedding.offset + 4] = b"\x00\x00\xc0\x7f"
+    with pytest.raises(Refused) as caught:
+        _seal(lease)
+    assert isinstance(caught.value.failure, ProbeFailed)

@@ -1,0 +1,192 @@
+"""A restored replica answers as the library does, starts as its attestation says, and fails closed."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from contracts.control import Bind, Fingerprint, SealAttestation, SealJob
+from contracts.errors import ArtifactRejected, Failure, NotFound, ProbeFailed, Refused
+from contracts.manifest import Limits
+from contracts.timeline import Stage
+from runtime import restore as module
+from runtime.binding import BoundModel, bind
+from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
+from runtime.jobs import seal
+from runtime.replica import Wiring
+from runtime.restore import device_of, fingerprint_of, restore
+from runtime.serving import Serving
+from tests.runtime.versions import MemoryLease, make_llama
+
+VERSION = make_llama()
+DEADLINE_S = 30.0
+
+
+class Heard:
+    """What the engine's thread said."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.failure: Failure | None = None
+        self.ended = threading.Event()
+        self.busy: list[bool] = []
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Generated():
+                    self.tokens.append(event.token_id)
+                case Failed():
+                    self.failure = event.failure
+        if any(isinstance(event, Finished | Failed) for event in events):
+            self.ended.set()
+
+
+def _bind(lease: MemoryLease, kv_bytes: int = 1 << 20) -> Bind:
+    version = lease.version.id
+    return Bind(tenant="acme", model="m", version=version, device_class="cpu-1", threads=1, kv_bytes=kv_bytes)
+
+
+@contextmanager
+def _restored(lease: MemoryLease, heard: Heard, kv_bytes: int = 1 << 20) -> Iterator[Serving]:
+    serving = restore(_bind(lease, kv_bytes), Wiring(heard.take, heard.busy.append), lease.acquire)
+    try:
+        yield serving
+    finally:
+        assert serving.thread.stop(DEADLINE_S)
+
+
+def _generate(serving: Serving, heard: Heard, tokens: int = 12) -> None:
+    sampling = Sampling(max_tokens=tokens, temperature=0.0)
+    serving.thread.submit(GenerationRequest(request_id="r", prompt_ids=(0, 7, 9, 11), sampling=sampling))
+    assert heard.ended.wait(DEADLINE_S)
+
+
+def _sealed(lease: MemoryLease) -> MemoryLease:
+    attestation = seal(SealJob(tenant="acme", version=lease.version.id), lease.acquire)
+    return MemoryLease(lease.version, (attestation,))
+
+
+@pytest.fixture(scope="module")
+def sealed() -> MemoryLease:
+    """VERSION with its attestation."""
+    return _sealed(MemoryLease(VERSION))
+
+
+def _by_library(lease: MemoryLease, tokens: int = 12) -> list[int]:
+    bound = module.bind_weights(lease.weights(), module.pinned_files(lease), "library", torch.device("cpu"))
+    bound.config._attn_implementation = "sdpa"
+    generated = bound.module.generate(  # type: ignore[operator]
+        torch.tensor([[0, 7, 9, 11]]), max_new_tokens=tokens, do_sample=False, eos_token_id=None
+    )
+    ids: list[int] = generated[0, 4:].tolist()
+    return ids
+
+
+@pytest.mark.parametrize("attested", [True, False], ids=["attested", "not attested here"])
+def test_a_restored_model_says_what_the_library_says(sealed: MemoryLease, attested: bool) -> None:
+    """Greedy tokens are the library's, by either way; stages are stamped in order; the probe was verified."""
+    lease, heard = sealed if attested else MemoryLease(VERSION), Heard()
+    with _restored(lease, heard) as serving:
+        assert [span.stage for span in serving.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
+        times = [span.after_us for span in serving.spans]
+        assert times == sorted(times)
+        assert serving.engine.needs_probe or serving.engine.busy_ns
+        _generate(serving, heard)
+        assert not serving.engine.needs_probe
+        assert heard.tokens == _by_library(lease)
+        assert heard.failure is None
+
+
+@pytest.mark.parametrize(
+    ("fast_bind", "matching", "want"),
+    [
+        pytest.param(True, True, "fast", id="the fast way where it was found exact"),
+        pytest.param(False, True, "library", id="the library's where it was not"),
+        pytest.param(True, False, "library", id="the library's without an attestation of this fingerprint"),
+    ],
+)
+def test_how_it_binds_is_the_attestations_word(
+    sealed: MemoryLease, monkeypatch: pytest.MonkeyPatch, fast_bind: bool, matching: bool, want: str
+) -> None:
+    """Nothing that was not proven under this very fingerprint is relied on."""
+    attestation = msgspec.structs.replace(sealed.attestations[0], fast_bind=fast_bind)
+    if not matching:
+        other = Fingerprint(torch="1.0", dtype="float32", device_class="cpu")
+        attestation = msgspec.structs.replace(attestation, fingerprint=other)
+    used: list[str] = []
+
+    def spy(*args: Any, **options: Any) -> BoundModel:
+        used.append(options["how"])
+        return bind(*args, **options)
+
+    monkeypatch.setattr(module, "bind", spy)
+    with _restored(MemoryLease(VERSION, (attestation,)), Heard()):
+        assert used == [want]
+
+
+def _spoiled(attestation: SealAttestation) -> SealAttestation:
+    logits = tuple(tuple(value + 1.0 for value in row) for row in attestation.probe.top_logits)
+    return msgspec.structs.replace(attestation, probe=msgspec.structs.replace(attestation.probe, top_logits=logits))
+
+
+def test_answers_that_are_not_the_known_ones_never_leave(sealed: MemoryLease) -> None:
+    """The control of the probe: with other known answers the first request fails, without a token."""
+    heard = Heard()
+    with _restored(MemoryLease(VERSION, (_spoiled(sealed.attestations[0]),)), heard) as serving:
+        _generate(serving, heard)
+        assert isinstance(heard.failure, ProbeFailed)
+        assert heard.tokens == []
+        assert isinstance(serving.thread.poisoned, ProbeFailed)
+
+
+def test_a_flipped_weight_is_found_by_the_probe(sealed: MemoryLease) -> None:
+    """Bytes that changed after the cache had verified them are answers that changed."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
+    lease._linear[norm.offset + 3] ^= 0x40
+    with _restored(lease, heard) as serving:
+        _generate(serving, heard)
+        assert isinstance(heard.failure, ProbeFailed)
+        assert heard.tokens == []
+
+
+def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
+    """Without a wish an answer is as long as the pool allows, not longer than could ever be served."""
+    per_token = sealed.attestations[0].gate.kv_bytes_per_token
+    with _restored(sealed, Heard(), kv_bytes=per_token * 16 * 10) as serving:
+        assert serving.context_tokens == serving.engine.kv_blocks_total * 16 < 512
+    with _restored(sealed, Heard(), kv_bytes=per_token * 16 * 100) as serving:
+        assert serving.context_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("lease", "failure"),
+    [
+        pytest.param(
+            MemoryLease(make_llama(files={"tokenizer.json": b"{}"})), ArtifactRejected, id="a broken tokenizer"
+        ),
+        pytest.param(MemoryLease(make_llama(limits=Limits(1, 1, 1))), NotFound, id="a version that is not there"),
+    ],
+)
+def test_what_cannot_be_restored_says_why(lease: MemoryLease, failure: type[Failure]) -> None:
+    """The failure of whatever found it."""
+    request = _bind(lease)
+    if failure is NotFound:
+        request = msgspec.structs.replace(request, version="0" * 64)
+    with pytest.raises(Refused) as caught:
+        restore(request, Wiring(lambda _: None, lambda _: None), lease.acquire)
+    assert isinstance(caught.value.failure, failure)
+
+
+def test_a_fingerprint_does_not_hold_threads() -> None:
+    """How many cores a class reserves changes no answer beyond the tolerance: the key is the device's kind."""
+    assert device_of("cpu-4") == device_of("cpu-1") == torch.device("cpu")
+    assert device_of("h200").type == "cuda"
+    assert fingerprint_of(VERSION.manifest, device_of("cpu-4")) == Fingerprint(
+        torch=str(torch.__version__), dtype="float32", device_class="cpu"
+    )
