@@ -26,5 +26,8 @@ def to_fork(facts: PoolFacts) -> int:
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds before the next fork after so many births in a row came to nothing: 0.1 s doubled, at most 5 s."""
-    return 0.0 if failures == 0 else min(5.0, 0.1 * 2.0 ** min(failures - 1, 10))
+    """Seconds before the next fork after so many births in a row came to nothing: 0.1 s doubled, at most 1 s.
+
+    A zygote that came back is noticed within that second; one that bears the dead costs no more than a fork a second.
+    """
+    return 0.0 if failures == 0 else min(1.0, 0.1 * 2.0 ** min(failures - 1, 10))

@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 TOLD_S: Final = 2.0  # for the activators to hear of it
 POLL_S: Final = 0.1
+LAST_BREATH_S: Final = 1.0
 TERM_S: Final = 40.0  # a runtime that is told to end drains once more, for 30 s by default
 
 
@@ -28,6 +29,6 @@ async def drained(fleet: Fleet, feed: FeedHub, process: Process, revision: int, 
                 break
             await fleet.clock.sleep(POLL_S)
     except Refused as refused:
-        if not process.is_gone:
+        if not await process.gone(LAST_BREATH_S):  # an empty runtime ends by itself, and stops listening before that
             log.warning("a drain was cut short", extra={"runtime_id": process.runtime_id, "why": str(refused)})
     fleet.end(process, TERM_S)

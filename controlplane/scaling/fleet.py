@@ -37,6 +37,7 @@ class Fleet:
         self._directory = directory
         self._zygote = zygote
         self._processes: dict[str, Process] = {}
+        self._dead: set[Process] = set()  # whose connections are being closed
         self._mourners: list[Callable[[Replica], None]] = []
 
     def __repr__(self) -> str:
@@ -83,9 +84,10 @@ class Fleet:
 
     async def close(self) -> None:
         """Let go of every process; they live on."""
-        for process in self._processes.values():
+        for process in (*self._processes.values(), *self._dead):
             await process.close()
         self._processes.clear()
+        self._dead.clear()
 
     def check_integrity(self) -> None:
         """Assert that table and processes name the same."""
@@ -103,11 +105,16 @@ class Fleet:
         del self._processes[process.runtime_id]
         replica = self.table.remove(process.runtime_id)
         assert replica is not None
-        self.tasks.start(process.close(), f"close {process.runtime_id}")
+        self._dead.add(process)
+        self.tasks.start(self._bury(process), f"close {process.runtime_id}")
         if not process.is_ending:
             log.warning("a process died", extra={"runtime_id": process.runtime_id, "state": replica.state})
         for mourner in self._mourners:
             mourner(replica)
+
+    async def _bury(self, process: Process) -> None:
+        await process.close()
+        self._dead.discard(process)
 
     def _now(self) -> int:
         return self.clock.monotonic_us()

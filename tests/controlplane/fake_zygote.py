@@ -1,0 +1,225 @@
+"""A zygote and its standbys for tests of the actuator: real sockets, real processes, no model. Run as a program.
+
+What it imitates of `runtime.zygote` and of the processes that it forks (contracts/control.py, runtime/replica.py):
+- one SEQPACKET message in, one out, the pidfd of the fork beside it;
+- a fork creates `rt-<id>.sock` some time after it was announced, then answers `/control/state` as parked;
+- a bind moves it to restoring and, when it is answered, to ready; a refused one leaves it failed, and it ends itself;
+- a second bind is a conflict; a seal ends the process; `/control/drain` ends it once nothing is in flight;
+- runtimes live on when whoever bound them goes away.
+
+The model's name says how a bind goes: `corrupt` is refused, `crash` dies, `held` waits for the file `release`; a model
+named `busy` reports one request in flight until the file `idle` appears. Every call is a line in `calls.log`.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingMixIn, UnixStreamServer
+from typing import Any, NoReturn
+
+import msgspec
+
+from contracts.control import (
+    Bind,
+    Bound,
+    Fingerprint,
+    GateFacts,
+    Probe,
+    RuntimeReport,
+    RuntimeState,
+    SealAttestation,
+    SealJob,
+)
+from contracts.errors import ChunkCorrupt, Conflict, Failure
+from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details, status_of
+from contracts.timeline import Span, Stage
+
+GATE = GateFacts(
+    architecture="LlamaForCausalLM",
+    dtype="float32",
+    layers=1,
+    kv_heads=1,
+    head_dim=1,
+    value_dim=1,
+    vocab_size=1,
+    max_positions=1,
+    kv_bytes_per_token=1,
+    first_use=(),
+)
+
+
+class Standby:
+    """State of one forked process."""
+
+    def __init__(self, run: Path, runtime_id: str) -> None:
+        self.run = run
+        self.runtime_id = runtime_id
+        self.state = RuntimeState.STANDBY
+        self.bound: Bind | None = None
+        self.lock = threading.Lock()
+
+    def note(self, what: str) -> None:
+        """One line of the log; appends this short are atomic."""
+        with (self.run / "calls.log").open("a") as log:
+            log.write(f"{what} {self.runtime_id} {time.monotonic_ns() // 1000}\n")
+
+    def report(self) -> RuntimeReport:
+        bind = self.bound
+        busy = bind is not None and bind.model == "busy" and not (self.run / "idle").exists()
+        return RuntimeReport(
+            runtime_id=self.runtime_id,
+            pid=os.getpid(),
+            state=self.state,
+            tenant=bind.tenant if bind else None,
+            model=bind.model if bind else None,
+            version=bind.version if bind else None,
+            device_class=bind.device_class if bind else None,
+            max_streams=4 if bind else 0,
+            running=int(busy),
+        )
+
+    def take(self) -> Failure | None:
+        with self.lock:
+            if self.state is not RuntimeState.STANDBY:
+                return Conflict("state", f"is {self.state}")
+            self.state = RuntimeState.RESTORING
+            return None
+
+    def bind(self, bind: Bind) -> Bound | Failure:
+        self.note(f"bind:{bind.model}")
+        if (failure := self.take()) is not None:
+            return failure
+        self.bound = bind
+        if bind.model == "crash":
+            os._exit(9)
+        if bind.model == "corrupt" and not (self.run / "healed").exists():
+            self.state = RuntimeState.FAILED
+            self.end_soon()
+            return ChunkCorrupt("c" * 64, "nvme")
+        while bind.model == "held" and not (self.run / "release").exists():
+            time.sleep(0.002)
+        self.state = RuntimeState.READY
+        spans = (Span(Stage.LEASED, 100), Span(Stage.READY, 300))
+        return Bound(runtime_id=self.runtime_id, max_streams=4, spans=spans)
+
+    def drain(self) -> None:
+        self.note("drain")
+        self.state = RuntimeState.DRAINING
+        if not self.report().running:
+            self.end_soon()
+
+    def end_soon(self) -> None:
+        """After the answer is out."""
+        threading.Timer(0.05, os._exit, (0,)).start()
+
+
+def serve(run: Path, runtime_id: str) -> NoReturn:
+    """The life of a fork."""
+    standby = Standby(run, runtime_id)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self, value: object) -> None:
+            status, kind, raw = 200, "application/json", b""
+            if isinstance(value, Failure):
+                status, kind, raw = status_of(value), PROBLEM_CONTENT_TYPE, problem_details(value)
+            elif value is not None:
+                raw = msgspec.json.encode(value)
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(raw)))
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(raw)
+
+        def do_GET(self) -> None:
+            self._answer(standby.report())
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            match self.path:
+                case "/control/bind":
+                    self._answer(standby.bind(msgspec.json.decode(body, type=Bind)))
+                case "/control/gate":
+                    standby.note("gate")
+                    self._answer(GATE)
+                case "/control/seal":
+                    standby.note("seal")
+                    job = msgspec.json.decode(body, type=SealJob)
+                    self._answer(standby.take() or _attestation(job))
+                    standby.end_soon()
+                case "/control/drain":
+                    standby.drain()
+                    self._answer(None)
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    class Server(ThreadingMixIn, UnixStreamServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+        def get_request(self) -> tuple[Any, Any]:
+            connection, _ = super().get_request()
+            return connection, ("runtime", 0)
+
+    standby.note("born")
+    Server(str(run / f"rt-{runtime_id}.sock"), Handler).serve_forever()
+    os._exit(0)
+
+
+def _attestation(job: SealJob) -> SealAttestation:
+    return SealAttestation(
+        version=job.version,
+        fingerprint=Fingerprint(torch="0", dtype="float32", device_class="cpu"),
+        threads=1,
+        fast_bind=True,
+        probe=Probe(token_ids=(), top_ids=(), top_logits=(), tolerance=0.0),
+        gate=GATE,
+    )
+
+
+def main(run: Path) -> None:
+    """Answer until SIGTERM; whatever was forked ends then, too."""
+    children: list[int] = []
+
+    def end(*_: object) -> NoReturn:
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaped by the kernel
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(run / "zygote.sock"))
+    listener.listen(64)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            question = msgspec.json.decode(connection.recv(4096))
+            if question["op"] == "ping":
+                connection.send(b'{"ok":true,"threads":1}')
+                continue
+            pid = os.fork()
+            if pid == 0:
+                listener.close()
+                connection.close()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                serve(run, question["runtime_id"])
+            children.append(pid)
+            pidfd = os.pidfd_open(pid)
+            socket.send_fds(connection, [msgspec.json.encode({"ok": True, "pid": pid})], [pidfd])
+            os.close(pidfd)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,153 @@
+"""A run directory with a fake zygote in it, and an actuator over both: the ground that scenarios stand on."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.errors import Failure
+from controlplane.clock import SystemClock
+from controlplane.facts import VersionKey
+from controlplane.feed import FeedHub
+from controlplane.jobs import JobDesk
+from controlplane.replicas import Replica, ReplicaTable
+from controlplane.scaling.adopt import adopt, survey
+from controlplane.scaling.device import Device
+from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.local import LocalActuator
+from controlplane.scaling.pool import StandbyPool
+from controlplane.scaling.zygote import ZygoteClient
+from controlplane.tasks import Tasks
+from service.unix import SocketDirectory
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 20.0
+
+
+class Run:
+    """A run directory: what the fakes see and what they wrote."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+
+    def tell(self, name: str) -> None:
+        """Make the file for which the fakes wait."""
+        (self.path / name).touch()
+
+    def calls(self, what: str) -> list[tuple[str, int]]:
+        """(runtime id, microseconds) of each call of that kind."""
+        log = self.path / "calls.log"
+        lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+        return [(runtime_id, int(at_us)) for kind, runtime_id, at_us in lines if kind == what]
+
+    def sockets(self) -> set[str]:
+        """Runtime ids whose sockets are there."""
+        return {path.name[3:-5] for path in self.path.glob("rt-*.sock")}
+
+
+@contextmanager
+def fake_zygote(run: Run) -> Iterator[subprocess.Popen[bytes]]:
+    """The program beside us, listening."""
+    (run.path / "zygote.sock").unlink(missing_ok=True)
+    process = subprocess.Popen([sys.executable, "-m", "tests.controlplane.fake_zygote", str(run.path)], cwd=ROOT)
+    try:
+        asyncio.run(eventually((run.path / "zygote.sock").exists))
+        yield process
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def eventually(holds: Callable[[], bool], what: str = "the condition") -> None:
+    """Return once `holds()`, which the outside brings about. Fails after PATIENCE_S."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"{what} does not come about") from None
+
+
+class News:
+    """A listener that remembers, and lets tests wait."""
+
+    def __init__(self) -> None:
+        self.became_ready: list[Replica] = []
+        self.failures: list[tuple[VersionKey, Failure]] = []
+        self.deaths: list[Replica] = []
+
+    def ready(self, replica: Replica) -> None:
+        self.became_ready.append(replica)
+
+    def failed(self, key: VersionKey, failure: Failure) -> None:
+        self.failures.append((key, failure))
+
+    def lost(self, replica: Replica) -> None:
+        self.deaths.append(replica)
+
+
+@dataclass
+class Local:
+    """A whole local actuator."""
+
+    run: Run
+    feed: FeedHub
+    table: ReplicaTable
+    fleet: Fleet
+    pool: StandbyPool
+    actuator: LocalActuator
+    jobs: JobDesk
+    news: News
+
+    def apply(self, key: VersionKey, replicas: int) -> int:
+        """As the autoscaler would; returns when it was asked."""
+        asked_us = self.fleet.clock.monotonic_us()
+        self.actuator.apply(key, replicas, asked_us)
+        return asked_us
+
+    async def parked(self, count: int = 1) -> None:
+        """Until so many standbys are parked."""
+        await eventually(lambda: self.pool.parked == count, f"{count} parked standbys")
+        self.check_integrity()
+
+    async def ready(self, key: VersionKey, count: int = 1) -> None:
+        """Until so many replicas serve."""
+        await eventually(lambda: self.table.ready(key) == count, f"{count} ready replicas of {key}")
+        self.check_integrity()
+
+    def check_integrity(self) -> None:
+        self.fleet.check_integrity()
+        self.pool.check_integrity()
+
+
+@asynccontextmanager
+async def local(
+    run: Run,
+    *,
+    slots: int = 4,
+    standbys: int = 1,
+    drain_s: float = 20.0,
+    known: Callable[[VersionKey], bool] = lambda _: True,
+) -> AsyncIterator[Local]:
+    """An actuator over the run directory; it adopts what is there. What runs lives on afterwards."""
+    before = len(os.listdir("/proc/self/fd"))
+    with closing(SocketDirectory(run.path)) as directory:
+        feed, table, clock, news = FeedHub(), ReplicaTable(slots), SystemClock(), News()
+        tasks = Tasks()
+        fleet = Fleet(directory, ZygoteClient(directory), table, clock, tasks)
+        pool = StandbyPool(fleet, standbys)
+        actuator = LocalActuator(fleet, pool, feed, Device(2, 1, 64 << 20), drain_s)
+        actuator.listen(news)
+        try:
+            async with tasks:
+                await adopt(fleet, pool, actuator, feed, known, await survey(directory))
+                pool.balance()
+                yield Local(run, feed, table, fleet, pool, actuator, JobDesk(fleet, pool), news)
+        finally:
+            await fleet.close()
+    assert len(os.listdir("/proc/self/fd")) <= before, "descriptors leak"

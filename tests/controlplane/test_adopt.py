@@ -1,0 +1,200 @@
+"""Runtimes survive the control plane: the next one finds each, takes it on from where it is, and clears up the dead."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.control import RuntimeState
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.scaling.adopt import _STATES, survey
+from service.unix import SocketDirectory
+from tests.controlplane.builders import key
+from tests.controlplane.ground import ROOT, Run, eventually, fake_zygote, local
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    where = Run(tmp_path / "run")
+    with fake_zygote(where):
+        yield where
+
+
+def test_what_ran_is_taken_on(run: Run) -> None:
+    """A ready replica is in the feed from the first snapshot on, a parked standby in the pool; nothing is restarted."""
+
+    async def first() -> tuple[set[str], int]:
+        async with local(run, standbys=2) as it:
+            await it.parked(2)
+            it.apply(key(), 1)
+            await it.ready(key())
+            await it.parked(2)
+            (replica,) = it.table.of(key())
+            return {each.runtime_id for each in it.table}, replica.pid
+
+    async def second(before: set[str], pid: int) -> None:
+        async with local(run, standbys=2) as it:
+            (row,) = it.feed.snapshot().replicas
+            assert (row.model, row.draining) == ("m", False)
+            assert {each.runtime_id for each in it.table} == before
+            assert it.pool.parked == 2
+            assert [each.pid for each in it.news.became_ready] == [pid]
+            it.check_integrity()
+            os.kill(pid, signal.SIGKILL)
+            await eventually(lambda: len(it.news.deaths) == 1, "a death seen by the adopted pidfd")
+            assert it.feed.snapshot().replicas == ()
+
+    asyncio.run(second(*asyncio.run(first())))
+
+
+def test_a_restore_goes_on_without_its_control_plane(run: Run) -> None:
+    """Bound by one, ready under the next."""
+
+    async def first() -> None:
+        async with local(run) as it:
+            it.apply(key("held"), 1)
+            await eventually(lambda: len(run.calls("bind:held")) == 1)
+
+    async def second() -> None:
+        async with local(run) as it:
+            assert it.table.live(key("held")) == 1
+            assert it.table.ready(key("held")) == 0
+            it.apply(key("held"), 1)
+            run.tell("release")
+            await it.ready(key("held"))
+            assert len(run.calls("bind:held")) == 1, "a restore under way counts as a replica"
+            assert it.feed.snapshot().replicas[0].max_streams == 4
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_a_drain_goes_on(run: Run) -> None:
+    """One that was draining drains on, and is never routed to again."""
+
+    async def first() -> None:
+        async with local(run) as it:
+            it.apply(key("busy"), 1)
+            await it.ready(key("busy"))
+            it.apply(key("busy"), 0)
+            await eventually(lambda: len(run.calls("drain")) == 1)
+
+    async def second() -> None:
+        async with local(run) as it:
+            assert [row.draining for row in it.feed.snapshot().replicas] == [True]
+            run.tell("idle")
+            await eventually(lambda: len(it.news.deaths) == 1)
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_a_replica_of_an_unknown_version_is_drained(run: Run) -> None:
+    """What the registry does not know is not served."""
+
+    async def first() -> None:
+        async with local(run) as it:
+            it.apply(key(), 1)
+            await it.ready(key())
+
+    async def second() -> None:
+        async with local(run, known=lambda _: False) as it:
+            await eventually(lambda: len(it.news.deaths) == 1)
+            assert it.feed.snapshot().replicas == ()
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_a_surplus_of_standbys_is_ended(run: Run) -> None:
+    """A smaller pool than before keeps as many as it is told."""
+
+    async def first() -> None:
+        async with local(run, standbys=3) as it:
+            await it.parked(3)
+
+    async def second() -> None:
+        async with local(run, standbys=1) as it:
+            await eventually(lambda: sum(1 for _ in it.table) == 1)
+            await it.parked(1)
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_a_dead_runtimes_socket_is_removed(run: Run) -> None:
+    """One that died while nobody watched leaves a socket, and the next control plane removes it."""
+
+    async def first() -> int:
+        async with local(run) as it:
+            await it.parked()
+            return next(iter(it.table)).pid
+
+    async def second() -> None:
+        async with local(run, standbys=0) as it:
+            assert list(it.table) == []
+            assert run.sockets() == set()
+
+    pid = asyncio.run(first())
+    os.kill(pid, signal.SIGKILL)
+    asyncio.run(eventually(lambda: not Path(f"/proc/{pid}").exists()))
+    assert len(run.sockets()) == 1
+    asyncio.run(second())
+
+
+DEAF = """
+import socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("listening", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_deaf_process_is_ended(run: Run) -> None:
+    """A process that listens and never answers holds a device for nobody: it is killed by its own pidfd."""
+    deaf = subprocess.Popen(
+        [sys.executable, "-c", DEAF, str(run.path / "rt-deaf.sock")], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert deaf.stdout is not None
+    with deaf.stdout:
+        deaf.stdout.readline()
+
+        async def main() -> None:
+            directory = SocketDirectory(run.path)
+            assert await survey(directory, answer_s=0.2) == []
+            directory.close()
+
+        asyncio.run(main())
+        assert deaf.wait(10) == -signal.SIGKILL
+    assert run.sockets() == set()
+
+
+def test_an_account_that_names_another_process_is_not_believed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says who listens; a report of another pid is never used to signal that other one."""
+    monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: b"\1\0\0\0" + bytes(8))
+    killed: list[int] = []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: killed.append(number))
+
+    async def main() -> None:
+        async with local(run, standbys=0) as it:
+            await it.fleet.bear()
+            directory = SocketDirectory(run.path)
+            assert await survey(directory, answer_s=1.0) == []
+            directory.close()
+            assert killed == [signal.SIGKILL]
+
+    asyncio.run(main())
+
+
+def test_every_state_of_a_runtime_has_a_place() -> None:
+    """A state that is added to the contract must be adopted somehow: this fails until it is."""
+    assert set(_STATES) == set(RuntimeState)
+    assert set(_STATES.values()) <= set(ReplicaState)

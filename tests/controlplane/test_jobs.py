@@ -1,0 +1,131 @@
+"""Jobs take a standby and use it up, whatever comes of them; cold starts come first; the queue is bounded."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.control import GateJob, SealJob
+from contracts.errors import Overloaded, Refused, Unavailable
+from controlplane import jobs as jobs_module
+from controlplane.scaling.process import Process
+from tests.controlplane.builders import digest, key
+from tests.controlplane.fake_zygote import GATE
+from tests.controlplane.ground import Run, eventually, fake_zygote, local
+
+SEAL = SealJob(tenant="default", version=digest("a"))
+JOB = GateJob(config_json="{}", tensors={})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    where = Run(tmp_path / "run")
+    with fake_zygote(where):
+        yield where
+
+
+def test_each_job_has_a_process_of_its_own(run: Run) -> None:
+    """A gate and a seal run on two standbys, both dead afterwards, and the pool is full again."""
+
+    async def main() -> None:
+        async with local(run) as it:
+            assert await it.jobs.gate(JOB) == GATE
+            assert (await it.jobs.seal(SEAL)).version == SEAL.version
+            ((gate, _),), ((seal, _),) = run.calls("gate"), run.calls("seal")
+            assert gate != seal
+            await eventually(lambda: gate not in it.table and seal not in it.table)
+            await it.parked()
+            it.apply(key(), 1)
+            await it.ready(key())
+            assert run.calls("bind:m")[0][0] not in (gate, seal)
+            assert it.news.deaths == [], "a job is nobody's replica"
+
+    asyncio.run(main())
+
+
+def test_a_job_whose_caller_left_ends_its_standby(run: Run) -> None:
+    """Cancelled in the middle of its call: the process is ended, not parked."""
+
+    async def main() -> None:
+        async with local(run) as it:
+            await it.parked()
+            (standby,) = it.table
+            reached, never = asyncio.Event(), asyncio.Event()
+
+            async def hang(self: Process, job: object, timeout_s: float) -> None:
+                reached.set()
+                await never.wait()
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Process, "gate", hang)
+                job = asyncio.create_task(it.jobs.gate(JOB))
+                await reached.wait()
+                job.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await job
+            await eventually(lambda: standby.runtime_id not in it.table)
+            await it.parked()
+
+    asyncio.run(main())
+
+
+def test_a_job_that_fails_ends_its_standby_too(run: Run) -> None:
+    """What has computed takes nothing else, least of all after a failure."""
+
+    async def main() -> None:
+        async with local(run) as it:
+            await it.parked()
+            (standby,) = it.table
+
+            async def fails(self: Process, job: object, timeout_s: float) -> None:
+                raise Refused(Unavailable("x"))
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Process, "gate", fails)
+                with pytest.raises(Refused):
+                    await it.jobs.gate(JOB)
+            await eventually(lambda: standby.runtime_id not in it.table)
+
+    asyncio.run(main())
+
+
+def test_starts_come_before_jobs(run: Run) -> None:
+    """A job and then a start wait for a standby: the one that parks goes to the start, the next to the job."""
+
+    async def main() -> None:
+        async with local(run) as it:
+            await it.parked()
+            process = it.pool.try_take()
+            assert process is not None
+            (run.path / "zygote.sock").rename(run.path / "away")
+            job = asyncio.create_task(it.jobs.gate(JOB))
+            await eventually(lambda: len(it.pool._jobs) == 1)
+            it.apply(key(), 1)
+            await eventually(lambda: len(it.pool._starts) == 1)
+            it.pool.put_back(process)
+            await it.ready(key())
+            assert it.table.of(key())[0].runtime_id == process.runtime_id
+            assert not job.done()
+            (run.path / "away").rename(run.path / "zygote.sock")
+            assert await job == GATE
+
+    asyncio.run(main())
+
+
+def test_the_queue_of_jobs_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One too many is refused at once, and told when to come again."""
+    monkeypatch.setattr(jobs_module, "MAX_WAITING", 2)
+
+    async def main() -> None:
+        async with local(run, standbys=0) as it:
+            async with it.jobs._turn:
+                waiting = [asyncio.create_task(it.jobs.gate(JOB)) for _ in range(2)]
+                await asyncio.sleep(0)
+                with pytest.raises(Refused) as refused:
+                    await it.jobs.gate(JOB)
+                assert refused.value.failure == Overloaded("the queue of jobs", 2, 1.0)
+            await asyncio.gather(*waiting)
+            assert len(run.calls("gate")) == 2
+
+    asyncio.run(main())

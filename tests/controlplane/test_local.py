@@ -1,0 +1,337 @@
+"""The local actuator over real sockets and processes: promotion, single start, failure, loss, drain, pool, kill -9."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contracts.control import Feed
+from contracts.errors import Overloaded, RemoteFailure, Unavailable
+from contracts.problem import code_of
+from contracts.timeline import Stage
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.scaling import local as local_module
+from tests.controlplane.builders import key
+from tests.controlplane.ground import Local, Run, eventually, fake_zygote, local
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    where = Run(tmp_path / "run")
+    with fake_zygote(where):
+        yield where
+
+
+def play(run: Run, scenario: Callable[[Local], Awaitable[None]], **settings: object) -> None:
+    """A scenario over a fresh actuator; whatever it leaves is consistent."""
+
+    async def main() -> None:
+        async with local(run, **settings) as it:  # type: ignore[arg-type]
+            await scenario(it)
+            it.check_integrity()
+
+    asyncio.run(main())
+
+
+def test_a_parked_standby_is_promoted(run: Run) -> None:
+    """It takes the version, is in the feed with the spans of its restore, and the pool is filled again afterwards."""
+
+    async def scenario(it: Local) -> None:
+        await it.parked()
+        asked_us = it.apply(key(), 1)
+        await it.ready(key())
+        (row,) = it.feed.snapshot().replicas
+        assert (row.model, row.version, row.max_streams, row.draining) == ("m", key().version, 4, False)
+        assert [span.stage for span in row.restore] == [Stage.DECIDED, Stage.PROMOTED, Stage.LEASED, Stage.READY]
+        times = [span.after_us for span in row.restore]
+        assert times == sorted(times)
+        ((_, bound_us),) = run.calls("bind:m")
+        assert 0 <= times[0] <= times[1] <= bound_us - asked_us
+        await it.parked()
+        assert len(it.news.became_ready) == 1
+
+    play(run, scenario)
+
+
+def test_the_pool_is_refilled_only_after_the_restore(run: Run) -> None:
+    """While a version restores nothing is forked: the core is the cold start's."""
+
+    async def scenario(it: Local) -> None:
+        await it.parked()
+        it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+        it.pool.balance()
+        assert it.pool.parked == 0
+        assert len(run.calls("born")) == 1
+        run.tell("release")
+        await it.ready(key("held"))
+        await it.parked()
+        (born, refilled), ((_, bound_us),) = run.calls("born"), run.calls("bind:held")
+        assert refilled[1] > bound_us > born[1]
+
+    play(run, scenario)
+
+
+def test_a_thousand_requests_for_one_replica_bind_once(run: Run) -> None:
+    """Starts count from the moment they are accepted, also while no standby is there."""
+
+    async def scenario(it: Local) -> None:
+        for _ in range(1000):
+            it.apply(key(), 1)
+        await it.ready(key())
+        assert len(run.calls("bind:m")) == 1
+
+    play(run, scenario, standbys=0)
+
+
+def test_without_a_parked_standby_one_is_borne_at_once(run: Run) -> None:
+    """Three versions are asked for with one standby parked: three forks, whatever restores meanwhile."""
+
+    async def scenario(it: Local) -> None:
+        await it.parked()
+        for name in ("a", "b", "c"):
+            it.apply(key(name), 1)
+        for name in ("a", "b", "c"):
+            await it.ready(key(name))
+
+    play(run, scenario)
+
+
+def test_a_failed_restore_tells_waiters_and_ends_the_runtime(run: Run) -> None:
+    """Its failure is in the feed under its own code, its process dead, its slot free."""
+
+    async def scenario(it: Local) -> None:
+        with it.feed.subscribe() as subscription:
+            it.apply(key("corrupt"), 1)
+            await eventually(lambda: len(it.news.failures) == 1)
+            lines = [msgspec.json.decode(await subscription.take(), type=Feed) for _ in range(2)]
+        (failure,) = lines[1].failures
+        assert (failure.code, failure.status, failure.retryable) == ("chunk_corrupt", 500, False)
+        assert failure.version == key("corrupt").version
+        await eventually(lambda: it.table.held == 0)
+        assert len(run.calls("bind:corrupt")) == 1
+        assert it.feed.snapshot().replicas == ()
+
+    play(run, scenario)
+
+
+def test_a_runtime_that_dies_while_restoring_is_replaced_a_bounded_number_of_times(run: Run) -> None:
+    """Its callers wait on; only after three deaths in a row are they told."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key("crash"), 1)
+        await eventually(lambda: len(it.news.failures) == 1)
+        assert len(run.calls("bind:crash")) == local_module.ATTEMPTS
+        assert isinstance(it.news.failures[0][1], Unavailable)
+        await eventually(lambda: it.table.held == 0)
+
+    play(run, scenario, slots=1)
+
+
+def test_a_kill_while_restoring_costs_the_caller_nothing_but_time(run: Run) -> None:
+    """The first standby is killed with SIGKILL in the middle of its restore; another takes over, with the old zero."""
+
+    async def scenario(it: Local) -> None:
+        asked_us = it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+        (victim,) = it.table.of(key("held"))
+        os.kill(victim.pid, signal.SIGKILL)
+        await eventually(lambda: len(run.calls("bind:held")) == 2)
+        run.tell("release")
+        await it.ready(key("held"))
+        assert it.news.failures == []
+        (row,) = it.feed.snapshot().replicas
+        second_bind_us = run.calls("bind:held")[1][1]
+        assert row.restore[1].after_us <= second_bind_us - asked_us
+        assert row.restore[1].after_us > run.calls("bind:held")[0][1] - asked_us
+
+    play(run, scenario)
+
+
+def test_a_replica_that_dies_leaves_the_feed_at_once(run: Run) -> None:
+    """Its socket is removed, its slot free, listeners hear that it had served."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key(), 1)
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+        os.kill(replica.pid, signal.SIGKILL)
+        await eventually(lambda: len(it.news.deaths) == 1)
+        assert it.news.deaths[0].state is ReplicaState.READY
+        assert it.feed.snapshot().replicas == ()
+        assert replica.runtime_id not in run.sockets()
+        assert it.table.live(key()) == 0
+
+    play(run, scenario)
+
+
+def test_an_idle_replica_is_drained_before_it_ends(run: Run) -> None:
+    """Activators are told first, then the runtime; the row goes when the process is dead."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key(), 1)
+        await it.ready(key())
+        with it.feed.subscribe() as subscription:
+            it.apply(key(), 0)
+            assert it.feed.snapshot().replicas[0].draining
+            assert it.table.live(key()) == 0
+            await asyncio.sleep(0)
+            assert run.calls("drain") == [], "an activator does not know yet"
+            for _ in range(2):
+                await subscription.take()
+                subscription.sent()
+            await eventually(lambda: len(run.calls("drain")) == 1)
+            await eventually(lambda: it.feed.snapshot().replicas == ())
+        assert it.news.deaths[0].state in (ReplicaState.DRAINING, ReplicaState.ENDING)
+
+    play(run, scenario)
+
+
+def test_a_busy_replica_may_finish(run: Run) -> None:
+    """It drains for as long as it has work, and ends when it has none."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: len(run.calls("drain")) == 1)
+        assert it.table.count(ReplicaState.DRAINING) == 1
+        assert it.news.deaths == []
+        run.tell("idle")
+        await eventually(lambda: len(it.news.deaths) == 1)
+
+    play(run, scenario)
+
+
+def test_a_drain_has_a_deadline(run: Run) -> None:
+    """Whoever never finishes is ended when the time is up."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: len(it.news.deaths) == 1)
+
+    play(run, scenario, drain_s=0.2)
+
+
+def test_a_version_can_start_again_while_its_last_replica_drains(run: Run) -> None:
+    """A request that comes during a drain does not wait for its end."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: len(run.calls("drain")) == 1)
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        assert it.table.count(ReplicaState.DRAINING) == 1
+        run.tell("idle")
+        await eventually(lambda: len(it.news.deaths) == 1)
+        assert it.table.ready(key("busy")) == 1
+
+    play(run, scenario)
+
+
+def test_stopping_a_restore_ends_it_without_a_failure(run: Run) -> None:
+    """Zero wanted while restoring: the process goes, nobody is told of a failure, nothing is tried again."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+        it.apply(key("held"), 0)
+        await eventually(lambda: len(it.news.deaths) == 1)
+        await it.parked()
+        assert it.news.failures == []
+        assert len(run.calls("bind:held")) == 1
+        assert it.table.held == 0
+
+    play(run, scenario)
+
+
+def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: Run) -> None:
+    """The standby that comes is parked instead."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key(), 1)
+        it.apply(key(), 0)
+        assert it.table.held == 0
+        await it.parked()
+        assert run.calls("bind:m") == []
+
+    play(run, scenario)
+
+
+def test_slots_are_never_exceeded(run: Run) -> None:
+    """Ten replicas wanted, two slots: two run, and a version without any is told that the machine is full."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key(), 10)
+        await it.ready(key(), 2)
+        assert it.table.held == 2
+        with it.feed.subscribe() as subscription:
+            it.apply(key("other"), 1)
+            await subscription.take()
+            line = msgspec.json.decode(await subscription.take(), type=Feed)
+        assert [failure.code for failure in line.failures] == ["overloaded"]
+        assert isinstance(it.news.failures[-1][1], Overloaded)
+
+    play(run, scenario, slots=2)
+
+
+def test_a_second_replica_that_fails_frightens_nobody(run: Run) -> None:
+    """Waiters of a version that serves are not told of a failure beside it."""
+
+    async def scenario(it: Local) -> None:
+        run.tell("healed")
+        it.apply(key("corrupt"), 1)
+        await it.ready(key("corrupt"))
+        (run.path / "healed").unlink()
+        with it.feed.subscribe() as subscription:
+            await subscription.take()
+            it.apply(key("corrupt"), 2)
+            await eventually(lambda: len(it.news.failures) == 1)
+            assert not subscription._lines
+        assert code_of(it.news.failures[0][1]) == "chunk_corrupt"
+        assert isinstance(it.news.failures[0][1], RemoteFailure)
+
+    play(run, scenario)
+
+
+def test_a_standby_that_dies_is_replaced(run: Run) -> None:
+    """The pool notices by the pidfd, not by the next cold start."""
+
+    async def scenario(it: Local) -> None:
+        await it.parked()
+        (standby,) = it.table
+        os.kill(standby.pid, signal.SIGKILL)
+        await eventually(lambda: standby.runtime_id not in it.table)
+        await it.parked()
+        assert len(run.calls("born")) == 2
+
+    play(run, scenario)
+
+
+def test_without_a_zygote_callers_are_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ready models are not concerned; a start fails within its patience, and the pool goes on trying."""
+    monkeypatch.setattr(local_module, "TAKE_S", 0.3)
+
+    async def scenario(it: Local) -> None:
+        it.apply(key(), 1)
+        await it.ready(key())
+        (run.path / "zygote.sock").rename(run.path / "away")
+        it.apply(key("other"), 1)
+        await eventually(lambda: len(it.news.failures) == 1)
+        assert isinstance(it.news.failures[0][1], Unavailable)
+        assert it.table.ready(key()) == 1
+        assert it.table.held == 1
+        (run.path / "away").rename(run.path / "zygote.sock")
+        monkeypatch.undo()
+        it.apply(key("other"), 1)
+        await it.ready(key("other"))
+
+    play(run, scenario, standbys=0)

@@ -1,0 +1,127 @@
+"""Talking to the zygote: a pidfd comes with each birth, refusals are facts, nothing leaks whatever the answer is."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Failure, Internal, InvalidRequest, Refused, RemoteFailure, Unavailable
+from controlplane.scaling.zygote import ZygoteClient
+from service.unix import SocketDirectory
+
+Answer = Callable[[socket.socket, bytes], None]
+
+
+@asynccontextmanager
+async def answering(path: Path, answer: Answer) -> AsyncIterator[ZygoteClient]:
+    """A zygote whose answers are the test's, on a real SEQPACKET socket."""
+    directory = SocketDirectory(path)
+    listener = directory.listen("zygote.sock", socket.SOCK_SEQPACKET)
+
+    def accept() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            answer(connection, connection.recv(4096))
+
+    before = len(os.listdir("/proc/self/fd"))
+    thread = threading.Thread(target=accept)
+    thread.start()
+    yield ZygoteClient(directory)
+    thread.join(10)
+    assert len(os.listdir("/proc/self/fd")) <= before, "descriptors leak"
+    listener.close()
+    directory.close()
+
+
+def _refusal(path: Path, answer: Answer) -> Failure:
+    async def main() -> Failure:
+        async with answering(path, answer) as zygote:
+            with pytest.raises(Refused) as refused:
+                await zygote.fork("r1", 0.2)
+            return refused.value.failure
+
+    return asyncio.run(main())
+
+
+def _send(*pieces: bytes, fds: int = 0) -> Answer:
+    def answer(connection: socket.socket, _: bytes) -> None:
+        given = [os.open("/dev/null", os.O_RDONLY) for _ in range(fds)]
+        socket.send_fds(connection, list(pieces), given)
+        for fd in given:
+            os.close(fd)
+
+    return answer
+
+
+def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
+    """The question names the runtime; the descriptor is ours, and not inherited by what we start."""
+    asked: list[bytes] = []
+
+    def answer(connection: socket.socket, question: bytes) -> None:
+        asked.append(question)
+        pidfd = os.pidfd_open(os.getpid())
+        socket.send_fds(connection, [b'{"ok":true,"pid":%d}' % os.getpid()], [pidfd])
+        os.close(pidfd)
+
+    async def main() -> None:
+        async with answering(tmp_path, answer) as zygote:
+            born = await zygote.fork("r1", 5.0)
+            assert born.pid == os.getpid()
+            assert not os.get_inheritable(born.pidfd)
+            os.close(born.pidfd)
+        assert asked == [b'{"op":"fork","runtime_id":"r1"}']
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "want"),
+    [
+        pytest.param(lambda connection, question: None, Unavailable("the zygote"), id="it hangs up"),
+        pytest.param(_send(b'{"ok":true,"pid":1}'), Internal(), id="a birth without a pidfd"),
+        pytest.param(_send(b'{"ok":true}', fds=1), Internal(), id="a pidfd without a birth"),
+        pytest.param(_send(b'{"ok":true,"pid":1}', fds=3), Internal(), id="too many descriptors"),
+        pytest.param(
+            _send(b'{"ok":false,"failure":{"code":"conflict","status":409,"message":"2 threads"}}', fds=1),
+            RemoteFailure("conflict", 409, "2 threads"),
+            id="its own refusal",
+        ),
+        pytest.param(_send(b'{"ok":false}'), Internal(), id="a refusal without a reason"),
+    ],
+)
+def test_what_is_no_birth(tmp_path: Path, answer: Answer, want: Failure) -> None:
+    """Every other answer is a failure, and its descriptors are closed."""
+    assert _refusal(tmp_path, answer) == want
+
+
+def test_nonsense_is_refused(tmp_path: Path) -> None:
+    """An answer that does not decode is named as such."""
+    assert isinstance(_refusal(tmp_path, _send(b"[1]", fds=2)), InvalidRequest)
+
+
+def test_a_zygote_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    """The wait has a deadline."""
+    silent = threading.Event()
+
+    def answer(connection: socket.socket, question: bytes) -> None:
+        silent.wait(1.0)
+
+    assert _refusal(tmp_path, answer) == Unavailable("the zygote")
+
+
+def test_no_zygote_at_all(tmp_path: Path) -> None:
+    """Nobody listens: unavailable, at once."""
+
+    async def main() -> None:
+        directory = SocketDirectory(tmp_path)
+        with pytest.raises(Refused) as refused:
+            await ZygoteClient(directory).ping(5.0)
+        assert refused.value.failure == Unavailable("the zygote")
+        directory.close()
+
+    asyncio.run(main())
