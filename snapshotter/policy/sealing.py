@@ -36,7 +36,13 @@ def choose_limits(max_positions: int) -> Limits:
 
 
 def choose_sealing(facts: GateFacts, dtype: EngineDtype, chunk_bytes: int) -> Sealing:
-    """The sealing options of a model that passed the gate. Raises as `choose_limits`."""
+    """The sealing options of a model that passed the gate; `dtype` is what intake read of the directory.
+
+    Raises as `choose_limits`, and where the engine reads another dtype: the manifest would say what nobody computes.
+    """
+    if facts.dtype != dtype:
+        rule = f"its dtype reads as {dtype}, but the engine would compute in {facts.dtype[:20]}: state it in '{CONFIG}'"
+        raise Refused(ArtifactRejected(CONFIG, rule))
     engine = Engine(ENGINE_INTERFACE, facts.architecture, dtype)
     return Sealing(FORMAT, chunk_bytes, engine, choose_limits(facts.max_positions))
 

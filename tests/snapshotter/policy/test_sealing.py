@@ -39,6 +39,12 @@ def test_no_room_for_an_answer() -> None:
         choose_limits(1)
 
 
+def test_two_readings_of_a_dtype() -> None:
+    """Where intake and engine read the directory differently, nothing is sealed."""
+    with pytest.raises(Refused, match="reads as float16, but the engine would compute in float32"):
+        choose_sealing(FACTS, "float16", 8192)
+
+
 def test_sealing_names_what_computes() -> None:
     """Interface, architecture and dtype are part of what a version is."""
     assert (SEALING.engine.interface, SEALING.engine.architecture) == (ENGINE_INTERFACE, "T")
