@@ -44,13 +44,17 @@ def router(
     async def deploy(request: Request, model: str) -> Response:
         principal = admin_of(request)
         wanted = await read(request, Deploy)
-        return answer(Deployed(model=model, version=await registry.deploy(principal.tenant, model, wanted.version)))
+        version = await registry.deploy(principal.tenant, model, wanted.version)
+        autoscaler.tick()  # a minimum moves with the alias
+        return answer(Deployed(model=model, version=version))
 
     @routes.put("/models/{model}/scale")
     async def scale(request: Request, model: str) -> Response:
         principal = admin_of(request)
         change = await read(request, ScaleChange)
-        return answer(await registry.rescale(principal.tenant, model, change))
+        scale = await registry.rescale(principal.tenant, model, change)
+        autoscaler.tick()  # bounds hold from now on, not from the next beat
+        return answer(scale)
 
     @routes.post("/models/{model}/stop")
     async def stop(request: Request, model: str) -> Response:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, closing
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from controlplane import admin_api, billing_api, internal_api
+from controlplane import admin_api, billing_api, internal_api, usage_api
 from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock, SystemClock
 from controlplane.feed import FeedHub
@@ -35,7 +35,7 @@ from service.unix import SocketDirectory
 log = logging.getLogger(__name__)
 
 SOCKET = "control.sock"
-DRAIN_S = 2  # the feed never ends by itself, so there is little to wait for
+DRAIN_S = 2
 
 
 async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = None) -> None:
@@ -74,6 +74,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         await adopt(fleet, pool, actuator, feed, lambda key: registry.find(key) is not None, found)
         pool.balance()
         tasks.start(autoscaler.run(), "autoscaler")
+        tasks.start(_end_with(feed, stop), "end of the feed")
 
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, clock, peers.zygote_answers)
@@ -82,11 +83,18 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         await serve_until(app, directory.listen(SOCKET), stop, DRAIN_S)
 
 
+async def _end_with(feed: FeedHub, stop: asyncio.Event) -> None:
+    """The feed never ends by itself, and the server would wait for it."""
+    await stop.wait()
+    feed.end()
+
+
 def compose(internals: Internals, table: ReplicaTable, outcomes: Outcomes, peers: Peers, ledger: Ledger) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     install_failure_handlers(app)
     app.router.routes.extend(internal_api.routes(internals))
+    app.router.routes.extend(usage_api.routes(ledger))
     app.include_router(admin_api.router(internals.registry, table, outcomes, internals.autoscaler, peers))
     app.include_router(billing_api.router(ledger, live_runtimes=lambda: [replica.runtime_id for replica in table]))
     return app

@@ -21,6 +21,10 @@ class FellBehind(Exception):
     """The reader was cut; it must subscribe again and take the snapshot."""
 
 
+class FeedEnded(Exception):
+    """The control plane is ending; nothing comes after the lines that were taken."""
+
+
 class Subscription:
     """One reader's place in the feed. `take` and `sent` alternate."""
 
@@ -33,6 +37,7 @@ class Subscription:
         self._taken = 0
         self.sent_revision = 0
         self.is_cut = False
+        self._is_over = False
 
     def __repr__(self) -> str:
         return f"<Subscription sent={self.sent_revision} waiting={len(self._lines)} cut={self.is_cut}>"
@@ -46,8 +51,16 @@ class Subscription:
             self._lines.append((revision, line))
         self._news.set()
 
+    def end(self) -> None:
+        """Nothing follows what is queued."""
+        self._is_over = True
+        self._news.set()
+
     async def take(self, heartbeat_s: float = HEARTBEAT_S) -> bytes:
-        """The next line, newline included; a heartbeat after `heartbeat_s` of silence. Raises FellBehind."""
+        """The next line, newline included; a heartbeat after `heartbeat_s` of silence.
+
+        Raises FellBehind where the reader was cut, FeedEnded after the last line.
+        """
         try:
             async with asyncio.timeout(heartbeat_s):
                 await self._news.wait()
@@ -55,8 +68,10 @@ class Subscription:
             return self._hub.heartbeat()
         if self.is_cut:
             raise FellBehind
-        self._taken, line = self._lines.popleft()
         if not self._lines:
+            raise FeedEnded
+        self._taken, line = self._lines.popleft()
+        if not self._lines and not self._is_over:
             self._news.clear()
         return line
 
@@ -142,6 +157,11 @@ class FeedHub:
         finally:
             self._subscriptions.discard(subscription)
             self.moved()
+
+    def end(self) -> None:
+        """End every present reader's feed once it was sent what is queued."""
+        for subscription in self._subscriptions:
+            subscription.end()
 
     async def settled(self, revision: int, timeout_s: float) -> bool:
         """Wait until every present reader was sent `revision`. False after `timeout_s`: somebody may not know it."""

@@ -18,7 +18,7 @@ from contracts.errors import InvalidRequest, NotFound, Refused
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
 from controlplane.clock import Clock
-from controlplane.feed import FeedHub, FellBehind
+from controlplane.feed import FeedEnded, FeedHub, FellBehind
 from controlplane.jobs import JobDesk
 from controlplane.registry import Registry
 
@@ -52,7 +52,7 @@ class FeedStream:
         self._write_s = write_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ends without a last chunk where the reader falls behind: an end that no client takes for a whole answer."""
+        """Ends without a last chunk where the reader falls behind: its socket takes nothing, and it must start anew."""
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         leaving = asyncio.ensure_future(_left(receive))
@@ -72,6 +72,9 @@ class FeedStream:
                     async with asyncio.timeout(self._write_s):
                         await send({"type": "http.response.body", "body": line, "more_body": True})
                 except (FellBehind, TimeoutError):
+                    return
+                except FeedEnded:
+                    await send({"type": "http.response.body", "body": b""})
                     return
                 subscription.sent()
 

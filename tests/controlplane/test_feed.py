@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, Scope, VersionRow
 from contracts.manifest import Limits
-from controlplane.feed import FeedHub, FellBehind, Subscription
+from controlplane.feed import FeedEnded, FeedHub, FellBehind, Subscription
 
 LIMITS = Limits(max_input_tokens=1, max_output_tokens=1)
 
@@ -212,5 +212,23 @@ def test_settled_waits_for_every_present_reader() -> None:
             two_block.__exit__(None, None, None)
             assert await settling
             assert not await hub.settled(revision + 1, 0.01), "nobody was told of what was not published"
+
+    asyncio.run(main())
+
+
+def test_an_end_comes_after_the_last_line() -> None:
+    """What was published before the end is taken first; then the reader hears that nothing follows."""
+
+    async def main() -> None:
+        hub, reader = FeedHub(), Reader()
+        with hub.subscribe() as subscription:
+            hub.publish(replicas=(replica(1),))
+            hub.end()
+            for _ in range(2):
+                reader.apply(await subscription.take())
+            assert reader.rows == _state(hub)
+            for _ in range(2):
+                with pytest.raises(FeedEnded):
+                    await subscription.take()
 
     asyncio.run(main())

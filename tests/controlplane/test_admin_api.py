@@ -1,0 +1,307 @@
+"""The admin API over its socket: who may, what they see, what they change, and how each refusal looks."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from controlplane.registry import Registry
+from service.unix import SocketDirectory
+from tests.controlplane.builders import digest, key, registration, stats
+from tests.controlplane.door import ADMIN, Door, opened
+from tests.controlplane.ground import Run, fake_zygote
+from tests.controlplane.routes_of import admin_routes
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "data"
+    with fake_zygote(Run(where / "run")):
+        yield where
+
+
+async def push(door: Door, model: str = "m", letter: str = "a") -> None:
+    status, _ = await door.ask(
+        "POST", "/internal/v1/versions", json.loads(msgspec.json.encode(registration(model, letter)))
+    )
+    assert status in (200, 201)
+
+
+async def poke(door: Door, model: str = "m") -> None:
+    status, _ = await door.ask("POST", "/internal/v1/stats", msgspec.json.encode(stats(key(model))))
+    assert status == 204
+
+
+async def shown(door: Door, model: str = "m") -> Any:
+    status, found = await door.admin("GET", f"/models/{model}")
+    assert status == 200
+    return found
+
+
+async def becomes(door: Door, state: str, model: str = "m") -> Any:
+    """Ask until the model is in that state."""
+    async with asyncio.timeout(20):
+        while (found := await shown(door, model))["state"] != state:
+            await asyncio.sleep(0.005)
+    return found
+
+
+ROUTES = [
+    ("GET", "/status"),
+    ("GET", "/models"),
+    ("GET", "/models/m"),
+    ("POST", "/models/m/deploy"),
+    ("PUT", "/models/m/scale"),
+    ("POST", "/models/m/stop"),
+    ("GET", "/cache"),
+    ("POST", "/cache/evict"),
+    ("GET", "/billing/report"),
+]
+
+
+@pytest.mark.parametrize(
+    ("principal", "status", "code"),
+    [
+        pytest.param(None, 401, "invalid_api_key", id="nobody"),
+        pytest.param({"key_id": "k", "tenant": "default", "scopes": ["infer"]}, 403, "insufficient_scope", id="a user"),
+        pytest.param({"key_id": "k", "tenant": "default"}, 400, "invalid_request", id="a header that does not decode"),
+    ],
+)
+def test_every_route_asks_who_you_are(data: Path, principal: object, status: int, code: str) -> None:
+    """Without the scope `admin` nothing is shown and nothing changes, whatever the route."""
+
+    async def main() -> None:
+        headers = {} if principal is None else {"x-kelvin-principal": json.dumps(principal)}
+        async with opened(data) as door:
+            for method, path in ROUTES:
+                got, problem = await door.ask(method, f"/admin/v1{path}", {}, headers)
+                assert (path, got, problem["code"]) == (path, status, code)
+
+    asyncio.run(main())
+
+
+def test_the_list_of_routes_is_complete() -> None:
+    """A route that is added under `/admin/v1` must be asked above, too: this fails until it is."""
+    assert {(method, path.replace("{model}", "m")) for method, path in admin_routes()} == set(ROUTES)
+
+
+def test_a_models_life_as_an_operator_sees_it(data: Path) -> None:
+    """Pushed, at zero, restoring, ready with the spans of its restore, stopped: each as it happens."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await push(door, "held")
+            found = await shown(door, "held")
+            assert (found["state"], found["replicas"], found["version"]) == ("zero", 0, digest("a"))
+            assert found["last_restore"] is None
+            await poke(door, "held")
+            await becomes(door, "restoring", "held")
+            (data / "run" / "release").touch()
+            found = await becomes(door, "ready", "held")
+            assert found["replicas"] == 1
+            stages = [span["stage"] for span in found["last_restore"]["spans"]]
+            assert stages == ["decided", "promoted", "leased", "ready"]
+            (version,) = found["versions"]
+            assert [each["state"] for each in version["replicas"]] == ["ready"]
+            status, _ = await door.admin("POST", "/models/held/stop")
+            assert status == 202
+            await becomes(door, "zero", "held")
+
+    asyncio.run(main())
+
+
+def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> None:
+    """The reason is in the model's status, the version is faulty, and no deploy moves to it."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await push(door, "corrupt", "b")
+            await push(door, "corrupt", "a")
+            await poke(door, "corrupt")
+            async with asyncio.timeout(20):
+                while (await shown(door, "corrupt"))["versions"][1]["health"] != "faulty":
+                    await asyncio.sleep(0.005)
+            version = (await shown(door, "corrupt"))["versions"][1]
+            assert (version["version"], version["fault"]) == (digest("a"), "chunk_corrupt")
+            assert version["last_restore"]["failure_code"] == "chunk_corrupt"
+            status, problem = await door.admin("POST", "/models/corrupt/deploy", {"version": digest("a")})
+            assert (status, problem["code"]) == (409, "conflict")
+
+    asyncio.run(main())
+
+
+def test_deploy_moves_prod(data: Path) -> None:
+    """By twelve digits or more; the answer and the feed say the whole digest."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await push(door, letter="a")
+            await push(door, letter="b")
+            assert await door.admin("POST", "/models/m/deploy", {"version": "b" * 12}) == (
+                200,
+                {"model": "m", "version": digest("b")},
+            )
+            assert (await shown(door))["aliases"] == {"prod": digest("b")}
+
+    asyncio.run(main())
+
+
+def test_scale_changes_what_is_given(data: Path) -> None:
+    """Each setting by itself; a minimum brings a replica without any traffic."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await push(door)
+            defaults = {"min": 0, "max": 1, "target": None, "window_s": 60.0, "grace_s": 30.0}
+            assert await door.admin("PUT", "/models/m/scale", {}) == (200, defaults)
+            want = {**defaults, "min": 1, "window_s": 6.0}
+            assert await door.admin("PUT", "/models/m/scale", {"min": 1, "window_s": 6}) == (200, want)
+            assert (await shown(door))["scale"] == want
+            await becomes(door, "ready")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        pytest.param("GET", "/models/nope", None, 404, "the model 'nope' does not exist", id="an unknown model"),
+        pytest.param("POST", "/models/m/deploy", {}, 400, "missing required field `version`", id="no version"),
+        pytest.param(
+            "POST", "/models/m/deploy", {"version": "a" * 12, "x": 1}, 400, "unknown field `x`", id="one too many"
+        ),
+        pytest.param("POST", "/models/m/deploy", b"{", 400, "Input data was truncated", id="no JSON"),
+        pytest.param("PUT", "/models/m/scale", {"max": 0}, 400, ">= 1", id="a maximum of nothing"),
+        pytest.param("PUT", "/models/m/scale", {"min": 2}, 400, "min=2: must be 1 (max) or less", id="bounds cross"),
+        pytest.param(
+            "PUT", "/models/m/scale", {"window_s": 5}, 400, "window_s=5: must be whole seconds", id="a short window"
+        ),
+        pytest.param("PUT", "/models/m/scale", {"target": 0}, 400, "> 0", id="a target of nothing"),
+        pytest.param("PUT", "/models/m/scale", {"grace_s": "3"}, 400, "Expected `float`", id="a text for a number"),
+        pytest.param("PUT", "/models/m/scale", b" " * 70_000, 413, "larger than 65536 bytes", id="too much"),
+        pytest.param("POST", "/cache/evict", {"tier": "tape"}, 400, "Invalid enum value 'tape'", id="no such tier"),
+        pytest.param(
+            "POST",
+            "/cache/evict",
+            {"tier": "host", "tenant": "other"},
+            404,
+            "'other' does not exist",
+            id="another's cache",
+        ),
+        pytest.param("GET", "/cache", None, 503, "cache is not available", id="the cache is away"),
+        pytest.param("DELETE", "/models/m", None, 405, "not allowed", id="no such method"),
+        pytest.param("GET", "/nothing", None, 404, "does not exist", id="no such route"),
+    ],
+)
+def test_refusals(data: Path, method: str, path: str, body: object, status: int, says: str) -> None:
+    """Problem details that name the value and the rule; nothing has changed."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await push(door)
+            before = await shown(door)
+            got, problem = await door.admin(method, path, body)
+            assert got == status
+            assert says in problem["detail"]
+            assert problem["status"] == status
+            assert await shown(door) == before
+
+    asyncio.run(main())
+
+
+def test_tenants_do_not_see_each_other(data: Path) -> None:
+    """Another tenant's operator finds nothing, and gets the answer that a missing model gives."""
+    other = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "other", "scopes": ["admin"]})}
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await push(door)
+            assert (await door.ask("GET", "/admin/v1/models", None, other))[1] == {"models": []}
+            assert (await door.ask("GET", "/admin/v1/status", None, other))[1]["models"] == []
+            for method, path in (("GET", ""), ("POST", "/stop"), ("PUT", "/scale"), ("POST", "/deploy")):
+                body = {"version": "a" * 12} if path == "/deploy" else {}
+                status, problem = await door.ask(method, f"/admin/v1/models/m{path}", body, other)
+                assert (status, problem["detail"]) == (404, "the model 'm' does not exist")
+
+    asyncio.run(main())
+
+
+def test_status_names_processes_devices_and_models(data: Path) -> None:
+    """Who answers and who is ready, slots and standbys, all models: what `kelvin status` prints."""
+
+    async def main() -> None:
+        async with opened(data, device_slots="3") as door:
+            await push(door)
+            async with asyncio.timeout(20):
+                while (await door.admin("GET", "/status"))[1]["device"]["standbys"] == 0:
+                    await asyncio.sleep(0.005)
+            _, found = await door.admin("GET", "/status")
+            assert [(row["name"], row["healthy"], row["ready"]) for row in found["processes"]] == [
+                ("activator", False, False),
+                ("cache", False, False),
+                ("controlplane", True, True),
+                ("snapshotter", False, False),
+                ("zygote", True, True),
+            ]
+            assert found["device"] == {"slots": 3, "held": 0, "standbys": 1}
+            assert [model["model"] for model in found["models"]] == ["m"]
+
+    asyncio.run(main())
+
+
+def test_the_cache_is_asked_and_told_for_the_callers_tenant(data: Path) -> None:
+    """Its state comes through as it is; an eviction names the caller's tenant, and a refusal keeps its own words."""
+    told: list[object] = []
+
+    async def evict(request: web.Request) -> web.Response:
+        told.append(await request.json())
+        if len(told) > 1:
+            problem = {"code": "conflict", "status": 409, "detail": "version a: is leased"}
+            return web.json_response(problem, status=409, content_type="application/problem+json")
+        return web.Response(status=204)
+
+    async def state(_: web.Request) -> web.Response:
+        return web.json_response({"tiers": {"host": {"bytes": 5}}})
+
+    async def main() -> None:
+        agent = web.Application()
+        agent.add_routes([web.get("/v1/state", state), web.post("/v1/evict", evict)])
+        directory = SocketDirectory(data / "run")
+        runner = web.AppRunner(agent)
+        await runner.setup()
+        await web.SockSite(runner, directory.listen("cache.sock")).start()
+        async with opened(data) as door:
+            assert await door.admin("GET", "/cache") == (200, {"tiers": {"host": {"bytes": 5}}})
+            assert (await door.admin("POST", "/cache/evict", {"tier": "host"}))[0] == 204
+            status, problem = await door.admin("POST", "/cache/evict", {"tier": "nvme", "version": "a"})
+            assert (status, problem["detail"]) == (409, "version a: is leased")
+        await runner.cleanup()
+        directory.close()
+        assert told == [
+            {"tier": "host", "tenant": "default"},
+            {"tier": "nvme", "version": "a", "tenant": "default"},
+        ]
+
+    asyncio.run(main())
+
+
+def test_an_unforeseen_error_leaks_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """500, `internal`, and not a word of what happened."""
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    async def main() -> None:
+        async with opened(data) as door:
+            monkeypatch.setattr(Registry, "models", breaks)
+            status, problem = await door.ask("GET", "/admin/v1/models", None, ADMIN)
+            assert (status, problem["code"]) == (500, "internal")
+            assert "secret" not in json.dumps(problem)
+            monkeypatch.undo()
+
+    asyncio.run(main())

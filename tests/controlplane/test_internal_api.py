@@ -1,0 +1,212 @@
+"""What the other processes call: the feed over its socket, pokes, registrations, jobs, records, readiness."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from contracts.control import Feed, GateJob, RequestBatch, SealJob
+from contracts.timeline import Stage, Stamp
+from contracts.usage import Origin, RequestRecord
+from contracts.wire import encode
+from controlplane.feed import FeedHub
+from controlplane.internal_api import FeedStream
+from tests.controlplane.builders import digest, key, registration, stats
+from tests.controlplane.door import Door, opened
+from tests.controlplane.ground import Run, eventually, fake_zygote
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "data"
+    with fake_zygote(Run(where / "run")):
+        yield where
+
+
+class FeedReader:
+    """Lines of a feed as they come."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    async def line(self) -> Feed:
+        async with asyncio.timeout(10):
+            return msgspec.json.decode(await self._content.readline(), type=Feed)
+
+
+@asynccontextmanager
+async def feed(door: Door) -> AsyncIterator[FeedReader]:
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with door.session.get("http://control/internal/v1/feed", timeout=timeout) as answer:
+        assert answer.status == 200
+        assert answer.content_type == "application/x-ndjson"
+        yield FeedReader(answer.content)
+
+
+def test_the_feed_tells_of_a_push_and_a_cold_start(data: Path) -> None:
+    """Snapshot first; then the model, its version, the replica once it is ready, its drain and its end: in order."""
+
+    async def main() -> None:
+        async with opened(data) as door, feed(door) as reader:
+            snapshot = await reader.line()
+            assert snapshot.full
+            assert len(snapshot.keys) == 2
+            assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
+            pushed = await reader.line()
+            assert pushed.models[0].aliases == {"prod": digest("a")}
+            assert pushed.versions[0].limits.max_streams == 64
+            assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 200
+            assert (await door.ask("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
+            (replica,) = (await reader.line()).replicas
+            assert (data / "run" / replica.address).exists()
+            assert not replica.draining
+            headers = {"x-kelvin-principal": '{"key_id":"k","tenant":"default","scopes":["admin"]}'}
+            await door.ask("POST", "/admin/v1/models/m/stop", None, headers)
+            assert (await reader.line()).replicas[0].draining
+            gone = await reader.line()
+            assert gone.removed_replicas == (replica.runtime_id,)
+            assert gone.revision == snapshot.revision + 4
+
+    asyncio.run(main())
+
+
+def test_a_thousand_pokes_over_http_make_one_start(data: Path) -> None:
+    """Each is answered 204; one runtime is bound."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await door.ask("POST", "/internal/v1/versions", encode(registration()))
+            answers = await asyncio.gather(
+                *(door.ask("POST", "/internal/v1/stats", encode(stats(key(), 200.0, 200))) for _ in range(1000))
+            )
+            assert {status for status, _ in answers} == {204}
+            async with feed(door) as reader:
+                while not (await reader.line()).replicas:
+                    pass
+            assert len(Run(data / "run").calls("bind:m")) == 1
+
+    asyncio.run(main())
+
+
+def test_jobs_run_on_standbys(data: Path) -> None:
+    """Gate and seal answer with what the standby found."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            status, facts = await door.ask(
+                "POST", "/internal/v1/jobs/gate", encode(GateJob(config_json="{}", tensors={}))
+            )
+            assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
+            job = SealJob(tenant="default", version=digest("a"))
+            status, attestation = await door.ask("POST", "/internal/v1/jobs/seal", encode(job))
+            assert (status, attestation["version"]) == (200, digest("a"))
+
+    asyncio.run(main())
+
+
+def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
+    """Strict decoding on every route that takes one."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            for path in ("stats", "versions", "jobs/gate", "jobs/seal", "usage/requests", "usage/lifetimes"):
+                status, problem = await door.ask("POST", f"/internal/v1/{path}", b'{"surprise":1}')
+                assert (path, status, problem["code"]) == (path, 400, "invalid_request")
+                status, problem = await door.ask("GET", f"/internal/v1/{path}")
+                assert (path, status, problem["code"]) == (path, 405, "method_not_allowed")
+
+    asyncio.run(main())
+
+
+def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
+    """Known to its tenant, also after a restart; unknown to others."""
+    record = RequestRecord(
+        request_id="req-1", origin=Origin.ACTIVATOR, source="activator-1", sequence=1, tenant="default", model="m",
+        version=digest("a"), key_id="k", runtime_id="r", started_at_us=1, ended_at_us=2, queued_us=0, outcome="ok",
+        status=200, stream=True, prompt_tokens=1, cached_tokens=0, completion_tokens=1, device_us=1,
+        timeline=(Stamp(Stage.ROUTED, 10), Stamp(Stage.READY, 500)),
+    )  # fmt: skip
+
+    async def main() -> None:
+        path = "/internal/v1/requests/req-1/timeline?tenant="
+        async with opened(data) as door:
+            assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=(record,)))))[
+                0
+            ] == 204
+        async with opened(data) as door:
+            status, found = await door.ask("GET", path + "default")
+            assert (status, found["cold"], found["stamps"][1]) == (200, True, {"stage": "ready", "at_us": 500})
+            assert (await door.ask("GET", path + "other"))[0] == 404
+            assert (await door.ask("GET", "/internal/v1/requests/req-1/timeline"))[0] == 400
+
+    asyncio.run(main())
+
+
+def test_readiness_is_the_zygotes_too(data: Path) -> None:
+    """Alive as soon as it serves; ready while new standbys can be borne."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            assert (await door.ask("GET", "/healthz"))[0] == 200
+            assert (await door.ask("GET", "/readyz"))[0] == 200
+            (data / "run" / "zygote.sock").rename(data / "run" / "away")
+            assert (await door.ask("GET", "/readyz"))[0] == 503
+            assert (await door.ask("GET", "/healthz"))[0] == 200
+            (data / "run" / "away").rename(data / "run" / "zygote.sock")
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_does_not_read_is_dropped() -> None:
+    """The socket takes no more: the stream ends within its patience, without a last chunk, and its queue is gone."""
+
+    async def main() -> None:
+        hub, sent, stuck = FeedHub(max_lines=5), [], asyncio.Event()
+
+        async def send(message: dict[str, object]) -> None:
+            sent.append(message)
+            if len(sent) == 3:
+                await stuck.wait()
+
+        async def receive() -> dict[str, object]:
+            await stuck.wait()
+            return {"type": "http.disconnect"}
+
+        streaming = asyncio.create_task(FeedStream(hub, write_s=0.05)({}, receive, send))  # type: ignore[arg-type]
+        await eventually(lambda: len(sent) == 2)
+        for _ in range(20):
+            hub.publish(removed_replicas=("r",))
+        await streaming
+        assert all(message.get("more_body", True) for message in sent)
+        assert hub._subscriptions == set()
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_leaves_is_forgotten(data: Path) -> None:
+    """Its subscription ends with its connection."""
+
+    async def main() -> None:
+        hub = FeedHub()
+        left = asyncio.Event()
+
+        async def send(message: dict[str, object]) -> None:
+            """Takes everything."""
+
+        async def receive() -> dict[str, object]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        streaming = asyncio.create_task(FeedStream(hub)({}, receive, send))  # type: ignore[arg-type]
+        await eventually(lambda: len(hub._subscriptions) == 1)
+        left.set()
+        await streaming
+        assert hub._subscriptions == set()
+        assert json.loads(hub.heartbeat())["full"] is False
+
+    asyncio.run(main())
