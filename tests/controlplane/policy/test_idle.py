@@ -243,3 +243,11 @@ def test_local_windows_that_may_not(window_s: float) -> None:
     with pytest.raises(Refused) as caught:
         check_local_window(window_s)
     assert caught.value.failure == InvalidRequest("window_s", f"{window_s:g}", "must be whole seconds from 6 to 3600")
+
+
+def test_defaults_are_knative_s() -> None:
+    """What an operator who sets nothing gets; and turning inactive counts as wanting nothing."""
+    of = IdleSpec()
+    assert (of.min_scale, of.max_scale, of.initial_scale, of.to_zero, of.reachable) == (0, 0, 1, True, True)
+    assert (of.stable_window_s, of.grace_s, of.retention_s, of.activation_timeout_s) == (60.0, 30.0, 0.0, 630.0)
+    assert Deactivate().want == 0

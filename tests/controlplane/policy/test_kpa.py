@@ -389,3 +389,14 @@ def test_the_invariant_finds_a_decider_that_goes_down_in_panic() -> None:
     forgetful = decide(spec(1, 98), seen(5, 5, 25), replace(memory, max_panic_pods=0), T0 + 10)
     assert honest.desired == 25
     assert forgetful.desired < 25
+
+
+def test_defaults_are_knative_s() -> None:
+    """What an operator who sets nothing gets."""
+    of = ScalingSpec()
+    assert (of.scaling_metric, of.target_value, of.total_value) == ("concurrency", 70.0, 100.0)
+    assert (of.target_burst_capacity, of.panic_threshold) == (211.0, 2.0)
+    assert (of.max_scale_up_rate, of.max_scale_down_rate) == (1000.0, 2.0)
+    assert (of.stable_window_s, of.scale_down_delay_s) == (60.0, 0.0)
+    assert (of.activation_scale, of.initial_scale, of.reachable) == (0, 1, True)
+    assert UNKNOWN == -1
