@@ -18,6 +18,29 @@ EXTENSION: Final = "kelvin.connection"
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
+class _JoinedHead:
+    """A cycle's transport that sends the head of an answer together with its first bytes: one record, one call."""
+
+    __slots__ = ("_head", "_is_past", "_transport", "close", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+        self._is_past = False
+        self.close = transport.close
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """uvicorn writes the head first, whole; the application always sends a body, if an empty one, right after."""
+        if self._is_past or data.startswith(b"HTTP/1.1 100 "):
+            self._transport.write(data)
+        elif self._head:
+            self._is_past = True
+            self._transport.write(self._head + data)
+        else:
+            self._head = data
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection, from the end of its TLS handshake on."""
 
@@ -140,6 +163,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse_head()
             return
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":  # its head is followed by nothing
+            self.cycle.transport = cast(asyncio.Transport, _JoinedHead(self.transport))
 
     def on_body(self, body: bytes) -> None:
         if not self._ignoring:

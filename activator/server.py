@@ -50,6 +50,7 @@ async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: asy
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # who calls is told by keys, from where by the socket
         date_header=False,
         timeout_keep_alive=gate.limits.idle_s,
         timeout_graceful_shutdown=drain_s,

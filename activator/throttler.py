@@ -240,8 +240,8 @@ class Throttler:
         self._tidy(key, line)
 
     def _tidy(self, key: VersionKey, line: _Line) -> None:
-        if not line.replicas and not len(line.waiting):
-            self._lines.pop(key, None)
+        if not line.replicas and not len(line.waiting) and self._lines.get(key) is line:
+            del self._lines[key]  # whoever leaves late may hold an older line of the same version
 
     def _put(self, rows: Iterable[ReplicaRow]) -> None:
         for row in rows:

@@ -102,7 +102,7 @@ def test_a_cold_answer_that_does_not_stream_waits_with_its_head(tmp_path: Path) 
             assert got.body.startswith(b"{")
             assert "ready;dur=" in got.headers["server-timing"]
             shown = await here.get(f"/v1/requests/{got.headers['x-request-id']}/timeline")
-            assert {stamp["stage"] for stamp in shown.json["stamps"]} >= {Stage.POKED, Stage.READY}  # type: ignore[index,attr-defined]
+            assert {stamp["stage"] for stamp in shown.json["stamps"]} >= {Stage.POKED, Stage.READY}  # type: ignore[attr-defined]
 
     asyncio.run(scenario())
 

@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
@@ -17,7 +16,7 @@ def _client(here: World, key: str = KEY, path: str = "/v1") -> openai.AsyncOpenA
     return openai.AsyncOpenAI(
         base_url=here.url + path,
         api_key=key,
-        http_client=httpx.AsyncClient(verify=here.tls),
+        http_client=openai.DefaultAsyncHttpxClient(verify=here.tls),
         max_retries=0,
     )
 

@@ -1,0 +1,81 @@
+"""Which version a request means, as a table."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.policy.traffic import ModelEntry, find_version, resolve, which_model
+from contracts.errors import InvalidRequest, ModelNotFound, Refused
+from contracts.names import parse_reference
+from tests.activator.control import version_row
+
+A, AB, B = "a" * 64, "a" * 30 + "b" * 34, "b" * 64
+ENTRY = ModelEntry(
+    "t", "m", {"prod": A, "next": B, "ghost": "c" * 64}, 0, tuple(version_row("t", "m", v) for v in (A, AB, B))
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        pytest.param("m", A, id="a bare name is prod"),
+        pytest.param("m@prod", A, id="prod by name"),
+        pytest.param("m@next", B, id="another alias"),
+        pytest.param("m@" + "b" * 12, B, id="twelve digits that fit one version"),
+        pytest.param("m@" + AB, AB, id="the whole version"),
+        pytest.param("m@" + "a" * 31, A, id="digits up to where two versions part"),
+        pytest.param("m@" + "a" * 12, InvalidRequest, id="digits that fit two versions are ambiguous"),
+        pytest.param("m@" + "c" * 12, ModelNotFound, id="digits that fit none"),
+        pytest.param("m@nothing", ModelNotFound, id="no such alias"),
+        pytest.param("m@ghost", ModelNotFound, id="an alias of a version that may not be addressed"),
+    ],
+)
+def test_resolve(name: str, want: str | type) -> None:
+    """Alias or prefix to version, or the reason why not."""
+    if isinstance(want, str):
+        assert resolve(parse_reference(name), ENTRY).version == want
+        return
+    with pytest.raises(Refused) as refused:
+        resolve(parse_reference(name), ENTRY)
+    assert isinstance(refused.value.failure, want)
+
+
+@pytest.mark.parametrize(
+    ("in_url", "in_body", "want"),
+    [
+        pytest.param(None, "m", "m@prod", id="the body alone"),
+        pytest.param("m", None, "m@prod", id="the URL alone"),
+        pytest.param("m", "m", "m@prod", id="both the same"),
+        pytest.param("m", "m@next", "m@next", id="the body says more"),
+        pytest.param("m@next", "m", "m@next", id="the URL says more"),
+        pytest.param("m@prod", "m@next", None, id="two aliases"),
+        pytest.param("m", "other", None, id="two models"),
+        pytest.param(None, None, None, id="none at all"),
+        pytest.param(None, "../m", None, id="no name"),
+    ],
+)
+def test_which_model(in_url: str | None, in_body: str | None, want: str | None) -> None:
+    """URL and body agree, or it is a 400."""
+    if want is not None:
+        assert str(which_model(in_url, in_body)) == want
+        return
+    with pytest.raises(Refused) as refused:
+        which_model(in_url, in_body)
+    assert isinstance(refused.value.failure, InvalidRequest)
+
+
+@given(st.sets(st.text("ab", min_size=64, max_size=64), max_size=8), st.integers(12, 64), st.data())
+def test_a_prefix_means_the_only_version_that_has_it(versions: set[str], length: int, data: st.DataObject) -> None:
+    """Bisection finds what a scan finds."""
+    entry = ModelEntry("t", "m", {}, 0, tuple(version_row("t", "m", v) for v in sorted(versions)))
+    prefix = data.draw(st.sampled_from(sorted(versions)) if versions else st.just("a" * 64))[:length]
+    fitting = [v for v in versions if v.startswith(prefix)]
+    reference = parse_reference(f"m@{prefix}")
+    if len(fitting) == 1:
+        assert [resolve(reference, entry).version] == fitting
+    else:
+        with pytest.raises(Refused) as refused:
+            resolve(reference, entry)
+        assert isinstance(refused.value.failure, InvalidRequest if fitting else ModelNotFound)
+    for version in versions:
+        assert find_version(entry, version) is not None

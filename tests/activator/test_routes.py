@@ -1,0 +1,70 @@
+"""Method, path and host to what is asked, as a table."""
+
+import pytest
+
+from activator.routes import Asked, Complete, Inward, ListModels, ShowTimeline, Target, Wrong, host_of, route
+from contracts.errors import InvalidRequest, MethodNotAllowed, NotFound
+
+NONE = Target()
+TM = Target("t", "m")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "host", "want"),
+    [
+        pytest.param("POST", "/v1/chat/completions", "x", Complete("/v1/chat/completions", NONE), id="chat"),
+        pytest.param("POST", "/t/m/v1/completions", "x", Complete("/v1/completions", TM), id="text by path"),
+        pytest.param("POST", "/t/m@next/v1/completions", "x", Complete("/v1/completions", Target("t", "m@next")),
+                     id="an alias in the path"),
+        pytest.param("POST", "/t/m%40next/v1/completions", "x", Complete("/v1/completions", Target("t", "m@next")),
+                     id="an escaped alias"),
+        pytest.param("POST", "/v1/completions", "m.t.d.e", Complete("/v1/completions", TM), id="text by host"),
+        pytest.param("POST", "/v1/completions", "a.m.t.d.e", Complete("/v1/completions", NONE), id="a label too many"),
+        pytest.param("POST", "/v1/completions", "t.d.e", Complete("/v1/completions", NONE), id="a label too few"),
+        pytest.param("GET", "/v1/models", "x", ListModels(NONE), id="models"),
+        pytest.param("GET", "/v1/models/m@x", "x", ListModels(NONE, "m@x"), id="one model"),
+        pytest.param("GET", "/v1/requests/req_1/timeline", "x", ShowTimeline("req_1", NONE), id="a timeline"),
+        pytest.param("PUT", "/push/v1/plans/1/chunks/2", "x", Inward("push"), id="push"),
+        pytest.param("GET", "/admin/v1/status", "x", Inward("admin"), id="admin"),
+    ],
+)  # fmt: skip
+def test_route(method: str, path: str, host: str, want: Asked) -> None:
+    """What there is."""
+    assert route(method, path.encode(), host, "d.e") == want
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [
+        pytest.param("GET", "/v1/completions", MethodNotAllowed, id="a completion is posted"),
+        pytest.param("DELETE", "/v1/models", MethodNotAllowed, id="the list is only read"),
+        pytest.param("GET", "/", NotFound, id="nothing at the root"),
+        pytest.param("GET", "/internal/v1/feed", NotFound, id="internal"),
+        pytest.param("GET", "/admin/v2/x", NotFound, id="another version of the API"),
+        pytest.param("GET", "/admin/v1/../internal", NotFound, id="one up"),
+        pytest.param("GET", "/admin/v1/%2e%2e/internal", NotFound, id="one up, escaped"),
+        pytest.param("GET", "/admin/v1/a\\b", NotFound, id="a backslash"),
+        pytest.param("GET", "/v1/requests/a/b/timeline", NotFound, id="no request's name"),
+        pytest.param("GET", "*", NotFound, id="an asterisk"),
+    ],
+)
+def test_what_there_is_not(method: str, path: str, kind: type) -> None:
+    """Unknown paths are 404, known ones with another method 405."""
+    asked = route(method, path.encode(), "x", "d.e")
+    assert isinstance(asked, Wrong)
+    assert isinstance(asked.failure, kind)
+
+
+@pytest.mark.parametrize(
+    ("values", "want"),
+    [
+        pytest.param([b"Localhost:8443"], "localhost", id="port and case fall away"),
+        pytest.param([b"[::1]:8443"], "[::1]", id="an IPv6 address"),
+        pytest.param([], None, id="none"),
+        pytest.param([b"a", b"a"], None, id="two, even the same"),
+    ],
+)
+def test_host_of(values: list[bytes], want: str | None) -> None:
+    """Exactly one Host."""
+    found = host_of(values)
+    assert found == want if want is not None else isinstance(found, InvalidRequest)

@@ -1,0 +1,28 @@
+"""Settings refuse with variable, value and rule."""
+
+import pytest
+
+from activator.settings import read_settings
+from contracts.settings import BadSetting
+
+
+def test_defaults_need_only_the_data_directory() -> None:
+    """And hold the figures that the documents state."""
+    settings = read_settings({"KELVIN_DATA": "/x"})
+    assert (settings.port, settings.host, settings.lifeline_fd) == (8443, "127.0.0.1", None)
+    assert (settings.request.deadline_s, settings.request.hold_s) == (600.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("KELVIN_PORT", "99999", id="no port"),
+        pytest.param("KELVIN_QUEUE_REQUESTS", "0", id="no queue at all"),
+        pytest.param("KELVIN_DOMAIN", "a..b", id="no domain"),
+        pytest.param("KELVIN_STALL_S", "nan", id="no number"),
+    ],
+)
+def test_refusals(name: str, value: str) -> None:
+    """The text names both."""
+    with pytest.raises(BadSetting, match=f"{name}={value}"):
+        read_settings({"KELVIN_DATA": "/x", name: value})

@@ -1,0 +1,321 @@
+"""Slots: in order, never more than there are, none lost, however requests come, wait, leave and replicas change."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from activator.keys import VersionKey
+from activator.policy.admission import QueueLimits
+from activator.policy.queue import Bound
+from activator.throttler import Replica, Throttler
+from contracts.control import Feed, ReplicaRow, RestoreFailure
+from contracts.deadline import Deadline
+from contracts.errors import DeadlineExceeded, Overloaded, Refused
+from contracts.problem import code_of
+from tests.activator.control import VERSION, replica_row
+
+KEY = VersionKey("default", "m", VERSION)
+LIMITS = QueueLimits(Bound(50, 10_000), Bound(50, 10_000), 60.0)
+FAILED = RestoreFailure(
+    tenant="default", version=VERSION, code="probe_failed", status=500, message="no", retryable=False
+)
+
+
+@dataclass
+class Bell:
+    """Waking, as the throttler asks for it."""
+
+    rung: list[VersionKey] = field(default_factory=list)
+    ringing: set[VersionKey] = field(default_factory=set)
+
+    def ensure(self, key: VersionKey) -> None:
+        if key not in self.ringing:
+            self.rung.append(key)
+            self.ringing.add(key)
+
+    def rest(self, key: VersionKey) -> None:
+        self.ringing.discard(key)
+
+    def poked_us(self, key: VersionKey) -> int | None:
+        return 1 if key in self.ringing else None
+
+
+def _throttler(bell: Bell | None = None, limits: QueueLimits = LIMITS) -> Throttler:
+    return Throttler(limits, bell or Bell(), draw=lambda n: 0)
+
+
+def _feed(*rows: ReplicaRow, removed: tuple[str, ...] = (), full: bool = False) -> Feed:
+    return Feed(revision=1, full=full, replicas=rows, removed_replicas=removed)
+
+
+async def _take(throttler: Throttler, seconds: float = 30.0) -> Replica:
+    return await throttler.acquire(KEY, 10, Deadline.after(seconds, asyncio.get_running_loop().time()))
+
+
+async def _turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_waiters_are_served_in_order_as_capacity_rises() -> None:
+    """One wake for all; the row that brings slots wakes as many as it has, first come first."""
+
+    async def scenario() -> None:
+        bell = Bell()
+        throttler = _throttler(bell)
+        order: list[int] = []
+
+        async def one(number: int) -> Replica:
+            replica = await _take(throttler)
+            order.append(number)
+            return replica
+
+        tasks = [asyncio.create_task(one(number)) for number in range(5)]
+        await _turns()
+        assert bell.rung == [KEY]
+        throttler.apply(_feed(replica_row("a", 2)))
+        assert KEY not in bell.ringing
+        await _turns()
+        assert order == [0, 1]
+        throttler.apply(_feed(replica_row("b", 1)))
+        await _turns()
+        assert order == [0, 1, 2]
+        throttler.release(tasks[0].result())
+        await _turns()
+        assert order == [0, 1, 2, 3]
+        throttler.check_integrity()
+        tasks[4].cancel()
+        await _turns()
+        throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_start_tells_everyone_who_waits() -> None:
+    """And only them: who comes later starts anew."""
+
+    async def scenario() -> None:
+        bell = Bell()
+        throttler = _throttler(bell)
+        tasks = [asyncio.create_task(_take(throttler)) for _ in range(3)]
+        await _turns()
+        throttler.apply(Feed(revision=1, failures=(FAILED,)))
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, Refused)
+            assert code_of(result.failure) == "probe_failed"
+        late = asyncio.create_task(_take(throttler))
+        await _turns()
+        assert bell.rung == [KEY, KEY]
+        throttler.apply(_feed(replica_row("a")))
+        await late
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_start_of_another_replica_fails_nobody_who_can_be_served() -> None:
+    """A version with a replica has waiters for its slots, not for a start."""
+
+    async def scenario() -> None:
+        throttler = _throttler()
+        throttler.apply(_feed(replica_row("a", 1)))
+        first = await _take(throttler)
+        waiting = asyncio.create_task(_take(throttler))
+        await _turns()
+        throttler.apply(Feed(revision=2, failures=(FAILED,)))
+        throttler.release(first)
+        assert await waiting is first
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_ends_the_wait() -> None:
+    """Too late is a 504 that says what it waited for."""
+
+    async def scenario() -> None:
+        throttler = _throttler()
+        with pytest.raises(Refused) as refused:
+            await _take(throttler, 0.01)
+        assert isinstance(refused.value.failure, DeadlineExceeded)
+        assert refused.value.failure.stage == "waiting for a replica to start"
+        assert throttler.load.entries == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_sheds() -> None:
+    """The bound in entries."""
+
+    async def scenario() -> None:
+        throttler = _throttler(limits=QueueLimits(Bound(1, 100), Bound(9, 1000), 5))
+        waiting = asyncio.create_task(_take(throttler))
+        await _turns()
+        with pytest.raises(Refused) as refused:
+            await _take(throttler)
+        assert isinstance(refused.value.failure, Overloaded)
+        waiting.cancel()
+        await _turns()
+        assert throttler.load.entries == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        pytest.param(_feed(replica_row("a", draining=True)), id="draining"),
+        pytest.param(_feed(removed=("a",)), id="removed"),
+        pytest.param(_feed(full=True), id="missing from a snapshot"),
+    ],
+)
+def test_a_replica_that_closes_takes_nobody(feed: Feed) -> None:
+    """Its requests go on; the next one wakes the version again."""
+
+    async def scenario() -> None:
+        bell = Bell()
+        throttler = _throttler(bell)
+        throttler.apply(_feed(replica_row("a", 4)))
+        running = await _take(throttler)
+        throttler.apply(feed)
+        waiting = asyncio.create_task(_take(throttler))
+        await _turns()
+        assert not waiting.done()
+        assert bell.rung == [KEY]
+        throttler.release(running)
+        await _turns()
+        assert not waiting.done()
+        throttler.apply(_feed(replica_row("b", 1)))
+        assert (await waiting).row.runtime_id == "b"
+        throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_replica_rests_for_a_moment() -> None:
+    """Nobody is sent to it until it is told otherwise, or a moment has passed."""
+
+    async def scenario() -> None:
+        throttler = _throttler()
+        throttler.apply(_feed(replica_row("a", 4)))
+        replica = await _take(throttler)
+        throttler.report_lost(replica)
+        throttler.release(replica)
+        assert throttler.is_asleep(KEY)
+        assert await _take(throttler, 5.0) is replica  # after SUSPECT_S
+
+    asyncio.run(scenario())
+
+
+def test_the_less_loaded_of_two_is_taken() -> None:
+    """Both drawn by the shell; the choice is policy's."""
+
+    async def scenario() -> None:
+        throttler = _throttler()
+        throttler.apply(_feed(replica_row("a", 8), replica_row("b", 8)))
+        taken = [(await _take(throttler)).row.runtime_id for _ in range(4)]
+        assert sorted(taken) == ["a", "a", "b", "b"]
+
+    asyncio.run(scenario())
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["come", "leave", "release", "add", "remove", "drain", "snapshot", "fail", "turn"]),
+        st.integers(0, 9),
+    ),
+    max_size=60,
+)
+
+
+async def _storm(steps: list[tuple[str, int]]) -> None:
+    """Random steps; afterwards everybody leaves, and nothing may be left."""
+    throttler = _throttler()
+    tasks: list[asyncio.Task[Replica]] = []
+    for what, which in steps:
+        if what == "come":
+            tasks.append(asyncio.create_task(_take(throttler)))
+        elif what == "leave" and tasks:
+            tasks[which % len(tasks)].cancel()
+        elif what == "release":
+            for task in [t for t in tasks if t.done() and not t.cancelled() and t.exception() is None][:1]:
+                tasks.remove(task)
+                throttler.release(task.result())
+        elif what == "add":
+            throttler.apply(_feed(replica_row(f"r{which % 3}", 1 + which % 2)))
+        elif what == "remove":
+            throttler.apply(_feed(removed=(f"r{which % 3}",)))
+        elif what == "drain":
+            throttler.apply(_feed(replica_row(f"r{which % 3}", 2, draining=True)))
+        elif what == "snapshot":
+            throttler.apply(_feed(replica_row(f"r{which % 3}", 2), full=True))
+        elif what == "fail":
+            throttler.apply(Feed(revision=1, failures=(FAILED,)))
+        else:
+            await _turns(1)
+        live = [r for line in throttler._lines.values() for r in line.replicas.values()]
+        assert all(replica.running <= 2 for replica in live)
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError, Refused):
+            throttler.release(await task)
+    await _turns()
+    throttler.apply(_feed(full=True))
+    throttler.apply(_feed(replica_row("last", 3)))
+    throttler.check_integrity()
+    assert throttler.load.entries == 0
+    for _ in range(3):
+        await asyncio.wait_for(_take(throttler), 1)
+
+
+@given(STEPS)
+@settings(max_examples=150, deadline=None)
+def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int]]) -> None:
+    """After any storm the queue is empty, and every slot of a fresh replica can be had."""
+    asyncio.run(_storm(steps))
+
+
+def test_a_slot_that_leaks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a throttler that keeps what a cancelled waiter had been granted is found out."""
+
+    async def scenario() -> int:
+        throttler = _throttler()
+        throttler.apply(_feed(replica_row("a", 1)))
+        holding = await _take(throttler)
+        waiting = asyncio.create_task(_take(throttler))
+        await _turns()
+        throttler.release(holding)
+        waiting.cancel()
+        await _turns()
+        return holding.running
+
+    assert asyncio.run(scenario()) == 0
+    monkeypatch.setattr(Throttler, "_leave", lambda self, key, line, waiter: line.waiting.discard(waiter))
+    assert asyncio.run(scenario()) == 1
+
+
+def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() -> None:
+    """Cancelled between the grant and its own next step: the next in line has the slot, nobody keeps it."""
+
+    async def scenario() -> None:
+        throttler = _throttler()
+        throttler.apply(_feed(replica_row("a", 1)))
+        holding = await _take(throttler)
+        first, second = (asyncio.create_task(_take(throttler)) for _ in range(2))
+        await _turns()
+        throttler.release(holding)
+        first.cancel()
+        assert await asyncio.wait_for(second, 1) is holding
+        throttler.check_integrity()
+        # Cancelled first, then a slot: its future is done, but it still stands in the line.
+        third, fourth = (asyncio.create_task(_take(throttler)) for _ in range(2))
+        await _turns()
+        third.cancel()
+        throttler.release(holding)
+        assert await asyncio.wait_for(fourth, 1) is holding
+        throttler.check_integrity()
+
+    asyncio.run(scenario())
