@@ -1,0 +1,120 @@
+"""From a spool whose writer was killed to a bill that balances: nothing lost, nothing twice, answers lost."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from contracts.billing import BillingReport
+from contracts.control import RequestBatch
+from contracts.errors import Refused, Unavailable
+from contracts.usage import RequestRecord
+from contracts.wire import decode
+from controlplane.billing import billing_report
+from controlplane.ledger import Ledger
+from controlplane.price_book import default_price_book
+from controlplane.store import Database, sqlite_engine
+from spool import recover
+from tests.controlplane.usage_records import END_US, MONTH
+
+ROOT = Path(__file__).parents[2]
+
+WRITER = """
+import asyncio, os, sys
+from pathlib import Path
+from contracts.wire import encode
+from spool import Spool
+from tests.controlplane.usage_records import request_record
+
+async def main():
+    spool = Spool.open(Path(sys.argv[1]), "activator-1", segment_bytes=65536)
+    async def one():
+        while True:
+            await spool.append(lambda sequence: encode(request_record(sequence, runtime_id=None)))
+            os.write(1, b".")
+    await asyncio.gather(*(one() for _ in range(8)))
+
+asyncio.run(main())
+"""
+
+
+def killed_writer(spools: Path, records: int) -> int:
+    """How many records it was told to be durable when it was killed."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(spools)], cwd=ROOT, stdout=subprocess.PIPE, bufsize=0)
+    assert writer.stdout is not None
+    told = 0
+    while told < records:
+        told += len(os.read(writer.stdout.fileno(), 4096))
+    os.kill(writer.pid, signal.SIGKILL)
+    told += len(writer.stdout.read())
+    writer.stdout.close()
+    writer.wait(30)
+    return told
+
+
+class LossyPost:
+    """Every second answer is lost after the ledger took the records; every third post never reaches it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._calls = 0
+
+    async def __call__(self, records: Sequence[bytes]) -> None:
+        self._calls += 1
+        if self._calls % 3 == 0:
+            raise Refused(Unavailable("control plane"))
+        await self._ledger.append_requests(RequestBatch(records=tuple(decode(raw, RequestRecord) for raw in records)))
+        if self._calls % 2 == 1:
+            raise Refused(Unavailable("control plane"))
+
+
+def billed(root: Path) -> BillingReport:
+    """What the bill says once everything that can be recovered was."""
+    database = Database(sqlite_engine(root / "kelvin.db"))
+
+    async def scenario() -> BillingReport:
+        post = LossyPost(Ledger(database))
+        for _ in range(100):
+            if not await recover(root / "spool", lambda _: post):
+                break
+        assert not any((root / "spool").iterdir())
+        return await database.read(
+            lambda connection: billing_report(
+                connection, default_price_book(), "acme", MONTH, live=set(), now_us=END_US
+            )
+        )
+
+    try:
+        return asyncio.run(scenario())
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("records", [5, 900])
+def test_a_killed_writer_s_requests_are_billed_once(tmp_path: Path, records: int) -> None:
+    """Each durable record is in the bill exactly once, and the bill balances."""
+    told = killed_writer(tmp_path / "spool", records)
+    found = billed(tmp_path)
+    assert found.balance.balanced, found.balance.problems
+    assert found.balance.sources == 1
+    assert told <= found.requests["ok"] <= told + 8
+    assert found.completion_tokens == 7 * found.requests["ok"]
+
+
+def test_a_record_that_rotted_on_disk_is_named(tmp_path: Path) -> None:
+    """Negative control: flip one byte of what was durable, and the bill says which records are missing."""
+    told = killed_writer(tmp_path / "spool", 900)
+    first = min((tmp_path / "spool" / "activator-1").glob("*.seg"))
+    content = bytearray(first.read_bytes())
+    content[20_000] ^= 0x40
+    first.write_bytes(content)
+    found = billed(tmp_path)
+    assert found.requests["ok"] < told
+    (problem,) = found.balance.problems
+    assert (problem.kind, problem.subject) == ("sequence_hole", "activator-1")
+    assert not found.balance.balanced
