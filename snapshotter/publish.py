@@ -152,9 +152,8 @@ class Publisher:
             except BlobNotFound:
                 continue
             except Refused as refused:
-                if not isinstance(refused.failure, InvalidRequest):
+                if not isinstance(refused.failure, InvalidRequest):  # what does not decode, sealing writes anew
                     raise
-                await self._store.delete(key)  # it does not decode: sealing writes it anew
         return False
 
     async def _seal(self, tenant: str, version: str) -> None:

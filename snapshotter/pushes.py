@@ -3,16 +3,15 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from blake3 import blake3
 
 from contracts.control import GateJob
-from contracts.errors import CapacityExceeded, InvalidRequest, Overloaded, Refused
+from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, Refused
 from contracts.names import dns_label
+from contracts.problem import is_retryable
 from contracts.push import (
     CommitRequest,
     Committed,
@@ -33,10 +32,11 @@ from snapshotter.policy.layout import Layout, assemble, lay_out, pads_are_zero
 from snapshotter.policy.sealing import choose_sealing
 from snapshotter.publish import Publisher, Report
 from snapshotter.staging import Staging, new_plan_id
+from snapshotter.turns import Turns
 
 PLANS_AT_ONCE: Final = 2
+DIGESTS_AT_ONCE: Final = 4
 CHUNKS_AT_ONCE: Final = 16
-TURN_S: Final = 10.0
 COMMIT_WAIT_S: Final = 5.0
 _PLANS_KEPT: Final = 32
 
@@ -49,11 +49,8 @@ class PushLimits:
     max_version_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    """The chunks that a client said it would send: digest -> every place where it belongs."""
-
-    chunks: dict[str, tuple[PlannedChunk, ...]]
+# Every place of the plan where a chunk belongs, by the digest that the client announced.
+_Places = dict[str, list[PlannedChunk]]
 
 
 class Pushes:
@@ -65,24 +62,14 @@ class Pushes:
         self._jobs = jobs
         self._limits = limits
         self.commits = Commits(self._publish)
-        self._plan_turns = asyncio.Semaphore(PLANS_AT_ONCE)
-        self._chunk_turns = asyncio.Semaphore(CHUNKS_AT_ONCE)
-        self._declared: OrderedDict[tuple[str, str], _Declared] = OrderedDict()
+        # Bodies are held in memory: whole plans, lists of digests, chunks until they are staged.
+        self.plan_turns = Turns("the list of plans being judged", PLANS_AT_ONCE)
+        self.digest_turns = Turns("the list of lists of digests being read", DIGESTS_AT_ONCE)
+        self.chunk_turns = Turns("the list of chunks being received", CHUNKS_AT_ONCE)
+        self._declared: OrderedDict[tuple[str, str], _Places] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Pushes {self._staging!r} {self.commits!r}>"
-
-    @asynccontextmanager
-    async def plan_turn(self) -> AsyncIterator[None]:
-        """Bodies of plans are large and are parsed: few at once. Raises `Refused(Overloaded)`."""
-        async with _turn(self._plan_turns, "the list of plans being judged", PLANS_AT_ONCE):
-            yield
-
-    @asynccontextmanager
-    async def chunk_turn(self) -> AsyncIterator[None]:
-        """A chunk is held in memory until it is staged. Raises `Refused(Overloaded)`."""
-        async with _turn(self._chunk_turns, "the list of chunks being received", CHUNKS_AT_ONCE):
-            yield
 
     async def plan(self, tenant: str, body: bytes | bytearray) -> Plan:
         """Judge, ask the gate, lay out, open."""
@@ -150,33 +137,40 @@ class Pushes:
         return answer
 
     async def _publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
-        """What a commit runs: publish, then forget what was staged."""
-        with self._staging.hold(record.plan_id):
-            committed = await self._publisher.publish(record, digests, report)
-        await asyncio.to_thread(self._staging.drop, record.tenant, record.plan_id)
-        self._declared.pop((record.tenant, record.plan_id), None)
+        """What a commit runs: publish, then forget what was staged; also where it can never be published."""
+        try:
+            with self._staging.hold(record.plan_id):
+                committed = await self._publisher.publish(record, digests, report)
+        except Refused as refused:
+            if not (is_retryable(refused.failure) or isinstance(refused.failure, Conflict)):
+                await self._forget(record)
+            raise
+        await self._forget(record)
         return committed
+
+    async def _forget(self, record: PlanRecord) -> None:
+        self._declared.pop((record.tenant, record.plan_id), None)
+        await asyncio.to_thread(self._staging.drop, record.tenant, record.plan_id)
 
     async def _load(self, tenant: str, plan_id: str) -> PlanRecord:
         record = await asyncio.to_thread(self._staging.load, tenant, plan_id)
         await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
         return record
 
-    async def _places(self, tenant: str, plan_id: str, digest: str) -> tuple[PlannedChunk, ...]:
+    async def _places(self, tenant: str, plan_id: str, digest: str) -> list[PlannedChunk]:
         declared = self._declared.get((tenant, plan_id))
         if declared is None:  # this process was started after the client asked what is missing
             record = await self._load(tenant, plan_id)
             digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
             declared = self._remember(record, digests)
-        if digest not in declared.chunks:
+        if digest not in declared:
             raise Refused(InvalidRequest("digest", digest[:64], "is not a chunk of this plan"))
-        return declared.chunks[digest]
+        return declared[digest]
 
-    def _remember(self, record: PlanRecord, digests: tuple[str, ...]) -> _Declared:
-        chunks: dict[str, tuple[PlannedChunk, ...]] = {}
+    def _remember(self, record: PlanRecord, digests: tuple[str, ...]) -> _Places:
+        declared: _Places = {}
         for digest, chunk in zip(digests, record.chunks, strict=True):
-            chunks[digest] = (*chunks.get(digest, ()), chunk)
-        declared = _Declared(chunks)
+            declared.setdefault(digest, []).append(chunk)
         self._declared[record.tenant, record.plan_id] = declared
         while len(self._declared) > _PLANS_KEPT:
             self._declared.popitem(last=False)
@@ -207,22 +201,9 @@ def _gate_job(intake: Intake) -> GateJob:
     return GateJob(config_json=intake.config_json, tensors=tensors)
 
 
-def _check_chunk(places: tuple[PlannedChunk, ...], digest: str, data: bytes) -> None:
+def _check_chunk(places: list[PlannedChunk], digest: str, data: bytes) -> None:
     found = blake3(data).hexdigest()
     if found != digest:
         raise Refused(InvalidRequest("chunk", found, f"its bytes do not match {digest}"))
     if not all(pads_are_zero(place, data) for place in places):
         raise Refused(InvalidRequest("chunk", digest, "its padding must be zeros"))
-
-
-@asynccontextmanager
-async def _turn(turns: asyncio.Semaphore, what: str, limit: int) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(TURN_S):
-            await turns.acquire()
-    except TimeoutError:
-        raise Refused(Overloaded(what, limit, 1.0)) from None
-    try:
-        yield
-    finally:
-        turns.release()

@@ -44,26 +44,28 @@ def push_routes(pushes: Pushes, fsck: Fsck) -> APIRouter:
 
     @router.post("/plans")
     async def plan(tenant: Tenant, request: Request) -> Response:
-        async with pushes.plan_turn():
+        async with pushes.plan_turns.take():
             body = await read_body(request, PLAN_BYTES)
             return _json(await pushes.plan(tenant, body))
 
     @router.post("/plans/{plan_id}/missing")
     async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        wanted = await _decoded(request, MissingRequest)
+        async with pushes.digest_turns.take():
+            wanted = await _decoded(request, MissingRequest)
         return _json(await pushes.missing(tenant, plan_id, wanted))
 
     @router.put("/plans/{plan_id}/chunks/{digest}", status_code=204)
     async def put_chunk(tenant: Tenant, plan_id: str, digest: str, request: Request) -> Response:
         nbytes = await pushes.chunk_bytes(tenant, plan_id, digest)
-        async with pushes.chunk_turn():
+        async with pushes.chunk_turns.take():
             body = await read_exactly(request, nbytes, "chunk")
             await pushes.put_chunk(tenant, plan_id, digest, bytes(body))
         return Response(status_code=204)
 
     @router.post("/plans/{plan_id}/commit")
     async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        wanted = await _decoded(request, CommitRequest)
+        async with pushes.digest_turns.take():
+            wanted = await _decoded(request, CommitRequest)
         answer = await pushes.commit(tenant, plan_id, wanted)
         return _json(answer, 202 if isinstance(answer, Committing) else 200)
 

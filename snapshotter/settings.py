@@ -22,7 +22,7 @@ class SnapshotterSettings:
     lifeline_fd: int | None = None
     chunk_bytes: int = CHUNK_BYTES
     pack_bytes: int = 256 << 20
-    plans_per_tenant: int = 8
+    plans_per_tenant: int = 16
     plan_age_s: int = 86_400
     max_version_bytes: int = _TIB
     gate_s: int = 180
@@ -52,7 +52,7 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
         lifeline_fd=None if lifeline < 0 else lifeline,
         chunk_bytes=chunk_bytes,
         pack_bytes=settings.integer(env, "KELVIN_PACK_BYTES", 256 << 20, low=PAGE, high=4 << 30),
-        plans_per_tenant=settings.integer(env, "KELVIN_PUSH_PLANS", 8, low=1, high=1000),
+        plans_per_tenant=settings.integer(env, "KELVIN_PUSH_PLANS", 16, low=1, high=1000),
         plan_age_s=settings.integer(env, "KELVIN_PUSH_PLAN_AGE_S", 86_400, low=60),
         max_version_bytes=settings.integer(env, "KELVIN_PUSH_VERSION_BYTES", _TIB, low=PAGE),
         gate_s=settings.integer(env, "KELVIN_GATE_S", 180, low=1, high=3600),

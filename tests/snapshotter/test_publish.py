@@ -40,19 +40,20 @@ def flip(path: Path, at: int = 0) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure",
+    ("failure", "open_pushes"),
     [
-        pytest.param(Unavailable("the control plane"), id="a control plane that is away"),
-        pytest.param(ProbeFailed("0" * 64, "no"), id="a model that can't be sealed"),
+        pytest.param(Unavailable("the control plane"), 1, id="a control plane that is away"),
+        pytest.param(ProbeFailed("0" * 64, "no"), 0, id="a model that can't be sealed"),
     ],
 )
-def test_sealing_fails(tmp_path: Path, failure: Failure) -> None:
-    """Nothing becomes visible, no draft stays, and the next push goes on from the packs."""
+def test_sealing_fails(tmp_path: Path, failure: Failure, open_pushes: int) -> None:
+    """Nothing becomes visible, no draft stays, the next push goes on from the packs; what can't be mended is closed."""
     bench = Bench.over(tmp_path)
     bench.jobs.failure = failure
     assert failure_of(bench, Model()) == failure
     assert versions_of(tmp_path / "store", TENANT) == []
     assert not list((tmp_path / "store" / TENANT / "drafts").iterdir())
+    assert len(list((tmp_path / "staging" / TENANT).iterdir())) == open_pushes
     bench.jobs.failure = None
     committed = push(bench, Model())
     assert (committed.created, committed.new_chunks) == (True, 0)
