@@ -160,8 +160,8 @@ def run(settings: RuntimeSettings) -> str | None:
     directory = SocketDirectory(settings.run)
     with (
         closing(directory),
-        closing(directory.listen(SOCKET, socket.SOCK_SEQPACKET)) as listener,
         _woken_by(signal.SIGTERM, signal.SIGINT) as wakeup,
+        closing(directory.listen(SOCKET, socket.SOCK_SEQPACKET)) as listener,
     ):
         lifeline = () if settings.lifeline_fd is None else (settings.lifeline_fd,)
         log.info("ready", extra={"threads": count_threads()})

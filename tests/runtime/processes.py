@@ -1,0 +1,242 @@
+"""A zygote and a cache agent as real processes, in a data directory of their own, and what they bear."""
+
+import asyncio
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import aiohttp
+
+from blobstore.files import FileStore
+from contracts.control import Bind, Bound, RuntimeReport, SealAttestation, SealJob
+from contracts.errors import Refused
+from contracts.frames import Frame, FrameDecoder
+from contracts.keys import attestation_key
+from contracts.meter import Meter, decode_meter
+from contracts.wire import encode
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+from tests.weightcache.kit import TENANT, Version, publish
+
+T = TypeVar("T")
+
+DEADLINE_S: Final = 60.0
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+_installations = 0
+
+
+def _count_installations(change: int) -> None:
+    """While there are any, orphans of our descendants become our children, as they become the supervisor's."""
+    global _installations
+    _installations += change
+    assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(_installations > 0), 0, 0, 0) == 0
+
+
+def poll_until(wish: str, condition: Callable[[], T | None]) -> T:
+    """What `condition` gives once it gives something; bounded."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if (found := condition()) is not None:
+            return found
+        select.select([], [], [], 0.005)
+    raise AssertionError(f"never came true: {wish}")
+
+
+@dataclass
+class Born:
+    """A process that the zygote bore; ours to reap."""
+
+    installation: "Installation"
+    runtime_id: str
+    pid: int
+    pidfd: int
+
+    def call(self, method: str, path: str, kind: type[T], body: object | None = None) -> T:
+        """A control route."""
+        return self._run(lambda client: client.call(method, path, kind, body=body, timeout_s=DEADLINE_S))
+
+    def report(self) -> RuntimeReport:
+        return self.call("GET", "/control/state", RuntimeReport)
+
+    def bind(self, version: Version) -> Bound:
+        request = Bind(
+            tenant=TENANT, model="m", version=version.id, device_class="cpu-1", threads=1, kv_bytes=4 << 20
+        )  # fmt: skip
+        return self.call("POST", "/control/bind", Bound, request)
+
+    def seal(self, version: Version) -> SealAttestation:
+        """Seals it, and puts the attestation where leases find it."""
+        job = SealJob(tenant=TENANT, version=version.id)
+        attestation = self.call("POST", "/control/seal", SealAttestation, job)
+        key = attestation_key(TENANT, version.id, attestation.fingerprint)
+        asyncio.run(self.installation.store.put_if_absent(key, encode(attestation)))
+        return attestation
+
+    def answer(self, body: Mapping[str, Any], request_id: str = "r1") -> list[Frame]:
+        """All frames of a completion."""
+
+        async def ask(client: ServiceClient) -> list[Frame]:
+            async with self.request(client, body, request_id) as answer:
+                decoder = FrameDecoder()
+                frames = decoder.feed(await answer.read())
+                assert answer.status == 200
+                assert decoder.is_clean
+                return frames
+
+        return self._run(ask)
+
+    @staticmethod
+    def request(client: ServiceClient, body: Mapping[str, Any], request_id: str) -> Any:
+        """An open completion, to be read as it comes."""
+        headers = {"x-kelvin-request-id": request_id, "x-kelvin-key-id": "k1"}
+        timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+        return client.session.post("http://rt/v1/completions", data=json.dumps(body), headers=headers, timeout=timeout)
+
+    def meter(self) -> Meter:
+        """What its page says, dead or alive."""
+        path = self.installation.data / "run" / "meters" / f"{self.pid}.{self.runtime_id}"
+        return decode_meter(path.read_bytes())
+
+    def status(self) -> dict[str, str]:
+        """`/proc/PID/status`."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+    def fds(self) -> dict[int, str]:
+        """Its descriptors and what they are."""
+        listing = Path(f"/proc/{self.pid}/fd")
+        return {int(each.name): os.readlink(each) for each in listing.iterdir()}
+
+    def kill(self, number: signal.Signals) -> None:
+        signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self) -> int:
+        """Its exit status as Popen has it."""
+        assert select.select([self.pidfd], [], [], DEADLINE_S)[0], f"{self.runtime_id} lives on"
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.pidfd)
+        self.installation.born.remove(self)
+        return os.waitstatus_to_exitcode(status)
+
+    def _run(self, work: Callable[[ServiceClient], Coroutine[Any, Any, T]]) -> T:
+        async def run() -> T:
+            client = ServiceClient(self.installation.directory, f"rt-{self.runtime_id}.sock", "the runtime")
+            try:
+                return await work(client)
+            finally:
+                await client.close()
+
+        return asyncio.run(run())
+
+
+@dataclass
+class Installation:
+    """A data directory with its processes."""
+
+    data: Path
+    directory: SocketDirectory
+    store: FileStore
+    zygote: "subprocess.Popen[bytes]"
+    lifeline: int
+    born: list[Born] = field(default_factory=list)
+    _last: int = 0
+
+    def ask_zygote(self, message: object) -> tuple[dict[str, Any], list[int]]:
+        """One message out, one in."""
+        with self.directory.connect("zygote.sock", socket.SOCK_SEQPACKET, DEADLINE_S) as sock:
+            sock.send(message if isinstance(message, bytes) else json.dumps(message).encode())
+            raw, fds, _, _ = socket.recv_fds(sock, 4096, 4)
+        return json.loads(raw), fds
+
+    def fork(self) -> Born:
+        """A standby, parked."""
+        self._last += 1
+        runtime_id = f"t{self._last}"
+        reply, (pidfd,) = self.ask_zygote({"op": "fork", "runtime_id": runtime_id})
+        born = Born(self, runtime_id, reply["pid"], pidfd)
+        self.born.append(born)
+        poll_until("it parks", lambda: _try(born.report))
+        return born
+
+    def cut_lifeline(self) -> None:
+        """As if the supervisor were gone."""
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
+
+    def publish(self, version: Version) -> Version:
+        asyncio.run(publish(self.store, version))
+        return version
+
+
+def _try(call: Callable[[], T]) -> T | None:
+    try:
+        return call()
+    except (Refused, OSError):
+        return None
+
+
+@contextmanager
+def installation(data: Path, *, agent: bool = True) -> Iterator[Installation]:
+    """Everything that is started or borne is dead and reaped afterwards."""
+    data.mkdir(parents=True, exist_ok=True)
+    reader, writer = os.pipe()
+    env = os.environ | {
+        "KELVIN_DATA": str(data),
+        "KELVIN_LIFELINE_FD": str(reader),
+        "KELVIN_HOST_BYTES": str(16 << 20),
+        "KELVIN_SLAB_BYTES": str(4 << 20),
+        "KELVIN_NVME_BYTES": str(64 << 20),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    directory = SocketDirectory(data / "run")
+    started: list[subprocess.Popen[bytes]] = []
+    _count_installations(1)
+    with (data / "log").open("ab") as log:
+
+        def start(module: str) -> "subprocess.Popen[bytes]":
+            command = [sys.executable, "-m", module]
+            started.append(subprocess.Popen(command, env=env, stderr=log, stdin=subprocess.DEVNULL, pass_fds=[reader]))
+            return started[-1]
+
+        zygote = start("runtime.zygote")
+        if agent:
+            start("weightcache")
+        os.close(reader)
+        each = Installation(data, directory, FileStore(data / "store"), zygote, writer)
+        try:
+            poll_until("the zygote is up", lambda: _try(lambda: each.ask_zygote({"op": "ping"})))
+            if agent:
+                poll_until("the agent is up", lambda: _try(lambda: _connect(directory)))
+            yield each
+        except BaseException:
+            sys.stderr.write((data / "log").read_text()[-8000:])
+            raise
+        finally:
+            each.cut_lifeline()
+            for born in list(each.born):
+                born.kill(signal.SIGKILL)
+                born.reap()
+            for process in started:
+                process.kill()
+                process.wait(DEADLINE_S)
+            directory.close()
+            _count_installations(-1)
+
+
+def _connect(directory: SocketDirectory) -> bool:
+    directory.connect("lease.sock", socket.SOCK_SEQPACKET).close()
+    return True

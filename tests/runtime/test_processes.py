@@ -1,0 +1,183 @@
+"""From a fork to an answer and to the end, all of it real: zygote, standby, cache agent, weights, engine, socket."""
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from contracts.control import RuntimeState
+from contracts.errors import Refused
+from contracts.frames import Frame, FrameDecoder, FrameKind
+from contracts.meter import Phase
+from contracts.timeline import Stage
+from service.client import ServiceClient
+from tests.runtime.processes import DEADLINE_S, Born, Installation, installation, poll_until
+from tests.runtime.versions import make_llama
+from tests.weightcache.kit import Version
+
+PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def version(house: Installation) -> Version:
+    """A sealed version: the seal itself ran on a standby, which ended with it."""
+    version = house.publish(make_llama(seed=5))
+    standby = house.fork()
+    attestation = standby.seal(version)
+    assert attestation.fast_bind
+    assert standby.reap() == 0
+    return version
+
+
+def _bound(house: Installation, version: Version) -> Born:
+    born = house.fork()
+    born.bind(version)
+    return born
+
+
+def _text(frames: list[Frame]) -> str:
+    data = b"".join(frame.payload for frame in frames if frame.kind is FrameKind.DATA)
+    return str(json.loads(data)["choices"][0]["text"])
+
+
+def test_a_standby_becomes_a_runtime_and_answers(house: Installation, version: Version) -> None:
+    """Bound from the cache's memory with stages in order; answers are the same in each runtime and each time."""
+    born = house.fork()
+    bound = born.bind(version)
+    assert [span.stage for span in bound.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
+    report = born.report()
+    assert (report.state, report.leases, report.version) == (RuntimeState.READY, 1, version.id)
+    frames = born.answer(PROMPT)
+    assert frames[-1].kind is FrameKind.END
+    assert frames[-1].counts.completion_tokens == 12
+    assert _text(born.answer(PROMPT, "r2")) == _text(frames)
+    other = _bound(house, version)
+    assert _text(other.answer(PROMPT)) == _text(frames)
+    for each in (born, other):
+        each.kill(signal.SIGTERM)
+        assert each.reap() == 0
+
+
+def test_sampled_answers_differ_between_runtimes(house: Installation, version: Version) -> None:
+    """Children of one zygote draw their own numbers; a seed makes them the same again."""
+    first, second = _bound(house, version), _bound(house, version)
+    hot = PROMPT | {"temperature": 2.0, "max_tokens": 60}
+    assert _text(first.answer(hot)) != _text(second.answer(hot))
+    assert _text(first.answer(hot | {"seed": 3})) == _text(second.answer(hot | {"seed": 3}))
+
+
+def test_weights_are_shared_with_the_cache_and_not_copied(house: Installation, version: Version) -> None:
+    """The model's memory is the agent's slabs, mapped shared and read-only."""
+    born = _bound(house, version)
+    born.answer(PROMPT)
+    maps = Path(f"/proc/{born.pid}/maps").read_text().splitlines()
+    slabs = [line.split()[1] for line in maps if "memfd:" in line]
+    assert slabs
+    assert set(slabs) == {"r--s"}
+
+
+def test_sigkill_leaves_a_meter_page_that_adds_up(house: Installation, version: Version) -> None:
+    """Killed in the middle of an answer: whose it was, its phases and its requests are there for the supervisor."""
+    born = _bound(house, version)
+
+    async def cut() -> None:
+        client = ServiceClient(house.directory, f"rt-{born.runtime_id}.sock", "the runtime")
+        try:
+            body = PROMPT | {"stream": True, "max_tokens": 200}
+            async with born.request(client, body, "r1") as answer:
+                decoder = FrameDecoder()
+                while not decoder.feed(await answer.content.readany()):
+                    pass
+                born.kill(signal.SIGKILL)
+                with pytest.raises(aiohttp.ClientError):
+                    await answer.read()
+        finally:
+            await client.close()
+
+    asyncio.run(cut())
+    meter = born.meter()
+    assert born.reap() == -9
+    assert (meter.tenant, meter.model, meter.version, meter.device_class) == ("acme", "m", version.id, "cpu-1")
+    assert meter.requests == 1
+    assert meter.phase in (Phase.ACTIVE, Phase.IDLE)
+    assert all(spent > 0 for spent in meter.spent_ns[:2])
+    assert meter.born_ns + sum(meter.spent_ns) == meter.since_ns
+
+
+def test_sigterm_lets_an_answer_finish(house: Installation, version: Version) -> None:
+    """A drain refuses what is new and ends 0 after what was there."""
+    born = _bound(house, version)
+
+    async def drain() -> None:
+        client = ServiceClient(house.directory, f"rt-{born.runtime_id}.sock", "the runtime")
+        try:
+            async with born.request(client, PROMPT | {"stream": True, "max_tokens": 200}, "r1") as answer:
+                decoder = FrameDecoder()
+                frames = decoder.feed(await answer.content.readany())
+                born.kill(signal.SIGTERM)
+                frames += decoder.feed(await answer.read())
+                assert frames[-1].kind is FrameKind.END
+        finally:
+            await client.close()
+
+    asyncio.run(drain())
+    assert born.reap() == 0
+
+
+def test_a_disconnect_frees_everything(house: Installation, version: Version) -> None:
+    """Ten clients go away in mid-answer: no block is held, no descriptor more is open, the next is served."""
+    born = _bound(house, version)
+    before = born.report()
+
+    async def leave() -> None:
+        client = ServiceClient(house.directory, f"rt-{born.runtime_id}.sock", "the runtime")
+        try:
+            for number in range(10):
+                async with born.request(client, PROMPT | {"stream": True, "max_tokens": 200}, f"r{number}") as answer:
+                    await answer.content.readany()
+                    answer.close()
+        finally:
+            await client.close()
+
+    asyncio.run(leave())
+
+    def idle() -> bool | None:
+        report = born.report()
+        free = report.running == report.waiting == 0 and report.kv_blocks_free == report.kv_blocks_total
+        return free or None
+
+    poll_until("it is idle", idle)
+    spool = house.data / "spool" / born.runtime_id
+    poll_until("its orphans are durable", lambda: spool.exists() or None)
+    shipping = 8  # the spool's segment, lock and directory; a connection to a control plane that is not there
+    assert born.report().open_files <= before.open_files + shipping
+    assert born.answer(PROMPT)[-1].kind is FrameKind.END
+
+
+def test_a_version_that_is_not_there_ends_the_standby(house: Installation) -> None:
+    """The caller learns which; a process that has been given to a tenant is not used again."""
+    born = house.fork()
+    with pytest.raises(Refused) as caught:
+        born.bind(make_llama(seed=99))
+    assert caught.value.failure.message.startswith("version '")
+    assert born.reap() == 1
+
+
+def test_unsealed_weights_are_proven_before_they_serve(house: Installation) -> None:
+    """No attestation under this fingerprint: known answers are recorded here, and the first batch must give them."""
+    plain = house.publish(make_llama(seed=6))
+    born = _bound(house, plain)
+    assert born.answer(PROMPT)[-1].kind is FrameKind.END
+    assert "no attestation for this fingerprint" in (house.data / "log").read_text()
+
+
+def test_a_supervisor_that_is_gone_takes_its_runtimes_along(tmp_path: Path) -> None:
+    """The lifeline ends: zygote, standbys and runtimes end, within the grace."""
+    with installation(tmp_path / "data", agent=False) as house:
+        born = house.fork()
+        house.cut_lifeline()
+        assert born.reap() in (0, 1)
+        assert house.zygote.wait(DEADLINE_S) == 0

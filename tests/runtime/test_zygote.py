@@ -1,0 +1,143 @@
+"""The zygote bears what it is asked for, tells why where it does not, and ends when told or left alone."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.zygote import MAX_CONNECTIONS
+from tests.runtime.processes import DEADLINE_S, Installation, poll_until
+
+
+def test_a_standby_is_a_process_of_its_own(house: Installation) -> None:
+    """Its own session, one thread more than none, the pidfd's pid, our child by adoption, and descriptors it knows."""
+    born = house.fork()
+    report = born.report()
+    assert (report.pid, report.runtime_id, report.state.value) == (born.pid, born.runtime_id, "standby")
+    status = born.status()
+    assert int(status["PPid"]) == os.getpid()
+    assert os.getsid(born.pid) == born.pid
+    assert int(status["SigBlk"], 16) == 0
+    own = {"/dev/null", str(house.data / "log"), str(house.data / "run"), os.readlink("/proc/self/fd/1")}
+    own.add(str(house.data / "run" / "meters" / f"{born.pid}.{born.runtime_id}"))
+    kinds = [target.split(":")[0] for target in born.fds().values() if target not in own]
+    assert set(kinds) <= {"anon_inode", "pipe", "socket"}
+    assert len(kinds) <= 16
+    born.kill(signal.SIGTERM)
+    assert born.reap() == 0
+    assert not (house.data / "run" / f"rt-{born.runtime_id}.sock").exists()
+
+
+def test_standbys_hold_nothing_of_one_another(house: Installation) -> None:
+    """The second has no descriptor more than the first; neither keeps the zygote's socket."""
+    first, second = house.fork(), house.fork()
+    poll_until("they hold as much", lambda: len(second.fds()) == len(first.fds()) or None)
+    zygote_sockets = {target for target in _fds(house.zygote.pid).values() if target.startswith("socket:")}
+    for born in (first, second):
+        assert not zygote_sockets & set(born.fds().values())
+        born.kill(signal.SIGKILL)
+        assert born.reap() == -9
+
+
+def _fds(pid: int) -> dict[int, str]:
+    listing = Path(f"/proc/{pid}/fd")
+    return {int(each.name): os.readlink(each) for each in listing.iterdir()}
+
+
+def test_births_leak_nothing_in_the_zygote(house: Installation) -> None:
+    """After many it has one thread, no child, and the descriptors it had."""
+    before = len(_fds(house.zygote.pid))
+    births = [house.fork() for _ in range(4)]
+    for born in births:
+        born.kill(signal.SIGKILL)
+        assert born.reap() == -9
+    poll_until("its connections are closed", lambda: len(_fds(house.zygote.pid)) <= before or None)
+    assert house.ask_zygote({"op": "ping"})[0] == {"ok": True, "threads": 1}
+    children = Path(f"/proc/{house.zygote.pid}/task/{house.zygote.pid}/children").read_text()
+    assert children == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        pytest.param(b"{", "message=(JSON)", id="no JSON"),
+        pytest.param({"op": "spawn"}, "Invalid value 'spawn'", id="an unknown wish"),
+        pytest.param({"op": "fork"}, "missing required field `runtime_id`", id="no name"),
+        pytest.param({"op": "fork", "runtime_id": "../x"}, "must be a DNS label", id="a name that is a path"),
+        pytest.param({"op": "ping", "more": 1}, "unknown field `more`", id="a field too many"),
+    ],
+)
+def test_a_wrong_message_is_answered_with_the_reason(house: Installation, message: object, words: str) -> None:
+    """And the zygote lives on."""
+    reply, fds = house.ask_zygote(message)
+    assert (reply["ok"], fds) == (False, [])
+    assert words in reply["failure"]["message"]
+    assert house.ask_zygote({"op": "ping"})[0]["ok"]
+
+
+def test_connections_are_bounded_and_the_rude_are_dropped(house: Installation) -> None:
+    """Idle connections over the limit are refused; one that goes away in mid-sentence harms nobody."""
+    kept = [house.directory.connect("zygote.sock", socket.SOCK_SEQPACKET) for _ in range(MAX_CONNECTIONS)]
+    try:
+        with house.directory.connect("zygote.sock", socket.SOCK_SEQPACKET) as surplus:
+            assert json.loads(surplus.recv(4096))["failure"]["code"] == "overloaded"
+            assert surplus.recv(4096) == b""
+        kept[0].send(b'{"op":"ping"}')
+        assert json.loads(kept[0].recv(4096))["ok"], "those inside are served"
+        kept[1].send(b'{"op":"ping"}')
+        kept[1].close()
+    finally:
+        for each in kept:
+            each.close()
+
+    def pinged() -> bool | None:
+        try:
+            return house.ask_zygote({"op": "ping"})[0]["ok"] or None
+        except ConnectionError:
+            return None  # refused before it was read
+
+    poll_until("there is room again", pinged)
+
+
+SERVE = """
+import os, sys
+from pathlib import Path
+from runtime import zygote
+from runtime.settings import read_settings
+from service.log import configure_logging
+configure_logging("zygote")
+born = zygote.run(read_settings(os.environ))
+if born is not None:
+    os._exit(0)
+print("ended well")
+"""
+
+
+@pytest.mark.parametrize("how", ["lifeline", "SIGTERM", "SIGINT"])
+def test_it_ends_well_when_told_and_when_left_alone(tmp_path: Path, how: str) -> None:
+    """Status 0 after a signal, and when its supervisor is gone, whatever it was doing: it holds nothing."""
+    reader, writer = os.pipe()
+    env = os.environ | {"KELVIN_DATA": str(tmp_path), "KELVIN_LIFELINE_FD": str(reader)}
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE], env=env, cwd=root, pass_fds=[reader], stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    os.close(reader)
+    try:
+        poll_until("it listens", lambda: (tmp_path / "run" / "zygote.sock").exists() or None)
+        if how != "lifeline":
+            process.send_signal(signal.Signals[how])
+        else:
+            os.close(writer)
+        said, _ = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, said) == (0, "ended well\n")
+    finally:
+        process.kill()
+        process.wait()
+        if how != "lifeline":
+            os.close(writer)
