@@ -36,23 +36,30 @@ class Door:
         context = ssl.create_default_context(cafile=str(ca))
         self._connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=600)
         self._headers = {"authorization": f"Bearer {key.read_text().strip()}", "content-type": "application/json"}
-        self.request("GET", "/v1/models")  # the handshake is not part of a cold start
 
     def request(self, method: str, path: str, body: object | None = None) -> Any:
         """The decoded answer. Raises InstallationFailed with the error's own words."""
-        self._connection.request(method, path, None if body is None else json.dumps(body), self._headers)
-        answer = self._connection.getresponse()
+        payload = None if body is None else json.dumps(body)
+        try:
+            answer = self._ask(method, path, payload)
+        except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):  # closed while it was idle
+            self._connection.close()
+            answer = self._ask(method, path, payload)
         raw = answer.read()
         if answer.status >= 400:
             raise InstallationFailed(f"{method} {path}: {answer.status} {raw.decode(errors='replace')}")
         return json.loads(raw) if raw else None
 
+    def _ask(self, method: str, path: str, payload: str | None) -> http.client.HTTPResponse:
+        self._connection.request(method, path, payload, self._headers)
+        return self._connection.getresponse()
+
     def first_token(self, model: str, prompt: str) -> float:
         """Seconds from the request to the first event with text; the rest of the stream is read."""
         body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True}
+        self.request("GET", "/v1/models")  # the connection is there: the handshake is not part of a cold start
         began = time.perf_counter()
-        self._connection.request("POST", "/v1/completions", json.dumps(body), self._headers)
-        answer = self._connection.getresponse()
+        answer = self._ask("POST", "/v1/completions", json.dumps(body))
         first: float | None = None
         for line in answer:
             if first is None and line.startswith(b"data: {"):
@@ -102,11 +109,22 @@ class Installation:
         """Stop a model, and wait until nothing of it runs and a standby is parked again."""
         self.admin.request("POST", f"/admin/v1/models/{name}/stop")
         self.wait(lambda: self.model(name)["state"] == "zero", f"{name} is at zero")
-        self.wait(lambda: self.admin.request("GET", "/admin/v1/status")["standbys"] > 0, "a standby is parked")
+        self.wait(
+            lambda: self.admin.request("GET", "/admin/v1/status")["device"]["standbys"] > 0, "a standby is parked"
+        )
 
     def forget(self, tier: str) -> None:
-        """Empty a tier of the weight cache."""
-        self.admin.request("POST", "/admin/v1/cache/evict", {"tier": tier})
+        """Take every model to zero, and empty a tier of the weight cache."""
+        for model in self.admin.request("GET", "/admin/v1/models")["models"]:
+            self.to_zero(model["model"])
+        self.wait(lambda: self._is_forgotten(tier), f"the tier '{tier}' is empty")
+
+    def _is_forgotten(self, tier: str) -> bool:
+        try:
+            self.admin.request("POST", "/admin/v1/cache/evict", {"tier": tier})
+        except InstallationFailed:  # a process that is about to die still holds a lease
+            return False
+        return True
 
     def nvme_files(self) -> Sequence[Path]:
         """Every chunk file of the NVMe tier."""

@@ -51,6 +51,6 @@ def number(env: Mapping[str, str], name: str, default: float, *, low: float, hig
 
 def _check_range(name: str, raw: str, value: float, low: float, high: float | None) -> None:
     if value < low:
-        raise BadSetting(name, raw, f"must be {low:g} or more")
+        raise BadSetting(name, raw, f"must be {low} or more")
     if high is not None and value > high:
-        raise BadSetting(name, raw, f"must be {high:g} or less")
+        raise BadSetting(name, raw, f"must be {high} or less")

@@ -5,6 +5,7 @@ import importlib.metadata
 from pathlib import Path
 
 import click
+import httpx
 
 from contracts.errors import Refused
 from contracts.settings import BadSetting
@@ -33,6 +34,8 @@ class _Kelvin(click.Group):
             return super().invoke(ctx)
         except Refused as refused:
             raise DoorClosed(refused.failure.message) from refused
+        except httpx.TransportError as error:
+            raise DoorClosed(f"the installation can't be reached: {error}") from error
         except BadSetting as bad:
             raise click.UsageError(str(bad)) from bad
 

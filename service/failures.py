@@ -28,7 +28,7 @@ def install_failure_handlers(app: FastAPI) -> None:
     async def _http(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:
             return problem_response(MethodNotAllowed(request.method))
-        return problem_response(NotFound("route", request.url.path))
+        return problem_response(NotFound("route", request.scope["path"]))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> Response:
@@ -38,5 +38,5 @@ def install_failure_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _unforeseen(request: Request, error: Exception) -> Response:
-        log.error("unforeseen failure", exc_info=error, extra={"path": request.url.path})
+        log.error("unforeseen failure", exc_info=error, extra={"path": request.scope["path"]})
         return problem_response(Internal())

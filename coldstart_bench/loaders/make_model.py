@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 LAYERS, HEAD, VOCABULARY = 16, 64, 32000
@@ -64,9 +64,10 @@ def main() -> None:
             tensors[name] = torch.empty(parameter.shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(directory)
-    words = {"<s>": 0, "</s>": 1, **{f"w{n}": n + 2 for n in range(VOCABULARY - 2)}}
+    words = {"<s>": 0, "</s>": 1, **{f"▁w{n}": n + 2 for n in range(VOCABULARY - 2)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"})

@@ -79,7 +79,7 @@ class Supervisor:
                 self._graves.bury(reaped)
                 continue
             child.buried(reaped.status)
-            log.warning("a process died", extra={"name": child.spec.name, "status": reaped.status})
+            log.warning("a process died", extra={"child": child.spec.name, "status": reaped.status})
             if not self._draining:
                 task = asyncio.get_running_loop().create_task(self._bring_back(child))
                 self._restarting.add(task)
@@ -140,7 +140,7 @@ class Supervisor:
             child.signal(signal.SIGTERM)
         if not await self._gone(lambda: all(child.pid is None for child in ending), patience_s):
             for child in ending:
-                log.error("killed after its time to drain", extra={"name": child.spec.name})
+                log.error("killed after its time to drain", extra={"child": child.spec.name})
                 child.signal(signal.SIGKILL)
             await self._gone(lambda: all(child.pid is None for child in ending), KILL_AFTER_S)
 

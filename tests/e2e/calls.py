@@ -1,0 +1,105 @@
+"""An outside client in a few lines: raw HTTPS, so that a test sees status, headers and every event as sent."""
+
+import http.client
+import json
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coldstart_bench.installation import Installation
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back. `events` are the data of SSE events, decoded; `comments` the comment lines."""
+
+    status: int
+    headers: dict[str, str]
+    raw: bytes
+    events: list[dict[str, Any]] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+    done: bool = False
+
+    @property
+    def json(self) -> Any:
+        """The body of an answer that was not streamed."""
+        return json.loads(self.raw)
+
+    @property
+    def text(self) -> str:
+        """The text of a completion, streamed or not."""
+        chunks = self.events or [self.json]
+        return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+def connect(kelvin: Installation) -> http.client.HTTPSConnection:
+    """A fresh TLS connection that trusts the installation's CA."""
+    context = ssl.create_default_context(cafile=str(kelvin.data / "ca.pem"))
+    return http.client.HTTPSConnection("localhost", kelvin.port, context=context, timeout=120)
+
+
+def headers(kelvin: Installation, key_file: str = "default.key", **extra: str) -> dict[str, str]:
+    """Authorisation and content type; `extra` names use underscores."""
+    key = (kelvin.data / key_file).read_text().strip()
+    named = {name.replace("_", "-"): value for name, value in extra.items()}
+    return {"authorization": f"Bearer {key}", "content-type": "application/json", **named}
+
+
+def post(kelvin: Installation, path: str, body: object, **extra: str) -> Answer:
+    """POST JSON and read everything."""
+    connection = connect(kelvin)
+    try:
+        connection.request("POST", path, json.dumps(body), headers(kelvin, **extra))
+        return read(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def complete(kelvin: Installation, model: str, prompt: str, **fields: object) -> Answer:
+    """A completion, greedy unless told otherwise."""
+    return post(kelvin, "/v1/completions", {"model": model, "prompt": prompt, "temperature": 0, **fields})
+
+
+def read(answer: http.client.HTTPResponse) -> Answer:
+    """Read to the end and take SSE apart."""
+    found = Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+    if not found.headers.get("content-type", "").startswith("text/event-stream"):
+        return found
+    for block in found.raw.decode().split("\n\n"):
+        failed = "event: error" in block.splitlines()
+        for line in block.splitlines():
+            if line.startswith(":"):
+                found.comments.append(line[1:].strip())
+            elif line == "data: [DONE]":
+                found.done = True
+            elif line.startswith("data: ") and failed:
+                found.error = json.loads(line[6:])["error"]
+            elif line.startswith("data: "):
+                found.events.append(json.loads(line[6:]))
+    return found
+
+
+def all_at_once(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+    """Make the calls from threads that start together; answers in order of the calls."""
+    answers: list[Answer | BaseException] = [RuntimeError("not called")] * len(calls)
+    gate = threading.Barrier(len(calls))
+
+    def one(index: int) -> None:
+        gate.wait()
+        try:
+            answers[index] = calls[index]()
+        except BaseException as error:
+            answers[index] = error
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
+    if failed:
+        raise failed[0]
+    return [answer for answer in answers if isinstance(answer, Answer)]

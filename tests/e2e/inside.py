@@ -1,0 +1,67 @@
+"""What a test may look at inside an installation: the cache's counters, a replica's report, a version's manifest."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from coldstart_bench.installation import Installation
+from contracts.control import RuntimeReport
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+
+
+def cache(kelvin: Installation) -> Any:
+    """The cache agent's state and counters."""
+    return kelvin.admin.request("GET", "/admin/v1/cache")
+
+
+def reads(kelvin: Installation) -> int:
+    """Chunks read from NVMe or the store since the agent started."""
+    counted: dict[str, int] = cache(kelvin)["chunk_reads"]
+    return counted.get("nvme", 0) + counted.get("store", 0)
+
+
+def chunks(kelvin: Installation, model: str) -> list[str]:
+    """Digests of the chunks of the version that `prod` names."""
+    version = kelvin.model(model)["version"]
+    manifest = json.loads((kelvin.data / "store" / "default" / "manifests" / version).read_bytes())
+    return [chunk["digest"] for chunk in manifest["chunks"]]
+
+
+def pack_rows(kelvin: Installation, model: str) -> dict[Path, list[tuple[str, int, int]]]:
+    """Chunks of the model by the pack file that holds them: (digest, offset, length)."""
+    wanted, found = set(chunks(kelvin, model)), {}
+    for index in (kelvin.data / "store").rglob("index/*"):
+        rows = [tuple(row) for row in json.loads(index.read_bytes()) if row[0] in wanted]
+        if rows:
+            found[index.parent.parent / "packs" / index.name] = rows
+    return found  # type: ignore[return-value]
+
+
+def replicas(kelvin: Installation, model: str) -> list[Any]:
+    """What the control plane says of the model's processes."""
+    return [replica for version in kelvin.model(model)["versions"] for replica in version["replicas"]]
+
+
+def report(kelvin: Installation, model: str) -> RuntimeReport:
+    """What the model's only replica says of itself."""
+    (replica,) = replicas(kelvin, model)
+
+    async def ask() -> RuntimeReport:
+        directory = SocketDirectory(kelvin.data / "run")
+        client = ServiceClient(directory, f"rt-{replica['runtime_id']}.sock", "the replica")
+        try:
+            return await client.call("GET", "/control/state", RuntimeReport, timeout_s=5)
+        finally:
+            await client.close()
+            directory.close()
+
+    return asyncio.run(ask())
+
+
+def bill(kelvin: Installation) -> Any:
+    """This month's report of the default tenant."""
+    month = time.strftime("%Y-%m", time.gmtime())
+    return kelvin.admin.request("GET", f"/admin/v1/billing/report?tenant=default&month={month}")

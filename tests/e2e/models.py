@@ -1,0 +1,80 @@
+"""Small random models of both served families, made in the tests from a seed, and their reference answers."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+WORDS = 61
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, dtype: str = "float32") -> Path:
+    """A decoder of a few hundred kilobytes in Hugging Face layout; one token per word `w0 … w60`."""
+    shape = {
+        "vocab_size": WORDS + 3,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "bos_token_id": 0,
+        "eos_token_id": None,
+        "tie_word_embeddings": family == "qwen2",
+    }
+    config = LlamaConfig(**shape) if family == "llama" else Qwen2Config(**shape)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.3)  # far from ties, so that a wrong bit shows
+    model.save_pretrained(directory)
+    words = {"<s>": 0, "</s>": 1, "<unk>": 2, **{f"▁w{n}": n + 3 for n in range(WORDS)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+                "chat_template": TEMPLATE,
+            }
+        )
+    )
+    return directory
+
+
+def prompt_of(ids: Sequence[int]) -> str:
+    """The text whose tokens are `ids`."""
+    return " ".join(f"w{token - 3}" for token in ids)
+
+
+def text_of(directory: Path, ids: Sequence[int]) -> str:
+    """The text of generated `ids`, by the model's own tokenizer; the end of text (1) is no text."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return str(tokenizer.decode([token for token in ids if token != 1], skip_special_tokens=False)).strip()
+
+
+def greedy(directory: Path, prompt: Sequence[int], count: int) -> list[int]:
+    """What `transformers.generate` continues `prompt` with, greedily."""
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    ids = torch.tensor([list(prompt)])
+    with torch.no_grad():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+    return [int(token) for token in out[0, len(prompt) :]]

@@ -1,0 +1,44 @@
+"""Greedy answers equal `transformers.generate` in float32, alone and in company that comes and goes."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from coldstart_bench.installation import Installation
+from tests.e2e.calls import all_at_once, complete, connect, headers
+from tests.e2e.models import greedy, prompt_of, text_of
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_greedy_equals_generate_alone(kelvin: Installation, request: pytest.FixtureRequest, family: str) -> None:
+    """One request by itself."""
+    directory: Path = request.getfixturevalue(family)
+    answer = complete(kelvin, family, prompt_of([4, 8, 15, 16, 23, 42]), max_tokens=24)
+    assert answer.text.strip() == text_of(directory, greedy(directory, [4, 8, 15, 16, 23, 42], 24))
+    usage = answer.json["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (6, 24, 30)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_greedy_equals_generate_in_company(kelvin: Installation, request: pytest.FixtureRequest, family: str) -> None:
+    """Twelve prompts of many lengths at once, with callers around them that hang up after a few tokens."""
+    directory: Path = request.getfixturevalue(family)
+    rng = random.Random(7)
+    prompts = [[rng.randrange(3, 64) for _ in range(rng.choice((1, 3, 17, 60, 130)))] for _ in range(12)]
+    wanted = [text_of(directory, greedy(directory, prompt, 16)) for prompt in prompts]
+    quitters = [_start_and_quit(kelvin, family, rng.randrange(1, 6)) for _ in range(4)]
+    answers = all_at_once([lambda p=p: complete(kelvin, family, prompt_of(p), max_tokens=16) for p in prompts])
+    assert [answer.text.strip() for answer in answers] == wanted
+    assert quitters
+
+
+def _start_and_quit(kelvin: Installation, model: str, events: int) -> int:
+    """Open a stream, read a few lines, hang up; lines read."""
+    connection = connect(kelvin)
+    body = f'{{"model": "{model}", "prompt": "w1 w2", "max_tokens": 300, "stream": true}}'
+    connection.request("POST", "/v1/completions", body, headers(kelvin))
+    answer = connection.getresponse()
+    read = sum(1 for _ in zip(range(events), answer, strict=False))
+    connection.close()
+    return read

@@ -1,0 +1,83 @@
+"""A replica killed in the middle of an answer: told, replaced, and billed for what was delivered."""
+
+import json
+import os
+import re
+import signal
+
+from coldstart_bench.installation import Installation
+from tests.e2e.calls import complete, connect, headers
+from tests.e2e.inside import bill, replicas, report
+
+
+def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str:
+    """Stream, kill the replica after some events, read to the end; everything that came."""
+    connection = connect(kelvin)
+    body = f'{{"model": "{model}", "prompt": "w1 w2 w3", "max_tokens": 480, "temperature": 0, "stream": true}}'
+    connection.request("POST", "/v1/completions", body, headers(kelvin))
+    seen, lines = 0, []
+    for line in connection.getresponse():
+        lines.append(line.decode())
+        seen += line.startswith(b"data: {")
+        if seen == after_events and line.startswith(b"data: {"):
+            os.kill(replicas(kelvin, model)[0]["pid"], signal.SIGKILL)
+    connection.close()
+    return "".join(lines)
+
+
+def _words(stream: str) -> int:
+    """Tokens in the text of a stream: the tiny models write one word per token."""
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    text = "".join(choice["text"] for event in events for choice in event.get("choices", ()))
+    return len(re.findall(r"w\d+|<s>|</s>|<unk>", text))
+
+
+def test_a_replica_killed_mid_stream_is_a_terminal_error_and_is_billed_for_what_was_delivered(
+    kelvin: Installation,
+) -> None:
+    """The stream ends with an error event, the next request is served, and the bill counts the delivered tokens."""
+    assert complete(kelvin, "llama", "w1", max_tokens=1).status == 200
+    kelvin.wait(lambda: bill(kelvin)["balance"]["balanced"], "the ledger is settled")
+    before = bill(kelvin)
+    raw = _stream_and_kill(kelvin, "llama", 3)
+    assert "event: error" in raw
+    assert '"replica_lost"' in raw
+    assert "[DONE]" not in raw
+    assert complete(kelvin, "llama", "w1 w2", max_tokens=2).status == 200
+
+    def billed() -> bool:
+        now = bill(kelvin)
+        return bool(
+            now["requests"].get("replica_lost", 0) == before["requests"].get("replica_lost", 0) + 1
+            and sum(now["requests"].values()) >= sum(before["requests"].values()) + 2
+        )
+
+    kelvin.wait(billed, "both requests are in the ledger")
+    assert bill(kelvin)["completion_tokens"] == before["completion_tokens"] + _words(raw) + 2
+
+
+def test_nothing_leaks_after_many_hangups(kelvin: Installation) -> None:
+    """After clients that hang up at every point, the replica has no request, all blocks, and no more descriptors."""
+    complete(kelvin, "llama", "w1", max_tokens=1)
+    before = report(kelvin, "llama")
+    for events in (0, 1, 2, 5, 9):
+        for _ in range(4):
+            connection = connect(kelvin)
+            body = '{"model": "llama", "prompt": "w1 w2", "max_tokens": 400, "stream": true}'
+            connection.request("POST", "/v1/completions", body, headers(kelvin))
+            if events:
+                answer = connection.getresponse()
+                for _line in zip(range(events), answer, strict=False):
+                    pass
+            connection.close()
+
+    def quiet() -> bool:
+        now = report(kelvin, "llama")
+        return bool(
+            now.running == 0
+            and now.waiting == 0
+            and now.kv_blocks_free == now.kv_blocks_total
+            and now.open_files <= before.open_files + 2
+        )
+
+    kelvin.wait(quiet, "the replica is as before")

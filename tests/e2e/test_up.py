@@ -1,0 +1,120 @@
+"""`kelvin up` as an operator meets it: one ready line, one per directory, what dies comes back, nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coldstart_bench.installation import Installation, InstallationFailed, free_port, running
+from tests.e2e.calls import complete
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.inside import replicas
+from tests.e2e.models import make_tiny
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory whose path is longer than a socket address holds."""
+    return tmp_path_factory.mktemp("up") / ("long-" * 24) / "data"
+
+
+@pytest.fixture(scope="module")
+def up(place: Path) -> Iterator[Installation]:
+    """An installation that tests may hurt."""
+    with running(place, settings=SETTINGS) as installation:
+        installation.push(make_tiny(place.parent / "model", "llama", seed=3), "m")
+        yield installation
+
+
+def _processes(up: Installation) -> dict[str, psutil.Process]:
+    """The services of the installation that live, by module."""
+    (supervisor,) = [p for p in psutil.Process().children() if str(up.data) in _command(p)]
+    return {_command(p)[2]: p for p in supervisor.children() if len(_command(p)) == 3}
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return []
+
+
+def test_keys_are_private_and_written_once(up: Installation) -> None:
+    """The files are for their owner alone, and the database holds no secret."""
+    for name in ("admin.key", "default.key"):
+        path = up.data / name
+        assert path.stat().st_mode & 0o777 == 0o600
+        secret = path.read_text().strip().encode()
+        for stored in up.data.glob("kelvin.db*"):
+            assert secret not in stored.read_bytes()
+
+
+def test_a_second_up_on_the_same_directory_says_so(up: Installation) -> None:
+    """It exits non-zero, names the directory, and disturbs nothing."""
+    second = subprocess.run(
+        [sys.executable, "-m", "kelvin.main", "up", "--data", str(up.data), "--port", str(free_port())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert "is in use by process" in second.stderr
+    assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
+
+
+@pytest.mark.parametrize("module", ["runtime.zygote", "weightcache", "controlplane", "snapshotter", "activator"])
+def test_a_killed_process_comes_back(up: Installation, module: str) -> None:
+    """Each of them is killed in turn; a cold start works afterwards."""
+    up.wait(lambda: module in _processes(up), f"{module} runs")
+    victim = _processes(up)[module]
+    victim.kill()
+    up.wait(lambda: module in _processes(up) and _processes(up)[module].pid != victim.pid, f"{module} is back")
+
+    def served() -> bool:
+        try:
+            return complete(up, "m", "w1 w2", max_tokens=2).status == 200
+        except OSError:  # the door itself was the victim
+            return False
+
+    up.wait(served, "a request is answered")
+
+
+def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
+    """Its death costs no runtime: the same process answers before and after."""
+    assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
+    before = [replica["runtime_id"] for replica in replicas(up, "m")]
+    assert before
+    _processes(up)["controlplane"].kill()
+    assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
+
+    def adopted() -> bool:
+        try:
+            return [replica["runtime_id"] for replica in replicas(up, "m")] == before
+        except InstallationFailed:  # it is not back yet
+            return False
+
+    up.wait(adopted, "the runtime is adopted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_the_supervisor_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM drains and exits 0; SIGKILL ends every process by the lifeline; the directory is free again."""
+    port = free_port()
+    command = [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **SETTINGS}) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("kelvin is ready: url=https://localhost:")
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert len(family) >= 5
+            process.send_signal(number)
+            assert process.wait(timeout=60) == (0 if number is signal.SIGTERM else -9)
+            _, alive = psutil.wait_procs(family, timeout=20)
+            assert alive == []
+        finally:
+            process.kill()
