@@ -19,7 +19,7 @@ from controlplane.outcomes import Outcomes
 from controlplane.peers import Peers
 from controlplane.registry import Registry
 from controlplane.replicas import ReplicaTable
-from controlplane.scaling.adopt import adopt, survey
+from controlplane.scaling.adopt import Adopter
 from controlplane.scaling.device import Device
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.local import LocalActuator
@@ -70,16 +70,17 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         actuator.listen(autoscaler)
         actuator.listen(outcomes)
 
-        found = await survey(directory)
-        await adopt(fleet, pool, actuator, feed, lambda key: registry.find(key) is not None, found)
+        adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
+        adopted = await adopter.sweep()
         pool.balance()
+        tasks.start(adopter.run(), "adopter")
         tasks.start(autoscaler.run(), "autoscaler")
         tasks.start(_end_with(feed, stop), "end of the feed")
 
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, clock, peers.zygote_answers)
         app = compose(internals, table, outcomes, peers, ledger)
-        log.info("ready", extra={"adopted": len(found), "data": str(settings.data)})
+        log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(app, directory.listen(SOCKET), stop, DRAIN_S)
 
 

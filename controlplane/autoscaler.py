@@ -119,7 +119,7 @@ class Autoscaler:
         """Not again before somebody asks, whatever the reason was."""
         scaled = self._ensure(key)
         scaled.asked_us = None
-        scaled.start_failed(self._now_s())
+        scaled.start_failed(self._now_s(), at_zero=self._actuator.live(key) == 0)
 
     def lost(self, replica: Replica) -> None:
         """Make up for a replica that died; give its slot to whoever waits for one."""

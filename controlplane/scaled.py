@@ -120,11 +120,12 @@ class Scaled:
         """Seconds until a start may be tried, should somebody ask."""
         return max(0.0, self._not_before_s - now)
 
-    def start_failed(self, now: float) -> None:
+    def start_failed(self, now: float, *, at_zero: bool) -> None:
         """Wait for the next poke, and for a second at least."""
         self._needs_poke = True
         self._not_before_s = now + FAILURE_SPACING_S
-        self._turn(Activity.INACTIVE, now)
+        if at_zero:
+            self._turn(Activity.INACTIVE, now)
 
     def process_died(self, now: float, *, served: bool) -> None:
         """A process is dead. The first that died while it served is made up for at once, then one in a second."""

@@ -1,7 +1,8 @@
-"""Take over what an earlier control plane left running: every runtime's socket is asked what it is and has.
+"""Take over processes that are nobody's: what an earlier control plane left, and births that were answered too late.
 
-Runtimes serve on while no control plane is there, so nothing is restarted. A socket nobody listens on is removed; one
-whose process does not answer is ended, because it would hold a device for ever and no request could be routed to it.
+Runtimes serve on while no control plane is there, so nothing is restarted: every socket's owner is asked what it is and
+has. A socket nobody listens on is removed; one whose process does not answer is ended, because it would hold a device
+for ever and no request could be routed to it.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import os
 import signal
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -31,6 +33,7 @@ from service.unix import SocketDirectory
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 3.0
+SWEEP_S: Final = 30.0
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _STATES: Final = {
     RuntimeState.STANDBY: ReplicaState.STANDBY,
@@ -55,9 +58,11 @@ class Found:
     pidfd: int
 
 
-async def survey(directory: SocketDirectory, answer_s: float = ANSWER_S) -> list[Found]:
-    """Ask every runtime socket at once. Dead sockets are gone on return, deaf processes told to end."""
-    names = sorted(path.name for path in directory.path.glob("rt-*.sock"))
+async def survey(
+    directory: SocketDirectory, answer_s: float = ANSWER_S, skip: Callable[[str], bool] = lambda _: False
+) -> list[Found]:
+    """Ask every runtime socket at once, but for ids to `skip`. Dead sockets are removed, deaf processes killed."""
+    names = sorted(path.name for path in directory.path.glob("rt-*.sock") if not skip(path.name[3:-5]))
     found = await asyncio.gather(*(_ask(directory, name, answer_s) for name in names))
     return [each for each in found if each is not None]
 
@@ -97,7 +102,31 @@ def _listener_pid(directory: SocketDirectory, name: str) -> int:
         return int(pid)
 
 
-async def adopt(
+@dataclass(frozen=True, slots=True)
+class Adopter:
+    """Who takes processes in: at the start, and every now and then for what was lost between zygote and fleet."""
+
+    directory: SocketDirectory
+    fleet: Fleet
+    pool: StandbyPool
+    actuator: LocalActuator
+    feed: FeedHub
+    known: Known
+
+    async def sweep(self) -> int:
+        """Adopt whatever the fleet does not know; how many that were."""
+        found = await survey(self.directory, skip=self.fleet.knows)
+        _adopt(self.fleet, self.pool, self.actuator, self.feed, self.known, found)
+        return len(found)
+
+    async def run(self) -> None:
+        """Sweep for ever."""
+        while True:
+            await self.fleet.clock.sleep(SWEEP_S)
+            await self.sweep()
+
+
+def _adopt(
     fleet: Fleet, pool: StandbyPool, actuator: LocalActuator, feed: FeedHub, known: Known, found: list[Found]
 ) -> None:
     """Take each on from where it is. A replica of a version that does not exist is drained."""

@@ -37,6 +37,7 @@ class Fleet:
         self._directory = directory
         self._zygote = zygote
         self._processes: dict[str, Process] = {}
+        self._asked: set[str] = set()  # ids that the zygote was given and did not answer for yet
         self._dead: set[Process] = set()  # whose connections are being closed
         self._mourners: list[Callable[[Replica], None]] = []
 
@@ -53,8 +54,12 @@ class Fleet:
     async def bear(self) -> Process:
         """A new standby, parked. Raises Refused: Unavailable where the zygote or the standby does not come."""
         runtime_id = f"r{secrets.token_hex(6)}"
-        born = await self._zygote.fork(runtime_id, FORK_S)
-        process = self._take_in(Replica(runtime_id, ReplicaState.FORKED, self._now(), born.pid), born.pidfd)
+        self._asked.add(runtime_id)
+        try:
+            born = await self._zygote.fork(runtime_id, FORK_S)
+            process = self._take_in(Replica(runtime_id, ReplicaState.FORKED, self._now(), born.pid), born.pidfd)
+        finally:
+            self._asked.discard(runtime_id)
         limit_us, look_s = self._now() + int(PARK_S * 1e6), _FIRST_LOOK_S
         while not await process.gone(look_s):
             if (self._directory.path / socket_name(runtime_id)).exists() and await is_parked(process):
@@ -66,6 +71,10 @@ class Fleet:
             look_s = min(look_s * 1.5, _LAST_LOOK_S)
         log.error("a standby did not park", extra={"runtime_id": runtime_id, "pid": born.pid})
         raise Refused(Unavailable(PEER))
+
+    def knows(self, runtime_id: str) -> bool:
+        """Whether it is ours, or is being borne for us."""
+        return runtime_id in self._processes or runtime_id in self._asked
 
     def adopt(self, replica: Replica, pidfd: int) -> Process:
         """Take in a process that another control plane had. The pidfd is ours from now on."""

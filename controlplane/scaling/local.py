@@ -155,7 +155,7 @@ class LocalActuator:
         try:
             start = self._table.begin(key, asked_us)
         except NoSlot:
-            self.fail(key, Overloaded("this machine's devices", self._table.slots, 1.0))
+            self.fail(key, Overloaded("this machine", self._table.slots, 1.0))
             return False
         asked = _Asked(start, self._now())
         if (process := self._pool.try_take()) is not None:

@@ -50,6 +50,15 @@ class StandbyPool:
 
     async def take(self, timeout_s: float, *, for_job: bool = False) -> Process:
         """A parked standby, waiting for one to be borne. Raises Refused(Unavailable) after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (process := await self._next(for_job)).is_leaving:
+                    pass  # it died on its way to us
+                return process
+        except TimeoutError:
+            raise Refused(Unavailable(PEER)) from None
+
+    async def _next(self, for_job: bool) -> Process:
         if (process := self.try_take()) is not None:
             self.balance()
             return process
@@ -58,15 +67,12 @@ class StandbyPool:
         queue.append(place)
         self.balance()
         try:
-            async with asyncio.timeout(timeout_s):
-                return await place
-        except (TimeoutError, asyncio.CancelledError) as error:
+            return await place
+        except asyncio.CancelledError:
             if place in queue:
                 queue.remove(place)
             elif not place.cancelled():
                 self.put_back(place.result())  # it came in the moment in which we gave up
-            if isinstance(error, TimeoutError):
-                raise Refused(Unavailable(PEER)) from None
             raise
 
     def put_back(self, process: Process) -> None:
@@ -110,7 +116,8 @@ class StandbyPool:
             process = await self._fleet.bear()
         except Refused as refused:
             self._failed()
-            log.warning("no standby was borne", extra={"why": refused.failure.message, "failures": self._failures})
+            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                log.warning("no standby was borne", extra={"why": refused.failure.message, "failures": self._failures})
         else:
             if self._now() - self._failed_us > FORGIVE_US:
                 self._failures = 0

@@ -15,7 +15,7 @@ from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.jobs import JobDesk
 from controlplane.replicas import Replica, ReplicaTable
-from controlplane.scaling.adopt import adopt, survey
+from controlplane.scaling.adopt import Adopter
 from controlplane.scaling.device import Device
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.local import LocalActuator
@@ -102,6 +102,7 @@ class Local:
     pool: StandbyPool
     actuator: LocalActuator
     jobs: JobDesk
+    adopter: Adopter
     news: News
 
     def apply(self, key: VersionKey, replicas: int) -> int:
@@ -145,9 +146,10 @@ async def local(
         actuator.listen(news)
         try:
             async with tasks:
-                await adopt(fleet, pool, actuator, feed, known, await survey(directory))
+                adopter = Adopter(directory, fleet, pool, actuator, feed, known)
+                await adopter.sweep()
                 pool.balance()
-                yield Local(run, feed, table, fleet, pool, actuator, JobDesk(fleet, pool), news)
+                yield Local(run, feed, table, fleet, pool, actuator, JobDesk(fleet, pool), adopter, news)
         finally:
             await fleet.close()
     assert len(os.listdir("/proc/self/fd")) <= before, "descriptors leak"

@@ -148,6 +148,26 @@ def test_a_dead_runtimes_socket_is_removed(run: Run) -> None:
     asyncio.run(second())
 
 
+def test_a_birth_that_was_answered_too_late_is_found(run: Run) -> None:
+    """The zygote forked, but its answer came after we had given up: the next sweep takes the standby in, once."""
+
+    async def main() -> None:
+        async with local(run) as it:
+            await it.parked()
+            born = await it.fleet._zygote.fork("rlate", 5.0)
+            os.close(born.pidfd)
+            await eventually(lambda: "rlate" in run.sockets())
+            (parked,) = [each.runtime_id for each in it.table]
+            os.kill(it.table[parked].pid, signal.SIGKILL)
+            await eventually(lambda: parked not in it.table)
+            assert await it.adopter.sweep() == 1
+            assert await it.adopter.sweep() == 0
+            assert it.table["rlate"].pid == born.pid
+            it.check_integrity()
+
+    asyncio.run(main())
+
+
 DEAF = """
 import socket, sys, time
 listener = socket.socket(socket.AF_UNIX)

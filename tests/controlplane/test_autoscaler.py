@@ -1,152 +1,12 @@
-"""The loop from reports to replicas, over virtual time: wake, hold, scale out, idle, fail, recover, stop, make room."""
+"""The loop from reports to replicas, over virtual time: wake, hold, scale out, go idle, fail, recover."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 
 import pytest
 
-from contracts.errors import ChunkCorrupt, Failure
-from controlplane.autoscaler import Autoscaler
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
-from controlplane.policy.lifecycle import VersionState
-from controlplane.policy.replica_life import ReplicaState
-from controlplane.replicas import Replica
-from controlplane.tasks import Tasks
-from tests.controlplane.builders import TENANT, digest, key, registration, stats
-from tests.controlplane.virtual_time import VirtualClock
-
-FAST = ScaleSettings(window_s=6.0, grace_s=2.0)
-
-
-class Catalogue:
-    """What the registry answers from memory."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[str, str], Model] = {}
-
-    def add(self, model: str, scale: ScaleSettings, max_streams: int = 64) -> VersionKey:
-        version = Version(registration(model, max_streams=max_streams), 0, VersionState.READY)
-        self.known[TENANT, model] = Model(TENANT, model, 0, scale, {"prod": digest("a")}, (version,))
-        return version.key
-
-    def rescale(self, model: str, scale: ScaleSettings) -> None:
-        self.known[TENANT, model] = replace(self.known[TENANT, model], scale=scale)
-
-    def find(self, which: VersionKey) -> tuple[Model, Version] | None:
-        model = self.known.get((which.tenant, which.model))
-        version = None if model is None else model.version(which.version)
-        return None if model is None or version is None else (model, version)
-
-    def every_model(self) -> tuple[Model, ...]:
-        return tuple(self.known.values())
-
-
-class FakeActuator:
-    """Imitates LocalActuator: a start counts from its acceptance, a slot is held until death, a drain takes time."""
-
-    def __init__(self, slots: int = 8) -> None:
-        self.slots = slots
-        self.starting: dict[VersionKey, int] = {}
-        self.serving: dict[VersionKey, int] = {}
-        self.draining: dict[VersionKey, int] = {}
-        self.starts: list[tuple[VersionKey, int]] = []  # with the time that it was asked for
-        self.refused: list[VersionKey] = []
-        self.listener: Autoscaler | None = None
-
-    def apply(self, which: VersionKey, replicas: int, asked_us: int) -> None:
-        for _ in range(replicas - self.live(which)):
-            if not self.has_room():
-                self.refused.append(which)
-                self._tell().failed(which, Failure())
-                return
-            self.starting[which] = self.starting.get(which, 0) + 1
-            self.starts.append((which, asked_us))
-        for _ in range(self.live(which) - replicas):
-            if self.starting.get(which):
-                self.starting[which] -= 1
-            else:
-                self.serving[which] -= 1
-                self.draining[which] = self.draining.get(which, 0) + 1
-
-    def ready(self, which: VersionKey) -> int:
-        return self.serving.get(which, 0)
-
-    def live(self, which: VersionKey) -> int:
-        return self.ready(which) + self.starting.get(which, 0)
-
-    def present(self, which: VersionKey) -> int:
-        return self.live(which) + self.draining.get(which, 0)
-
-    def in_use(self) -> tuple[VersionKey, ...]:
-        return tuple(each for each in {**self.starting, **self.serving, **self.draining} if self.present(each))
-
-    def has_room(self) -> bool:
-        return sum(self.present(each) for each in self.in_use()) < self.slots
-
-    def leaving(self) -> int:
-        return sum(self.draining.values())
-
-    # -- what the outside does --
-
-    def become_ready(self, which: VersionKey) -> None:
-        self.starting[which] -= 1
-        self.serving[which] = self.serving.get(which, 0) + 1
-        self._tell().ready(Replica("r", ReplicaState.READY, 0, key=which))
-
-    def fail(self, which: VersionKey) -> None:
-        self.starting[which] -= 1
-        self._tell().failed(which, ChunkCorrupt("c", "nvme"))
-
-    def die(self, which: VersionKey) -> None:
-        self.serving[which] -= 1
-        self._tell().lost(Replica("r", ReplicaState.READY, 0, key=which))
-
-    def drained(self, which: VersionKey) -> None:
-        self.draining[which] -= 1
-        self._tell().lost(Replica("r", ReplicaState.ENDING, 0, key=which))
-
-    def _tell(self) -> Autoscaler:
-        assert self.listener is not None
-        return self.listener
-
-
-@dataclass
-class World:
-    """Everything that a scenario touches."""
-
-    catalogue: Catalogue
-    actuator: FakeActuator
-    clock: VirtualClock
-    scaler: Autoscaler
-
-    def report(self, which: VersionKey, concurrency: float = 1.0, requests: int = 1) -> None:
-        self.scaler.observe(stats(which, concurrency, requests))
-
-    async def seconds(self, count: int, which: VersionKey | None = None, concurrency: float = 0.0) -> None:
-        """Let seconds pass, each with a report of `which`."""
-        for _ in range(count):
-            if which is not None:
-                self.report(which, concurrency, requests=0)
-            await self.clock.advance(1.0)
-            self.scaler.check_integrity()
-
-
-@asynccontextmanager
-async def world(slots: int = 8) -> AsyncIterator[World]:
-    catalogue, actuator, clock = Catalogue(), FakeActuator(slots), VirtualClock()
-    async with Tasks() as tasks:
-        scaler = Autoscaler(catalogue, actuator, clock, tasks)
-        actuator.listener = scaler
-        tasks.start(scaler.run(), "autoscaler")
-        await clock.advance(0.5)
-        yield World(catalogue, actuator, clock, scaler)
-
-
-async def woken(w: World, which: VersionKey) -> None:
-    w.report(which)
-    w.actuator.become_ready(which)
+from controlplane.facts import VersionKey
+from tests.controlplane.builders import key
+from tests.controlplane.scaling_world import FAST, replace_scale, woken, world
 
 
 def test_a_poke_is_decided_on_at_once() -> None:
@@ -208,10 +68,6 @@ def test_load_scales_out_to_its_need_and_the_maximum() -> None:
             assert w.actuator.live(capped) == 3
 
     asyncio.run(main())
-
-
-def replace_scale(scale: ScaleSettings, **given: float) -> ScaleSettings:
-    return ScaleSettings(**{name: getattr(scale, name) for name in scale.__struct_fields__} | given)
 
 
 def test_idle_goes_to_zero_after_window_and_grace_and_not_before() -> None:
@@ -331,100 +187,6 @@ def test_deaths_in_a_row_are_made_up_for_once_a_second() -> None:
                     w.actuator.die(which)
                 await w.clock.advance(0.1)
             assert 8 <= len(w.actuator.starts) - began <= 13
-
-    asyncio.run(main())
-
-
-def test_stop_means_zero_now_and_a_new_request_wakes() -> None:
-    """What was under way may finish without waking anything; an announcement of a new request wakes at once."""
-
-    async def main() -> None:
-        async with world() as w:
-            which = w.catalogue.add("m", replace_scale(FAST, min=1))
-            await w.seconds(3)
-            w.actuator.become_ready(which)
-            w.report(which, 3.0, 3)
-            w.scaler.stop((which,))
-            assert w.actuator.live(which) == 0
-            w.report(which, 2.7, 2)  # of the second in which it was stopped
-            assert w.actuator.live(which) == 0
-            w.actuator.drained(which)
-            await w.clock.advance(0.1)
-            w.report(which, 1.0, 1)
-            assert w.actuator.live(which) == 1
-
-    asyncio.run(main())
-
-
-def test_streams_that_finish_after_a_stop_wake_nothing() -> None:
-    """A minute of reports of streams that began before the stop: the version stays at zero."""
-
-    async def main() -> None:
-        async with world() as w:
-            which = w.catalogue.add("m", FAST)
-            await woken(w, which)
-            await w.seconds(5, which, 2.0)
-            w.scaler.stop((which,))
-            await w.seconds(60, which, 2.0)
-            assert w.actuator.live(which) == 0
-            w.actuator.drained(which)
-            w.report(which, 0.4, 0)  # the rest of the last second
-            await w.seconds(30)
-            assert w.actuator.live(which) == 0
-
-    asyncio.run(main())
-
-
-def test_a_caller_who_came_unannounced_after_a_stop_is_served_in_the_end() -> None:
-    """A report that may be old is doubted, not lost: the next one wakes."""
-
-    async def main() -> None:
-        async with world() as w:
-            which = w.catalogue.add("m", FAST)
-            await woken(w, which)
-            w.scaler.stop((which,))
-            w.report(which, 0.7, 2)
-            assert w.actuator.live(which) == 0
-            await w.seconds(3, which, 1.0)
-            assert w.actuator.live(which) == 1
-
-    asyncio.run(main())
-
-
-def test_a_full_machine_sends_the_longest_idle_version_away() -> None:
-    """Two slots, two idle versions, a third is asked for: the longest idle makes room, and is not asked back."""
-
-    async def main() -> None:
-        async with world(slots=2) as w:
-            first, second, third = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in "abc")
-            await woken(w, first)
-            await w.seconds(2)
-            await woken(w, second)
-            await w.seconds(5)
-            asked_us = w.clock.monotonic_us()
-            w.report(third)
-            await w.seconds(3, third, 1.0)
-            assert (w.actuator.live(first), w.actuator.live(second)) == (0, 1)
-            assert w.actuator.live(third) == 0, "the slot is held until the process is dead"
-            w.actuator.drained(first)
-            assert w.actuator.starts[2:] == [(third, asked_us)]
-            await w.seconds(20, third, 1.0)
-            assert w.actuator.refused == []
-            assert w.actuator.live(first) == 0
-
-    asyncio.run(main())
-
-
-def test_a_full_machine_of_busy_versions_says_so() -> None:
-    """Nobody busy is sent away; the caller is refused at once and may come again."""
-
-    async def main() -> None:
-        async with world(slots=1) as w:
-            busy, other = w.catalogue.add("a", FAST), w.catalogue.add("b", FAST)
-            await woken(w, busy)
-            w.report(other)
-            assert w.actuator.refused == [other]
-            assert w.actuator.live(busy) == 1
 
     asyncio.run(main())
 

@@ -1,0 +1,147 @@
+"""An autoscaler over virtual time with a fake actuator: the world in which its scenarios play."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from contracts.errors import ChunkCorrupt, Failure
+from controlplane.autoscaler import Autoscaler
+from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.policy.lifecycle import VersionState
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.replicas import Replica
+from controlplane.tasks import Tasks
+from tests.controlplane.builders import TENANT, digest, registration, stats
+from tests.controlplane.virtual_time import VirtualClock
+
+FAST = ScaleSettings(window_s=6.0, grace_s=2.0)
+
+
+class Catalogue:
+    """What the registry answers from memory."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], Model] = {}
+
+    def add(self, model: str, scale: ScaleSettings, max_streams: int = 64) -> VersionKey:
+        version = Version(registration(model, max_streams=max_streams), 0, VersionState.READY)
+        self.known[TENANT, model] = Model(TENANT, model, 0, scale, {"prod": digest("a")}, (version,))
+        return version.key
+
+    def find(self, which: VersionKey) -> tuple[Model, Version] | None:
+        model = self.known.get((which.tenant, which.model))
+        version = None if model is None else model.version(which.version)
+        return None if model is None or version is None else (model, version)
+
+    def every_model(self) -> tuple[Model, ...]:
+        return tuple(self.known.values())
+
+
+class FakeActuator:
+    """Imitates LocalActuator: a start counts from its acceptance, a slot is held until death, a drain takes time."""
+
+    def __init__(self, slots: int = 8) -> None:
+        self.slots = slots
+        self.starting: dict[VersionKey, int] = {}
+        self.serving: dict[VersionKey, int] = {}
+        self.draining: dict[VersionKey, int] = {}
+        self.starts: list[tuple[VersionKey, int]] = []  # with the time that it was asked for
+        self.refused: list[VersionKey] = []
+        self.listener: Autoscaler | None = None
+
+    def apply(self, which: VersionKey, replicas: int, asked_us: int) -> None:
+        for _ in range(replicas - self.live(which)):
+            if not self.has_room():
+                self.refused.append(which)
+                self._tell().failed(which, Failure())
+                return
+            self.starting[which] = self.starting.get(which, 0) + 1
+            self.starts.append((which, asked_us))
+        for _ in range(self.live(which) - replicas):
+            if self.starting.get(which):
+                self.starting[which] -= 1
+            else:
+                self.serving[which] -= 1
+                self.draining[which] = self.draining.get(which, 0) + 1
+
+    def ready(self, which: VersionKey) -> int:
+        return self.serving.get(which, 0)
+
+    def live(self, which: VersionKey) -> int:
+        return self.ready(which) + self.starting.get(which, 0)
+
+    def present(self, which: VersionKey) -> int:
+        return self.live(which) + self.draining.get(which, 0)
+
+    def in_use(self) -> tuple[VersionKey, ...]:
+        return tuple(each for each in {**self.starting, **self.serving, **self.draining} if self.present(each))
+
+    def has_room(self) -> bool:
+        return sum(self.present(each) for each in self.in_use()) < self.slots
+
+    def leaving(self) -> int:
+        return sum(self.draining.values())
+
+    # -- what the outside does --
+
+    def become_ready(self, which: VersionKey) -> None:
+        self.starting[which] -= 1
+        self.serving[which] = self.serving.get(which, 0) + 1
+        self._tell().ready(Replica("r", ReplicaState.READY, 0, key=which))
+
+    def fail(self, which: VersionKey) -> None:
+        self.starting[which] -= 1
+        self._tell().failed(which, ChunkCorrupt("c", "nvme"))
+
+    def die(self, which: VersionKey) -> None:
+        self.serving[which] -= 1
+        self._tell().lost(Replica("r", ReplicaState.READY, 0, key=which))
+
+    def drained(self, which: VersionKey) -> None:
+        self.draining[which] -= 1
+        self._tell().lost(Replica("r", ReplicaState.ENDING, 0, key=which))
+
+    def _tell(self) -> Autoscaler:
+        assert self.listener is not None
+        return self.listener
+
+
+@dataclass
+class World:
+    """Everything that a scenario touches."""
+
+    catalogue: Catalogue
+    actuator: FakeActuator
+    clock: VirtualClock
+    scaler: Autoscaler
+
+    def report(self, which: VersionKey, concurrency: float = 1.0, requests: int = 1) -> None:
+        self.scaler.observe(stats(which, concurrency, requests))
+
+    async def seconds(self, count: int, which: VersionKey | None = None, concurrency: float = 0.0) -> None:
+        """Let seconds pass, each with a report of `which`."""
+        for _ in range(count):
+            if which is not None:
+                self.report(which, concurrency, requests=0)
+            await self.clock.advance(1.0)
+            self.scaler.check_integrity()
+
+
+@asynccontextmanager
+async def world(slots: int = 8) -> AsyncIterator[World]:
+    catalogue, actuator, clock = Catalogue(), FakeActuator(slots), VirtualClock()
+    async with Tasks() as tasks:
+        scaler = Autoscaler(catalogue, actuator, clock, tasks)
+        actuator.listener = scaler
+        tasks.start(scaler.run(), "autoscaler")
+        await clock.advance(0.5)
+        yield World(catalogue, actuator, clock, scaler)
+
+
+async def woken(w: World, which: VersionKey) -> None:
+    w.report(which)
+    w.actuator.become_ready(which)
+
+
+def replace_scale(scale: ScaleSettings, **given: float) -> ScaleSettings:
+    return ScaleSettings(**{name: getattr(scale, name) for name in scale.__struct_fields__} | given)

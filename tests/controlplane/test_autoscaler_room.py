@@ -1,0 +1,99 @@
+"""Versions that are sent away: stopped by an operator, or to make room on a full machine. What wakes them, what not."""
+
+import asyncio
+
+from tests.controlplane.scaling_world import FAST, replace_scale, woken, world
+
+
+def test_stop_means_zero_now_and_a_new_request_wakes() -> None:
+    """What was under way may finish without waking anything; an announcement of a new request wakes at once."""
+
+    async def main() -> None:
+        async with world() as w:
+            which = w.catalogue.add("m", replace_scale(FAST, min=1))
+            await w.seconds(3)
+            w.actuator.become_ready(which)
+            w.report(which, 3.0, 3)
+            w.scaler.stop((which,))
+            assert w.actuator.live(which) == 0
+            w.report(which, 2.7, 2)  # of the second in which it was stopped
+            assert w.actuator.live(which) == 0
+            w.actuator.drained(which)
+            await w.clock.advance(0.1)
+            w.report(which, 1.0, 1)
+            assert w.actuator.live(which) == 1
+
+    asyncio.run(main())
+
+
+def test_streams_that_finish_after_a_stop_wake_nothing() -> None:
+    """A minute of reports of streams that began before the stop: the version stays at zero."""
+
+    async def main() -> None:
+        async with world() as w:
+            which = w.catalogue.add("m", FAST)
+            await woken(w, which)
+            await w.seconds(5, which, 2.0)
+            w.scaler.stop((which,))
+            await w.seconds(60, which, 2.0)
+            assert w.actuator.live(which) == 0
+            w.actuator.drained(which)
+            w.report(which, 0.4, 0)  # the rest of the last second
+            await w.seconds(30)
+            assert w.actuator.live(which) == 0
+
+    asyncio.run(main())
+
+
+def test_a_caller_who_came_unannounced_after_a_stop_is_served_in_the_end() -> None:
+    """A report that may be old is doubted, not lost: the next one wakes."""
+
+    async def main() -> None:
+        async with world() as w:
+            which = w.catalogue.add("m", FAST)
+            await woken(w, which)
+            w.scaler.stop((which,))
+            w.report(which, 0.7, 2)
+            assert w.actuator.live(which) == 0
+            await w.seconds(3, which, 1.0)
+            assert w.actuator.live(which) == 1
+
+    asyncio.run(main())
+
+
+def test_a_full_machine_sends_the_longest_idle_version_away() -> None:
+    """Two slots, two idle versions, a third is asked for: the longest idle makes room, and is not asked back."""
+
+    async def main() -> None:
+        async with world(slots=2) as w:
+            first, second, third = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in "abc")
+            await woken(w, first)
+            await w.seconds(2)
+            await woken(w, second)
+            await w.seconds(5)
+            asked_us = w.clock.monotonic_us()
+            w.report(third)
+            await w.seconds(3, third, 1.0)
+            assert (w.actuator.live(first), w.actuator.live(second)) == (0, 1)
+            assert w.actuator.live(third) == 0, "the slot is held until the process is dead"
+            w.actuator.drained(first)
+            assert w.actuator.starts[2:] == [(third, asked_us)]
+            await w.seconds(20, third, 1.0)
+            assert w.actuator.refused == []
+            assert w.actuator.live(first) == 0
+
+    asyncio.run(main())
+
+
+def test_a_full_machine_of_busy_versions_says_so() -> None:
+    """Nobody busy is sent away; the caller is refused at once and may come again."""
+
+    async def main() -> None:
+        async with world(slots=1) as w:
+            busy, other = w.catalogue.add("a", FAST), w.catalogue.add("b", FAST)
+            await woken(w, busy)
+            w.report(other)
+            assert w.actuator.refused == [other]
+            assert w.actuator.live(busy) == 1
+
+    asyncio.run(main())
