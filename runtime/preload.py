@@ -20,6 +20,8 @@ _LATE: Final = (
     "uvicorn.protocols.http.auto",
     "uvicorn.protocols.http.httptools_impl",
 )
+# Uses what templates use, escapes in texts among it: they need a codec.
+_TEMPLATE: Final = "{% for message in messages %}{{ message.role + '\\n' }}{% endfor %}"
 
 
 def load() -> FastAPI:
@@ -27,5 +29,5 @@ def load() -> FastAPI:
     torch.set_num_threads(1)  # before any operation could make a pool
     for name in _LATE:
         importlib.import_module(name)
-    ChatTemplate("{% for message in messages %}{{ message.role }}{% endfor %}", {}).render([])  # jinja2's own caches
+    ChatTemplate(_TEMPLATE, {}).render([])  # fills jinja2's own caches
     return build_control_app()

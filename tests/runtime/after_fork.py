@@ -1,0 +1,61 @@
+"""`python -m tests.runtime.after_fork VERSION`: what a child of a zygote imports from its birth to its first answer.
+
+Prints a JSON object. The client lives in the same process, so that all of the process is looked at.
+"""
+
+import asyncio
+import json
+import os
+import sys
+
+
+def main() -> None:
+    """Import as the zygote does, fork as it does, and be a whole runtime as `standby.live` makes one."""
+    from runtime.settings import from_environment
+
+    settings = from_environment()
+    from runtime import preload
+
+    control = preload.load()
+    from runtime import app, standby
+    from runtime.forking import count_threads, fork_orphan
+    from runtime.metering import create_meter_page
+    from service.log import configure_logging
+    from service.run import run_service
+    from service.unix import SocketDirectory
+    from tests.runtime.in_process import use
+
+    threads = count_threads()
+    reader, writer = os.pipe()
+    if fork_orphan() is not None:
+        os.close(writer)
+        with os.fdopen(reader, "rb") as report:
+            sys.stdout.buffer.write(report.read())
+        return
+    before = set(sys.modules)
+    standby.become_independent(keep=(writer,))
+    configure_logging("runtime-after-fork")
+    directory = SocketDirectory(settings.run)
+    listener = directory.listen("rt-after-fork.sock")
+    meter = create_meter_page(settings.meters, "after-fork")
+
+    async def life(stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(app.serve("after-fork", settings, directory, listener, meter, control, stop))
+            await use(directory, "rt-after-fork.sock", sys.argv[1])
+            stop.set()
+
+    run_service(life, None)
+    maps = open("/proc/self/maps").read()  # noqa: SIM115
+    facts = {
+        "threads": threads,
+        "imported": sorted(set(sys.modules) - before),
+        "cuda": "libcuda" in maps,
+        "modules": len(before),
+    }
+    os.write(writer, json.dumps(facts).encode())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

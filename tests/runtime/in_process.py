@@ -1,0 +1,32 @@
+"""Use a runtime as control plane and activator do: all routes once."""
+
+import json
+
+from contracts.control import Bind, Bound, RuntimeReport
+from contracts.frames import FrameDecoder, FrameKind
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+
+DEADLINE_S = 60.0
+
+
+async def use(directory: SocketDirectory, name: str, version: str) -> None:
+    """State, bind, a chat, a stream that is cut, a drain."""
+    client = ServiceClient(directory, name, "the runtime")
+    try:
+        await client.call("GET", "/control/state", RuntimeReport, timeout_s=DEADLINE_S)
+        bind = Bind(tenant="acme", model="m", version=version, device_class="cpu-1", threads=1, kv_bytes=4 << 20)
+        await client.call("POST", "/control/bind", Bound, body=bind, timeout_s=DEADLINE_S)
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stop": "x", "temperature": 0.7}
+        for number, body in enumerate((chat, chat | {"stream": True, "top_k": 5, "top_p": 0.9, "seed": 1})):
+            headers = {"x-kelvin-request-id": f"r{number}"}
+            path = "http://rt/v1/chat/completions"
+            async with client.session.post(path, data=json.dumps(body), headers=headers) as answer:
+                frames = FrameDecoder().feed(await answer.read())
+                assert frames[-1].kind is FrameKind.END
+        async with client.session.post("http://rt/v1/completions", data=b"{}") as refused:
+            assert refused.status == 400
+        async with client.session.delete("http://rt/v1/requests/r1") as deleted:
+            assert deleted.status == 204
+    finally:
+        await client.close()
