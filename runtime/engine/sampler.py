@@ -66,8 +66,7 @@ def _sample(logits: torch.Tensor, cut: _Cut, width: int, choices: Sequence[Choic
     whole = values if cut == "top_k" else scaled
     weights = (values - whole.logsumexp(-1, keepdim=True)).exp()
     before = weights.cumsum(-1) - weights
-    kept = torch.where(before < top_p[:, None], weights, 0.0)
-    kept[:, 0] = weights[:, 0]  # however small top_p is
+    kept = torch.where(before < top_p[:, None], weights, 0.0)  # the first always: nothing is before it
     tokens: list[int] = ids.gather(1, _invert(kept, draw)[:, None])[:, 0].tolist()
     if cut == "nucleus" and width < logits.shape[-1]:
         for row, short in enumerate((weights.sum(-1) < top_p).tolist()):
@@ -79,7 +78,6 @@ def _sample(logits: torch.Tensor, cut: _Cut, width: int, choices: Sequence[Choic
 def _invert(weights: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
     """Index at which the cumulative weight passes `draw` of the total; never one of weight 0. [rows]"""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1]
-    # A draw just below 1 may round up to the total, which nothing passes.
-    sought = torch.minimum(draw * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, sought[:, None], right=True)[:, 0]
+    # At most 1 - 2**-53 of the total, so something always passes it.
+    sought = draw[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, sought, right=True)[:, 0]

@@ -240,6 +240,27 @@ def test_cancel_before_it_began() -> None:
     assert heard.events[-1] == Cancelled("b", Counts())
 
 
+def test_a_late_cancel_spares_the_next_of_that_id() -> None:
+    """A cancellation that lost its race dies with its request: another of the same id is not touched by it."""
+    machine = ScriptedEngine()
+    machine.gate.clear()
+    with running(machine) as (thread, heard):
+        on_events = heard.on_events
+
+        def resubmit(events: list[Event]) -> None:
+            if not heard.events:
+                thread.submit(greedy("a", [1], 3))
+            on_events(events)
+
+        thread._on_events = resubmit
+        thread.submit(greedy("a", [1], 1))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.cancel("a")
+        machine.gate.set()
+        heard.wait_for_ends(2)
+    assert [type(event) for event in heard.events if not isinstance(event, Generated)] == [Finished, Finished]
+
+
 def test_busy_spells_enclose_the_work() -> None:
     """True before the first event of a spell, False after its last."""
     with running(ScriptedEngine()) as (thread, heard):
