@@ -38,7 +38,10 @@ def filled(window: LinearWindow, *values: float, start: float = T0, every: float
         pytest.param((1, 2, 3, 4, 5), 9, 0.0, id="a whole silent window is zero"),
         pytest.param((1, 2, 3, 4, 5), 10, 0.0, id="more than a silent window is zero"),
         pytest.param((1, 2, 3, 4, 5, 6), 5, 4.0, id="the sixth second replaces the first"),
+        pytest.param((1, 2, 3, 4, 5), 6.9, (15 - 1 - 2) / 3, id="a second that has begun counts from its end on"),
+        pytest.param((1, 2, 3, 4, 5), 8.9, 5.0, id="also at the end of the window"),
         pytest.param((1, 1, 2), 2, 1.333333, id="rounded to six digits"),
+        pytest.param((2**-7,), 0, 0.007813, id="halves are rounded away from zero"),
     ],
 )
 def test_linear_average(values: tuple[float, ...], after_s: float, want: float) -> None:
@@ -97,10 +100,31 @@ def test_coarse_buckets() -> None:
     assert window.average(start + 9) == round((4 + 5 + 6 + 7 + 42) / 3, 6)
 
 
+def test_silence_in_coarse_buckets() -> None:
+    """Silence is measured in seconds, not in buckets."""
+    start = 999_999.0
+    linear, weighted = LinearWindow(9, bucket_s=3), WeightedWindow(9, bucket_s=3)
+    for window in (linear, weighted):
+        window.record(start, 6)
+        window.record(start + 3, 3)
+    assert linear.average(start + 3.9) == 4.5
+    assert linear.average(start + 6) == 4.5
+    assert linear.average(start + 9) == 3
+    assert linear.average(start + 11.9) == 3
+    assert linear.average(start + 12) == 0
+    c = smoothing_coefficient(3)
+    assert weighted.average(start + 8.9) == pytest.approx((3 * c + 6 * c * (1 - c)) * (1 - c))
+    assert not linear.is_empty(start + 12)
+    assert linear.is_empty(start + 15)
+    linear.record(start + 12, 7)
+    assert linear.average(start + 12) == 7, "a whole silent window resets"
+
+
 @pytest.mark.parametrize(
     ("after_s", "want"),
     [
         pytest.param(4, False, id="just written"),
+        pytest.param(9.9, False, id="within the last second of the window"),
         pytest.param(9, False, id="exactly a window ago is not empty yet"),
         pytest.param(10, True, id="longer than a window ago"),
     ],
