@@ -1,5 +1,6 @@
 """`python -m activator`: one process, one event loop."""
 
+import resource
 import sys
 from functools import partial
 
@@ -18,6 +19,8 @@ def main() -> int:
         sys.stderr.write(f"{bad}\n")
         return 2
     configure_logging("activator")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the bound on connections is a setting of ours
     run_service(partial(run, settings), settings.lifeline_fd)
     return 0
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,16 +13,17 @@ from activator.answer import Answer, internal
 from activator.authenticate import authenticate
 from activator.exchange import ClientGone, Exchange, now_us
 from activator.keys import VersionKey
+from activator.line import Replica
 from activator.policy.traffic import ModelEntry, resolve, which_model
 from activator.proxy import Declined, Lost, Told, Upstream, Upstreams
 from activator.reporter import Reporter
 from activator.routes import Complete
 from activator.settings import RequestLimits
 from activator.table import Table
-from activator.throttler import Replica, Throttler
+from activator.throttler import Throttler
 from activator.usage import Account, Usage
 from activator.wake import Waker
-from contracts.control import Scope
+from contracts.control import Principal, Scope
 from contracts.deadline import Deadline
 from contracts.errors import (
     BodyTooLarge,
@@ -31,6 +33,7 @@ from contracts.errors import (
     Internal,
     InvalidRequest,
     ModelNotFound,
+    Overloaded,
     Refused,
     ReplicaLost,
     Unavailable,
@@ -87,10 +90,16 @@ class Completions:
         self._upstreams = upstreams
         self._usage = usage
         self._limits = limits
+        self._bodies = 0  # bytes, of all requests inside
 
     async def serve(self, exchange: Exchange, asked: Complete) -> None:
         """Answer it. Raises Refused for what names no model of the caller's: such a request leaves no record."""
-        call = await self._open(exchange, asked)
+        principal = authenticate(self._table, exchange.header(b"authorization"), Scope.INFER)
+        with self._room(exchange.body_bound(self._limits.body_bytes)):
+            await self._serve(await self._open(exchange, asked, principal))
+
+    async def _serve(self, call: _Call) -> None:
+        exchange = call.exchange
         answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage)
         try:
             with exchange.leaving_ends():
@@ -110,9 +119,20 @@ class Completions:
         except Exception as error:
             await answer.fail(internal(error, exchange.request_id))
 
-    async def _open(self, exchange: Exchange, asked: Complete) -> _Call:
-        """Who asks, for which of their models, until when."""
-        principal = authenticate(self._table, exchange.header(b"authorization"), Scope.INFER)
+    @contextmanager
+    def _room(self, nbytes: int) -> Iterator[None]:
+        """Bytes of a body, taken before it is read and given back when its request has ended."""
+        limit = self._limits.body_bytes_in_all
+        if self._bodies + nbytes > limit:
+            raise Refused(Overloaded("the room for request bodies", limit, 1.0))
+        self._bodies += nbytes
+        try:
+            yield
+        finally:
+            self._bodies -= nbytes
+
+    async def _open(self, exchange: Exchange, asked: Complete, principal: Principal) -> _Call:
+        """For which of the caller's models, until when."""
         body = await exchange.read_body(self._limits.body_bytes, self._limits.body_s)
         wanted = decode(body, _Routing)
         reference = which_model(asked.target.model, wanted.model)

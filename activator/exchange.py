@@ -127,6 +127,12 @@ class Exchange:
         body: bytes = message.get("body", b"")
         return body
 
+    def body_bound(self, limit_bytes: int) -> int:
+        """The most that the body can take: its length where that is told. Raises as `check_length`."""
+        self.check_length(limit_bytes)
+        length = self.header(b"content-length")
+        return (limit_bytes if self._more else 0) if length is None else int(length)
+
     @property
     def has_more(self) -> bool:
         """Whether a part of the request's body has not been read."""

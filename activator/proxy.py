@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from activator.errands import Errands
-from activator.throttler import Replica
+from activator.line import Replica
 from contracts.errors import Failure, Internal, RemoteFailure, ReplicaLost
 from contracts.frames import Frame, FrameDecoder, FrameKind
 from service.unix import SocketDirectory

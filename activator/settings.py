@@ -29,6 +29,7 @@ class RequestLimits:
     """What one request may cost: bytes of its body, seconds of its parts, and how many run at once."""
 
     body_bytes: int
+    body_bytes_in_all: int  # of all requests inside
     upload_bytes: int  # of /admin and /push, streamed through
     body_s: float
     deadline_s: float
@@ -81,6 +82,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         ),
         request=RequestLimits(
             body_bytes=settings.integer(env, "KELVIN_BODY_BYTES", 8 * MIB, low=1024),
+            body_bytes_in_all=settings.integer(env, "KELVIN_BODY_BYTES_IN_ALL", 512 * MIB, low=1024),
             upload_bytes=settings.integer(env, "KELVIN_UPLOAD_BYTES", 512 * MIB, low=1024),
             body_s=settings.number(env, "KELVIN_BODY_S", 30.0, low=0.05, high=3600),
             deadline_s=settings.number(env, "KELVIN_DEADLINE_S", 600.0, low=0.1, high=86400),

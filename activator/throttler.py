@@ -8,10 +8,10 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from activator.keys import VersionKey
+from activator.line import Line, Replica, Waiter, next_waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
 from activator.policy.balance import Occupancy, less_loaded
 from activator.policy.queue import Fifo, Load
@@ -38,49 +38,6 @@ class Waking(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class Replica:
-    """A replica as the door sees it. Monotonic: `appeared_us`: its row came; `poked_us`: it was asked for."""
-
-    row: ReplicaRow
-    appeared_us: int
-    poked_us: int | None
-    running: int = 0
-    suspect: bool = False  # a connection to it broke a moment ago
-    gone: bool = False
-
-    @property
-    def free(self) -> int:
-        """Requests that it may take now."""
-        return 0 if self.is_closed else max(0, self.row.max_streams - self.running)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it takes no new requests, busy or not."""
-        return self.gone or self.suspect or self.row.draining
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    granted: "asyncio.Future[Replica]"
-
-
-@dataclass(slots=True)
-class _Line:
-    """One version: its replicas and who waits for them."""
-
-    waiting: Fifo[_Waiter]
-    replicas: dict[str, Replica] = field(default_factory=dict)
-
-    @property
-    def free(self) -> int:
-        return sum(replica.free for replica in self.replicas.values())
-
-    @property
-    def is_asleep(self) -> bool:
-        return all(replica.is_closed for replica in self.replicas.values())
-
-
 class Throttler:
     """Slots of all versions. `clock` is monotonic seconds."""
 
@@ -96,7 +53,7 @@ class Throttler:
         self._waking = waking
         self._clock = clock
         self._draw = draw
-        self._lines: dict[VersionKey, _Line] = {}
+        self._lines: dict[VersionKey, Line] = {}
         self._where: dict[str, VersionKey] = {}  # runtime_id -> its line
         self.load = Load()
 
@@ -155,7 +112,7 @@ class Throttler:
         """`slot` without its end: whoever calls this calls `release`."""
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line(Fifo(self.load))
+            line = self._lines[key] = Line(Fifo(self.load))
         now = self._clock()
         free = line.free
         facts = AdmissionFacts(free, nbytes, line.waiting.own, self.load, self._limits, deadline)
@@ -190,8 +147,8 @@ class Throttler:
         assert total == self.load.entries
         assert len(self._where) == sum(len(line.replicas) for line in self._lines.values())
 
-    async def _wait(self, key: VersionKey, line: _Line, nbytes: int, until_s: float, began_s: float) -> Replica:
-        waiter = _Waiter(asyncio.get_running_loop().create_future())
+    async def _wait(self, key: VersionKey, line: Line, nbytes: int, until_s: float, began_s: float) -> Replica:
+        waiter = Waiter(asyncio.get_running_loop().create_future())
         line.waiting.put(waiter, nbytes)
         if line.is_asleep:
             self._waking.ensure(key)
@@ -205,7 +162,7 @@ class Throttler:
                 raise Refused(DeadlineExceeded(self._clock() - began_s, stage)) from None
             raise
 
-    def _leave(self, key: VersionKey, line: _Line, waiter: _Waiter) -> None:
+    def _leave(self, key: VersionKey, line: Line, waiter: Waiter) -> None:
         """A waiter that ends without its slot: out of the line, or the slot that it was just given back."""
         granted = waiter.granted
         if line.waiting.discard(waiter):
@@ -216,7 +173,7 @@ class Throttler:
             self._waking.rest(key)
         self._tidy(key, line)
 
-    def _take(self, line: _Line) -> Replica:
+    def _take(self, line: Line) -> Replica:
         """A free slot of the less loaded of two replicas drawn among the free."""
         free = [replica for replica in line.replicas.values() if replica.free]
         chosen = free[0]
@@ -232,14 +189,14 @@ class Throttler:
         chosen.running += 1
         return chosen
 
-    def _grant(self, key: VersionKey, line: _Line) -> None:
+    def _grant(self, key: VersionKey, line: Line) -> None:
         free = line.free
-        while free and (waiter := _next(line)) is not None:
+        while free and (waiter := next_waiter(line)) is not None:
             waiter.granted.set_result(self._take(line))
             free -= 1
         self._tidy(key, line)
 
-    def _tidy(self, key: VersionKey, line: _Line) -> None:
+    def _tidy(self, key: VersionKey, line: Line) -> None:
         if not line.replicas and not len(line.waiting) and self._lines.get(key) is line:
             del self._lines[key]  # whoever leaves late may hold an older line of the same version
 
@@ -248,7 +205,7 @@ class Throttler:
             key = VersionKey(row.tenant, row.model, row.version)
             if self._where.get(row.runtime_id, key) != key:
                 self._remove(row.runtime_id)
-            line = self._lines.setdefault(key, _Line(Fifo(self.load)))
+            line = self._lines.setdefault(key, Line(Fifo(self.load)))
             known = line.replicas.get(row.runtime_id)
             if known is None:
                 line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waking.poked_us(key))
@@ -280,7 +237,7 @@ class Throttler:
             if (key.tenant, key.version) != (failed.tenant, failed.version) or not line.is_asleep:
                 continue
             self._waking.rest(key)
-            while (waiter := _next(line)) is not None:
+            while (waiter := next_waiter(line)) is not None:
                 waiter.granted.set_exception(Refused(failure))
             self._tidy(key, line)
 
@@ -291,15 +248,6 @@ class Throttler:
             self._grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
-
-
-def _next(line: _Line) -> _Waiter | None:
-    """The first who still waits. A task's cancellation ends its future at once, and leaves the line a moment later."""
-    while len(line.waiting):
-        waiter = line.waiting.take()
-        if not waiter.granted.done():
-            return waiter
-    return None
 
 
 class Slot:

@@ -223,6 +223,31 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_heads_alone_and_invitations_are_sent(tmp_path: Path) -> None:
+    """HEAD is answered without a body; `Expect: 100-continue` is invited before the body, and not by a bad key."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a")
+            reader, writer = await here.raw()
+            writer.write(b"HEAD /v1/models HTTP/1.1\r\n" + HOST + b"\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 405")
+            raw = http(b'{"model":"m","prompt":"x"}', "/v1/completions", extra="Expect: 100-continue\r\n")
+            head, _, body = raw.partition(b"\r\n\r\n")
+            writer.write(head + b"\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            writer.transport.abort()
+            reader, writer = await here.raw()
+            writer.write(head.replace(b"Bearer kv-", b"Bearer no-") + b"\r\n\r\n")
+            refused = await reader.read()
+            assert refused.startswith(b"HTTP/1.1 401")
+            writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
 def test_plain_http_is_not_spoken(tmp_path: Path) -> None:
     """A client without TLS gets nothing, and the door stays open for others."""
 

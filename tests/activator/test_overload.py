@@ -39,6 +39,26 @@ def test_a_full_queue_sheds_with_retry_after(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_bodies_have_room_in_all(tmp_path: Path) -> None:
+    """A body that would not fit beside the others is refused before it is read; alone it fits."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, body_bytes_in_all=60_000) as here:
+            replica = await here.replica("a", _silent)
+            large = json.dumps(CHAT | {"pad": "x" * 40_000}).encode()
+            first = asyncio.create_task(here.post(body=large))
+            await replica.until(lambda r: len(r.calls) == 1)
+            got = await here.post(body=large)
+            assert (got.status, got.code) == (503, "overloaded")
+            first.cancel()
+            await replica.until(lambda r: len(r.deleted) == 1)
+            await here.control.until_records(1)
+            replica.script = hello
+            assert (await here.post(body=large)).status == 200
+
+    asyncio.run(scenario())
+
+
 def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> None:
     """The client's own deadline, while nothing was committed: its true status, and what it waited for."""
 
@@ -109,6 +129,10 @@ def test_records_outlive_a_killed_activator(tmp_path: Path) -> None:
             request_id = got.headers["x-request-id"]
             found = [path for path in (here.data / "spool").rglob("*") if path.is_file()]
             assert any(request_id.encode() in path.read_bytes() for path in found)
+            here.control.refuse_usage = False
+            await here.restart()
+            (record,) = await here.control.until_records(1)
+            assert (record.request_id, record.outcome) == (request_id, "ok")
 
     asyncio.run(scenario())
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activator.keys import VersionKey
+from activator.line import Replica
 from activator.policy.admission import QueueLimits
 from activator.policy.queue import Bound
-from activator.throttler import Replica, Throttler
+from activator.throttler import Throttler
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import DeadlineExceeded, Overloaded, Refused

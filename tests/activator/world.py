@@ -62,6 +62,7 @@ class World:
     process: asyncio.subprocess.Process
     client: aiohttp.ClientSession
     tls: ssl.SSLContext
+    environment: dict[str, str]
     replicas: list[FakeReplica] = field(default_factory=list)
 
     @property
@@ -111,6 +112,12 @@ class World:
         """A bare TLS connection."""
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=self.tls, server_hostname="localhost")
 
+    async def restart(self) -> None:
+        """Another activator on the same data, once the first is gone."""
+        assert self.process.returncode is not None
+        self.process = await _spawn(self.data, self.environment)
+        await _until_ready(self.data, self.process, "/readyz")
+
     async def terminate(self) -> int:
         """SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
@@ -136,26 +143,31 @@ async def world(tmp_path: Path, *, control_up: bool = True, **settings: object) 
     port = free_port()
     environment = os.environ | {"KELVIN_DATA": str(data), "KELVIN_PORT": str(port)}
     environment |= {f"KELVIN_{name.upper()}": str(value) for name, value in settings.items()}
-    log = (tmp_path / "activator.log").open("ab")
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "activator", env=environment, stderr=log)
+    process = await _spawn(data, environment)
+    here: World | None = None
     try:
         await _until_ready(data, process, "/readyz" if control_up else "/healthz")
         tls = ssl.create_default_context(cafile=str(data / "ca.pem"))
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0)) as client:
-            here = World(data, port, control, process, client, tls)
+            here = World(data, port, control, process, client, tls, environment)
             yield here
-            assert process.returncode is not None or await here.terminate() == 0
+            assert here.process.returncode is not None or await here.terminate() == 0
             for replica in here.replicas:
                 await replica.stop()
-        said = (tmp_path / "activator.log").read_text()
+        said = (data / "log").read_text()
         assert '"unforeseen failure"' not in said, said
         assert "Traceback" not in said, said
     finally:
-        log.close()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        for left in {process, process if here is None else here.process}:
+            if left.returncode is None:
+                left.kill()
+                await left.wait()
         await control.stop()
+
+
+async def _spawn(data: Path, environment: dict[str, str]) -> asyncio.subprocess.Process:
+    with (data / "log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(sys.executable, "-m", "activator", env=environment, stderr=log)
 
 
 async def _until_ready(data: Path, process: asyncio.subprocess.Process, path: str) -> None:

@@ -1,0 +1,59 @@
+"""One version's replicas as the door sees them, and who waits for a slot of them. The throttler is their one writer."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from activator.policy.queue import Fifo
+from contracts.control import ReplicaRow
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A replica as the door sees it. Monotonic: `appeared_us`: its row came; `poked_us`: it was asked for."""
+
+    row: ReplicaRow
+    appeared_us: int
+    poked_us: int | None
+    running: int = 0
+    suspect: bool = False  # a connection to it broke a moment ago
+    gone: bool = False
+
+    @property
+    def free(self) -> int:
+        """Requests that it may take now."""
+        return 0 if self.is_closed else max(0, self.row.max_streams - self.running)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no new requests, busy or not."""
+        return self.gone or self.suspect or self.row.draining
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    granted: "asyncio.Future[Replica]"
+
+
+@dataclass(slots=True)
+class Line:
+    """One version: its replicas and who waits for them."""
+
+    waiting: Fifo[Waiter]
+    replicas: dict[str, Replica] = field(default_factory=dict)
+
+    @property
+    def free(self) -> int:
+        return sum(replica.free for replica in self.replicas.values())
+
+    @property
+    def is_asleep(self) -> bool:
+        return all(replica.is_closed for replica in self.replicas.values())
+
+
+def next_waiter(line: Line) -> Waiter | None:
+    """The first who still waits. A task's cancellation ends its future at once, and leaves the line a moment later."""
+    while len(line.waiting):
+        waiter = line.waiting.take()
+        if not waiter.granted.done():
+            return waiter
+    return None

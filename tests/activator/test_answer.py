@@ -1,0 +1,109 @@
+"""The order of an answer's end: delivered, durable, the last byte. And what happens where it can't be durable."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from activator.answer import Answer
+from activator.exchange import Exchange
+from activator.usage import Account, Usage
+from contracts.control import Principal
+from contracts.errors import Failure, Refused, Unavailable
+from contracts.frames import Counts
+from contracts.timeline import Timeline
+from tests.activator.replica import DONE, chunk
+
+
+class FakeConnection:
+    """A client that takes everything."""
+
+    def unaccepted(self) -> int:
+        return 0
+
+    async def accepted(self) -> bool:
+        return True
+
+    def watch(self, gone: Callable[[], None]) -> None: ...
+
+    def body_is_read(self) -> None: ...
+
+    def unwatch(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Diary(Usage):
+    """Writes down when an account is settled, between what is sent."""
+
+    def __init__(self, said: list[bytes], failure: Failure | None) -> None:
+        self.said = said
+        self.failure = failure
+
+    async def settle(self, account: Account, failure: Failure | None = None, status: int | None = None) -> None:
+        if account.is_settled:
+            return
+        account.is_settled = True
+        self.said.append(b"<record of %d tokens>" % account.delivered_tokens)
+        if self.failure is not None:
+            raise Refused(self.failure)
+
+
+def _account(*, stream: bool) -> Account:
+    principal = Principal(key_id="k", tenant="t", scopes=())
+    return Account("req_1", principal, "m", stream, 0, Timeline(0), seen=Counts(3, 0, 2, 0))
+
+
+async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:
+    said: list[bytes] = []
+
+    async def send(message: object) -> None:
+        assert isinstance(message, dict)
+        said.append(message.get("body", b"<%d>" % message.get("status", 0)))
+
+    async def receive() -> dict[str, object]:
+        return {}
+
+    scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": []}
+    exchange = Exchange(scope, receive, send, FakeConnection(), 1.0)
+    account = _account(stream=stream)
+    answer = Answer(exchange, account, Diary(said, failure), 1.0, lambda: "x")
+    for count, piece in enumerate(pieces, 1):
+        await answer.pass_on(piece, count)
+    try:
+        await answer.complete()
+    except Refused as refused:
+        await answer.fail(refused.failure)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("stream", "pieces", "want"),
+    [
+        pytest.param(True, [b"data: 1\n\n", b"data: 2\n\n" + DONE],
+                     [b"<200>", b"data: 1\n\n", b"data: 2\n\n", b"<record of 2 tokens>", DONE],
+                     id="with [DONE] at the end"),
+        pytest.param(True, [b"data: 1\n\n", DONE], [b"<200>", b"data: 1\n\n", b"<record of 2 tokens>", DONE],
+                     id="[DONE] on its own"),
+        pytest.param(True, [b"data: 1\n\n"], [b"<200>", b"data: 1\n\n", b"<record of 1 tokens>", b""],
+                     id="without [DONE]"),
+        pytest.param(False, [b'{"a":1}'], [b"<200>", b'{"a":1', b"<record of 2 tokens>", b"}"], id="a whole answer"),
+    ],
+)  # fmt: skip
+def test_the_record_comes_before_the_last_byte(stream: bool, pieces: list[bytes], want: list[bytes]) -> None:
+    """All but the last piece was taken by the socket, then the record, then the rest."""
+    said = asyncio.run(_answered(pieces, stream=stream))
+    if stream:
+        timeline, said[-1] = said[-1][: said[-1].index(b"\n\n") + 2], said[-1][said[-1].index(b"\n\n") + 2 :]
+        assert timeline.startswith(b": timeline {")
+    assert said == want
+
+
+def test_an_answer_that_can_not_be_recorded_does_not_end_as_if_it_were() -> None:
+    """A stream gets the error in place of [DONE]; what was promised a length is cut."""
+    failure = Unavailable("the usage spool")
+    said = asyncio.run(_answered([chunk("x"), DONE], stream=True, failure=failure))
+    assert b"event: error" in said[-1]
+    assert DONE not in b"".join(said)
+    said = asyncio.run(_answered([b'{"a":1}'], stream=False, failure=failure))
+    assert said == [b"<200>", b'{"a":1', b"<record of 2 tokens>"]

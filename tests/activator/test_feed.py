@@ -1,0 +1,86 @@
+"""The feed is followed for ever: whatever it does, the last table stands and the next snapshot is taken."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from activator import feed
+from activator.feed import FeedClient
+from contracts.control import Feed
+from contracts.wire import encode
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+
+FULL = encode(Feed(revision=1, full=True)) + b"\n"
+CHANGE = encode(Feed(revision=2)) + b"\n"
+
+
+async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tuple[list[int], FeedClient]:
+    """Each connection gets the next script, a write for each item; the last one stays open."""
+    turn = 0
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        nonlocal turn
+        script, turn = scripts[min(turn, len(scripts) - 1)], turn + 1
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for data in script:
+            await answer.write(data)
+            await asyncio.sleep(0.01)
+        if turn >= len(scripts):
+            await asyncio.Event().wait()
+        return answer
+
+    directory = SocketDirectory(tmp_path)
+    app = web.Application()
+    app.router.add_get("/internal/v1/feed", serve)
+    runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "control.sock")).start()
+    control = ServiceClient(directory, "control.sock", "the control plane")
+    seen: list[int] = []
+    enough = asyncio.Event()
+
+    def apply(line: Feed) -> None:
+        seen.append(line.revision)
+        if len(seen) >= wanted:
+            enough.set()
+
+    client = FeedClient(control, apply)
+    task = asyncio.create_task(client.run())
+    try:
+        await asyncio.wait_for(enough.wait(), 10)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await control.close()
+        await runner.cleanup()
+        directory.close()
+    return seen, client
+
+
+@pytest.mark.parametrize(
+    ("first", "want"),
+    [
+        pytest.param([FULL + CHANGE], [1, 2, 1], id="it ends"),
+        pytest.param([FULL[:10], FULL[10:] + CHANGE[:5], CHANGE[5:]], [1, 2, 1], id="lines in pieces"),
+        pytest.param([FULL, b"nonsense\n"], [1, 1], id="a line that is none"),
+        pytest.param([FULL, b'{"revision":2,"unknown":1}\n'], [1, 1], id="a field that nobody knows"),
+        pytest.param([CHANGE], [1], id="no snapshot first"),
+        pytest.param([b""], [1], id="nothing at all"),
+    ],
+)
+def test_it_starts_again_from_a_snapshot(tmp_path: Path, first: list[bytes], want: list[int]) -> None:
+    """The second connection brings the snapshot."""
+    seen, client = asyncio.run(_follow(tmp_path, [first, [FULL]], len(want)))
+    assert seen == want
+    assert client.synced.is_set()
+
+
+def test_silence_is_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that says nothing for three heartbeats is given up."""
+    monkeypatch.setattr(feed, "SILENCE_S", 0.1)
+    seen, _ = asyncio.run(_follow(tmp_path, [[FULL]], 2))
+    assert seen == [1, 1]

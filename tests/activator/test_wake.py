@@ -1,0 +1,70 @@
+"""One waking for all who wait; told again until somebody takes it."""
+
+import asyncio
+
+import pytest
+
+from activator import wake
+from activator.keys import VersionKey
+from activator.wake import Waker
+
+KEY = VersionKey("t", "m", "v" * 64)
+
+
+class Decider:
+    """Takes a poke, or is away."""
+
+    def __init__(self) -> None:
+        self.is_there = True
+        self.pokes = 0
+        self.poked = asyncio.Event()
+
+    async def poke(self, key: VersionKey) -> bool:
+        self.pokes += 1
+        self.poked.set()
+        return self.is_there
+
+
+def test_it_tells_at_once_and_once() -> None:
+    """However many ask; resting ends it, and asking again starts anew at once."""
+
+    async def scenario() -> None:
+        decider = Decider()
+        waker = Waker(decider)
+        for _ in range(5):
+            waker.ensure(KEY)
+        began = waker.poked_us(KEY)
+        assert began is not None
+        await asyncio.sleep(0)
+        assert decider.pokes == 1
+        waker.rest(KEY)
+        assert waker.poked_us(KEY) is None
+        waker.ensure(KEY)
+        await asyncio.sleep(0)
+        assert decider.pokes == 2
+        await waker.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_there", [pytest.param(True, id="taken"), pytest.param(False, id="not taken")])
+def test_it_tells_again_while_somebody_waits(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon where nobody took it, later where somebody did; never again after it rests."""
+    monkeypatch.setattr(wake, "AGAIN_S" if is_there else "RETRY_S", 0.01)
+
+    async def scenario() -> None:
+        decider = Decider()
+        decider.is_there = is_there
+        waker = Waker(decider)
+        waker.ensure(KEY)
+        async with asyncio.timeout(5):
+            while decider.pokes < 3:
+                decider.poked.clear()
+                await decider.poked.wait()
+        waker.rest(KEY)
+        told = decider.pokes
+        await asyncio.sleep(0.05)
+        assert decider.pokes == told
+        await waker.close()
+
+    asyncio.run(scenario())
