@@ -172,7 +172,7 @@ class ServingApi:
             ended_at_us=time.time_ns() // 1000,
             stream=stream,
             counts=exchange.counts,
-            delivered_tokens=exchange.delivered_tokens,
+            delivered_tokens=min(exchange.delivered_tokens, exchange.counts.completion_tokens),
         )
 
     def _delete(self, request_id: str) -> None:

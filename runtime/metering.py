@@ -80,8 +80,8 @@ def create_meter_page(directory: Path, runtime_id: str) -> MeterPage:
     """Make `directory/<pid>.<runtime_id>` and map it. The supervisor removes it once it was read."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"{os.getpid()}.{runtime_id}"
-    # Filled under another name: whoever finds the name finds a page that decodes.
-    fresh = directory / f".{path.name}"
+    # Filled elsewhere: whatever is found in the directory decodes.
+    fresh = directory.parent / f".meter-{path.name}"
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, METER_FILE_BYTES)

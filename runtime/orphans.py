@@ -112,7 +112,7 @@ class Orphans:
         pending = self._pending.get(request_id)
         if pending is not None:
             orphan, timer = pending
-            tokens = max(tokens, orphan.delivered_tokens)
+            tokens = max(orphan.delivered_tokens, min(tokens, orphan.counts.completion_tokens))
             self._pending[request_id] = (replace(orphan, delivered_tokens=tokens), timer)
 
     async def flush(self) -> None:

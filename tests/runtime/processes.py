@@ -71,9 +71,9 @@ class Born:
     def report(self) -> RuntimeReport:
         return self.call("GET", "/control/state", RuntimeReport)
 
-    def bind(self, version: Version) -> Bound:
+    def bind(self, version: Version, threads: int = 1) -> Bound:
         request = Bind(
-            tenant=TENANT, model="m", version=version.id, device_class="cpu-1", threads=1, kv_bytes=4 << 20
+            tenant=TENANT, model="m", version=version.id, device_class="cpu-2", threads=threads, kv_bytes=4 << 20
         )  # fmt: skip
         return self.call("POST", "/control/bind", Bound, request)
 

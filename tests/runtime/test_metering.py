@@ -108,7 +108,8 @@ def test_the_page_lies_under_pid_and_id_and_decodes_at_once(tmp_path: Path) -> N
 
 def test_two_processes_never_share_a_page(tmp_path: Path) -> None:
     """A page of the same name is refused, not overwritten."""
-    create_meter_page(tmp_path, "rt1")
-    (tmp_path / f".{next(tmp_path.iterdir()).name}").touch()
+    create_meter_page(tmp_path / "meters", "rt1")
+    (path,) = (tmp_path / "meters").iterdir()
+    (tmp_path / f".meter-{path.name}").touch()
     with pytest.raises(FileExistsError):
-        create_meter_page(tmp_path, "rt1")
+        create_meter_page(tmp_path / "meters", "rt1")

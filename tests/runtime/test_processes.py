@@ -100,7 +100,7 @@ def test_sigkill_leaves_a_meter_page_that_adds_up(house: Installation, version: 
     asyncio.run(cut())
     meter = born.meter()
     assert born.reap() == -9
-    assert (meter.tenant, meter.model, meter.version, meter.device_class) == ("acme", "m", version.id, "cpu-1")
+    assert (meter.tenant, meter.model, meter.version, meter.device_class) == ("acme", "m", version.id, "cpu-2")
     assert meter.requests == 1
     assert meter.phase in (Phase.ACTIVE, Phase.IDLE)
     assert all(spent > 0 for spent in meter.spent_ns[:2])
@@ -155,6 +155,14 @@ def test_a_disconnect_frees_everything(house: Installation, version: Version) ->
     shipping = 8  # the spool's segment, lock and directory; a connection to a control plane that is not there
     assert born.report().open_files <= before.open_files + shipping
     assert born.answer(PROMPT)[-1].kind is FrameKind.END
+
+
+def test_a_child_may_compute_with_more_threads_than_its_parent(house: Installation, version: Version) -> None:
+    """The parent never had a pool, so the child's can be made: it answers, and does not hang."""
+    born = house.fork()
+    born.bind(version, threads=2)
+    assert born.report().threads == 2
+    assert born.answer(PROMPT | {"prompt": list(range(4, 300))})[-1].kind is FrameKind.END
 
 
 def test_a_version_that_is_not_there_ends_the_standby(house: Installation) -> None:
