@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import BloomConfig, BloomForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPTJConfig, GPTJForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPTJConfig,
+    GPTJForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from contracts.control import GateJob
 from contracts.errors import ArtifactRejected, Refused
@@ -236,6 +245,21 @@ def test_families_that_would_be_wrong(
     """Even with a line in the table, a family that this engine computes wrongly is refused by the forward."""
     failure = rejection(other_family(monkeypatch, model, config, values))
     assert rule in failure.reason
+
+
+class IdleLlama(LlamaForCausalLM):  # type: ignore[misc]
+    """With a projection that no forward calls."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.idle = nn.Linear(4, 4, bias=False)
+
+
+def test_a_tensor_that_nothing_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter that no forward touches has no place in the order of first use, and is refused by name."""
+    values = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    failure = rejection(other_family(monkeypatch, IdleLlama, LlamaConfig, values))
+    assert failure == ArtifactRejected("idle.weight", "no forward of this architecture uses it")
 
 
 def test_a_mask_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
