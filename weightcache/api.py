@@ -49,6 +49,7 @@ class State(Wire, frozen=True):
 
     host: HostState
     nvme: NvmeState
+    connections: int
     leases: int
     holders: int
     leases_granted: int
@@ -113,6 +114,7 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
             budget_bytes=cache.nvme.index.budget_bytes,
             chunks=cache.nvme.index.file_count,
         ),
+        connections=leases.connections,
         leases=leases.active,
         holders=leases.holder_count,
         leases_granted=counters.leases_granted,

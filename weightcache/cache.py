@@ -22,8 +22,11 @@ from weightcache.settings import CacheSettings
 from weightcache.slabs import SlabPool
 from weightcache.sources import Verify, is_digest_of
 
-READ_THREADS: Final = 4  # O_DIRECT from one thread leaves a disk idle while it hashes
-LOADS_AT_ONCE: Final = 6  # more than threads, so that none waits for the loop
+# Apart from one another: in one pool chunks fall into step, all reading and then all hashing, and the disk stands still
+# meanwhile (measured: 0.75 of the plain O_DIRECT rate against 0.92).
+READ_THREADS: Final = 3
+HASH_THREADS: Final = 2
+LOADS_AT_ONCE: Final = 6  # one more than threads, so that none waits for the loop
 SETTLE_S: Final = 60.0
 
 
@@ -65,7 +68,8 @@ async def open_cache(
     """Raises BlockingIOError where another agent has the directory."""
     counters = Counters()
     async with AsyncExitStack() as stack:
-        reads = stack.enter_context(ThreadPoolExecutor(READ_THREADS, "chunk"))
+        reads = stack.enter_context(ThreadPoolExecutor(READ_THREADS, "read"))
+        hashes = stack.enter_context(ThreadPoolExecutor(HASH_THREADS, "hash"))
         making = stack.enter_context(ThreadPoolExecutor(1, "slab"))
         nvme = NvmeTier(settings.cache, settings.nvme_bytes, reads, time.time)
         await nvme.open()
@@ -75,7 +79,7 @@ async def open_cache(
         stack.push_async_callback(arena.close)
         arena.pool.ensure_spare()
         remote = StoreTier(store)
-        loader = Loader(arena, (nvme, remote), nvme.admit, reads, counters, verify, LOADS_AT_ONCE)
+        loader = Loader(arena, (nvme, remote), nvme.admit, hashes, counters, verify, LOADS_AT_ONCE)
         stack.push_async_callback(loader.close)
         papers = Papers(store, nvme)
         residents = Residents(arena, loader, papers)

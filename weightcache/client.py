@@ -66,6 +66,12 @@ class Lease:
             return memoryview(b"")
         return libc.view(self.address + offset, nbytes).toreadonly()
 
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def fileno(self) -> int:
         """Readable once the agent is gone; what is mapped stays."""
         return self._sock.fileno()
@@ -151,6 +157,8 @@ def _accept(sock: socket.socket, tenant: str, version: str, reply: LeaseReply, d
         manifest = decode_manifest(raw, version)
         _check_slabs(slabs, reply)
         _check_layout(layout, manifest, reply)
+        if any(attestation.version != version for attestation in layout.attestations):
+            raise _Contradiction("an attestation speaks of another version")
     except _Contradiction as error:
         raise error.refused(version) from error
     address = _map(layout, slabs) if layout.total_bytes else 0

@@ -34,12 +34,17 @@ class LeaseServer:
         self._arena = arena
         self._counters = counters
         self._holders = Holders(arena.drop_holder)
-        self._connections: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.active = 0
         self.accepting = False
 
     def __repr__(self) -> str:
-        return f"<LeaseServer leases={self.active} connections={len(self._connections)} {self._holders!r}>"
+        return f"<LeaseServer leases={self.active} connections={self.connections} {self._holders!r}>"
+
+    @property
+    def connections(self) -> int:
+        """Clients that are connected, granted or not."""
+        return len(self._tasks)
 
     @property
     def holder_count(self) -> int:
@@ -57,10 +62,10 @@ class LeaseServer:
         self.accepting = False
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._listener.close()
-        for connection in self._connections:
-            connection.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         self._holders.close()
 
     def _accept(self) -> None:
@@ -71,13 +76,13 @@ class LeaseServer:
         except OSError as error:
             log.error("accept failed", extra={"error": str(error)})
             return
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if self.connections >= MAX_CONNECTIONS:
             sock.close()  # the client reads an end and reports the cache unavailable
             return
         sock.setblocking(False)
         task = asyncio.create_task(self._serve(sock))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()

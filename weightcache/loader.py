@@ -43,7 +43,7 @@ class Loader:
         arena: Arena,
         sources: Sequence[Source],
         admit: Admit,
-        threads: Executor,
+        hashes: Executor,
         counters: Counters,
         verify: Verify,
         depth: int,
@@ -51,7 +51,7 @@ class Loader:
         self._arena = arena
         self._sources = sources
         self._admit = admit
-        self._threads = threads
+        self._hashes = hashes
         self._counters = counters
         self._verify = verify
         self._depth = asyncio.Semaphore(depth)
@@ -142,7 +142,7 @@ class Loader:
             if outcome is Outcome.ABSENT:
                 continue
             self._counters.read(source.tier, into.nbytes)
-            whole = outcome is Outcome.WHOLE and await to_the_end(self._threads, self._verify, into, digest)
+            whole = outcome is Outcome.WHOLE and await to_the_end(self._hashes, self._verify, into, digest)
             if not whole:
                 self._counters.corrupt_chunks[source.tier] += 1
                 log.error("a corrupt chunk", extra={"tenant": tenant, "chunk": digest, "tier": source.tier})

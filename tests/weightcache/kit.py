@@ -1,0 +1,292 @@
+"""What the weight cache's tests share: versions made up from a seed, a store that holds them, an agent that runs."""
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from blake3 import blake3
+
+from blobstore.files import FileStore
+from blobstore.packs import encode_footer, encode_table, place
+from blobstore.store import BlobStat, BlobStore
+from contracts.control import Fingerprint, GateFacts, Probe, SealAttestation
+from contracts.manifest import (
+    PAGE,
+    Chunk,
+    Engine,
+    Limits,
+    Manifest,
+    PinnedFile,
+    Tensor,
+    decode_manifest,
+    encode_manifest,
+    version_of,
+)
+from contracts.wire import encode
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+from weightcache.api import State
+from weightcache.app import HTTP_SOCKET, serve
+from weightcache.client import Lease, acquire
+from weightcache.settings import CacheSettings
+from weightcache.sources import Verify, is_digest_of
+
+TENANT = "acme"
+HUGE = 2 << 20
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Version:
+    """A manifest and the bytes that it describes."""
+
+    raw: bytes
+    manifest: Manifest
+    chunks: tuple[bytes, ...]
+
+    @property
+    def id(self) -> str:
+        return version_of(self.raw)
+
+    @property
+    def linear(self) -> bytes:
+        return b"".join(self.chunks)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(chunk.digest for chunk in self.manifest.chunks)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % PAGE)
+
+
+def make_version(
+    seed: int = 0, pages: Sequence[int] = (1, 16, 3), chunk_pages: int = 4, files: Sequence[int] = (100,)
+) -> Version:
+    """Pinned files of these sizes, then one float32 tensor per entry of `pages`, cut at each tensor's beginning."""
+    source = random.Random(seed)
+    sections: list[bytes] = []
+    pinned: list[PinnedFile] = []
+    tensors: list[Tensor] = []
+    offset = 0
+    for number, size in enumerate(files):
+        data = source.randbytes(size)
+        pinned.append(PinnedFile(f"file{number}", offset, size, blake3(data).hexdigest()))
+        sections.append(padded(data))
+        offset += len(sections[-1])
+    for number, count in enumerate(pages):
+        data = source.randbytes(count * PAGE)
+        tensors.append(Tensor(f"tensor{number}", "F32", (count, PAGE // 4), offset))
+        sections.append(data)
+        offset += len(data)
+    step = chunk_pages * PAGE
+    chunks = tuple(body[at : at + step] for body in sections for at in range(0, len(body), step))
+    return describe(chunks, step, pinned, tensors)
+
+
+def describe(
+    chunks: Sequence[bytes], chunk_bytes: int, files: Sequence[PinnedFile] = (), tensors: Sequence[Tensor] = ()
+) -> Version:
+    manifest = Manifest(
+        format=1,
+        engine=Engine(1, "test", "float32"),
+        limits=Limits(16, 16),
+        chunk_bytes=chunk_bytes,
+        files=tuple(files),
+        tensors=tuple(tensors),
+        chunks=tuple(Chunk(blake3(chunk).hexdigest(), len(chunk)) for chunk in chunks),
+    )
+    raw = encode_manifest(manifest)
+    assert decode_manifest(raw, version_of(raw)) == manifest
+    return Version(raw, manifest, tuple(chunks))
+
+
+def make_pack(chunks: Sequence[bytes]) -> tuple[str, bytes, bytes]:
+    """Digest, bytes and index object of a pack of distinct chunks."""
+    distinct = {blake3(chunk).hexdigest(): chunk for chunk in chunks}
+    entries = place((digest, len(chunk)) for digest, chunk in distinct.items())
+    body = b"".join(distinct.values()) + encode_footer(entries)
+    return blake3(body).hexdigest(), body, encode_table(entries)
+
+
+async def publish(store: BlobStore, version: Version, tenant: str = TENANT, *, draft: bool = False) -> str:
+    """Put the version's pack, index and manifest. Returns the pack's digest."""
+    digest, body, table = make_pack(version.chunks)
+    await store.put_if_absent(f"{tenant}/packs/{digest}", body)
+    await store.put_if_absent(f"{tenant}/index/{digest}", table)
+    await store.put_if_absent(f"{tenant}/{'drafts' if draft else 'manifests'}/{version.id}", version.raw)
+    return digest
+
+
+def attestation_of(version: str) -> SealAttestation:
+    return SealAttestation(
+        version=version,
+        fingerprint=Fingerprint(torch="2", dtype="float32", device_class="cpu-1"),
+        threads=1,
+        fast_bind=True,
+        probe=Probe(token_ids=(1, 2), top_ids=((1,),), top_logits=((0.5,),), tolerance=0.1),
+        gate=GateFacts(
+            architecture="test", dtype="float32", layers=1, kv_heads=1, head_dim=1, value_dim=1, vocab_size=2,
+            max_positions=1, kv_bytes_per_token=1, first_use=("a",),
+        ),
+    )  # fmt: skip
+
+
+async def attest(store: BlobStore, version: str, tenant: str = TENANT, mark: str = "0" * 16) -> None:
+    await store.put_if_absent(f"{tenant}/attestations/{version}/seal-{mark}", encode(attestation_of(version)))
+
+
+def settings_of(data: Path, *, slabs: int = 8, slab_bytes: int = HUGE, nvme_bytes: int = 1 << 30) -> CacheSettings:
+    return CacheSettings(
+        data=data,
+        store_url=(data / "store").as_uri(),
+        host_bytes=slabs * slab_bytes,
+        slab_bytes=slab_bytes,
+        nvme_bytes=nvme_bytes,
+    )
+
+
+class CountingStore:
+    """Counts ranges read from packs, and can hold them back."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        self.inner = inner
+        self.ranges: list[tuple[str, int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    async def put_if_absent(self, key: str, data: bytes | AsyncIterator[bytes]) -> bool:
+        return await self.inner.put_if_absent(key, data)
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        return await self.inner.read(key, offset, length)
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        self.ranges.append((key, offset))
+        assert await asyncio.to_thread(self.gate.wait, TIMEOUT_S)
+        await self.inner.read_into(key, offset, into)
+
+    async def stat(self, key: str) -> BlobStat:
+        return await self.inner.stat(key)
+
+    def list(self, prefix: str) -> AsyncIterator[str]:
+        return self.inner.list(prefix)
+
+    async def delete(self, key: str) -> None:
+        await self.inner.delete(key)
+
+
+@dataclass(frozen=True)
+class RunningAgent:
+    """The product's composition in a thread of this process."""
+
+    settings: CacheSettings
+    directory: SocketDirectory
+    store: BlobStore
+
+    def acquire(self, version: Version | str, tenant: str = TENANT, timeout_s: float = TIMEOUT_S) -> Lease:
+        return acquire(self.directory, tenant, version if isinstance(version, str) else version.id, timeout_s)
+
+    def publish(self, version: Version, tenant: str = TENANT, *, draft: bool = False) -> str:
+        return asyncio.run(publish(self.store, version, tenant, draft=draft))
+
+    def state(self) -> State:
+        return asyncio.run(state_of(self.directory))
+
+    def evict(self, tier: str, tenant: str | None = None, version: str | None = None) -> None:
+        asyncio.run(evict(self.directory, tier, tenant, version))
+
+    def wait_for(self, wish: str, condition: Callable[[State], bool]) -> State:
+        return asyncio.run(wait_for(self.directory, wish, condition))
+
+    def chunk_file(self, digest: str, tenant: str = TENANT) -> Path:
+        return self.settings.cache / tenant / digest[:2] / digest
+
+
+async def state_of(directory: SocketDirectory) -> State:
+    client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
+    try:
+        return await client.call("GET", "/v1/state", State, timeout_s=TIMEOUT_S)
+    finally:
+        await client.close()
+
+
+async def evict(directory: SocketDirectory, tier: str, tenant: str | None, version: str | None) -> None:
+    client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
+    try:
+        body = {"tier": tier, "tenant": tenant, "version": version}
+        await client.call("POST", "/v1/evict", type(None), body=body, timeout_s=TIMEOUT_S)
+    finally:
+        await client.close()
+
+
+async def wait_for(directory: SocketDirectory, wish: str, condition: Callable[[State], bool]) -> State:
+    """Poll the state until the condition holds, for a bounded time."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition(state := await state_of(directory)):
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"never came true: {wish}; {state}") from None
+    return state
+
+
+@contextmanager
+def running(
+    settings: CacheSettings, store: BlobStore | None = None, *, verify: Verify = is_digest_of
+) -> Iterator[RunningAgent]:
+    """An agent over `store` (default: the file store in its data directory) until the block is left."""
+    store = store or FileStore(settings.data / "store")
+    stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    failures: list[BaseException] = []
+    up = threading.Event()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        stopping.append((asyncio.get_running_loop(), stop))
+        up.set()
+        await serve(settings, store, stop, verify=verify)
+
+    def target() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(main())
+        except BaseException as error:
+            failures.append(error)
+            up.set()
+
+    thread = threading.Thread(target=target, name="agent")
+    directory = SocketDirectory(settings.run)
+    thread.start()
+    try:
+        assert up.wait(TIMEOUT_S)
+        asyncio.run(_until_ready(directory, thread))
+        yield RunningAgent(settings, directory, store)
+    finally:
+        if stopping:
+            loop, stop = stopping[0]
+            if thread.is_alive():
+                loop.call_soon_threadsafe(stop.set)
+        thread.join(TIMEOUT_S)
+        directory.close()
+        assert not thread.is_alive(), "the agent did not end"
+        assert not failures, failures
+
+
+async def _until_ready(directory: SocketDirectory, thread: threading.Thread) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while thread.is_alive():
+            client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
+            try:
+                async with client.open("GET", "/readyz", timeout_s=TIMEOUT_S):
+                    return
+            except Exception:
+                await asyncio.sleep(0.005)
+            finally:
+                await client.close()

@@ -1,0 +1,242 @@
+"""The client maps only what it has checked: an agent that contradicts itself is refused, and nothing is left open."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from contracts.control import SealAttestation
+from contracts.errors import DeadlineExceeded, Refused, RemoteFailure, Unavailable
+from contracts.manifest import PAGE
+from contracts.problem import WireFailure
+from contracts.wire import encode
+from service.unix import SocketDirectory
+from tests.weightcache.kit import HUGE, TENANT, attestation_of, make_version, running, settings_of
+from weightcache.client import Lease, acquire
+from weightcache.residents import SealedFile
+from weightcache.slabs import Slab
+from weightcache.wire import MAX_MESSAGE_BYTES, SOCKET, Layout, LeaseReply, SlabFact
+
+VERSION = make_version(seed=1, pages=(4, 2), chunk_pages=2)
+TOTAL = len(VERSION.linear)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the fake agent sends; by default all of it is true."""
+
+    manifest: bytes = VERSION.raw
+    total_bytes: int = TOTAL
+    extents: tuple[tuple[int, int, int, int], ...] = ((0, 0, 0, TOTAL),)
+    attestations: tuple[SealAttestation, ...] = field(default_factory=lambda: (attestation_of(VERSION.id),))
+    layout: bytes | None = None
+    slab_bytes: int = HUGE
+    slabs: int = 1
+    descriptors: int = 2
+    sealed: bool = True
+    papers_sealed: bool = True
+    raw: bytes | None = None
+
+    def send(self, sock: socket.socket) -> None:
+        layout = self.layout or msgspec.json.encode(
+            Layout(total_bytes=self.total_bytes, extents=self.extents, attestations=self.attestations)
+        )
+        reply = LeaseReply(
+            ok=True,
+            manifest_bytes=len(self.manifest),
+            layout_bytes=len(layout),
+            slabs=tuple(SlabFact(id=n, bytes=self.slab_bytes) for n in range(self.slabs)),
+            chunks_by_tier={"host": 1},
+            bytes_by_tier={"host": 1},
+        )
+        slab = Slab(HUGE)
+        slab.view(0, TOTAL)[:] = VERSION.linear
+        papers = SealedFile((self.manifest, layout))
+        bare = [os.memfd_create("bare") for _ in range(2)]
+        for fd, body in zip(bare, (self.manifest + layout, bytes(HUGE)), strict=True):
+            os.pwrite(fd, body, 0)
+        fds = [papers.fd if self.papers_sealed else bare[0], slab.fd if self.sealed else bare[1]]
+        passed = array("i", (fds * 2)[: self.descriptors])
+        raw = encode(reply) if self.raw is None else self.raw
+        sock.sendmsg([raw], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)] if passed else [])
+        for fd in bare:
+            os.close(fd)
+        slab.close()
+
+
+class FakeAgent:
+    """Answers one request, and closes the connection when told to."""
+
+    def __init__(self, run: Path, answer: Callable[[socket.socket], None]) -> None:
+        self.directory = SocketDirectory(run)
+        self._listener = self.directory.listen(SOCKET, socket.SOCK_SEQPACKET)
+        self._answer = answer
+        self._answered, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def acquire(self, timeout_s: float = 10.0) -> Lease:
+        return acquire(self.directory, TENANT, VERSION.id, timeout_s)
+
+    def open_things(self) -> tuple[int, int]:
+        """Descriptors and mappings of slabs that this process has, the fake's own being closed."""
+        assert self._answered.wait(10)
+        mappings = Path("/proc/self/maps").read_text().count("kelvin-slab")
+        return len(os.listdir("/proc/self/fd")), mappings
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self._listener.close()
+        self.directory.close()
+
+    def _serve(self) -> None:
+        sock, _ = self._listener.accept()
+        with sock:
+            if sock.recv(MAX_MESSAGE_BYTES):
+                self._answer(sock)
+            self._answered.set()
+            assert self._over.wait(10)
+
+
+@contextmanager
+def answering(run: Path, answer: Callable[[socket.socket], None]) -> Iterator[FakeAgent]:
+    with closing(FakeAgent(run, answer)) as fake:
+        yield fake
+
+
+def test_truth(tmp_path: Path) -> None:
+    """The fake agent's true answer is accepted, so that its lies are what is refused below."""
+    with answering(tmp_path, Answer().send) as fake, fake.acquire() as lease:
+        assert lease.view(0, TOTAL) == VERSION.linear
+        assert lease.attestations == (attestation_of(VERSION.id),)
+        assert lease.address % HUGE == 0
+        descriptors, mappings = fake.open_things()
+        lease.close()
+        assert fake.open_things() == (descriptors - 1, mappings - 1), "nothing but the connection and the mapping"
+        assert mappings == 1
+
+
+LIES: list[Any] = [
+    pytest.param({"manifest": VERSION.raw[:-1] + b" "}, "do not match the version's digest", id="another manifest"),
+    pytest.param({"manifest": b""}, "do not match the version's digest", id="no manifest"),
+    pytest.param({"total_bytes": TOTAL + PAGE}, "bytes where the manifest has", id="more bytes than the manifest"),
+    pytest.param({"extents": ((0, 0, 0, TOTAL - PAGE),)}, "extents of", id="extents that end early"),
+    pytest.param({"extents": ()}, "extents of 0", id="no extents"),
+    pytest.param({"extents": ((PAGE, 0, 0, TOTAL),)}, "an extent at", id="a gap"),
+    pytest.param({"extents": ((0, 0, 1, TOTAL),)}, "an extent at", id="an offset off the page"),
+    pytest.param({"extents": ((0, 0, 0, 100),)}, "an extent at", id="a length off the page"),
+    pytest.param({"extents": ((0, 0, 0, 0), (0, 0, 0, TOTAL))}, "an extent at", id="an empty extent"),
+    pytest.param({"extents": ((0, 0, HUGE, TOTAL),)}, "beyond slab", id="an extent beyond its slab"),
+    pytest.param({"extents": ((0, 1, 0, TOTAL),)}, "beyond slab", id="an extent in no slab"),
+    pytest.param({"extents": ((0, -1, 0, TOTAL),)}, "its lease is wrong", id="a negative slab"),
+    pytest.param({"layout": b"{}"}, "its lease is wrong", id="a layout that is none"),
+    pytest.param({"slab_bytes": HUGE // 2}, "has not", id="a slab of another size"),
+    pytest.param({"sealed": False}, "slab 0 is not sealed", id="a slab that its sender can take back"),
+    pytest.param({"papers_sealed": False}, "papers are not sealed", id="papers that can change"),
+    pytest.param({"descriptors": 1}, "1 descriptors for 1 slabs", id="a descriptor too few"),
+    pytest.param({"descriptors": 3}, "3 descriptors for 1 slabs", id="a descriptor too many"),
+    pytest.param({"descriptors": 0}, "0 descriptors", id="no descriptors"),
+    pytest.param({"raw": b"{"}, "its lease is wrong", id="no JSON"),
+    pytest.param({"raw": b'{"ok":false}'}, "without a reason", id="a refusal without a reason"),
+    pytest.param({"raw": b" " * (MAX_MESSAGE_BYTES + 1)}, "was cut", id="a message that is too long"),
+    pytest.param({"attestations": (attestation_of("0" * 64),)}, "another version", id="a stranger's attestation"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lie", "reason"), LIES)
+def test_lies(tmp_path: Path, lie: dict[str, Any], reason: str) -> None:
+    """Each contradiction is refused, and neither a descriptor nor a mapping stays."""
+    with answering(tmp_path, Answer().send) as fake, fake.acquire():
+        with_lease, _ = fake.open_things()
+    with answering(tmp_path, replace(Answer(), **lie).send) as fake:
+        with pytest.raises(Refused, match=reason) as refused:
+            fake.acquire()
+        assert refused.value.failure.code == "manifest_corrupt"
+        assert fake.open_things() == (with_lease - 1, 0)
+
+
+def test_refusal(tmp_path: Path) -> None:
+    """The agent's failure is the caller's, whole."""
+    wire = WireFailure(code="overloaded", status=503, message="full", retryable=True, retry_after_s=2.0)
+    reply = encode(LeaseReply(ok=False, failure=wire))
+    with answering(tmp_path, replace(Answer(), raw=reply, descriptors=0).send) as fake:
+        with pytest.raises(Refused) as refused:
+            fake.acquire()
+        assert refused.value.failure == RemoteFailure("overloaded", 503, "full", None, True, 2.0)
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    """No agent, or one that dies while it is asked, is unavailable; one that is silent is late."""
+    directory = SocketDirectory(tmp_path)
+    with pytest.raises(Refused) as refused:
+        acquire(directory, TENANT, VERSION.id, 10.0)
+    assert refused.value.failure == Unavailable("the weight cache")
+    directory.close()
+    with answering(tmp_path, lambda sock: sock.shutdown(socket.SHUT_RDWR)) as fake:
+        with pytest.raises(Refused) as refused:
+            fake.acquire()
+        assert refused.value.failure == Unavailable("the weight cache")
+    with answering(tmp_path, lambda _: None) as fake:
+        with pytest.raises(Refused) as refused:
+            fake.acquire(timeout_s=0.02)
+        assert refused.value.failure == DeadlineExceeded(0.02, "restoring weights")
+
+
+def test_views(tmp_path: Path) -> None:
+    """Views are read-only, within bounds, and end with the lease."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        lease = agent.acquire(VERSION)
+        tensor = VERSION.manifest.tensors[1]
+        assert lease.view(tensor.offset, tensor.nbytes) == VERSION.linear[tensor.offset :][: tensor.nbytes]
+        assert lease.view(TOTAL, 0).nbytes == 0
+        view = lease.view(0, 10)
+        assert view.readonly
+        with pytest.raises(TypeError):
+            view[0] = 1
+        for offset, length in ((-1, 2), (0, TOTAL + 1), (TOTAL, 1), (4, -1)):
+            with pytest.raises(ValueError, match="not within"):
+                lease.view(offset, length)
+        assert f"{TOTAL} bytes" in repr(lease)
+        lease.close()
+        lease.close()
+        assert "closed" in repr(lease)
+        with pytest.raises(ValueError, match="closed"):
+            lease.view(0, 1)
+
+
+WRITER = """
+import ctypes, sys
+from pathlib import Path
+from service.unix import SocketDirectory
+from weightcache.client import acquire
+
+lease = acquire(SocketDirectory(Path(sys.argv[1])), "acme", sys.argv[2], 30.0)
+print(ctypes.string_at(lease.address, 1) == lease.view(0, 1), flush=True)
+ctypes.memset(lease.address, 0, 1)
+print("written", flush=True)
+"""
+
+
+def test_a_write_is_fatal(tmp_path: Path) -> None:
+    """A process that writes to the mapping dies of SIGSEGV, and nobody sees another byte."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        command = [sys.executable, "-c", WRITER, str(agent.settings.run), VERSION.id]
+        died = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (died.returncode, died.stdout) == (-signal.SIGSEGV, "True\n")
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, TOTAL) == VERSION.linear

@@ -1,0 +1,113 @@
+"""The disk index keeps within its budget, whatever is written, read, evicted and lost, in any order."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weightcache.policy.disk import DiskIndex, Key
+
+BUDGET = 10
+KEYS = st.tuples(st.sampled_from("ab"), st.sampled_from("uvwxyz"))
+
+
+class DiskMachine(RuleBasedStateMachine):
+    """Against a set of what is on the disk and of what is being written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = DiskIndex(BUDGET)
+        self.now = 0.0
+        self.readable: dict[Key, int] = {}
+        self.writing: dict[Key, int] = {}
+
+    @rule(key=KEYS, length=st.integers(1, BUDGET + 1))
+    def admit(self, key: Key, length: int) -> None:
+        self.now += 1
+        gone = self.index.admit(key, length, self.now)
+        if gone is None:
+            in_flight = sum(self.writing.values())
+            assert key in self.readable or key in self.writing or in_flight + length > BUDGET
+            return
+        for old in gone:
+            del self.readable[old]
+        self.writing[key] = length
+
+    @precondition(lambda self: self.writing)
+    @rule(good=st.booleans(), which=st.integers(0, 99))
+    def finish(self, good: bool, which: int) -> None:
+        key = sorted(self.writing)[which % len(self.writing)]
+        length = self.writing.pop(key)
+        if good:
+            self.index.mark_written(key)
+            self.readable[key] = length
+        else:
+            self.index.drop(key)
+
+    @rule(key=KEYS)
+    def touch(self, key: Key) -> None:
+        self.now += 1
+        self.index.touch(key, self.now)
+
+    @rule(key=KEYS)
+    def lose(self, key: Key) -> None:
+        if key not in self.writing:
+            self.index.drop(key)
+            self.readable.pop(key, None)
+
+    @invariant()
+    def sound(self) -> None:
+        self.index.check_integrity()
+        assert self.index.total_bytes == sum(self.readable.values()) + sum(self.writing.values()) <= BUDGET
+        assert {key for key in self.readable if self.index.holds(key)} == set(self.index.select(None, None))
+        assert self.index.file_count == len(self.readable)
+        assert not any(self.index.holds(key) for key in self.writing), "half a file can't be read"
+
+
+TestDiskMachine = DiskMachine.TestCase
+TestDiskMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_touched_files_stay() -> None:
+    """The least recently read file goes first."""
+    index = DiskIndex(3)
+    for now, name in enumerate("xyz"):
+        index.found(("a", name), 1, float(now))
+    index.touch(("a", "x"), 9.0)
+    assert index.admit(("a", "new"), 2, 10.0) == (("a", "y"), ("a", "z"))
+
+
+def test_a_smaller_budget() -> None:
+    """What was found is cut to the budget, oldest first."""
+    index = DiskIndex(2)
+    for now, name in enumerate("xyz"):
+        index.found(("a", name), 1, float(now))
+    assert index.trim() == (("a", "x"),)
+    assert index.trim() == ()
+
+
+@pytest.mark.parametrize(
+    ("tenant", "digests", "want"),
+    [
+        pytest.param(None, None, 3, id="everything"),
+        pytest.param("a", None, 2, id="one tenant's"),
+        pytest.param("a", frozenset({"x", "missing"}), 1, id="one tenant's, of a version"),
+        pytest.param("c", None, 0, id="nobody's"),
+    ],
+)
+def test_select(tenant: str | None, digests: frozenset[str] | None, want: int) -> None:
+    """What is being written is not selected."""
+    index = DiskIndex(9)
+    for key in (("a", "x"), ("a", "y"), ("b", "x")):
+        index.found(key, 1, 0.0)
+    index.admit(("a", "z"), 1, 0.0)
+    assert len(index.select(tenant, digests)) == want
+
+
+def test_integrity_control() -> None:
+    """Negative control: an account that is off by one is found."""
+    index = DiskIndex(9)
+    index.found(("a", "x"), 1, 0.0)
+    index._total += 1
+    with pytest.raises(AssertionError):
+        index.check_integrity()

@@ -1,0 +1,213 @@
+"""Damage of any kind to bytes at rest is refused, naming the chunk, and never served.
+
+The negative control runs the same damage through an agent whose verifier says yes to everything.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contracts.errors import Refused, RemoteFailure
+from contracts.manifest import PAGE
+from tests.weightcache.kit import TENANT, RunningAgent, Version, make_version, running, settings_of
+from weightcache.files import QUARANTINE
+from weightcache.sources import Verify, is_digest_of
+
+VERSION = make_version(seed=3, pages=(9, 30, 4), chunk_pages=8)
+VICTIM = 4  # a whole chunk of the second tensor
+OTHER = 3  # one as long
+CHUNK = 8 * PAGE
+
+
+def accept_all(data: memoryview, digest: str) -> bool:
+    return True
+
+
+def flip(data: bytearray) -> None:
+    data[len(data) // 3] ^= 0x10
+
+
+def flip_last(data: bytearray) -> None:
+    data[-1] ^= 1
+
+
+def zero(data: bytearray) -> None:
+    data[:] = bytes(len(data))
+
+
+def swap(data: bytearray) -> None:
+    data[:] = VERSION.chunks[OTHER]
+
+
+def truncate(data: bytearray) -> None:
+    del data[len(data) // 2 // PAGE * PAGE :]
+
+
+def truncate_oddly(data: bytearray) -> None:
+    del data[-1:]
+
+
+def append(data: bytearray) -> None:
+    data += bytes(PAGE)
+
+
+KEEPS_LENGTH = [
+    pytest.param(flip, id="one bit flipped"),
+    pytest.param(flip_last, id="the last bit flipped"),
+    pytest.param(zero, id="zero-filled"),
+    pytest.param(swap, id="swapped with another chunk"),
+]
+CHANGES_LENGTH = [
+    pytest.param(truncate, id="truncated to whole pages"),
+    pytest.param(truncate_oddly, id="one byte short"),
+    pytest.param(append, id="a page too long"),
+]
+Damage = Callable[[bytearray], None]
+
+
+def damage_file(path: Path, damage: Damage) -> None:
+    data = bytearray(path.read_bytes())
+    damage(data)
+    path.write_bytes(data)
+
+
+def on_nvme(data: Path) -> None:
+    """All chunks of the version on NVMe, as a lease leaves them."""
+    with running(settings_of(data)) as agent:
+        agent.publish(VERSION)
+        agent.acquire(VERSION).close()
+        agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(set(VERSION.digests)))
+
+
+def refused(agent: RunningAgent, version: Version = VERSION) -> RemoteFailure:
+    with pytest.raises(Refused) as caught:
+        agent.acquire(version)
+    failure = caught.value.failure
+    assert isinstance(failure, RemoteFailure)
+    return failure
+
+
+def assert_named(failure: RemoteFailure, tier: str, digest: str = VERSION.digests[VICTIM]) -> None:
+    assert failure.remote_code == "chunk_corrupt"
+    assert failure.message == f"chunk {digest} in tier '{tier}' does not match its digest"
+
+
+@pytest.mark.parametrize("damage", KEEPS_LENGTH + CHANGES_LENGTH)
+def test_nvme(tmp_path: Path, damage: Damage) -> None:
+    """A damaged chunk file is refused by name and set aside; the next lease has the right bytes from the store."""
+    on_nvme(tmp_path)
+    with running(settings_of(tmp_path)) as agent:
+        damage_file(agent.chunk_file(VERSION.digests[VICTIM]), damage)
+        assert_named(refused(agent), "nvme")
+        assert not agent.chunk_file(VERSION.digests[VICTIM]).exists()
+        (aside,) = os.listdir(agent.settings.cache / QUARANTINE)
+        assert aside.startswith(f"{TENANT}.{VERSION.digests[VICTIM]}.")
+        assert agent.state().corrupt_chunks == {"nvme": 1}
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+            assert lease.chunks_by_tier["store"] == 1
+
+
+@pytest.mark.parametrize("damage", KEEPS_LENGTH)
+def test_nvme_control(tmp_path: Path, damage: Damage) -> None:
+    """Negative control: a verifier that accepts everything lets the damage through."""
+    on_nvme(tmp_path)
+    with running(settings_of(tmp_path), verify=accept_all) as agent:
+        damage_file(agent.chunk_file(VERSION.digests[VICTIM]), damage)
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) != VERSION.linear
+
+
+def pack_of(agent: RunningAgent) -> Path:
+    (pack,) = (agent.settings.data / "store" / TENANT / "packs").iterdir()
+    return pack
+
+
+def damage_pack(agent: RunningAgent, damage: Damage) -> None:
+    """Damage the victim where it lies in its pack, leaving everything else in place."""
+    pack = pack_of(agent)
+    data = bytearray(pack.read_bytes())
+    begin = sum(chunk.length for chunk in VERSION.manifest.chunks[:VICTIM])
+    victim = data[begin : begin + CHUNK]
+    assert victim == VERSION.chunks[VICTIM]
+    damage(victim)
+    data[begin : begin + CHUNK] = victim
+    pack.write_bytes(data)
+
+
+@pytest.mark.parametrize("verify", [pytest.param(is_digest_of, id="verified"), pytest.param(accept_all, id="control")])
+@pytest.mark.parametrize("damage", KEEPS_LENGTH)
+def test_pack(tmp_path: Path, damage: Damage, verify: Verify) -> None:
+    """Damage inside a pack is refused by the chunk's name, again and again; unverified it would be served."""
+    with running(settings_of(tmp_path), verify=verify) as agent:
+        agent.publish(VERSION)
+        damage_pack(agent, damage)
+        if verify is accept_all:
+            with agent.acquire(VERSION) as lease:
+                assert lease.view(0, lease.total_bytes) != VERSION.linear
+            return
+        for _ in range(2):
+            assert_named(refused(agent), "store")
+        assert agent.state().corrupt_chunks == {"store": 2}
+        assert not agent.chunk_file(VERSION.digests[VICTIM]).exists(), "it was not admitted"
+
+
+def test_pack_truncated(tmp_path: Path) -> None:
+    """A pack that ends inside a chunk is refused by that chunk's name: the first that it cuts."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        begin = sum(chunk.length for chunk in VERSION.manifest.chunks[:VICTIM])
+        os.truncate(pack_of(agent), begin + PAGE)
+        failure = refused(agent)
+        assert failure.remote_code == "chunk_corrupt"
+        assert any(digest in failure.message for digest in VERSION.digests[VICTIM:])
+
+
+def test_pack_gone(tmp_path: Path) -> None:
+    """A chunk that no source holds is missing, by name."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        pack_of(agent).unlink()
+        failure = refused(agent)
+        assert failure.remote_code == "chunk_missing"
+        assert failure.message.split()[1] in VERSION.digests
+
+
+def test_undamaged_neighbours(tmp_path: Path) -> None:
+    """One version's corrupt chunk harms no version that doesn't use it, and no chunk beside it."""
+    healthy = make_version(seed=4)
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        damage_pack(agent, flip)
+        agent.publish(healthy)
+        refused(agent)
+        with agent.acquire(healthy) as lease:
+            assert lease.view(0, lease.total_bytes) == healthy.linear
+
+
+@pytest.fixture(scope="module")
+def admitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = tmp_path_factory.mktemp("admitted")
+    on_nvme(data)
+    return data
+
+
+@given(victim=st.integers(0, len(VERSION.digests) - 1), at=st.integers(0, CHUNK - 1), bit=st.integers(0, 7))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_byte(admitted: Path, victim: int, at: int, bit: int) -> None:
+    """Whichever bit of whichever chunk flips, the chunk is refused by name."""
+    digest = VERSION.digests[victim]
+    opened: AbstractContextManager[RunningAgent] = running(settings_of(admitted))
+    with opened as agent:
+        path = agent.chunk_file(digest)
+        good = path.read_bytes()
+        bad = bytearray(good)
+        bad[at % len(good)] ^= 1 << bit
+        path.write_bytes(bad)
+        assert_named(refused(agent), "nvme", digest)
+        path.write_bytes(good)

@@ -1,0 +1,167 @@
+"""Chunk files: whole or not there, whatever crashed; torn ones are told from absent ones."""
+
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from contracts.errors import Refused, Unavailable
+from contracts.manifest import PAGE
+from weightcache import files
+from weightcache.files import MAX_QUARANTINED, ChunkFiles, Outcome
+
+BODY = bytes(range(256)) * (2 * PAGE // 256)
+DIGEST = blake3(BODY).hexdigest()
+
+
+def aligned(length: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, length))
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> ChunkFiles:
+    tier = ChunkFiles(tmp_path)
+    tier.open()
+    tier.close()  # the lock is another test's
+    return tier
+
+
+def written(tier: ChunkFiles, body: bytes = BODY, digest: str = DIGEST) -> Path:
+    into = aligned(len(body))
+    into[:] = body
+    path = tier.chunk("a", digest)
+    tier.write(path, into, direct=True)
+    return path
+
+
+def read(tier: ChunkFiles, path: Path) -> tuple[Outcome, bytes]:
+    into = aligned(len(BODY))
+    return tier.read(path, into), bytes(into)
+
+
+def refuse_direct(patch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refusing(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct access here")
+        return real(path, flags, mode)
+
+    patch.setattr(os, "open", refusing)
+
+
+@pytest.mark.parametrize("direct", [pytest.param(True, id="O_DIRECT"), pytest.param(False, id="O_DIRECT is refused")])
+def test_round_trip(tier: ChunkFiles, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written is read, past the page cache or not; the staging directory is left empty."""
+    if not direct:
+        refuse_direct(monkeypatch)
+    path = written(tier)
+    assert read(tier, path) == (Outcome.WHOLE, BODY)
+    assert [found.digest for found in tier.scan()] == [DIGEST]
+    assert os.listdir(path.parents[2] / files.STAGING) == []
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, PAGE)
+
+
+def cut_oddly(path: Path) -> None:
+    os.truncate(path, len(BODY) - 1)
+
+
+def lengthen(path: Path) -> None:
+    os.truncate(path, 3 * PAGE)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("damage", [shorten, cut_oddly, lengthen, empty])
+def test_torn(tier: ChunkFiles, damage: Callable[[Path], None]) -> None:
+    """A file of another length is torn; none is absent."""
+    path = written(tier)
+    damage(path)
+    assert read(tier, path)[0] is Outcome.TORN
+    path.unlink()
+    assert read(tier, path)[0] is Outcome.ABSENT
+
+
+@pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
+def test_media_errors(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that can't read the file makes it torn; want of anything else says nothing about it."""
+    path = written(tier)
+
+    def failing(number: int) -> Callable[..., int]:
+        def fail(*_: object) -> int:
+            raise OSError(number, "broken")
+
+        return fail
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(errno.EIO))
+        assert read(tier, path)[0] is Outcome.TORN
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(errno.EMFILE))
+        with pytest.raises(Refused) as refused:
+            read(tier, path)
+        assert refused.value.failure == Unavailable("the NVMe tier of the weight cache")
+
+
+def test_reading_renews(tier: ChunkFiles) -> None:
+    """Recency is kept in the file, for the agent that comes after this one."""
+    path = written(tier)
+    os.utime(path, (1.0, 1.0))
+    assert [found.used_at for found in tier.scan()] == [1.0]
+    read(tier, path)
+    assert [found.used_at for found in tier.scan()] > [1.0]
+
+
+def test_failed_write_leaves_nothing(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves neither the file nor its beginning."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(OSError, match="no space"):
+        written(tier)
+    path = tier.chunk("a", DIGEST)
+    assert not path.exists()
+    assert os.listdir(path.parents[2] / files.STAGING) == []
+
+
+def test_one_owner(tmp_path: Path) -> None:
+    """A second owner is refused until the first lets go; what a crash left in staging is gone then."""
+    first, second = ChunkFiles(tmp_path), ChunkFiles(tmp_path)
+    first.open()
+    with pytest.raises(BlockingIOError):
+        second.open()
+    (tmp_path / files.STAGING / "half").write_bytes(b"x")
+    first.close()
+    second.open()
+    assert os.listdir(tmp_path / files.STAGING) == []
+    second.close()
+
+
+def test_foreign_files(tier: ChunkFiles, tmp_path: Path) -> None:
+    """Only files that are named as chunks are found."""
+    written(tier)
+    for name in ("a/zz/short", f"a/zz/{DIGEST}", f"a/{DIGEST[:2]}/{DIGEST}.tmp", f".hidden/{DIGEST[:2]}/{DIGEST}"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert [(found.tenant, found.digest) for found in tier.scan()] == [("a", DIGEST)]
+
+
+def test_quarantine(tier: ChunkFiles, tmp_path: Path) -> None:
+    """A bad file is moved aside; of many the newest stay; one that is gone already is no error."""
+    for number in range(MAX_QUARANTINED + 3):
+        tier.quarantine(written(tier), f"bad{number}")
+    tier.quarantine(tier.chunk("a", DIGEST), "again")
+    assert not tier.chunk("a", DIGEST).exists()
+    kept = {name.split(".")[0] for name in os.listdir(tmp_path / files.QUARANTINE)}
+    assert kept == {f"bad{number}" for number in range(3, MAX_QUARANTINED + 3)}

@@ -1,0 +1,218 @@
+"""A lease ends with its connection and with its process; a slab is reused only when each receiver is dead."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Refused
+from contracts.manifest import PAGE
+from contracts.wire import decode
+from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
+from weightcache.leases import MAX_CONNECTIONS
+from weightcache.wire import SOCKET, LeaseReply
+
+VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
+
+# Leases, says so, closes the lease where told to, and then answers each line with a digest of what it sees.
+RECEIVER = """
+import sys
+from pathlib import Path
+from blake3 import blake3
+from service.unix import SocketDirectory
+from weightcache.client import acquire
+
+lease = acquire(SocketDirectory(Path(sys.argv[1])), "acme", sys.argv[2], 30.0)
+print("leased", flush=True)
+for line in sys.stdin:
+    if line == "hang up\\n":
+        lease._sock.close()  # the connection alone: the mapping stays
+        print("hung up", flush=True)
+    else:
+        from weightcache import libc
+        print(blake3(libc.view(lease.address, lease.total_bytes)).hexdigest(), flush=True)
+"""
+
+
+class Receiver:
+    """A process that leased a version."""
+
+    def __init__(self, run: Path, version: str) -> None:
+        command = [sys.executable, "-c", RECEIVER, str(run), version]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._line() == "leased"
+
+    def say(self, line: str) -> str:
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
+        return self._line()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=30)
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextmanager
+def receiver(agent: RunningAgent, version: str = VERSION.id) -> Iterator[Receiver]:
+    one = Receiver(agent.settings.run, version)
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+def test_the_end_of_a_process_ends_its_lease(tmp_path: Path) -> None:
+    """A killed process has no lease any more and holds no slab."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        with receiver(agent) as one:
+            state = agent.state()
+            assert (state.leases, state.holders, state.host.slabs_busy) == (1, 1, 1)
+            one.kill()
+            agent.wait_for("it is forgotten", lambda s: (s.leases, s.holders, s.host.slabs_busy) == (0, 0, 0))
+
+
+def test_the_end_of_a_connection_ends_the_lease_and_keeps_the_slab(tmp_path: Path) -> None:
+    """A process that hung up may still have the slab mapped: it is neither evicted nor filled anew until it dies."""
+    another = make_version(seed=2, pages=(40, 20), chunk_pages=8)
+    with running(settings_of(tmp_path, slabs=1)) as agent:
+        agent.publish(VERSION)
+        agent.publish(another, tenant="other")
+        with receiver(agent) as one:
+            agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
+            seen = one.say("digest")
+            assert one.say("hang up") == "hung up"
+            state = agent.wait_for("the lease ended", lambda state: state.leases == 0)
+            assert (state.holders, state.host.slabs_busy) == (1, 1)
+            with pytest.raises(Refused, match="in use by living processes"):
+                agent.evict("host")
+            with pytest.raises(Refused, match="is full"):
+                agent.acquire(another, tenant="other")
+            assert one.say("digest") == seen
+            one.kill()
+            agent.wait_for("it is forgotten", lambda state: state.holders == 0)
+        with agent.acquire(another, tenant="other") as lease:
+            assert lease.view(0, lease.total_bytes) == another.linear
+
+
+def test_a_recycled_slab_holds_nothing_of_its_last_tenant(tmp_path: Path) -> None:
+    """Whoever gets the slab next can map all of it, and finds only his own chunks and zero bytes."""
+    big = make_version(seed=2, pages=(HUGE // PAGE,), chunk_pages=64, files=())
+    small = make_version(seed=3, pages=(1,), files=())
+    with running(settings_of(tmp_path, slabs=1)) as agent:
+        agent.publish(big)
+        agent.publish(small, tenant="other")
+        with receiver(agent, big.id):
+            agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(big.digests))
+        agent.wait_for("it is forgotten", lambda state: state.holders == 0)
+        sock = agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)
+        sock.send(f'{{"tenant":"other","version":"{small.id}"}}'.encode())
+        _, descriptors, _, _ = socket.recv_fds(sock, 1 << 16, 8)
+        assert os.pread(descriptors[1], HUGE, 0) == small.linear + bytes(HUGE - len(small.linear))
+        for fd in descriptors:
+            os.close(fd)
+        sock.close()
+
+
+def test_a_runtime_survives_the_agent(tmp_path: Path) -> None:
+    """What is mapped stays mapped when the agent ends; its successor starts empty and serves from NVMe."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        lease = agent.acquire(VERSION)
+        agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
+    assert lease.view(0, lease.total_bytes) == VERSION.linear
+    with running(settings_of(tmp_path)) as agent:
+        assert agent.state().host.chunks == 0
+        with agent.acquire(VERSION) as again:
+            assert again.chunks_by_tier == {"host": 0, "nvme": len(VERSION.digests), "store": 0}
+            assert again.view(0, again.total_bytes) == VERSION.linear
+        assert lease.view(0, lease.total_bytes) == VERSION.linear
+    lease.close()
+
+
+def ask(agent: RunningAgent, raw: bytes) -> LeaseReply:
+    sock = agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)
+    try:
+        sock.send(raw)
+        return decode(sock.recv(1 << 16), LeaseReply)
+    finally:
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        pytest.param(b"not json", "invalid_request", id="no JSON"),
+        pytest.param(b'{"tenant":"acme"}', "invalid_request", id="no version"),
+        pytest.param(b'{"tenant":"acme","version":"12"}', "invalid_request", id="a short version"),
+        pytest.param(f'{{"tenant":"../x","version":"{VERSION.id}"}}'.encode(), "invalid_request", id="a path"),
+        pytest.param(
+            f'{{"tenant":"acme","version":"{VERSION.id}","x":1}}'.encode(), "invalid_request", id="a stranger"
+        ),
+        pytest.param(f'{{"tenant":"acme","version":"{VERSION.id}"}}'.encode(), "not_found", id="an unknown version"),
+        pytest.param(f'{{"tenant":"nobody","version":"{VERSION.id}"}}'.encode(), "not_found", id="an unknown tenant"),
+    ],
+)
+def test_refusals(tmp_path: Path, raw: bytes, code: str) -> None:
+    """A request that can't be granted is refused with its reason, and the agent goes on."""
+    with running(settings_of(tmp_path)) as agent:
+        reply = ask(agent, raw)
+        assert not reply.ok
+        assert reply.failure is not None
+        assert reply.failure.code == code
+        agent.publish(VERSION)
+        agent.acquire(VERSION).close()
+
+
+def test_another_tenants_version(tmp_path: Path) -> None:
+    """A version is its tenant's alone: to another it does not exist, though it is in memory."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        with agent.acquire(VERSION), pytest.raises(Refused, match="does not exist"):
+            agent.acquire(VERSION, tenant="other")
+
+
+def test_silent_and_chatty_clients(tmp_path: Path) -> None:
+    """A client that sends something after its request has ended its lease."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        lease = agent.acquire(VERSION)
+        agent.wait_for("leased", lambda state: state.leases == 1)
+        lease._sock.send(b"more")
+        agent.wait_for("ended", lambda state: state.leases == 0)
+        lease.close()
+
+
+def test_too_many_connections(tmp_path: Path) -> None:
+    """Connections are bounded; one over the limit is hung up on, and there is room again when others end."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        idle = [agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET) for _ in range(MAX_CONNECTIONS)]
+        with pytest.raises(Refused, match="is not available"):
+            agent.acquire(VERSION)
+        for sock in idle:
+            sock.close()
+        agent.wait_for("they are gone", lambda state: state.connections == 0)
+        agent.acquire(VERSION).close()
+
+
+def test_a_forked_child_holds_on_its_own(tmp_path: Path) -> None:
+    """The process that connected is the one that counts: a child that leases after its fork holds its own lease."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        with receiver(agent) as one, receiver(agent) as two:
+            assert agent.state().holders == 2
+            os.kill(one.process.pid, signal.SIGKILL)
+            state = agent.wait_for("one is forgotten", lambda state: state.holders == 1)
+            assert state.host.slabs_busy == 1
+            assert len(two.say("digest")) == 64
