@@ -5,10 +5,12 @@ import mmap
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+PATIENCE_S: Final = 5.0
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 
 
@@ -22,11 +24,18 @@ def drop_page_cache(paths: Iterable[Path]) -> None:
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fdatasync(fd)  # dirty pages cannot be dropped
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            if (held := _resident_pages(fd)) > 0:
-                raise CacheNotAsAsked(f"{path.name}: {held} pages are still in the page cache")
+            limit = time.monotonic() + PATIENCE_S
+            while (held := _forget(fd)) > 0:  # a process that is about to unmap it still holds pages
+                if time.monotonic() > limit:
+                    raise CacheNotAsAsked(f"{path.name}: {held} pages are still in the page cache")
+                time.sleep(0.02)
         finally:
             os.close(fd)
+
+
+def _forget(fd: int) -> int:
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return _resident_pages(fd)
 
 
 def warm_page_cache(paths: Iterable[Path]) -> None:

@@ -3,6 +3,7 @@
 Argument: model directory. A line of token ids on stdin is one start; its answer is the first token.
 """
 
+import gc
 import json
 import sys
 
@@ -18,4 +19,5 @@ for line in sys.stdin:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([json.loads(line)]), logits_to_keep=1).logits
     print(int(logits[0, -1].max(0).indices), flush=True)
-    del model
+    del model, logits
+    gc.collect()  # unmaps the weights
