@@ -46,6 +46,7 @@ SAYS_ELSE = Conflict("another record of this request by the same kind of writer 
             [], request_record(1, prompt_tokens=3, cached_tokens=4), False, Conflict("4 cached of 3 prompt tokens"),
             id="more cached than there were",
         ),
+        pytest.param([], request_record(1, prompt_tokens=4, cached_tokens=4), False, Known.NEW, id="all of it cached"),
         pytest.param([], request_record(1, sequence=0), False, Conflict("sequence 0"), id="sequences begin at one"),
     ],
 )  # fmt: skip
