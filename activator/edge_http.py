@@ -71,6 +71,10 @@ class HttpProtocol(HttpToolsProtocol):
         """Bytes of the answer that the client-side socket has not taken."""
         return self.raw.get_write_buffer_size() + self.transport.get_write_buffer_size()
 
+    def is_accepted(self) -> bool:
+        """Whether the socket has taken every byte, and the client is there."""
+        return self.unaccepted() == 0 and not self.cycle.disconnected and not self.transport.is_closing()
+
     async def accepted(self) -> bool:
         """Wait until the socket has taken every byte; False where the client has gone."""
         while not self.cycle.disconnected and not self.transport.is_closing():

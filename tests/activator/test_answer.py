@@ -21,6 +21,9 @@ class FakeConnection:
     def unaccepted(self) -> int:
         return 0
 
+    def is_accepted(self) -> bool:
+        return True
+
     async def accepted(self) -> bool:
         return True
 
