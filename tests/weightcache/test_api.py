@@ -1,0 +1,95 @@
+"""The HTTP side tells what is held, evicts what may go, and says what may not."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Refused, RemoteFailure
+from service.client import ServiceClient
+from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
+from weightcache.app import HTTP_SOCKET
+
+VERSION = make_version(seed=1)
+OTHER = make_version(seed=2)
+COUNT = len(VERSION.digests)
+
+
+def call(agent: RunningAgent, method: str, path: str, body: object = None) -> None:
+    async def main() -> None:
+        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
+        try:
+            await client.call(method, path, type(None), body=body, timeout_s=10)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_health(tmp_path: Path) -> None:
+    """A running agent is healthy and ready."""
+    with running(settings_of(tmp_path)) as agent:
+        call(agent, "GET", "/healthz")
+        call(agent, "GET", "/readyz")
+
+
+def test_state(tmp_path: Path) -> None:
+    """The state counts what was read from where, what is held, and who holds it."""
+    with running(settings_of(tmp_path, slabs=3)) as agent:
+        agent.publish(VERSION)
+        with agent.acquire(VERSION):
+            state = agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
+            assert (state.host.chunks, state.host.bytes) == (COUNT, len(VERSION.linear))
+            assert state.host.budget_bytes == 3 * HUGE
+            assert state.nvme.bytes == len(VERSION.linear)
+            assert (state.leases, state.holders, state.leases_granted) == (1, 1, 1)
+            assert (state.chunk_reads, state.bytes_read) == ({"store": COUNT}, {"store": len(VERSION.linear)})
+            assert state.admitted_chunks == COUNT
+
+
+def test_evict_nvme(tmp_path: Path) -> None:
+    """NVMe forgets a version, leased or not: the next agent has to ask the store."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        agent.publish(OTHER)
+        agent.acquire(VERSION).close()
+        with agent.acquire(OTHER):
+            agent.evict("nvme", "acme", OTHER.id)
+            assert agent.state().nvme.chunks == COUNT
+    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as one, agent.acquire(OTHER) as two:
+        assert one.chunks_by_tier["nvme"] == COUNT
+        assert two.chunks_by_tier["store"] == len(OTHER.digests)
+
+
+def test_evict_host_in_use(tmp_path: Path) -> None:
+    """What a living process holds stays, and the answer says so; another tenant's goes."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        with agent.acquire(VERSION) as lease:
+            for tenant, version in ((None, None), ("acme", None), ("acme", VERSION.id)):
+                with pytest.raises(Refused) as refused:
+                    agent.evict("host", tenant, version)
+                assert isinstance(refused.value.failure, RemoteFailure)
+                assert refused.value.failure.remote_status == 409
+            agent.evict("host", "nobody")
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        pytest.param({"tier": "device"}, 400, id="no such tier"),
+        pytest.param({}, 400, id="no tier"),
+        pytest.param({"tier": "host", "tenant": "../x"}, 400, id="no tenant's name"),
+        pytest.param({"tier": "host", "version": "0" * 64}, 400, id="a version without its tenant"),
+        pytest.param({"tier": "host", "tenant": "acme", "version": "0" * 64}, 404, id="an unknown version"),
+        pytest.param({"tier": "host", "tenant": "acme", "version": "latest"}, 400, id="not a version"),
+    ],
+)
+def test_bad_wishes(tmp_path: Path, body: dict[str, str], status: int) -> None:
+    """A wish that makes no sense is refused with its reason."""
+    with running(settings_of(tmp_path)) as agent:
+        with pytest.raises(Refused) as refused:
+            call(agent, "POST", "/v1/evict", body)
+        assert isinstance(refused.value.failure, RemoteFailure)
+        assert refused.value.failure.remote_status == status

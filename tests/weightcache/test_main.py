@@ -1,0 +1,96 @@
+"""`python -m weightcache` starts from its settings, ends on SIGTERM and with its supervisor, one per directory."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blobstore.files import FileStore
+from service.unix import SocketDirectory
+from tests.weightcache.kit import HUGE, TENANT, make_version, publish, wait_for
+from weightcache.client import acquire
+
+VERSION = make_version(seed=1)
+
+
+def environment(data: Path, **more: str) -> dict[str, str]:
+    small = {"KELVIN_SLAB_BYTES": str(HUGE), "KELVIN_HOST_BYTES": str(4 * HUGE)}
+    return os.environ | {"KELVIN_DATA": str(data)} | small | more
+
+
+@contextmanager
+def started(data: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
+    fds = [int(more["KELVIN_LIFELINE_FD"])] if more else []
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "weightcache"],
+        env=environment(data, **more),
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=fds,
+    )
+    try:
+        yield agent
+    finally:
+        agent.kill()
+        agent.communicate(timeout=30)
+
+
+async def up(directory: SocketDirectory) -> None:
+    while not (directory.path / "cache.sock").exists():
+        await asyncio.sleep(0.01)
+    await wait_for(directory, "it answers", lambda _: True)
+
+
+def wait_up(directory: SocketDirectory) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await up(directory)
+
+    asyncio.run(main())
+
+
+def test_life(tmp_path: Path) -> None:
+    """It serves a lease, refuses a second agent over its directory, drains on SIGTERM, and exits 0."""
+    directory = SocketDirectory(tmp_path / "run")
+    asyncio.run(publish(FileStore(tmp_path / "store"), VERSION))
+    with started(tmp_path) as agent:
+        wait_up(directory)
+        with acquire(directory, TENANT, VERSION.id, 30.0) as lease:
+            second = subprocess.run(
+                [sys.executable, "-m", "weightcache"],
+                env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert second.returncode == 1
+            assert "another cache agent is running" in second.stderr
+            with acquire(directory, TENANT, VERSION.id, 30.0):
+                pass  # the first one's sockets are untouched
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(30) == 0
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+    directory.close()
+
+
+def test_lifeline(tmp_path: Path) -> None:
+    """It ends when the other end of its lifeline is gone."""
+    directory = SocketDirectory(tmp_path / "run")
+    end, other = os.pipe()
+    with started(tmp_path, KELVIN_LIFELINE_FD=str(end)) as agent:
+        wait_up(directory)
+        os.close(end)
+        os.close(other)
+        assert agent.wait(30) == 0
+    directory.close()
+
+
+def test_bad_setting() -> None:
+    """A bad setting is one line that names it."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KELVIN_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "weightcache"], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == "weightcache: KELVIN_DATA=: is required"

@@ -1,0 +1,170 @@
+"""The NVMe tier keeps its budget, survives restarts with its recency, and never keeps the agent from serving."""
+
+import asyncio
+import errno
+import mmap
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from contracts.manifest import PAGE
+from weightcache.files import Outcome
+from weightcache.nvme import NvmeTier
+
+NAMES = [f"{n:02x}" * 32 for n in range(1, 9)]
+
+
+def page(mark: int) -> memoryview:
+    into = memoryview(mmap.mmap(-1, PAGE))
+    into[:] = bytes([mark]) * PAGE
+    return into
+
+
+def with_tier(root: Path, scenario: Callable[[NvmeTier], Awaitable[None]], budget: int = 3 * PAGE) -> None:
+    now = [1000.0]
+
+    def tick() -> float:
+        now[0] += 1
+        return now[0]
+
+    async def main() -> None:
+        with ThreadPoolExecutor(2) as threads:
+            tier = NvmeTier(root, budget, threads, tick)
+            await tier.open()
+            try:
+                await scenario(tier)
+                tier.index.check_integrity()
+            finally:
+                tier.close()
+
+    asyncio.run(main())
+
+
+async def fetched(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[Outcome, int]:
+    into = page(0)
+    return await tier.fetch(tenant, digest, into), into[0]
+
+
+def files_of(root: Path) -> set[str]:
+    return {path.name for path in root.glob("[!.]*/??/*")}
+
+
+def test_admit_and_fetch(tmp_path: Path) -> None:
+    """What was admitted is fetched; what was not, or is another tenant's, is absent."""
+
+    async def scenario(tier: NvmeTier) -> None:
+        assert await tier.admit("a", NAMES[0], page(7))
+        assert not await tier.admit("a", NAMES[0], page(7)), "it is there already"
+        assert await fetched(tier, NAMES[0]) == (Outcome.WHOLE, 7)
+        assert await fetched(tier, NAMES[1]) == (Outcome.ABSENT, 0)
+        assert await fetched(tier, NAMES[0], "b") == (Outcome.ABSENT, 0)
+
+    with_tier(tmp_path, scenario)
+
+
+def test_budget(tmp_path: Path) -> None:
+    """The least recently read files are removed for new ones, on disk too; one over the whole budget isn't admitted."""
+
+    async def scenario(tier: NvmeTier) -> None:
+        for number in range(3):
+            await tier.admit("a", NAMES[number], page(number))
+        await fetched(tier, NAMES[0])
+        assert await tier.admit("a", NAMES[3], page(3))
+        assert files_of(tmp_path) == {NAMES[0], NAMES[2], NAMES[3]}
+        assert not await tier.admit("a", NAMES[4], memoryview(mmap.mmap(-1, 4 * PAGE)))
+
+    with_tier(tmp_path, scenario)
+
+
+def test_restart(tmp_path: Path) -> None:
+    """The next agent knows the files and which were read last; a smaller budget removes the oldest."""
+
+    async def fill(tier: NvmeTier) -> None:
+        for number in range(3):
+            await tier.admit("a", NAMES[number], page(number))
+            path = tmp_path / "a" / NAMES[number][:2] / NAMES[number]
+            os.utime(path, (number, number))
+
+    async def look(tier: NvmeTier) -> None:
+        assert files_of(tmp_path) == {NAMES[1], NAMES[2]}
+        assert await fetched(tier, NAMES[1]) == (Outcome.WHOLE, 1)
+        assert tier.index.total_bytes == 2 * PAGE
+
+    with_tier(tmp_path, fill)
+    with_tier(tmp_path, look, budget=2 * PAGE)
+
+
+def test_a_file_that_vanished(tmp_path: Path) -> None:
+    """A file that somebody removed is absent, and its bytes are free again."""
+
+    async def scenario(tier: NvmeTier) -> None:
+        await tier.admit("a", NAMES[0], page(7))
+        (tmp_path / "a" / NAMES[0][:2] / NAMES[0]).unlink()
+        assert await fetched(tier, NAMES[0]) == (Outcome.ABSENT, 0)
+        assert tier.index.total_bytes == 0
+        assert await tier.admit("a", NAMES[0], page(7))
+
+    with_tier(tmp_path, scenario)
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that refuses a chunk or a manifest is no failure; nothing is counted as held."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    async def scenario(tier: NvmeTier) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", full)
+            assert not await tier.admit("a", NAMES[0], page(7))
+            await tier.keep_paper("a", "version", b"raw")
+        assert tier.index.total_bytes == 0
+        assert files_of(tmp_path) == set()
+        assert await tier.try_read_paper("a", "version") is None
+        assert await tier.admit("a", NAMES[0], page(7))
+
+    with_tier(tmp_path, scenario)
+
+
+def test_cancelled_admission(tmp_path: Path) -> None:
+    """A cancelled admission ends with its thread, and leaves neither a file nor reserved bytes."""
+
+    async def scenario(tier: NvmeTier) -> None:
+        admission = asyncio.create_task(tier.admit("a", NAMES[0], page(7)))
+        await asyncio.sleep(0)
+        admission.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await admission
+        assert files_of(tmp_path) == set()
+        assert tier.index.total_bytes == 0
+
+    with_tier(tmp_path, scenario)
+
+
+def test_evict(tmp_path: Path) -> None:
+    """A version's chunks and manifest go, or a tenant's, or all."""
+
+    async def scenario(tier: NvmeTier) -> None:
+        for tenant in ("a", "b"):
+            for number in range(3):
+                await tier.admit(tenant, NAMES[number], page(number))
+            await tier.keep_paper(tenant, "one", b"1")
+            await tier.keep_paper(tenant, "two", b"2")
+        await tier.evict("a", "one", frozenset(NAMES[:2]))
+        assert not tier.index.holds(("a", NAMES[0]))
+        assert tier.index.holds(("a", NAMES[2]))
+        assert tier.index.holds(("b", NAMES[0]))
+        assert await tier.try_read_paper("a", "one") is None
+        assert await tier.try_read_paper("a", "two") == b"2"
+        await tier.evict("a", None, None)
+        assert await tier.try_read_paper("a", "two") is None
+        assert await tier.try_read_paper("b", "one") == b"1"
+        assert tier.index.file_count == 3
+        await tier.evict(None, None, None)
+        assert (tier.index.file_count, files_of(tmp_path)) == (0, set())
+        assert await tier.try_read_paper("b", "one") is None
+
+    with_tier(tmp_path, scenario, budget=9 * PAGE)

@@ -1,0 +1,104 @@
+"""Manifests are checked wherever they come from; drafts can be leased; attestations are all there, or it is refused."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contracts.errors import Refused
+from contracts.manifest import PAGE, Chunk, encode_manifest, version_of
+from contracts.wire import encode
+from tests.weightcache.kit import (
+    TENANT,
+    RunningAgent,
+    Version,
+    attest,
+    attestation_of,
+    describe,
+    make_version,
+    running,
+    settings_of,
+)
+
+VERSION = make_version(seed=1)
+
+
+def test_draft(tmp_path: Path) -> None:
+    """A draft is leased like a version, before and after it is published."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION, draft=True)
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+            assert lease.attestations == ()
+        agent.publish(VERSION)
+        asyncio.run(agent.store.delete(f"{TENANT}/drafts/{VERSION.id}"))
+        agent.acquire(VERSION).close()
+
+
+def test_attestations_are_looked_for_until_found(tmp_path: Path) -> None:
+    """None found, the next lease looks again; found, they are kept."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        with agent.acquire(VERSION) as lease:
+            assert lease.attestations == ()
+        for mark in ("0" * 16, "f" * 16):
+            asyncio.run(attest(agent.store, VERSION.id, mark=mark))
+        for _ in range(2):
+            with agent.acquire(VERSION) as lease:
+                assert lease.attestations == (attestation_of(VERSION.id),) * 2
+        assert agent.state().leases_hot == 1
+        assert agent.state().chunk_reads == {"store": len(VERSION.digests)}
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        pytest.param(b"{}", "does not decode", id="not an attestation"),
+        pytest.param(encode(attestation_of("0" * 64)), "speaks of another version", id="another version's"),
+    ],
+)
+def test_bad_attestation(tmp_path: Path, raw: bytes, reason: str) -> None:
+    """An attestation that can't be believed refuses the lease: without it the known answers would go unchecked."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        asyncio.run(agent.store.put_if_absent(f"{TENANT}/attestations/{VERSION.id}/seal-{'0' * 16}", raw))
+        with pytest.raises(Refused, match=reason):
+            agent.acquire(VERSION)
+
+
+def paper_of(agent: RunningAgent, version: Version) -> Path:
+    return agent.settings.cache / TENANT / "manifests" / version.id
+
+
+def test_manifest_damaged_on_nvme(tmp_path: Path) -> None:
+    """A manifest that changed on NVMe is refused by version and set aside; the next lease has the store's."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        agent.acquire(VERSION).close()
+        paper_of(agent, VERSION).write_bytes(VERSION.raw.replace(b"F32", b"I32"))
+        with pytest.raises(Refused, match=f"manifest of version {VERSION.id}: its bytes do not match"):
+            agent.acquire(VERSION)
+        assert not paper_of(agent, VERSION).exists()
+        agent.acquire(VERSION).close()
+
+
+def test_manifest_damaged_in_the_store(tmp_path: Path) -> None:
+    """A manifest that doesn't have its version's digest is refused, and not kept."""
+    with running(settings_of(tmp_path)) as agent:
+        asyncio.run(agent.store.put_if_absent(f"{TENANT}/manifests/{VERSION.id}", VERSION.raw + b" "))
+        with pytest.raises(Refused, match=f"manifest of version {VERSION.id}: its bytes do not match"):
+            agent.acquire(VERSION)
+        assert not paper_of(agent, VERSION).exists()
+
+
+def test_manifest_that_lies(tmp_path: Path) -> None:
+    """A manifest that gives one chunk two lengths is refused, though its digest is right."""
+    good = describe([b"a" * 2 * PAGE], 2 * PAGE)
+    (chunk,) = good.manifest.chunks
+    chunks = (chunk, Chunk(chunk.digest, PAGE))
+    raw = encode_manifest(msgspec.structs.replace(good.manifest, chunks=chunks))
+    with running(settings_of(tmp_path)) as agent:
+        asyncio.run(agent.store.put_if_absent(f"{TENANT}/manifests/{version_of(raw)}", raw))
+        with pytest.raises(Refused, match="has two lengths"):
+            agent.acquire(version_of(raw))

@@ -1,0 +1,47 @@
+"""Settings have defaults that fit the machine, and refuse what can't work, with the value."""
+
+from pathlib import Path
+
+import pytest
+
+from contracts.settings import BadSetting
+from weightcache.settings import read_settings
+
+
+def test_defaults(tmp_path: Path) -> None:
+    """The data directory alone is enough."""
+    settings = read_settings({"KELVIN_DATA": str(tmp_path)})
+    assert settings.store_url == (tmp_path / "store").as_uri()
+    assert settings.slab_bytes == 256 << 20
+    assert settings.host_bytes >= settings.slab_bytes
+    assert settings.nvme_bytes > 0
+    assert settings.lifeline_fd is None
+
+
+def test_what_the_tier_holds_is_not_lost_space(tmp_path: Path) -> None:
+    """A restart with a full tier has the same budget as before: its own files count as free."""
+    chunk = tmp_path / "cache" / "acme" / "00" / ("0" * 64)
+    chunk.parent.mkdir(parents=True)
+    chunk.touch()
+    without = read_settings({"KELVIN_DATA": str(tmp_path)}).nvme_bytes
+    with chunk.open("wb") as file:
+        file.truncate(1 << 42)  # a hole: takes no space, but counts
+    held = read_settings({"KELVIN_DATA": str(tmp_path)}).nvme_bytes - without
+    assert abs(held - (1 << 42) * 8 // 10) < 1 << 36, "the disk is others' too"
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        pytest.param({}, "KELVIN_DATA=", id="no data directory"),
+        pytest.param({"KELVIN_SLAB_BYTES": "1000"}, "KELVIN_SLAB_BYTES=1000", id="a slab below a huge page"),
+        pytest.param({"KELVIN_SLAB_BYTES": "3000000"}, "must be a multiple of", id="a slab of odd size"),
+        pytest.param({"KELVIN_HOST_BYTES": "1"}, "KELVIN_HOST_BYTES=1", id="less than a slab"),
+        pytest.param({"KELVIN_NVME_BYTES": "-1"}, "KELVIN_NVME_BYTES=-1", id="a negative budget"),
+        pytest.param({"KELVIN_LIFELINE_FD": "x"}, "KELVIN_LIFELINE_FD=x", id="no number"),
+    ],
+)
+def test_refused(tmp_path: Path, env: dict[str, str], text: str) -> None:
+    """Name, value and rule are in the text."""
+    with pytest.raises(BadSetting, match=text):
+        read_settings(env if text == "KELVIN_DATA=" else {"KELVIN_DATA": str(tmp_path), **env})
