@@ -116,7 +116,7 @@ class Fleet:
         assert replica is not None
         self._dead.add(process)
         self.tasks.start(self._bury(process), f"close {process.runtime_id}")
-        if not process.is_ending:
+        if not process.is_ending and replica.state is not ReplicaState.DRAINING:  # an empty one ends by itself
             log.warning("a process died", extra={"runtime_id": process.runtime_id, "state": replica.state})
         for mourner in self._mourners:
             mourner(replica)

@@ -8,7 +8,8 @@ What it imitates of `runtime.zygote` and of the processes that it forks (contrac
 - runtimes live on when whoever bound them goes away.
 
 The model's name says how a bind goes: `corrupt` is refused, `crash` dies, `held` waits for the file `release`; a model
-named `busy` reports one request in flight until the file `idle` appears. Every call is a line in `calls.log`.
+named `busy` reports one request in flight until the file `idle` appears. A process that is forked while `ignore-term`
+exists ignores SIGTERM, one while `never-park` exists does not listen. Every call is a line in `calls.log`.
 """
 
 import os
@@ -171,6 +172,8 @@ def serve(run: Path, runtime_id: str) -> NoReturn:
             return connection, ("runtime", 0)
 
     standby.note("born")
+    while (run / "never-park").exists():
+        time.sleep(0.01)
     Server(str(run / f"rt-{runtime_id}.sock"), Handler).serve_forever()
     os._exit(0)
 
@@ -212,7 +215,7 @@ def main(run: Path) -> None:
             if pid == 0:
                 listener.close()
                 connection.close()
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN if (run / "ignore-term").exists() else signal.SIG_DFL)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 serve(run, question["runtime_id"])
             children.append(pid)

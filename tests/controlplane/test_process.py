@@ -1,0 +1,83 @@
+"""One process at the end of a pidfd: it is ended for certain, its death is always noticed, nobody else is ever hit."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Refused, Unavailable
+from tests.controlplane.ground import Run, eventually, fake_zygote, local
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    where = Run(tmp_path / "run")
+    with fake_zygote(where):
+        yield where
+
+
+def test_sigterm_is_enough_for_most(run: Run) -> None:
+    """It is gone long before SIGKILL would come."""
+
+    async def main() -> None:
+        async with local(run, standbys=0) as it:
+            process = await it.fleet.bear()
+            began = time.monotonic()
+            it.fleet.end(process, term_s=15.0)
+            it.fleet.end(process, term_s=15.0)
+            assert await process.gone(10.0)
+            assert time.monotonic() - began < 10.0
+            assert list(it.table) == []
+
+    asyncio.run(main())
+
+
+def test_sigkill_comes_for_the_rest(run: Run) -> None:
+    """One that ignores SIGTERM is dead shortly after its time."""
+    run.tell("ignore-term")
+
+    async def main() -> None:
+        async with local(run, standbys=0) as it:
+            process = await it.fleet.bear()
+            process.signal(signal.SIGTERM)
+            assert not await process.gone(0.1)
+            it.fleet.end(process, term_s=0.1)
+            assert await process.gone(10.0)
+
+    asyncio.run(main())
+
+
+def test_calls_to_the_dead_are_unavailable_and_signals_go_nowhere(run: Run) -> None:
+    """A process that is gone refuses, and its number may be another's by now."""
+
+    async def main() -> None:
+        async with local(run, standbys=0) as it:
+            process = await it.fleet.bear()
+            os.kill(process.pid, signal.SIGKILL)
+            assert await process.gone(10.0)
+            with pytest.raises(Refused) as refused:
+                await process.report()
+            assert refused.value.failure == Unavailable("the runtime")
+            process.signal(signal.SIGKILL)
+            await process.end()
+
+    asyncio.run(main())
+
+
+def test_a_standby_that_never_parks_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Born, alive, and silent: it is ended, and whoever asked is told."""
+    monkeypatch.setattr("controlplane.scaling.fleet.PARK_S", 0.1)
+    run.tell("never-park")
+
+    async def main() -> None:
+        async with local(run, standbys=0) as it:
+            with pytest.raises(Refused) as refused:
+                await it.fleet.bear()
+            assert refused.value.failure == Unavailable("the zygote")
+            await eventually(lambda: list(it.table) == [])
+
+    asyncio.run(main())

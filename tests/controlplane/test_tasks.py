@@ -1,0 +1,82 @@
+"""Background tasks have an owner: leaving the block ends them all, and one that fails is heard of and stays alone."""
+
+import asyncio
+
+import pytest
+
+from controlplane.tasks import Tasks
+
+
+def test_leaving_ends_everything() -> None:
+    """Nothing runs on, whoever leaves and why; what is started afterwards is not begun."""
+
+    async def main() -> None:
+        ended: list[str] = []
+
+        async def wait(name: str) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(name)
+
+        async def breaks_off() -> None:
+            async with tasks:
+                for name in "abc":
+                    tasks.start(wait(name), name)
+                await asyncio.sleep(0)
+                raise ZeroDivisionError
+
+        tasks = Tasks()
+        with pytest.raises(ZeroDivisionError):
+            await breaks_off()
+        assert sorted(ended) == ["a", "b", "c"]
+        tasks.start(wait("late"), "late")
+        await asyncio.sleep(0)
+        assert (len(tasks), "late" in ended) == (0, False)
+
+    asyncio.run(main())
+
+
+def test_a_failure_is_heard_of_and_stays_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """The others go on; the log names the task."""
+
+    async def main() -> None:
+        done = asyncio.Event()
+
+        async def breaks() -> None:
+            raise RuntimeError("defect")
+
+        async def works() -> None:
+            await asyncio.sleep(0)
+            done.set()
+
+        async with Tasks() as tasks:
+            tasks.start(breaks(), "breaks")
+            tasks.start(works(), "works")
+            await done.wait()
+            await tasks.settled()
+
+    asyncio.run(main())
+    (record,) = caplog.records
+    assert record.__dict__["task"] == "breaks"
+
+
+def test_settled_waits_for_tasks_that_tasks_start() -> None:
+    """Until nothing runs at all."""
+
+    async def main() -> None:
+        order: list[int] = []
+
+        async with Tasks() as tasks:
+
+            async def chain(left: int) -> None:
+                await asyncio.sleep(0)
+                order.append(left)
+                if left:
+                    tasks.start(chain(left - 1), f"chain {left - 1}")
+
+            tasks.start(chain(3), "chain 3")
+            await tasks.settled()
+        assert order == [3, 2, 1, 0]
+
+    asyncio.run(main())
