@@ -19,6 +19,7 @@ from runtime.replica import Replica, Wiring, Work
 from runtime.restore import Weights, restore
 from runtime.serving import Serving
 from runtime.settings import RuntimeSettings
+from runtime.warmup import WarmUp
 from service.client import ServiceClient
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -29,6 +30,7 @@ from weightcache.tensors import tensors
 CONTROL_PLANE: Final = "control.sock"
 _USAGE: Final = "/internal/v1/usage/requests"
 _SHIP_S: Final = 10.0
+_WARM_AFTER_S: Final = 0.25  # one that was borne because it is waited for is bound by then
 _LAST_FRAMES_S: Final = 5  # for what is answered already and not yet read
 
 
@@ -48,11 +50,14 @@ async def serve(
         api = ServingApi(replica, orphans, control)
         try:
             async with asyncio.TaskGroup() as tasks:
-                watcher = tasks.create_task(replica.watch(), name="watch")
-                drainer = tasks.create_task(_drain_with(stop, replica, settings.drain_s), name="drain")
+                beside = (
+                    tasks.create_task(replica.watch(), name="watch"),
+                    tasks.create_task(replica.warm_up(_WARM_AFTER_S), name="warm up"),
+                    tasks.create_task(_drain_with(stop, replica, settings.drain_s), name="drain"),
+                )
                 await serve_until(api, listener, replica.over, _LAST_FRAMES_S)
-                watcher.cancel()
-                drainer.cancel()
+                for task in beside:
+                    task.cancel()
         finally:
             await replica.close()
     if replica.failure is not None:
@@ -72,7 +77,7 @@ def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
     def do_seal(job: SealJob) -> SealAttestation:
         return jobs.seal(job, acquire)
 
-    return Work(restore=do_restore, gate=examine, seal=do_seal)
+    return Work(restore=do_restore, gate=examine, seal=do_seal, warm_up=WarmUp().steps)
 
 
 async def _drain_with(stop: asyncio.Event, replica: Replica, drain_s: float) -> None:

@@ -6,7 +6,7 @@ What a restore does is `restore.py`'s, what a request's answer looks like is `ap
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -62,6 +62,7 @@ class Work:
     restore: Callable[[Bind, Wiring], Serving]
     gate: Callable[[GateJob], GateFacts]
     seal: Callable[[SealJob], SealAttestation]
+    warm_up: Sequence[Callable[[], None]] = ()  # short steps
 
 
 class Replica:
@@ -87,6 +88,19 @@ class Replica:
     def state(self) -> RuntimeState:
         """Where in its life the process is."""
         return self._state
+
+    async def warm_up(self, after_s: float) -> None:
+        """Spend a parked standby's time on what its restore would otherwise. A bind waits for one step at the most."""
+        await asyncio.sleep(after_s)
+        for step in self._work.warm_up:
+            async with self._one_at_a_time:
+                if self._state is not RuntimeState.STANDBY:
+                    return
+                try:
+                    await run_in_thread("warm-up", step)
+                except Exception:
+                    log.exception("warm-up")
+                    return
 
     async def gate(self, job: GateJob) -> GateFacts:
         """Examine an architecture; the standby is as before. Raises `Refused`."""

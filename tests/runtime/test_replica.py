@@ -159,6 +159,52 @@ def test_a_parked_standby_drains_at_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_warm_up_yields_to_a_bind(tmp_path: Path) -> None:
+    """A bind waits for the step that runs; the steps after it do not happen."""
+    inside, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def first() -> None:
+        inside.set()
+        assert go_on.wait(20)
+        done.append("first")
+
+    def second() -> None:
+        done.append("second")
+
+    async def main() -> None:
+        restore = fake_work(ScriptedEngine(saying("x"))).restore
+        replica = _replica(tmp_path, Work(restore, _no_gate, _no_seal, (first, second)))
+        warming = asyncio.create_task(replica.warm_up(0))
+        await asyncio.to_thread(inside.wait, 20)
+        binding = asyncio.create_task(replica.bind(BIND))
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.wait_for(asyncio.gather(binding, warming), 20)
+        assert done == ["first"]
+        assert replica.state is RuntimeState.READY
+        await replica.close()
+
+    asyncio.run(main())
+
+
+def test_a_warm_up_that_fails_costs_nothing_but_its_gain(tmp_path: Path) -> None:
+    """The standby stays one."""
+
+    def explode() -> None:
+        raise RuntimeError("defect")
+
+    async def main() -> None:
+        work = fake_work(ScriptedEngine(saying("x")))
+        replica = _replica(tmp_path, Work(work.restore, _no_gate, _no_seal, (explode, explode)))
+        await replica.warm_up(0)
+        assert replica.state is RuntimeState.STANDBY
+        await replica.bind(BIND)
+        await replica.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("state", list(RuntimeState))
 @pytest.mark.parametrize("to", list(RuntimeState))
 def test_illegal_moves_raise_and_change_nothing(tmp_path: Path, state: RuntimeState, to: RuntimeState) -> None:

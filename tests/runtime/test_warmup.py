@@ -1,0 +1,26 @@
+"""A warmed standby restores and answers exactly as one that is not."""
+
+import torch
+
+from contracts.control import SealJob
+from runtime.jobs import seal
+from runtime.warmup import WarmUp
+from tests.runtime.versions import MemoryLease, make_llama
+
+
+def test_it_runs_all_that_a_restore_runs() -> None:
+    """Each step works, in order, as often as one likes."""
+    for _ in range(2):
+        for step in WarmUp().steps:
+            step()
+
+
+def test_it_leaves_nothing_behind() -> None:
+    """Torch's defaults are as before, and the next model answers as the library does: its probe matches."""
+    defaults = torch.get_default_dtype(), torch.is_grad_enabled()
+    for step in WarmUp().steps:
+        step()
+    assert (torch.get_default_dtype(), torch.is_grad_enabled()) == defaults
+    lease = MemoryLease(make_llama(seed=3))
+    attestation = seal(SealJob(tenant="acme", version=lease.version.id), lease.acquire)
+    assert attestation.fast_bind
