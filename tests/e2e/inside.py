@@ -37,7 +37,7 @@ def pack_rows(kelvin: Installation, model: str) -> dict[Path, list[tuple[str, in
         rows = [tuple(row) for row in json.loads(index.read_bytes()) if row[0] in wanted]
         if rows:
             found[index.parent.parent / "packs" / index.name] = rows
-    return found  # type: ignore[return-value]
+    return found
 
 
 def replicas(kelvin: Installation, model: str) -> list[Any]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from coldstart_bench.installation import Installation
+from tests.e2e import unverified
 from tests.e2e.calls import Answer, complete
 from tests.e2e.inside import chunks, pack_rows
+from tests.e2e.models import greedy, prompt_of
 
 PROMPT = "w5 w9 w12"
 
@@ -74,3 +76,17 @@ def test_a_flipped_byte_on_nvme_is_refused_by_name(cold: Installation) -> None:
     content[len(content) // 2] ^= 0x40
     _write(path, bytes(content))
     _refused(complete(cold, "llama", PROMPT, max_tokens=2), digest)
+
+
+def test_the_control_sees_wrong_text(cold: Installation, llama: Path) -> None:
+    """With verification and probe off, flipped exponent bits do come out as other words; the product refuses them."""
+    prompt = [8, 12, 15]
+    right = greedy(llama, prompt, 8)
+    assert unverified.generate(cold, "llama", prompt, 8) == right
+    manifest = unverified.manifest_of(cold, "llama")
+    ((path, rows),) = pack_rows(cold, "llama").items()
+    unverified.flip_exponents(path, manifest, rows, "model.layers.0.mlp.down_proj.weight")
+    assert unverified.generate(cold, "llama", prompt, 8) != right
+    answer = complete(cold, "llama", prompt_of(prompt), max_tokens=8)
+    assert answer.status == 500
+    assert answer.json["error"]["code"] == "chunk_corrupt"

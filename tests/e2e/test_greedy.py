@@ -1,6 +1,7 @@
 """Greedy answers equal `transformers.generate` in float32, alone and in company that comes and goes."""
 
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_greedy_equals_generate_in_company(kelvin: Installation, request: pytest
     prompts = [[rng.randrange(3, 64) for _ in range(rng.choice((1, 3, 17, 60, 130)))] for _ in range(12)]
     wanted = [text_of(directory, greedy(directory, prompt, 16)) for prompt in prompts]
     quitters = [_start_and_quit(kelvin, family, rng.randrange(1, 6)) for _ in range(4)]
-    answers = all_at_once([lambda p=p: complete(kelvin, family, prompt_of(p), max_tokens=16) for p in prompts])
+    answers = all_at_once([partial(complete, kelvin, family, prompt_of(ids), max_tokens=16) for ids in prompts])
     assert [answer.text.strip() for answer in answers] == wanted
     assert quitters
 

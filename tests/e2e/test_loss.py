@@ -7,7 +7,7 @@ import signal
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete, connect, headers
-from tests.e2e.inside import bill, replicas, report
+from tests.e2e.inside import bill, cache, replicas, report
 
 
 def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str:
@@ -53,6 +53,7 @@ def test_a_replica_killed_mid_stream_is_a_terminal_error_and_is_billed_for_what_
         )
 
     kelvin.wait(billed, "both requests are in the ledger")
+    kelvin.wait(lambda: cache(kelvin)["leases"] == 1, "the dead replica's lease is gone, the new one's is there")
     assert bill(kelvin)["completion_tokens"] == before["completion_tokens"] + _words(raw) + 2
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from coldstart_bench.installation import Installation
 
@@ -29,11 +30,11 @@ def test_models_are_listed(client: openai.OpenAI) -> None:
 
 def test_a_chat_completion_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
     """Greedy: the pieces of the stream join to the whole."""
-    messages = [{"role": "user", "content": "w1 w2 w3"}]
-    whole = client.chat.completions.create(model="llama", messages=messages, max_tokens=9, temperature=0)  # type: ignore[arg-type]
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "w1 w2 w3"}]
+    whole = client.chat.completions.create(model="llama", messages=messages, max_tokens=9, temperature=0)
     stream = client.chat.completions.create(
         model="llama",
-        messages=messages,  # type: ignore[arg-type]
+        messages=messages,
         max_tokens=9,
         temperature=0,
         stream=True,

@@ -1,0 +1,79 @@
+"""What Kelvin never does, composed for the tests alone: serve a version's bytes unchecked, with no known answers.
+
+The controls of the corruption tests use it to show that the bytes which were refused would have meant wrong text.
+"""
+
+from pathlib import Path
+
+import torch
+
+from coldstart_bench.installation import Installation
+from contracts.control import SealAttestation
+from contracts.manifest import Manifest, decode_manifest
+from contracts.wire import decode
+from runtime.binding import DTYPES, bind
+from runtime.engine.core import ModelEngine
+from runtime.engine.interface import Generated, GenerationRequest, Sampling
+from tests.e2e.inside import pack_rows
+
+
+def linear_space(kelvin: Installation, model: str, manifest: Manifest) -> bytearray:
+    """The version's bytes as its packs hold them now, whatever their digests are."""
+    found: dict[str, bytes] = {}
+    for path, rows in pack_rows(kelvin, model).items():
+        content = path.read_bytes()
+        found |= {digest: content[offset : offset + length] for digest, offset, length in rows}
+    return bytearray(b"".join(found[chunk.digest] for chunk in manifest.chunks))
+
+
+def generate(kelvin: Installation, model: str, prompt: list[int], count: int) -> list[int]:
+    """Greedy ids from unverified bytes, with the probe off."""
+    store, version = kelvin.data / "store" / "default", kelvin.model(model)["version"]
+    manifest = decode_manifest((store / "manifests" / version).read_bytes(), version)
+    (seal,) = (store / "attestations" / version).iterdir()
+    facts = decode(seal.read_bytes(), SealAttestation).gate
+    space = linear_space(kelvin, model, manifest)
+    files = {file.path: bytes(space[file.offset : file.offset + file.size]) for file in manifest.files}
+    tensors = {
+        tensor.name: torch.frombuffer(
+            space, dtype=DTYPES[manifest.engine.dtype], count=tensor.nbytes // 4, offset=tensor.offset
+        ).view(tensor.shape)
+        for tensor in manifest.tensors
+    }
+    cpu = torch.device("cpu")
+    bound = bind(manifest, files["config.json"], tensors, how="library", dtype=torch.float32, device=cpu)
+    engine = ModelEngine(bound, facts, version=version, kv_bytes=64 << 20, device=cpu, probe=None)
+    asked = GenerationRequest(
+        request_id="control",
+        prompt_ids=tuple(prompt),
+        sampling=Sampling(temperature=0.0, max_tokens=count),
+        stop_ids=frozenset(),
+    )
+    refused = engine.admit(asked)
+    assert refused is None
+    ids: list[int] = []
+    while engine.has_work:
+        ids += [event.token_id for event in engine.step() if isinstance(event, Generated)]
+    return ids
+
+
+def flip_exponents(path: Path, manifest: Manifest, rows: list[tuple[str, int, int]], tensor_name: str) -> None:
+    """Flip an exponent bit of every tenth float32 of a tensor, in the pack that holds it."""
+    tensor = next(each for each in manifest.tensors if each.name == tensor_name)
+    content, at = bytearray(path.read_bytes()), 0
+    for chunk in manifest.chunks:
+        place = next(((offset, length) for digest, offset, length in rows if digest == chunk.digest), None)
+        if place is not None and at <= tensor.offset < at + chunk.length:
+            begin = place[0] + tensor.offset - at
+            for byte in range(begin + 3, begin + tensor.nbytes, 40):
+                content[byte] ^= 0x01  # the exponent's second lowest bit: bits 23-30 of a little-endian float32
+        at += chunk.length
+    path.chmod(0o600)
+    path.write_bytes(bytes(content))
+
+
+def manifest_of(kelvin: Installation, model: str) -> Manifest:
+    """The manifest of the version that `prod` names."""
+    version = kelvin.model(model)["version"]
+    raw = (kelvin.data / "store" / "default" / "manifests" / version).read_bytes()
+    return decode_manifest(raw, version)
