@@ -64,7 +64,9 @@ def test_a_record_that_cannot_be_made_takes_no_sequence(tmp_path: Path) -> None:
         pytest.param("sync_directory", id="the new name does not become durable"),
     ],
 )
-@pytest.mark.parametrize("before", [pytest.param(0, id="at the first record"), pytest.param(3, id="later")])
+@pytest.mark.parametrize(
+    "before", [pytest.param(0, id="at the first"), pytest.param(1, id="second"), pytest.param(3, id="fourth")]
+)
 @pytest.mark.parametrize("cut", [pytest.param(False, id="the tail is cut"), pytest.param(True, id="it cannot be cut")])
 def test_a_failing_disk_raises_and_leaves_nothing_behind(
     tmp_path: Path, operation: str, before: int, cut: bool
