@@ -9,10 +9,10 @@ from controlplane.facts import ScaleChange
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.principal import admin_of
 from controlplane.registry import Registry
 from controlplane.replicas import ReplicaTable
 from controlplane.status import model_status
+from service.principal import admin_of
 
 
 def router(

@@ -14,7 +14,7 @@ from controlplane.ledger import Ledger
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.price_book import default_price_book
-from controlplane.principal import admin_of
+from service.principal import admin_of
 
 
 def router(

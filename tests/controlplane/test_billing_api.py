@@ -12,9 +12,9 @@ from contracts.control import Principal, RequestBatch, Scope
 from contracts.wire import decode, encode
 from controlplane.billing_api import router
 from controlplane.ledger import Ledger
-from controlplane.principal import HEADER
 from controlplane.store import Database, sqlite_engine
 from service.failures import install_failure_handlers
+from service.principal import HEADER
 from tests.controlplane.usage_records import END_US, MONTH, request_record
 
 ADMIN = Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))
