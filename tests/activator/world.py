@@ -152,8 +152,6 @@ async def world(tmp_path: Path, *, control_up: bool = True, **settings: object) 
             here = World(data, port, control, process, client, tls, environment)
             yield here
             assert here.process.returncode is not None or await here.terminate() == 0
-            for replica in here.replicas:
-                await replica.stop()
         said = (data / "log").read_text()
         assert '"unforeseen failure"' not in said, said
         assert "Traceback" not in said, said
@@ -162,6 +160,8 @@ async def world(tmp_path: Path, *, control_up: bool = True, **settings: object) 
             if left.returncode is None:
                 left.kill()
                 await left.wait()
+        for replica in here.replicas if here is not None else ():
+            await replica.stop()
         await control.stop()
 
 
