@@ -105,7 +105,7 @@ class Tail:
         wanted = sequence + 1
         if self._segment != wanted and (self.directory / segment_name(wanted)).exists():
             self._load(wanted)
-        elif self._segment == 0:
+        elif not 0 < self._segment <= wanted:  # nothing is loaded, or a batch that was not taken is read again
             older = [first for first in segments(self.directory) if first <= wanted]
             if not older:
                 return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from contracts.deadline import Deadline
@@ -196,7 +196,8 @@ def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> None:
     steps=st.lists(st.sampled_from(["append", "ship", "refuse", "restart"]), max_size=40),
     size=st.integers(min_value=1, max_value=2000),
 )
-@settings(max_examples=40, deadline=None)
+@example(steps=["ship", "append", "restart", "append", "refuse"], size=1)  # a refused batch that spans two segments
+@settings(max_examples=80, deadline=None)
 def test_any_order_of_appends_failures_and_restarts_loses_nothing(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], size: int
 ) -> None:
