@@ -1,0 +1,167 @@
+"""How answers end: failures, deadlines, cancellation, lost activators, readers that do not read."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Internal
+from contracts.frames import FrameDecoder, FrameKind
+from contracts.usage import Origin
+from runtime import delivery
+from tests.runtime.fakes import BIND, CODEC, Bench, ScriptedEngine, frames_until, saying
+from tests.runtime.scenes import TEXT, failure_of, play
+
+
+def test_a_failure_after_tokens_is_a_last_frame(tmp_path: Path) -> None:
+    """What was said stands; the answer ends in FAILED with the failure's own code and the counts so far."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+            decoder = FrameDecoder()
+            each.engine.allow(2)
+            frames = await frames_until(answer, decoder, 2)
+            each.engine.break_with = Internal()
+            each.engine.allow()
+            frames += decoder.feed(await answer.read())
+            assert decoder.is_clean
+        assert failure_of(frames[-1]).code == "internal"
+        assert frames[-1].counts.completion_tokens == 2
+        assert each.meter.meter.requests == 1
+        await each.quiet()
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
+def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
+    """Before anything was sent it is a 504, afterwards a FAILED frame; the engine is let go of both times."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"stream": True}, deadline_ms="60") as answer:
+            assert answer.status == 504
+        async with each.open(body={"stream": True, "max_tokens": 9}, deadline_ms="600") as answer:
+            each.engine.allow(2)
+            frames = FrameDecoder().feed(await answer.read())
+        assert failure_of(frames[-1]).code == "deadline_exceeded"
+        await each.quiet()
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
+def test_delete_cancels(tmp_path: Path) -> None:
+    """204 at once; the answer ends as cancelled, the blocks are free, and no orphan is made of it."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+            decoder = FrameDecoder()
+            each.engine.allow()
+            frames = await frames_until(answer, decoder, 1)
+            async with each.session.delete("http://rt/v1/requests/r1") as deleted:
+                assert deleted.status == 204
+            frames += decoder.feed(await answer.read())
+        assert failure_of(frames[-1]).code == "cancelled"
+        await each.quiet()
+        await each.orphans.flush()
+        assert each.records.records == []
+        async with each.session.delete("http://rt/v1/requests/r1") as deleted:
+            assert deleted.status == 204, "it may be repeated"
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
+def test_a_lost_activator_leaves_a_record(tmp_path: Path) -> None:
+    """Connection gone without a DELETE: freed, and recorded with the tokens that were acknowledged, not those made."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"stream": True, "max_tokens": 50}, key_id="key1") as answer:
+            each.engine.allow(5)
+            await frames_until(answer, FrameDecoder(), 5)
+            for tokens in (3, 2):
+                url = "http://rt/v1/requests/r1/delivered"
+                async with each.session.post(url, data=json.dumps({"completion_tokens": tokens})) as acknowledged:
+                    assert acknowledged.status == 204
+            answer.close()
+        await each.quiet()
+        async with asyncio.timeout(10):
+            await each.records.written.wait()
+        (record,) = each.records.records
+        assert (record.request_id, record.origin, record.source, record.sequence) == ("r1", Origin.ORPHAN, "x", 1)
+        assert (record.tenant, record.model, record.version) == (BIND.tenant, BIND.model, BIND.version)
+        assert (record.key_id, record.runtime_id, record.stream) == ("key1", "x", True)
+        assert record.completion_tokens == 3
+        assert record.prompt_tokens == len(CODEC.encode("Once"))
+        assert record.outcome == "activator_lost"
+        assert record.started_at_us <= record.ended_at_us
+        assert each.meter.meter.requests == 1, "one request, one record"
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
+def test_a_delete_that_comes_late_takes_the_orphan_back(tmp_path: Path) -> None:
+    """The activator lives: its own record stands, none is written here."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+            each.engine.allow()
+            await frames_until(answer, FrameDecoder(), 1)
+            answer.close()
+        await each.quiet()
+        async with each.session.delete("http://rt/v1/requests/r1"):
+            pass
+        await each.orphans.flush()
+        assert each.records.records == []
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene, grace_s=60.0)
+
+
+def test_an_answer_that_ended_leaves_no_orphan(tmp_path: Path) -> None:
+    """Closing a connection after END is how connections end."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"stream": True}) as answer:
+            await answer.read()
+            answer.close()
+        await each.quiet()
+        await each.orphans.flush()
+        assert each.records.records == []
+
+    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
+
+
+def test_an_answer_in_the_making_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole answers, and streams that have nothing to say yet, show that they live and what they cost."""
+    monkeypatch.setattr(delivery, "BEAT_S", 0.02)
+    monkeypatch.setattr(delivery, "COMMIT_S", 0.02)
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"max_tokens": 50}) as answer:
+            decoder = FrameDecoder()
+            beats = await frames_until(answer, decoder, 0)
+            each.engine.allow(3)
+            beats += await frames_until(answer, decoder, 3)
+            assert {beat.kind for beat in beats} == {FrameKind.BEAT}
+            each.engine.free_running()
+            assert decoder.feed(await answer.read())[-1].kind is FrameKind.END
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
+def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it is bounded: the engine is free of it soon, and the connection is cut a while later."""
+    monkeypatch.setattr(delivery, "STALL_S", 0.2)
+    endless = ScriptedEngine(lambda request: [CODEC.encode("a")[1]] * request.sampling.max_tokens)
+
+    async def scene(each: Bench) -> None:
+        body = json.dumps({"prompt": "Once", "stream": True, "max_tokens": 20_000}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: rt\r\nx-kelvin-request-id: r1\r\ncontent-length: {len(body)}"
+        with each.directory.connect("rt-x.sock") as client:
+            client.sendall(head.encode() + b"\r\n\r\n" + body)
+            await each.until("the engine is free of it", lambda: bool(each.engine.cancelled))
+            assert each.engine.admitted[0].request_id == each.engine.cancelled[0]
+            await each.quiet()
+            received = await asyncio.to_thread(lambda: b"".join(iter(lambda: client.recv(65536), b"")))
+        assert b"HTTP/1.1 200" in received
+        assert not received.endswith(b"0\r\n\r\n"), "it must not look complete"
+
+    play(tmp_path, endless, scene)

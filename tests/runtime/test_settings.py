@@ -1,0 +1,52 @@
+"""The environment is read once, typed, and refused with the value; libraries are pinned before they are imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contracts.settings import BadSetting
+from runtime.settings import read_settings
+
+
+def test_defaults() -> None:
+    """Only the data directory is required."""
+    settings = read_settings({"KELVIN_DATA": "/d"})
+    assert (settings.run, settings.meters, settings.spools) == (Path("/d/run"), Path("/d/run/meters"), Path("/d/spool"))
+    assert (settings.lifeline_fd, settings.drain_s, settings.restore_s) == (None, 30, 600.0)
+
+
+def test_what_is_given() -> None:
+    """Each variable."""
+    env = {
+        "KELVIN_DATA": "/d", "KELVIN_LIFELINE_FD": "7", "KELVIN_RUNTIME_DRAIN_S": "5", "KELVIN_RESTORE_S": "1.5",
+    }  # fmt: skip
+    settings = read_settings(env)
+    assert (settings.lifeline_fd, settings.drain_s, settings.restore_s) == (7, 5, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        pytest.param("KELVIN_DATA", "", "is required", id="no data directory"),
+        pytest.param("KELVIN_LIFELINE_FD", "x", "must be a whole number", id="a lifeline in words"),
+        pytest.param("KELVIN_RUNTIME_DRAIN_S", "0", "must be 1 or more", id="no time to drain"),
+        pytest.param("KELVIN_RESTORE_S", "inf", "must be finite", id="a restore that may last for ever"),
+    ],
+)
+def test_what_breaks_a_rule(name: str, value: str, rule: str) -> None:
+    """Variable, value and rule are named."""
+    with pytest.raises(BadSetting) as caught:
+        read_settings({"KELVIN_DATA": "/d"} | {name: value})
+    assert str(caught.value) == f"{name}={value}: {rule}"
+
+
+def test_libraries_get_one_thread() -> None:
+    """In a fresh process: pinned by reading the settings, seen by torch when it is imported afterwards."""
+    script = "from runtime.settings import from_environment as f; f(); import torch; print(torch.get_num_threads())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={"KELVIN_DATA": "/d", "PATH": "/usr/bin"}, capture_output=True, text=True,
+        timeout=120, cwd=Path(__file__).parents[2], check=False,
+    )  # fmt: skip
+    assert done.stdout == "1\n", done.stderr
