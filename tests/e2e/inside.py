@@ -1,7 +1,9 @@
 """What a test may look at inside an installation: the cache's counters, a replica's report, a version's manifest."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -65,3 +67,10 @@ def bill(kelvin: Installation) -> Any:
     """This month's report of the default tenant."""
     month = time.strftime("%Y-%m", time.gmtime())
     return kelvin.admin.request("GET", f"/admin/v1/billing/report?tenant=default&month={month}")
+
+
+def is_recorded(kelvin: Installation, request_id: str) -> bool:
+    """Whether the request's record is in the ledger; records of one activator arrive in order."""
+    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT count(*) FROM ledger_requests WHERE request_id = ?", (request_id,)).fetchone()
+    return bool(found[0])
