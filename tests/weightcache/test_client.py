@@ -218,6 +218,30 @@ def test_views(tmp_path: Path) -> None:
             lease.view(0, 1)
 
 
+def huge_mapped() -> int:
+    """KiB of slabs that this process has mapped by huge pages."""
+    smaps = Path("/proc/self/smaps").read_text().split("kelvin-slab")[1:]
+    return sum(int(entry.split("ShmemPmdMapped:")[1].split()[0]) for entry in smaps)
+
+
+def test_huge_pages(tmp_path: Path) -> None:
+    """Where slabs have huge pages the mapping does too, though the version begins in the middle of a slab."""
+    first = make_version(seed=2, pages=(77,), chunk_pages=64)
+    second = make_version(seed=3, pages=(5, 1500), chunk_pages=128)
+    with running(settings_of(tmp_path, slabs=2, slab_bytes=8 * HUGE)) as agent:
+        agent.publish(first)
+        agent.publish(second)
+        agent.acquire(first).close()
+        with agent.acquire(second) as lease:
+            assert lease.extents[0][2] != 0, "it shares the slab"
+            state = agent.wait_for("the spare is made", lambda state: state.host.slabs_free == 1)
+            if state.host.slabs_huge < 2:
+                pytest.skip("this kernel grants no huge pages to shared memory")
+            before = huge_mapped()  # the agent's own mappings
+            bytes(lease.view(0, lease.total_bytes)[::PAGE])
+            assert huge_mapped() - before >= (lease.total_bytes // HUGE - 1) * HUGE // 1024
+
+
 WRITER = """
 import ctypes, sys
 from pathlib import Path

@@ -1,0 +1,152 @@
+"""What the cache costs on this machine: `python -m tests.weightcache.bench [MiB]`. Prints; asserts nothing about speed.
+
+A real agent and real client processes over a directory on the disk to be measured; plain O_DIRECT reads of the same
+files beside each verified restore, as a shared machine's figures mean little alone.
+"""
+
+import asyncio
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from blobstore.files import FileStore
+from contracts.manifest import CHUNK_BYTES
+from service.unix import SocketDirectory
+from tests.weightcache.kit import TENANT, Version, attest, describe, evict, make_pack, wait_for
+from weightcache import libc
+from weightcache.client import acquire
+from weightcache.files import open_direct
+from weightcache.slabs import Slab
+
+TENSOR_BYTES = 20 << 20
+PACK_CHUNKS = 30
+ROUNDS = 5
+
+CLIENT = """
+import sys, time
+from pathlib import Path
+from service.unix import SocketDirectory
+from weightcache.client import acquire
+
+directory = SocketDirectory(Path(sys.argv[1]))
+begin = time.perf_counter()
+lease = acquire(directory, "acme", sys.argv[2], 300.0)
+leased = time.perf_counter()
+bytes(lease.view(0, lease.total_bytes)[:: 1 << 21])
+print(leased - begin, time.perf_counter() - leased, lease.total_bytes, len(lease.extents), lease.chunks_by_tier)
+"""
+
+
+def version_of(mib: int) -> Version:
+    source = random.Random(1)
+    left, chunks = mib << 20, list[bytes]()
+    while left:
+        tensor = min(left, TENSOR_BYTES)
+        left -= tensor
+        chunks += [source.randbytes(min(CHUNK_BYTES, tensor - at)) for at in range(0, tensor, CHUNK_BYTES)]
+    return describe(chunks, CHUNK_BYTES)
+
+
+async def publish(data: Path, version: Version) -> None:
+    store = FileStore(data / "store")
+    for first in range(0, len(version.chunks), PACK_CHUNKS):
+        digest, body, table = make_pack(version.chunks[first : first + PACK_CHUNKS])
+        await store.put_if_absent(f"{TENANT}/packs/{digest}", body)
+        await store.put_if_absent(f"{TENANT}/index/{digest}", table)
+    await store.put_if_absent(f"{TENANT}/manifests/{version.id}", version.raw)
+    await attest(store, version.id)
+
+
+@contextmanager
+def agent(data: Path, directory: SocketDirectory) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-m", "weightcache"], env=os.environ | {"KELVIN_DATA": str(data)})
+    try:
+        while not (data / "run" / "cache.sock").exists():
+            time.sleep(0.01)
+        asyncio.run(wait_for(directory, "a spare slab", lambda state: state.host.slabs_free > 0))
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+        (data / "run" / "cache.sock").unlink()
+
+
+def leased(data: Path, version: str) -> tuple[float, float, int, str]:
+    """Seconds to lease and to touch each huge page, bytes, and the rest of what the client says."""
+    command = [sys.executable, "-c", CLIENT, str(data / "run"), version]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    lease_s, touch_s, size, rest = re.split(" ", said, maxsplit=3)
+    return float(lease_s), float(touch_s), int(size), rest
+
+
+def direct_rate(data: Path, threads: int) -> float:
+    """GB/s of plain O_DIRECT reads of the chunk files into huge pages."""
+    paths = iter(sorted((data / "cache").glob("[!.]*/??/*")))
+    slab = Slab(threads * CHUNK_BYTES)
+
+    def read(thread: int) -> int:
+        into, total = libc.view(slab.address + thread * CHUNK_BYTES, CHUNK_BYTES), 0
+        while (path := next(paths, None)) is not None:
+            fd = open_direct(path, os.O_RDONLY)
+            total += os.preadv(fd, [into[: os.fstat(fd).st_size]], 0)
+            os.close(fd)
+        return total
+
+    with ThreadPoolExecutor(threads) as pool:
+        begin = time.perf_counter()
+        total = sum(pool.map(read, range(threads)))
+        rate = total / (time.perf_counter() - begin) / 1e9
+    slab.close()
+    return rate
+
+
+def drop(directory: SocketDirectory, *tiers: str) -> None:
+    asyncio.run(wait_for(directory, "nobody holds a slab", lambda state: state.holders == 0))
+    for tier in tiers:
+        asyncio.run(evict(directory, tier, None, None))
+
+
+def main() -> None:
+    mib = int(sys.argv[1]) if len(sys.argv) > 1 else 512
+    version = version_of(mib)
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as root:
+        data = Path(root)
+        directory = SocketDirectory(data / "run")
+        asyncio.run(publish(data, version))
+        with agent(data, directory):
+            print("store, fresh slabs:   ", leased(data, version.id))
+            drop(directory, "host", "nvme")
+            print("store, slabs made:    ", leased(data, version.id))
+            asyncio.run(wait_for(directory, "admitted", lambda state: state.nvme.chunks == len(set(version.digests))))
+            print("host, a new process:  ", leased(data, version.id))
+            samples = []
+            for _ in range(200):
+                begin = time.perf_counter()
+                acquire(directory, TENANT, version.id, 10.0).close()
+                samples.append(time.perf_counter() - begin)
+            p50, p99 = statistics.median(samples), statistics.quantiles(samples, n=100)[98]
+            print(f"host, acquire and unmap: p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms")
+        with agent(data, directory):
+            print("NVMe, fresh slabs:    ", leased(data, version.id))
+            ratios = []
+            for _ in range(ROUNDS):
+                drop(directory, "host")
+                lease_s, _, size, _ = leased(data, version.id)
+                verified, plain = size / lease_s / 1e9, max(direct_rate(data, threads) for threads in (1, 2, 4))
+                ratios.append(verified / plain)
+                print(f"NVMe verified {verified:.2f} GB/s, plain O_DIRECT {plain:.2f}, ratio {ratios[-1]:.2f}")
+            print(f"median ratio {statistics.median(ratios):.2f}")
+        directory.close()
+
+
+if __name__ == "__main__":
+    main()
