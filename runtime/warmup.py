@@ -11,10 +11,14 @@ from typing import Any, Final
 import torch
 
 from contracts.control import GateFacts
+from contracts.frames import Counts
 from contracts.manifest import Engine, Limits, Manifest
+from runtime.answer import Answer
 from runtime.binding import INTERFACE, SERVED, BoundModel, bind, parse_config, skeleton
 from runtime.engine.core import ModelEngine
-from runtime.engine.interface import GenerationRequest, Sampling
+from runtime.engine.interface import Finished, Generated, GenerationRequest, Sampling
+from runtime.openai_answers import Heading, renderer_for
+from runtime.openai_requests import ChatPrompt, decode_chat
 from runtime.tokenizer import TextCodec
 
 _ARCHITECTURE: Final = "LlamaForCausalLM"
@@ -58,6 +62,8 @@ _TOKENIZER: Final = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
 }
 _TEMPLATE: Final = "{% for message in messages %}{{ message['role'] + '\\n' + message.content }}{% endfor %}"
+_REQUEST: Final = b'{"messages":[{"role":"user","content":"ab"}],"stream":true,"temperature":0,"max_tokens":1}'
+_HEADING: Final = Heading("warm-up", "warm-up", "", 0)
 
 
 class WarmUp:
@@ -76,8 +82,12 @@ class WarmUp:
         codec = TextCodec(
             {"tokenizer.json": json.dumps(_TOKENIZER).encode(), "tokenizer_config.json": json.dumps(config).encode()}
         )
-        ids = codec.encode_chat([{"role": "user", "content": "ab"}])
-        codec.detokenizer(ids).push(2)
+        ask = decode_chat(_REQUEST)
+        assert isinstance(ask.prompt, ChatPrompt)
+        ids = codec.encode_chat(ask.prompt.messages)
+        renderer = renderer_for(_HEADING, chat=True, stream=ask.stream, include_usage=True)
+        answer = Answer(renderer, codec.detokenizer(ids), ask.stops)
+        answer.feed([Generated("", 2, Counts()), Finished("", "length", Counts())])
 
     def _model(self) -> None:
         family, dtype, raw = SERVED[_ARCHITECTURE], torch.bfloat16, json.dumps(_CONFIG).encode()
