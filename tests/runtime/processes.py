@@ -190,16 +190,16 @@ def _try(call: Callable[[], T]) -> T | None:
 
 
 @contextmanager
-def installation(data: Path, *, agent: bool = True) -> Iterator[Installation]:
+def installation(data: Path, *, agent: bool = True, host_bytes: int = 16 << 20) -> Iterator[Installation]:
     """Everything that is started or borne is dead and reaped afterwards."""
     data.mkdir(parents=True, exist_ok=True)
     reader, writer = os.pipe()
     env = os.environ | {
         "KELVIN_DATA": str(data),
         "KELVIN_LIFELINE_FD": str(reader),
-        "KELVIN_HOST_BYTES": str(16 << 20),
-        "KELVIN_SLAB_BYTES": str(4 << 20),
-        "KELVIN_NVME_BYTES": str(64 << 20),
+        "KELVIN_HOST_BYTES": str(host_bytes),
+        "KELVIN_SLAB_BYTES": str(host_bytes // 4),
+        "KELVIN_NVME_BYTES": str(4 * host_bytes),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     directory = SocketDirectory(data / "run")
