@@ -47,6 +47,13 @@ def replicas(kelvin: Installation, model: str) -> list[Any]:
     return [replica for version in kelvin.model(model)["versions"] for replica in version["replicas"]]
 
 
+def living(kelvin: Installation) -> int:
+    """Replicas of all models."""
+    return sum(
+        len(replicas(kelvin, model["model"])) for model in kelvin.admin.request("GET", "/admin/v1/models")["models"]
+    )
+
+
 def report(kelvin: Installation, model: str) -> RuntimeReport:
     """What the model's only replica says of itself."""
     (replica,) = replicas(kelvin, model)
