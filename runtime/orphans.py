@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from contracts.errors import Refused
+from contracts.errors import Cancelled, Refused
 from contracts.frames import Counts
 from contracts.usage import Origin, RequestRecord
 from contracts.wire import encode
@@ -58,8 +58,8 @@ class Orphan:
             started_at_us=self.started_at_us,
             ended_at_us=self.ended_at_us,
             queued_us=0,
-            outcome="activator_lost",
-            status=499,
+            outcome=Cancelled.code,
+            status=Cancelled.status,
             stream=self.stream,
             prompt_tokens=self.counts.prompt_tokens,
             cached_tokens=self.counts.cached_tokens,
