@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import openai
 
 from coldstart_bench.installation import Installation, running
-from coldstart_bench.peers import make_model
+from coldstart_bench.peers import Peer, make_model
 
 TINYLM = Path(__file__).parent / "tinylm" / "model"
 SIZE_BYTES = 500_000_000
@@ -86,8 +87,10 @@ def tour(installation: Installation, scratch: Path) -> None:
     say("Stream from each: the first request starts it")
     _, tiny_id = stream(client, "tinylm", "In the beginning God created")
     first_s, half_id = stream(client, "half-gigabyte", "w1 w2 w3 w4")
-    for request_id in (tiny_id, half_id):
-        command(installation, "timeline", request_id)
+    with waiting("measuring the frozen floor of this machine for the larger one"), floor_of(scratch / "half") as floor:
+        floor_ms = f"{1000 * min(floor.start(range(3, 7))[0] for _ in range(3)):.1f}"
+    command(installation, "timeline", tiny_id)
+    command(installation, "timeline", half_id, "--floor-ms", floor_ms)
 
     say("Nobody calls: wait until nothing runs")
     with waiting("both models to reach zero (window 6 s, grace 0 s)"):
@@ -96,15 +99,20 @@ def tour(installation: Installation, scratch: Path) -> None:
 
     say("Start again, from the host tier")
     second_s, again_id = stream(client, "half-gigabyte", "w1 w2 w3 w4")
-    command(installation, "timeline", again_id)
+    command(installation, "timeline", again_id, "--floor-ms", floor_ms)
 
     say("The bill")
     for model in ("tinylm", "half-gigabyte"):
         installation.to_zero(model)
-    month = time.strftime("%Y-%m", time.gmtime())
-    bill = command(installation, "billing", "report", "--tenant", "default", "--month", month)
+    with waiting("the last replica's lifetime to be in the ledger"):
+        installation.wait(lambda: not bill_of(installation)["open_runtimes"], "every lifetime is in the ledger")
+    command(installation, "billing", "report", "--tenant", "default", "--month", month())
     client.close()
-    say(f"first start {first_s * 1000:.0f} ms · second start {second_s * 1000:.0f} ms · bill {total_of(bill)}")
+    bill = bill_of(installation)
+    say(
+        f"first start {first_s * 1000:.0f} ms · second start {second_s * 1000:.0f} ms · "
+        f"bill {bill['total_micros'] / 1e6:.6f} {bill['currency']}"
+    )
     print(
         f"""   try next (`make demo KEEP=1` leaves it running):
    curl --cacert {installation.data}/ca.pem https://localhost:{installation.port}/v1/completions \\
@@ -114,14 +122,24 @@ def tour(installation: Installation, scratch: Path) -> None:
     )
 
 
+def floor_of(directory: Path) -> Peer:
+    """The frozen floor, holding this model's weights in memory."""
+    return Peer("floor.py", str(directory), "host")
+
+
 def at_zero(installation: Installation, model: str) -> Callable[[], bool]:
     """Whether nothing of the model runs."""
     return lambda: bool(installation.model(model)["state"] == "zero")
 
 
-def total_of(bill: str) -> str:
-    """The last line of the bill is its total."""
-    return bill.strip().splitlines()[-1].strip()
+def month() -> str:
+    """This month, UTC."""
+    return time.strftime("%Y-%m", time.gmtime())
+
+
+def bill_of(installation: Installation) -> Any:
+    """This month's report of the default tenant."""
+    return installation.admin.request("GET", f"/admin/v1/billing/report?tenant=default&month={month()}")
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:

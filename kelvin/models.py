@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -12,6 +13,7 @@ from rich.table import Table
 from contracts.control import TimelineAnswer
 from contracts.names import parse_reference
 from kelvin.client import DoorClosed, target
+from kelvin.floors import BadReport, read_floor_us
 from kelvin.waterfall import waterfall
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -110,10 +112,16 @@ def stop_command(model: str) -> None:
 
 @click.command("timeline")
 @click.argument("request_id")
-@click.option("--floor-ms", type=click.FloatRange(0), help="Draw this measured floor beside it (kelvin bench cold).")
+@click.option("--floor-ms", type=click.FloatRange(0), help="Draw this measured floor beside it.")
+@click.option(
+    "--floor",
+    "report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the floor of a report of `kelvin bench cold --json`, for the measured size next to the model's.",
+)
 @_json_option
-def timeline_command(request_id: str, floor_ms: float | None, as_json: bool) -> None:
-    """Draw the stages of one request, from its arrival to its last byte."""
+def timeline_command(request_id: str, floor_ms: float | None, report: Path | None, as_json: bool) -> None:
+    """Draw the stages of one request from its arrival to its first token, beside the floor."""
     with target().door("default.key") as door:
         raw = door.get(f"/v1/requests/{request_id}/timeline").content
     if as_json:
@@ -121,8 +129,22 @@ def timeline_command(request_id: str, floor_ms: float | None, as_json: bool) -> 
         return
     try:
         answer = msgspec.json.decode(raw, type=TimelineAnswer)
+        floor_us = None if floor_ms is None else round(floor_ms * 1000)
+        if report is not None:
+            floor_us = read_floor_us(report, _weight_bytes(answer))
     except msgspec.MsgspecError as error:
         raise DoorClosed(f"the timeline does not decode: {error}") from error
+    except BadReport as error:
+        raise click.UsageError(str(error)) from error
     kind = "cold" if answer.cold else "warm"
     click.echo(f"{answer.request_id}  {answer.model}@{(answer.version or '')[:12]}  {kind}")
-    click.echo(waterfall(answer.stamps, None if floor_ms is None else round(floor_ms * 1000)))
+    click.echo(waterfall(answer.stamps, floor_us))
+    if report is not None and floor_us is None:
+        click.echo(f"no floor: {report.name} holds no model of about this size")
+
+
+def _weight_bytes(answer: TimelineAnswer) -> int:
+    """Bytes of the weights of the request's version."""
+    with target().door() as door:
+        found = door.get(f"/admin/v1/models/{answer.model}").json()
+    return next((int(row["weight_bytes"]) for row in found["versions"] if row["version"] == answer.version), 0)

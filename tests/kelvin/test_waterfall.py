@@ -19,6 +19,14 @@ def test_the_floor_is_drawn_beside_it() -> None:
     assert drawn.splitlines()[-1].lstrip().startswith("floor │░░░░░░░░│")
 
 
+def test_the_picture_ends_with_the_first_token() -> None:
+    """A long answer does not squeeze the start; it is a line of words."""
+    drawn = waterfall([Stamp(Stage.FIRST_TOKEN, 1_000), Stamp(Stage.DONE, 901_000)], width=8)
+    first, last = drawn.splitlines()
+    assert "│████████│" in first
+    assert last.split() == ["done", "900.0", "ms", "after", "that"]
+
+
 def test_no_stamps_are_said_to_be_none() -> None:
     """An empty timeline is a sentence."""
     assert waterfall([]) == "(no stages were stamped)"
