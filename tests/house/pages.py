@@ -1,0 +1,212 @@
+"""Reads what the docs say and what the code says, for `test_docs` to compare. Every checker returns what is wrong."""
+
+import ast
+import asyncio
+import importlib
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from activator.routes import Wrong, route
+from blobstore.memory import MemoryStore
+from contracts import errors
+from controlplane.app import compose
+from snapshotter.app import open_app
+from snapshotter.settings import SnapshotterSettings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+Route = tuple[str, str]  # method, path with its parameters as {}
+
+
+def read(name: str) -> str:
+    """A page."""
+    return (DOCS / name).read_text()
+
+
+def tracked(pattern: str) -> list[Path]:
+    """Files of the checkout; of the whole tree where it is none."""
+    listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = [ROOT / line for line in listed.stdout.splitlines()] or list(DOCS.rglob(pattern))
+    return [path for path in found if path.exists()]
+
+
+def differences(documented: Iterable[object], real: Iterable[object]) -> list[str]:
+    """In both directions, in words; [] where they are the same."""
+    written, there = set(documented), set(real)
+    missing, invented = there - written, written - there
+    return sorted([f"not documented: {item}" for item in missing] + [f"not real: {item}" for item in invented])
+
+
+# Failures.
+
+
+def failures_of_code() -> set[tuple[str, int, bool]]:
+    """Code, status and whether a retry may help, of each fact; what another process reported has its own."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Failure)]
+    return {(kind.code, kind.status, kind.retryable) for kind in kinds if kind is not errors.RemoteFailure}
+
+
+def failures_of_docs(text: str) -> set[tuple[str, int, bool]]:
+    """Rows of the table of failures."""
+    rows = re.findall(r"^\| `([a-z_]+)` \| (\d{3}) \| (yes|no) \|", text, re.MULTILINE)
+    return {(code, int(status), retryable == "yes") for code, status, retryable in rows}
+
+
+# Routes.
+
+
+def routes_of_docs(text: str) -> set[Route]:
+    """Code spans that begin with a method."""
+    found = re.findall(r"`(GET|POST|PUT|DELETE|PATCH) (/[^\s`?]*)[^`]*`", text)
+    return {(method, re.sub(r"\{[^}]*\}", "{}", path)) for method, path in found}
+
+
+def routes_of_app(app: Any) -> set[Route]:
+    """What an application or router has mounted; HEAD comes with GET."""
+    found: set[Route] = set()
+    for mounted in app.routes:
+        if (inner := getattr(mounted, "original_router", None)) is not None:  # newer FastAPIs include without copying
+            found |= routes_of_app(inner)
+        else:
+            path = re.sub(r"\{[^}]*\}", "{}", mounted.path)
+            found |= {(method, path) for method in mounted.methods if method != "HEAD"}
+    return found
+
+
+def routes_of_front() -> set[Route]:
+    """What the activator compares a path with, and the methods that it takes there."""
+    tree = ast.parse((ROOT / "activator" / "routes.py").read_text())
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    paths = {re.sub(r"\([^)]*\)", "{}", text) for text in texts if re.fullmatch(r"/[a-z]\S*[^/\s]", text)}
+    return {
+        (method, f"/v1{path}")
+        for path in paths
+        for method in ("GET", "POST", "PUT", "DELETE")
+        if not isinstance(route(method, f"/v1{path}".replace("{}", "x").encode(), "localhost", "kelvin.test"), Wrong)
+    }
+
+
+def routes_of_code(scratch: Path) -> set[Route]:
+    """All of the three processes that are asked over HTTP from outside, straight or through the activator."""
+    nothing = cast(Any, SimpleNamespace(feed=None, registry=None, autoscaler=None))
+    control = compose(nothing, nothing, nothing, nothing, nothing)
+
+    async def of_snapshotter() -> set[Route]:
+        settings = SnapshotterSettings(data=scratch, store_url="memory:")
+        async with open_app(settings, MemoryStore(), nothing) as app:
+            return routes_of_app(app)
+
+    return routes_of_front() | routes_of_app(control) | asyncio.run(of_snapshotter())
+
+
+# Settings.
+
+
+def settings_of_code() -> dict[str, tuple[str | None, str | None]]:
+    """Name -> default and rule, as the table shows them; None where the code computes them, or has none."""
+    found: dict[str, tuple[str | None, str | None]] = {}
+    for path in sorted(ROOT.glob("*/settings.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and re.fullmatch(r"KELVIN_[A-Z0-9_]+", str(node.value)):
+                found.setdefault(str(node.value), (None, None))
+        scope = vars(importlib.import_module(f"{path.parent.name}.settings"))
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if ast.unparse(call.func).rpartition(".")[2] in ("integer", "number", "text") and len(call.args) > 2:
+                found[ast.literal_eval(call.args[1])] = _shown(call, scope)
+    return found
+
+
+def _shown(call: ast.Call, scope: dict[str, Any]) -> tuple[str | None, str | None]:
+    name = ast.literal_eval(call.args[1])
+
+    def value_of(expression: ast.expr) -> Any:
+        try:
+            return eval(ast.unparse(expression), scope)
+        except NameError:  # of a variable: computed
+            return None
+
+    limits = {word.arg: value_of(word.value) for word in call.keywords}
+    low, high = (shown(name, limits.get(which)) for which in ("low", "high"))
+    rule = None if low is None else f"{low} or more" if high is None else f"{low} to {high}"
+    return shown(name, value_of(call.args[2])), rule
+
+
+def shown(name: str, value: float | str | None) -> str | None:
+    """A value as people write it: bytes in the largest unit that leaves a whole number."""
+    if not isinstance(value, int | float) or "BYTES" not in name:
+        return f"{value:g}" if isinstance(value, float) else None if value is None else str(value)
+    units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value and value % 1024 == 0:
+        value, units = value // 1024, units[1:]
+    return f"{value} {units[0]}"
+
+
+def settings_of_docs(text: str) -> dict[str, tuple[str, str]]:
+    """Rows of the table of settings."""
+    rows = re.findall(r"^\| `(KELVIN_[A-Z0-9_]+)` \| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
+    return {name: (default.strip().strip("`"), rule.strip()) for name, default, rule in rows}
+
+
+def wrong_settings(text: str, real: dict[str, tuple[str | None, str | None]]) -> list[str]:
+    """Settings that are missing, invented, or have another default or rule."""
+    written = settings_of_docs(text)
+    problems = differences(set(re.findall(r"KELVIN_[A-Z0-9_]+", text)) | set(written), real)
+    problems += [f"no row: {name}" for name in sorted(real.keys() - written.keys())]
+    for name in sorted(real.keys() & written.keys()):
+        for said, meant in zip(written[name], real[name], strict=True):
+            if meant is not None and said != meant:
+                problems.append(f"{name}: {said!r} instead of {meant!r}")
+    return problems
+
+
+# Dependencies, links, names.
+
+
+def dependencies_of_project() -> set[str]:
+    """What an installation and its extras bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = sum(project["optional-dependencies"].values(), project["dependencies"])
+    return {re.split(r"[^A-Za-z0-9._-]", requirement)[0] for requirement in wanted}
+
+
+def dependencies_of_docs(text: str) -> set[str]:
+    """First column of the tables."""
+    return set(re.findall(r"^\| `([A-Za-z0-9._-]+)` \|", text, re.MULTILINE))
+
+
+def broken_links(path: Path, text: str) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose)]
+    inside = [target for target in targets if target and not re.match(r"[a-z]+:", target)]
+    return [target for target in inside if not (path.parent / target).exists()]
+
+
+def unknown_names(text: str, tests: frozenset[str]) -> list[str]:
+    """Files and tests that a page names and that there are not."""
+    files = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|toml|md))`", text)
+    named = re.findall(r"`(test_\w+)`", text)
+    return [name for name in files if not (ROOT / name).exists()] + [name for name in named if name not in tests]
+
+
+def unlinked_notes(index: str, notes: Iterable[str]) -> list[str]:
+    """Design notes that the index does not lead to."""
+    return [note for note in notes if f"](design/{note})" not in index]
+
+
+def commands_of_docs(text: str) -> set[str]:
+    """The word behind `kelvin` in each code span."""
+    return set(re.findall(r"`kelvin ([a-z]+)", text))
+
+
+def names_of_tests() -> frozenset[str]:
+    """Every test that there is."""
+    return frozenset(
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    )
