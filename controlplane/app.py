@@ -17,6 +17,8 @@ from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Peers
+from controlplane.policy.rating import PriceBook
+from controlplane.price_book import default_price_book, load_price_book
 from controlplane.registry import Registry
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.adopt import Adopter
@@ -44,6 +46,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
     Adoption comes before the socket: the first snapshot of the feed already names what serves.
     """
     clock = clock or SystemClock()
+    book = default_price_book() if settings.price_book is None else load_price_book(settings.price_book)
     settings.data.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as ladder:
         database = ladder.enter_context(closing(Database(sqlite_engine(settings.database))))
@@ -79,7 +82,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
 
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, clock, peers.zygote_answers)
-        app = compose(internals, table, outcomes, peers, ledger)
+        app = compose(internals, table, outcomes, peers, ledger, book)
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(app, directory.listen(SOCKET), stop, DRAIN_S)
 
@@ -90,12 +93,16 @@ async def _end_with(feed: FeedHub, stop: asyncio.Event) -> None:
     feed.end()
 
 
-def compose(internals: Internals, table: ReplicaTable, outcomes: Outcomes, peers: Peers, ledger: Ledger) -> ASGIApp:
+def compose(
+    internals: Internals, table: ReplicaTable, outcomes: Outcomes, peers: Peers, ledger: Ledger, book: PriceBook
+) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     install_failure_handlers(app)
     app.router.routes.extend(internal_api.routes(internals))
     app.router.routes.extend(usage_api.routes(ledger))
     app.include_router(admin_api.router(internals.registry, table, outcomes, internals.autoscaler, peers))
-    app.include_router(billing_api.router(ledger, live_runtimes=lambda: [replica.runtime_id for replica in table]))
+    app.include_router(
+        billing_api.router(ledger, book, live_runtimes=lambda: [replica.runtime_id for replica in table])
+    )
     return app

@@ -13,20 +13,18 @@ from controlplane.billing import billing_report
 from controlplane.ledger import Ledger
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
-from controlplane.price_book import default_price_book
 from service.principal import admin_of
 
 
 def router(
     ledger: Ledger,
-    book: PriceBook | None = None,
+    book: PriceBook,
     *,
     live_runtimes: Callable[[], Collection[str]] | None = None,
     wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> APIRouter:
     """`live_runtimes` tells who has not died: without it the loss of a source's last lifetime record goes unnoticed."""
     routes = APIRouter()
-    prices = book or default_price_book()
 
     @routes.get("/admin/v1/billing/report")
     async def report(
@@ -40,7 +38,7 @@ def router(
         month_bounds_us(month)
         live = None if live_runtimes is None else frozenset(live_runtimes())
         found = await ledger.database.read(
-            lambda connection: billing_report(connection, prices, whose, month, live=live, now_us=wall_us())
+            lambda connection: billing_report(connection, book, whose, month, live=live, now_us=wall_us())
         )
         return Response(encode(found), media_type="application/json")
 

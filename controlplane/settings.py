@@ -20,6 +20,7 @@ class Settings:
     threads_cap: int
     kv_bytes: int
     drain_s: float
+    price_book: Path | None
 
     @property
     def run(self) -> Path:
@@ -44,4 +45,5 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         threads_cap=settings.integer(env, "KELVIN_THREADS", 1, low=1, high=1024),
         kv_bytes=settings.integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20),
         drain_s=settings.number(env, "KELVIN_SCALE_DOWN_S", 600.0, low=0, high=86_400),
+        price_book=Path(env["KELVIN_PRICE_BOOK"]) if env.get("KELVIN_PRICE_BOOK") else None,
     )

@@ -63,10 +63,18 @@ def up_command(port: int | None) -> None:
 
 def _place(context: click.Context, parameter: click.Parameter, value: object) -> None:
     """Point the running command at another installation."""
-    if value is not None:
-        assert isinstance(context.obj, Target)
-        assert parameter.name is not None
-        context.obj = dataclasses.replace(context.obj, **{parameter.name: value})
+    if value is None:
+        return
+    assert isinstance(context.obj, Target)
+    match parameter.name, value:
+        case "data", Path():
+            context.obj = dataclasses.replace(context.obj, data=value)
+        case "url", str():
+            context.obj = dataclasses.replace(context.obj, url=value)
+        case "ca", Path():
+            context.obj = dataclasses.replace(context.obj, ca=value)
+        case "key", Path():
+            context.obj = dataclasses.replace(context.obj, key=value)
 
 
 def _located(command: click.Command) -> click.Command:

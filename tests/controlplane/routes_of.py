@@ -11,7 +11,7 @@ def admin_routes() -> set[tuple[str, str]]:
     """(method, path below /admin/v1) of every route of an operator."""
     # Building routers touches nothing: what they act on is needed only when one is called.
     nothing = cast(Any, None)
-    routers = (admin_api.router(nothing, nothing, nothing, nothing, nothing), billing_api.router(nothing))
+    routers = (admin_api.router(nothing, nothing, nothing, nothing, nothing), billing_api.router(nothing, nothing))
     return {
         (method, route.path.removeprefix("/admin/v1"))
         for router in routers

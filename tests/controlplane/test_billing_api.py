@@ -12,6 +12,7 @@ from contracts.control import Principal, RequestBatch, Scope
 from contracts.wire import decode, encode
 from controlplane.billing_api import router
 from controlplane.ledger import Ledger
+from controlplane.price_book import default_price_book
 from controlplane.store import Database, sqlite_engine
 from service.failures import install_failure_handlers
 from service.principal import HEADER
@@ -31,7 +32,8 @@ def ask(path: Path, params: dict[str, str], principal: Principal | None) -> http
             await ledger.append_requests(RequestBatch(records=(request_record(1),)))
             app = FastAPI()
             install_failure_handlers(app)
-            app.include_router(router(ledger, live_runtimes=lambda: {"rt-7"}, wall_us=lambda: END_US))
+            book = default_price_book()
+            app.include_router(router(ledger, book, live_runtimes=lambda: {"rt-7"}, wall_us=lambda: END_US))
             headers = {} if principal is None else {HEADER: encode(principal).decode()}
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:

@@ -13,8 +13,10 @@ import pytest
 from coldstart_bench.installation import Installation, InstallationFailed, free_port, running
 from tests.e2e.calls import complete
 from tests.e2e.conftest import SETTINGS
-from tests.e2e.inside import replicas
+from tests.e2e.inside import bill, replicas
 from tests.e2e.models import make_tiny
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def up(place: Path) -> Iterator[Installation]:
     """An installation that tests may hurt."""
-    with running(place, settings=SETTINGS) as installation:
+    book = place.parent / "prices.toml"
+    book.parent.mkdir(parents=True)
+    book.write_text((ROOT / "controlplane" / "price_book.toml").read_text().replace('"USD"', '"EUR"'))
+    with running(place, settings={**SETTINGS, "KELVIN_PRICE_BOOK": str(book)}) as installation:
         installation.push(make_tiny(place.parent / "model", "llama", seed=3), "m")
         yield installation
 
@@ -52,6 +57,11 @@ def test_keys_are_private_and_written_once(up: Installation) -> None:
         secret = path.read_text().strip().encode()
         for stored in up.data.glob("kelvin.db*"):
             assert secret not in stored.read_bytes()
+
+
+def test_the_price_book_is_the_operators(up: Installation) -> None:
+    """`KELVIN_PRICE_BOOK` names it; the shipped one is only the default."""
+    assert bill(up)["currency"] == "EUR"
 
 
 def test_a_second_up_on_the_same_directory_says_so(up: Installation) -> None:
