@@ -49,6 +49,18 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
+def _running(up: Installation, module: str, other_than: int | None = None) -> psutil.Process:
+    """That process, once it runs."""
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        found[:] = [p for name, p in _processes(up).items() if name == module and p.pid != other_than]
+        return bool(found)
+
+    up.wait(is_there, f"{module} runs")
+    return found[0]
+
+
 def test_keys_are_private_and_written_once(up: Installation) -> None:
     """The files are for their owner alone, and the database holds no secret."""
     for name in ("admin.key", "default.key"):
@@ -80,10 +92,9 @@ def test_a_second_up_on_the_same_directory_says_so(up: Installation) -> None:
 @pytest.mark.parametrize("module", ["runtime.zygote", "weightcache", "controlplane", "snapshotter", "activator"])
 def test_a_killed_process_comes_back(up: Installation, module: str) -> None:
     """Each of them is killed in turn; a cold start works afterwards."""
-    up.wait(lambda: module in _processes(up), f"{module} runs")
-    victim = _processes(up)[module]
+    victim = _running(up, module)
     victim.kill()
-    up.wait(lambda: module in _processes(up) and _processes(up)[module].pid != victim.pid, f"{module} is back")
+    _running(up, module, other_than=victim.pid)
 
     def served() -> bool:
         try:
@@ -99,7 +110,7 @@ def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
     assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
     before = [replica["runtime_id"] for replica in replicas(up, "m")]
     assert before
-    _processes(up)["controlplane"].kill()
+    _running(up, "controlplane").kill()
     assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
 
     def adopted() -> bool:
