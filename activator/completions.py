@@ -193,9 +193,13 @@ class Completions:
                         return
                 except Lost as lost:
                     self._throttler.report_lost(replica)
-                    if not lost.untouched or attempt == ATTEMPTS:
+                    if not lost.untouched:
+                        raise Refused(ReplicaLost()) from lost
+                    account.runtime_id = None  # it served nothing of this
+                    if attempt == ATTEMPTS:
                         raise Refused(ReplicaLost()) from lost
                 except Declined as declined:
+                    account.runtime_id = None
                     if code_of(declined.failure) != Unavailable.code or attempt == ATTEMPTS:
                         raise Refused(declined.failure) from declined
                     self._throttler.report_lost(replica)  # it drains, and the feed has yet to say so

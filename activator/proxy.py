@@ -132,6 +132,7 @@ class Upstream:
         self._began = False  # a byte of the answer has come
         self._over = False  # nothing is left to cancel
         self._acknowledging = False
+        self._delivered = 0
 
     async def __aenter__(self) -> "Upstream":
         self._session.busy += 1
@@ -179,16 +180,19 @@ class Upstream:
                 yield frames
 
     def acknowledge(self, completion_tokens: int) -> None:
-        """Tell the replica how many tokens were delivered; one at a time, the next tells more."""
+        """Tell the replica how many tokens were delivered; one call at a time, the last count is always told."""
+        self._delivered = completion_tokens
         if not self._acknowledging:
             self._acknowledging = True
-            self._errands.start(self._acknowledge(completion_tokens), ERRAND_S)
+            self._errands.start(self._acknowledge(), ERRAND_S)
 
-    async def _acknowledge(self, completion_tokens: int) -> None:
-        path = f"http://replica/v1/requests/{self._request_id}/delivered"
+    async def _acknowledge(self) -> None:
+        path, told = f"http://replica/v1/requests/{self._request_id}/delivered", 0
         try:
-            async with self._session.http.post(path, json={"completion_tokens": completion_tokens}) as answer:
-                await answer.read()
+            while told < self._delivered:
+                told = self._delivered
+                async with self._session.http.post(path, json={"completion_tokens": told}) as answer:
+                    await answer.read()
         except (aiohttp.ClientError, OSError, RuntimeError):
             return  # the next one tells more; a lost replica bills nothing by it
         finally:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Final
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, case, func, or_, select
 
 from contracts.billing import Balance, BillingReport, DeviceUse, Imbalance
 from controlplane.ledger_schema import conflicts, lifetime_records, received, request_records, sources
@@ -206,13 +206,16 @@ def _lifetimes(connection: Connection, tenant: str, begin_us: int, end_us: int) 
     for row in connection.execute(query):
         # A request may have an orphan's record and an activator's: it is one request of this runtime.
         each = (
-            select(func.max(c.device_us).label("device_us"))
+            select(func.max(c.device_us).label("device_us"), func.max(c.completion_tokens).label("tokens"))
             .where(c.runtime_id == row.runtime_id, c.tenant == tenant)
             .group_by(c.request_id)
             .subquery()
         )
-        sums = select(func.count(), func.coalesce(func.sum(each.c.device_us), 0)).select_from(each)
-        recorded, device_us = connection.execute(sums).one()
+        cost = case((or_(each.c.device_us > 0, each.c.tokens > 0), 1), else_=0)
+        sums = select(
+            func.count(), func.coalesce(func.sum(cost), 0), func.coalesce(func.sum(each.c.device_us), 0)
+        ).select_from(each)
+        recorded, answered, device_us = connection.execute(sums).one()
         yield LifetimeFacts(
             runtime_id=row.runtime_id,
             total_us=row.total_us,
@@ -222,6 +225,7 @@ def _lifetimes(connection: Connection, tenant: str, begin_us: int, end_us: int) 
             idle_us=row.idle_us,
             requests=row.requests,
             recorded_requests=recorded,
+            answered_requests=answered,
             recorded_device_us=device_us,
         )
 

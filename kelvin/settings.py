@@ -34,10 +34,10 @@ def load_up(data: Path, port: int | None, env: Mapping[str, str] = os.environ) -
     """Raises BadSetting naming variable, value and rule."""
     return UpSettings(
         data=data.absolute(),
-        port=port if port is not None else integer(env, "KELVIN_PORT", DEFAULT_PORT, low=0, high=65535),
+        port=port if port is not None else integer(env, "KELVIN_PORT", DEFAULT_PORT, low=1, high=65535),
         host=env.get("KELVIN_HOST", "127.0.0.1"),
         ready_s=integer(env, "KELVIN_READY_S", 60, low=1),
-        drain_s=integer(env, "KELVIN_DRAIN_S", 30, low=1),
+        drain_s=integer(env, "KELVIN_DRAIN_S", 45, low=1),
     )
 
 

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
+import torch
 from fastapi import FastAPI
 
 from contracts.control import Bind, SealAttestation, SealJob
@@ -16,7 +17,7 @@ from runtime.gate import examine
 from runtime.metering import MeterPage
 from runtime.orphans import batch_of, orphanage
 from runtime.replica import Replica, Wiring, Work
-from runtime.restore import Weights, restore
+from runtime.restore import Acquire, Weights, device_of, restore
 from runtime.serving import Serving
 from runtime.settings import RuntimeSettings
 from runtime.warmup import WarmUp
@@ -25,6 +26,7 @@ from service.run import serve_until
 from service.unix import SocketDirectory
 from spool.shipper import Post
 from weightcache import client
+from weightcache.device import PinnedRing, copy_to_device
 from weightcache.tensors import tensors
 
 CONTROL_PLANE: Final = "control.sock"
@@ -67,15 +69,20 @@ async def serve(
 def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
     """What this replica can do, over the real weight cache."""
 
-    def acquire(tenant: str, version: str) -> Weights:
-        lease = client.acquire(directory, tenant, version, timeout_s)
-        return Weights(lease, tensors(lease))
+    def acquire_on(device: torch.device) -> Acquire:
+        def acquire(tenant: str, version: str) -> Weights:
+            lease = client.acquire(directory, tenant, version, timeout_s)
+            if device.type == "cpu":
+                return Weights(lease, tensors(lease))
+            return Weights(lease, copy_to_device(lease, device, PinnedRing(device)).tensors)
+
+        return acquire
 
     def do_restore(request: Bind, wiring: Wiring) -> Serving:
-        return restore(request, wiring, acquire)
+        return restore(request, wiring, acquire_on(device_of(request.device_class)))
 
     def do_seal(job: SealJob) -> SealAttestation:
-        return jobs.seal(job, acquire)
+        return jobs.seal(job, acquire_on(torch.device("cpu")))
 
     return Work(restore=do_restore, gate=examine, seal=do_seal, warm_up=WarmUp().steps)
 

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02
 KILL_AFTER_S: Final = 5.0
+HOPELESS_DEATHS: Final = 4  # before the first readiness: a bad setting, a port that is taken
 
 
 class NotReady(Exception):
@@ -100,12 +101,18 @@ class Supervisor:
             assert spec.socket is not None
             if await self._is_ready(spec.socket, spec.name):
                 waiting.pop(0)
+            elif (dead := self._keeps_dying()) is not None:
+                raise NotReady(f"{dead} dies at once, again and again\n{self._log_tail(dead)}")
             elif time.monotonic() > limit:
                 raise NotReady(
                     f"{spec.name} is not ready after {self._settings.ready_s} s\n{self._log_tail(spec.name)}"
                 )
             else:
                 await asyncio.sleep(POLL_S)
+
+    def _keeps_dying(self) -> str | None:
+        """A process that has not lived long enough to be ready, several times in a row."""
+        return next((child.spec.name for child in self._children if child.restarts.deaths >= HOPELESS_DEATHS), None)
 
     async def _is_ready(self, socket_name: str, peer: str) -> bool:
         client = ServiceClient(self._directory, socket_name, peer)

@@ -122,6 +122,21 @@ def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
     up.wait(adopted, "the runtime is adopted")
 
 
+def test_a_setting_that_no_process_can_live_with_is_told_at_once(tmp_path: Path) -> None:
+    """Not after the time to be ready has passed; the variable, its value and the rule are in the message."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(free_port())],
+        env={**os.environ, **SETTINGS, "KELVIN_KV_BYTES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "controlplane dies at once" in done.stderr
+    assert "KELVIN_KV_BYTES=1: must be 67108864 or more" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_the_supervisor_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM drains and exits 0; SIGKILL ends every process by the lifeline; the directory is free again."""

@@ -27,6 +27,7 @@ GOOD = LifetimeFacts(
     idle_us=30_000_000,
     requests=3,
     recorded_requests=3,
+    answered_requests=3,
     recorded_device_us=18_000_000,
 )
 
@@ -44,7 +45,10 @@ GOOD = LifetimeFacts(
             replace(GOOD, recorded_device_us=19_600_001), [Kind.DEVICE_TIME_OVER], id="they used more than that"
         ),
         pytest.param(replace(GOOD, recorded_requests=2), [Kind.REQUESTS_MISSING], id="a request record is missing"),
-        pytest.param(replace(GOOD, recorded_requests=4), [Kind.REQUESTS_EXTRA], id="one too many"),
+        pytest.param(
+            replace(GOOD, recorded_requests=4, answered_requests=4), [Kind.REQUESTS_EXTRA], id="one answer too many"
+        ),
+        pytest.param(replace(GOOD, recorded_requests=4), [], id="one whose caller left before the replica saw it"),
         pytest.param(
             replace(GOOD, recorded_requests=0, total_us=1),
             [Kind.TIME_UNACCOUNTED, Kind.REQUESTS_MISSING],

@@ -1,0 +1,188 @@
+"""Every command of the command line, run as a user runs it, against an installation."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coldstart_bench.installation import Installation
+from tests.e2e.calls import complete
+from tests.e2e.models import make_tiny
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(kelvin: Installation, *words: str, code: int = 0) -> str:
+    """The command's standard output; its exit code must be `code`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kelvin.main", *words, "--data", str(kelvin.data)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def two(kelvin: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A model with two versions; `prod` names the first."""
+    directory = tmp_path_factory.mktemp("two")
+    first = kelvin.push(make_tiny(directory / "a", "llama", seed=4), "two")
+    second = kelvin.push(make_tiny(directory / "b", "llama", seed=5), "two")
+    yield first, second
+    kelvin.to_zero("two")
+
+
+def test_a_second_push_is_the_same_version(kelvin: Installation, llama: Path) -> None:
+    """Nothing is sent, the last line is the version, and `--json` says so."""
+    version = kelvin.model("llama")["version"]
+    assert kelvin.push(llama, "llama") == version
+    told = json.loads(run(kelvin, "push", str(llama), "--name", "llama", "--json"))
+    assert (told["version"], told["created"], told["new_chunks"]) == (version, False, 0)
+
+
+def test_a_pickle_is_refused_by_name(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
+    """The reason is on standard error, the exit code is not zero, no version appears."""
+    shutil.copytree(llama, tmp_path / "model")
+    (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    assert "pytorch_model.bin" in run(kelvin, "push", str(tmp_path / "model"), "--name", "pickled", code=1)
+    assert "pickled" not in run(kelvin, "models")
+
+
+def test_status_and_models(kelvin: Installation, two: tuple[str, str]) -> None:
+    """Processes are healthy, the model is listed with the version that `prod` names."""
+    found = json.loads(run(kelvin, "status", "--json"))
+    assert all(row["healthy"] and row["ready"] for row in found["processes"])
+    assert {row["name"] for row in found["processes"]} >= {
+        "activator",
+        "cache",
+        "controlplane",
+        "snapshotter",
+        "zygote",
+    }
+    assert two[0][:12] in run(kelvin, "models")
+    assert "zygote" in run(kelvin, "status")
+
+
+def test_deploy_moves_prod_and_requests_follow(kelvin: Installation, two: tuple[str, str]) -> None:
+    """The next request is answered by the version that was deployed; an unknown one is refused."""
+    first, second = two
+    before = complete(kelvin, "two", "w1 w2 w3", max_tokens=6)
+    run(kelvin, "deploy", f"two@{second[:12]}")
+    after = complete(kelvin, "two", "w1 w2 w3", max_tokens=6)
+    pinned = complete(kelvin, f"two@{first[:16]}", "w1 w2 w3", max_tokens=6)
+    assert (before.status, after.status, pinned.status) == (200, 200, 200)
+    assert pinned.text == before.text != after.text
+    assert kelvin.model("two")["version"] == second
+    assert "0123456789ab" in run(kelvin, "deploy", "two@0123456789ab", code=1)
+    run(kelvin, "deploy", f"two@{first}")
+
+
+def test_scale_sets_what_is_given(kelvin: Installation, two: tuple[str, str]) -> None:
+    """What is not given stays; a bad value is named with its rule."""
+    told = json.loads(run(kelvin, "scale", "two", "--max", "2", "--target", "3.5", "--json"))
+    assert (told["max"], told["target"]) == (2, 3.5)
+    told = json.loads(run(kelvin, "scale", "two", "--window", "8", "--grace", "1", "--json"))
+    assert (told["max"], told["window_s"], told["grace_s"]) == (2, 8.0, 1.0)
+    assert "0" in run(kelvin, "scale", "two", "--max", "0", code=2)
+
+
+def test_a_minimum_is_kept_without_a_request(kelvin: Installation, two: tuple[str, str]) -> None:
+    """`--min 1` starts a replica; `--min 0` lets it go."""
+    run(kelvin, "scale", "two", "--min", "1")
+    kelvin.wait(lambda: kelvin.model("two")["state"] == "ready", "a replica is kept")
+    run(kelvin, "scale", "two", "--min", "0", "--window", "6", "--grace", "0")
+    run(kelvin, "stop", "two")
+    kelvin.wait(lambda: kelvin.model("two")["state"] == "zero", "it was let go")
+
+
+def test_stop_is_zero_now(kelvin: Installation, two: tuple[str, str]) -> None:
+    """Without waiting for window and grace."""
+    assert complete(kelvin, "two", "w1", max_tokens=1).status == 200
+    run(kelvin, "stop", "two")
+    kelvin.wait(lambda: kelvin.model("two")["state"] == "zero", "it is at zero", 10)
+
+
+def test_timeline_draws_the_start(kelvin: Installation, two: tuple[str, str], tmp_path: Path) -> None:
+    """The waterfall has the stages, and the floor where one was measured."""
+    kelvin.to_zero("two")
+    answer = complete(kelvin, "two", "w1", max_tokens=1, stream=True)
+    request_id = answer.headers["x-request-id"]
+    drawn = run(kelvin, "timeline", request_id, "--floor-ms", "5")
+    assert "cold" in drawn
+    for stage in ("promoted", "leased", "bound", "prefilled", "first_token", "floor"):
+        assert stage in drawn
+    report = tmp_path / "bench.json"
+    size = next(row["weight_bytes"] for row in kelvin.model("two")["versions"] if row["version"] == two[0])
+    row = {"size_bytes": size, "tier": "host", "system": "floor", "median_s": 0.005}
+    report.write_text(json.dumps({"rows": [row], "machine": {}, "commit": None}))
+    assert "floor" in run(kelvin, "timeline", request_id, "--floor", str(report))
+    assert json.loads(run(kelvin, "timeline", request_id, "--json"))["request_id"] == request_id
+    assert "req_nothing" in run(kelvin, "timeline", "req_nothing", code=1)
+
+
+def test_logs_are_shown_by_process(kelvin: Installation) -> None:
+    """Each line is JSON; an unknown process is named beside those that there are."""
+    lines = run(kelvin, "logs", "controlplane", "--lines", "3").splitlines()
+    assert 1 <= len(lines) <= 3
+    assert all(json.loads(line)["process"] == "controlplane" for line in lines)
+    assert "zygote" in run(kelvin, "logs", "nobody", code=1)
+
+
+def test_fsck_is_clean_and_finds_a_planted_fault(kelvin: Installation) -> None:
+    """A flipped byte is found by chunk and said how to mend; exit code 1."""
+    assert "clean" in run(kelvin, "fsck").lower() or "no findings" in run(kelvin, "fsck").lower()
+    pack = next(path for path in (kelvin.data / "store").rglob("packs/*") if path.is_file())
+    whole = pack.read_bytes()
+    pack.chmod(0o600)
+    pack.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    try:
+        run(kelvin, "fsck", code=1)
+    finally:
+        pack.write_bytes(whole)
+    run(kelvin, "fsck")
+
+
+def test_billing_report_in_every_format(kelvin: Installation) -> None:
+    """Table, CSV and JSON of the same month agree on the total."""
+    assert complete(kelvin, "llama", "w1", max_tokens=1).status == 200
+    month = time.strftime("%Y-%m", time.gmtime())
+    words = ("billing", "report", "--tenant", "default", "--month", month, "--format")
+    kelvin.wait(lambda: json.loads(run(kelvin, *words, "json"))["requests"].get("ok", 0) > 0, "a request is billed")
+    told = json.loads(run(kelvin, *words, "json"))
+    assert told["balance"]["balanced"]
+    assert "completion_tokens" in run(kelvin, *words, "csv")
+    assert "total" in run(kelvin, *words, "table")
+    assert "2026-13" in run(kelvin, "billing", "report", "--tenant", "default", "--month", "2026-13", code=1)
+
+
+def test_another_installation_is_reached_by_url_ca_and_key(kelvin: Installation) -> None:
+    """Without a data directory."""
+    command = [sys.executable, "-m", "kelvin.main", "models", "--url", f"https://localhost:{kelvin.port}"]
+    files = ["--ca", str(kelvin.data / "ca.pem"), "--key", str(kelvin.data / "admin.key")]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "llama" in done.stdout
+
+
+def test_an_installation_that_is_away_is_a_sentence(tmp_path: Path) -> None:
+    """No stack trace, the directory and the remedy are named."""
+    command = [sys.executable, "-m", "kelvin.main", "models", "--data", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "kelvin up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bench_is_a_command() -> None:
+    """Its options are checked before anything runs."""
+    command = [sys.executable, "-m", "kelvin.main", "bench", "cold", "--sizes", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "numbers of GB" in done.stderr
