@@ -53,6 +53,8 @@ def router(
         principal = admin_of(request)
         change = await read(request, ScaleChange)
         scale = await registry.rescale(principal.tenant, model, change)
+        if change.min:
+            autoscaler.resume(tuple(version.key for version in registry.model(principal.tenant, model).versions))
         autoscaler.tick()  # bounds hold from now on, not from the next beat
         return answer(scale)
 

@@ -100,6 +100,11 @@ class Autoscaler:
         for key in keys:
             self._retire(self._ensure(key))
 
+    def resume(self, keys: tuple[VersionKey, ...]) -> None:
+        """A minimum was set after a stop: it holds again, though nobody has asked."""
+        for key in keys:
+            self._ensure(key).resume()
+
     async def run(self) -> None:
         """Tick for ever, on a fixed beat; a beat that was missed is not made up for."""
         due_us = self._clock.monotonic_us()

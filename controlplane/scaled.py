@@ -144,6 +144,10 @@ class Scaled:
         self._stopped_s, self._doubted = now, False
         self.asked_us = None
 
+    def resume(self) -> None:
+        """Lift a stop."""
+        self._stopped_s = None
+
     def is_forgettable(self, now: float) -> bool:
         """Whether nothing would be lost by making it anew."""
         return self._activity is Activity.INACTIVE and self._stable.is_empty(now) and self._stopped_s is None
