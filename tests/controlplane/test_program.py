@@ -108,6 +108,8 @@ def test_runtimes_outlive_it_and_are_adopted(data: Path, ending: signal.Signals)
             async with asyncio.timeout(20):
                 while {each["runtime_id"] for each in await _replicas(door)} <= {before["runtime_id"]}:
                     await asyncio.sleep(0.005)
+                while len(Run(data / "run").calls("bind:m")) < 2:
+                    await asyncio.sleep(0.005)
 
     with program(data) as process:
         before = asyncio.run(first())
