@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from contracts.billing import BillingReport
+from contracts.billing import BillingReport, BillLine
 from contracts.wire import decode
 
 UNBALANCED_EXIT: Final = 2
@@ -102,6 +102,18 @@ def write_csv(report: BillingReport, out: TextIO) -> None:
         rows.writerow(["problem", f"{problem.kind}: {problem.subject}: {problem.detail}", *[""] * 8])
 
 
+def _words(line: BillLine) -> tuple[str, str, str]:
+    """What it is, how much of it, and for how much: short enough for a terminal of 80 columns."""
+    if line.device_class is None:
+        return line.item.replace("_", " "), f"{line.quantity:,}", f"{money(line.price_micros)} / {_short(line.per)}"
+    item = f"{line.item.removeprefix('device_')} {line.device_class}"
+    return item, f"{_seconds(line.quantity)} s", f"{money(line.price_micros)} / {_short(line.per // 1_000_000)} s"
+
+
+def _short(count: int) -> str:
+    return f"{count // 1_000_000}M" if count and count % 1_000_000 == 0 else f"{count:,}"
+
+
 def print_tables(report: BillingReport, console: Console) -> None:
     """For people."""
     used = Table("", "", title=f"{report.tenant}, {report.month}: used", show_header=False)
@@ -116,19 +128,15 @@ def print_tables(report: BillingReport, console: Console) -> None:
     for use in report.device:
         times = (_seconds(use.restore_us), _seconds(use.active_us), _seconds(use.idle_us))
         device.add_row(use.device_class, str(use.lifetimes), *times)
-    bill = Table("model", "item", "since", "quantity", "unit", f"price {report.currency}", f"amount {report.currency}")
-    bill.title = "bill"
+    bill = Table("model", "item", "quantity", "price", "amount", title=f"bill, {report.currency}")
+    dates = {line.since for line in report.lines}
     for line in report.lines:
-        if line.device_class is None:
-            item, quantity, unit, per = line.item, f"{line.quantity:,}", line.unit, f"{line.per:,}"
-        else:
-            item, quantity, unit = f"{line.item} {line.device_class}", _seconds(line.quantity), "s"
-            per = f"{line.per // 1_000_000:,} s"
-        price = f"{money(line.price_micros)} / {per}"
-        bill.add_row(line.model, item, line.since, quantity, unit, price, money(line.amount_micros))
+        item, quantity, price = _words(line)
+        dated = f"{item}, from {line.since}" if len(dates) > 1 else item
+        bill.add_row(line.model, dated, quantity, price, money(line.amount_micros))
     bill.add_section()
-    bill.add_row("total", "", "", "", "", "", money(report.total_micros))
-    for table, numbers in ((device, range(1, 5)), (bill, (3, 5, 6))):
+    bill.add_row("total", "", "", "", money(report.total_micros))
+    for table, numbers in ((device, range(1, 5)), (bill, (2, 3, 4))):
         for number in numbers:
             table.columns[number].justify = "right"
         console.print(table)
