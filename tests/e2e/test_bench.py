@@ -1,0 +1,37 @@
+"""`kelvin bench cold` measures every system from every tier in one run, and leaves nothing behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+SYSTEMS = {"kelvin", "floor", "from_pretrained", "resident transformers"}
+
+
+@pytest.mark.timeout(300)
+def test_a_small_run(tmp_path: Path) -> None:
+    """One round of one small size: eight rows with their ratio to the floor of the same tier."""
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "kelvin.main", "bench", "cold", "--sizes", "0.05", "--repeats", "1"]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    words = [*command, "--json", str(report)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    assert {(row["tier"], row["system"]) for row in found["rows"]} == {
+        (tier, system) for tier in ("host", "nvme") for system in SYSTEMS
+    }
+    assert all(row["n"] == 1 and row["low_s"] == row["median_s"] == row["high_s"] > 0 for row in found["rows"])
+    floors = {row["tier"]: row["median_s"] for row in found["rows"] if row["system"] == "floor"}
+    for row in found["rows"]:
+        assert row["ratio_to_floor"] == pytest.approx(row["median_s"] / floors[row["tier"]])
+    assert found["machine"]["cores"] >= 1
+    assert "/ floor" in done.stdout
+    assert list(scratch.glob("kelvin-*")) == []
+    assert not [child for child in psutil.Process().children(recursive=True) if "coldstart_bench" in child.cmdline()]
