@@ -30,13 +30,18 @@ class SocketDirectory:
         return f"/proc/self/fd/{self._fd}/{name}"
 
     def listen(self, name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """A listening socket of mode 0600; a stale one of that name is replaced."""
-        (self.path / name).unlink(missing_ok=True)
+        """A listening socket of mode 0600; a stale one of that name is replaced.
+
+        The name appears once the socket listens: who finds it is never refused.
+        """
         sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+        early = f".{name}.{os.getpid()}"
         try:
-            sock.bind(self.address(name))
-            (self.path / name).chmod(0o600)
+            (self.path / early).unlink(missing_ok=True)
+            sock.bind(self.address(early))
+            (self.path / early).chmod(0o600)
             sock.listen(BACKLOG)
+            (self.path / early).rename(self.path / name)
         except BaseException:
             sock.close()
             raise

@@ -202,8 +202,9 @@ def main(run: Path) -> None:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaped by the kernel
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(str(run / "zygote.sock"))
+    listener.bind(str(run / "early.sock"))
     listener.listen(64)
+    (run / "early.sock").rename(run / "zygote.sock")  # there once it listens, as the real one is
     while True:
         connection, _ = listener.accept()
         with connection:
