@@ -26,7 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def up(place: Path) -> Iterator[Installation]:
+def hurt(place: Path) -> Iterator[Installation]:
     """An installation that tests may hurt."""
     book = place.parent / "prices.toml"
     book.parent.mkdir(parents=True)
@@ -34,6 +34,21 @@ def up(place: Path) -> Iterator[Installation]:
     with running(place, settings={**SETTINGS, "KELVIN_PRICE_BOOK": str(book)}) as installation:
         installation.push(make_tiny(place.parent / "model", "llama", seed=3), "m")
         yield installation
+
+
+@pytest.fixture
+def up(hurt: Installation) -> Installation:
+    """The same, once every process that an earlier test killed is back and ready."""
+
+    def is_whole() -> bool:
+        try:
+            found = hurt.admin.request("GET", "/admin/v1/status")
+        except (InstallationFailed, OSError):
+            return False
+        return all(row["healthy"] and row["ready"] for row in found["processes"])
+
+    hurt.wait(is_whole, "every process is ready")
+    return hurt
 
 
 def _processes(up: Installation) -> dict[str, psutil.Process]:
