@@ -1,29 +1,24 @@
 """`python -m activator`: one process, one event loop."""
 
 import resource
-import sys
 from functools import partial
 
 from activator.app import run
 from activator.settings import from_environment
-from contracts.settings import BadSetting
 from service.log import configure_logging
 from service.run import run_service
+from service.startup import refusing_bad_settings
 
 
-def main() -> int:
-    """The exit status: 0 after a drain, 2 for a bad setting."""
-    try:
-        settings = from_environment()
-    except BadSetting as bad:
-        sys.stderr.write(f"{bad}\n")
-        return 2
+def main() -> None:
+    """Exits with 0 after a drain, with 2 for a bad setting."""
     configure_logging("activator")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the bound on connections is a setting of ours
-    run_service(partial(run, settings), settings.lifeline_fd)
-    return 0
+    with refusing_bad_settings():
+        settings = from_environment()
+        run_service(partial(run, settings), settings.lifeline_fd)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,7 +1,10 @@
 """The activator's composition root: what exists, who knows whom, in which order it starts and ends."""
 
 import asyncio
+import errno
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -28,6 +31,7 @@ from activator.usage import Usage, poster
 from activator.wake import Waker
 from contracts.control import Feed
 from contracts.deadline import Deadline
+from contracts.settings import BadSetting
 from service.client import ServiceClient
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -89,7 +93,7 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
             settings.domain,
             limits,
         )
-        listener = listen(settings.host, settings.port)
+        listener = _listen(settings)
         ladder.callback(listener.close)
         own = directory.listen("activator.sock")
         ladder.callback(own.close)
@@ -106,6 +110,16 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
             serve_tls(door, Gate(certificates.default, settings.edge), listener, stop, settings.drain_s),
             lambda ended: serve_until(health(lambda: feed.synced.is_set() and not stop.is_set()), own, ended, 1),
         )
+
+
+def _listen(settings: ActivatorSettings) -> socket.socket:
+    try:
+        return listen(settings.host, settings.port)
+    except socket.gaierror as error:
+        raise BadSetting("KELVIN_HOST", settings.host, error.strerror or "is no address") from error
+    except OSError as error:
+        rule = f"{settings.host} refuses it: {os.strerror(error.errno or errno.EINVAL)}"
+        raise BadSetting("KELVIN_PORT", str(settings.port), rule) from error
 
 
 async def _while_serving(

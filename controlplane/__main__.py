@@ -1,22 +1,20 @@
 """`python -m controlplane`."""
 
-import asyncio
+from functools import partial
 
 from controlplane.app import run
 from controlplane.settings import load
 from service.log import configure_logging
 from service.run import run_service
+from service.startup import refusing_bad_settings
 
 
 def main() -> None:
-    """Read the environment, then serve until told to stop."""
-    settings = load()
+    """Exits with 0 when it was told to stop, with 2 for a bad setting."""
     configure_logging("controlplane")
-
-    async def serve(stop: asyncio.Event) -> None:
-        await run(settings, stop)
-
-    run_service(serve, settings.lifeline_fd)
+    with refusing_bad_settings():
+        settings = load()
+        run_service(partial(run, settings), settings.lifeline_fd)
 
 
 if __name__ == "__main__":

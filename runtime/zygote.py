@@ -21,6 +21,7 @@ from contracts.wire import Wire, decode, encode
 from runtime.forking import count_threads, fork_orphan
 from runtime.settings import RuntimeSettings, from_environment
 from service.log import configure_logging
+from service.startup import refusing_bad_settings
 from service.unix import SocketDirectory
 
 log = logging.getLogger(__name__)
@@ -170,7 +171,8 @@ def run(settings: RuntimeSettings) -> str | None:
 
 def main() -> None:
     """Import, then fork on demand. Imports come after the settings, which pin the libraries to one thread."""
-    settings = from_environment()
+    with refusing_bad_settings():
+        settings = from_environment()
     configure_logging("zygote")
     from runtime import preload
 

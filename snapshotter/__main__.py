@@ -2,15 +2,17 @@
 
 from service.log import configure_logging
 from service.run import run_service
+from service.startup import refusing_bad_settings
 from snapshotter.app import serve
 from snapshotter.settings import from_environment
 
 
 def main() -> None:
-    """Run until SIGTERM or the supervisor's end."""
+    """Run until SIGTERM or the supervisor's end; exits with 2 for a bad setting."""
     configure_logging("snapshotter")
-    settings = from_environment()
-    run_service(lambda stop: serve(settings, stop), settings.lifeline_fd)
+    with refusing_bad_settings():
+        settings = from_environment()
+        run_service(lambda stop: serve(settings, stop), settings.lifeline_fd)
 
 
 if __name__ == "__main__":

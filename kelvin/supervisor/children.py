@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kelvin.policy.restarts import Restarts
+from service.startup import BAD_SETTING_STATUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     born_s: float = 0.0
     restarts: Restarts = field(default_factory=Restarts)
+    refused: bool = False  # it said that its settings are wrong
 
     def __repr__(self) -> str:
         pid = self.process.pid if self.process else "down"
@@ -67,6 +69,7 @@ class Child:
         """The reaper collected it; Popen must not try again."""
         assert self.process is not None
         self.process.returncode = status
+        self.refused = status == BAD_SETTING_STATUS
         self.process = None
         self.restarts = self.restarts.after_death(time.monotonic() - self.born_s)
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02
 KILL_AFTER_S: Final = 5.0
-HOPELESS_DEATHS: Final = 4  # before the first readiness: a bad setting, a port that is taken
+HOPELESS_DEATHS: Final = 4  # before the first readiness
 
 
 class NotReady(Exception):
@@ -101,6 +101,8 @@ class Supervisor:
             assert spec.socket is not None
             if await self._is_ready(spec.socket, spec.name):
                 waiting.pop(0)
+            elif (refused := self._refused()) is not None:
+                raise NotReady(f"{refused} can't start: {self._log_tail(refused, lines=1)}")
             elif (dead := self._keeps_dying()) is not None:
                 raise NotReady(f"{dead} dies at once, again and again\n{self._log_tail(dead)}")
             elif time.monotonic() > limit:
@@ -109,6 +111,10 @@ class Supervisor:
                 )
             else:
                 await asyncio.sleep(POLL_S)
+
+    def _refused(self) -> str | None:
+        """A process that ended over a setting: the same again would end the same way."""
+        return next((child.spec.name for child in self._children if child.refused), None)
 
     def _keeps_dying(self) -> str | None:
         """A process that has not lived long enough to be ready, several times in a row."""
@@ -124,9 +130,9 @@ class Supervisor:
         finally:
             await client.close()
 
-    def _log_tail(self, name: str) -> str:
+    def _log_tail(self, name: str, lines: int = 15) -> str:
         path = self._settings.data / "logs" / f"{name}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-15:]) if path.exists() else ""
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
     async def drain(self, shipper: Shipper) -> None:
         """Door first, then replicas, then what they needed; the ledger last, once it has heard of every death."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,22 @@ def test_a_second_up_on_the_same_directory_says_so(up: Installation) -> None:
     assert second.returncode == 1
     assert "is in use by process" in second.stderr
     assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    """One line names setting, value and rule; nothing is left running."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        refused = subprocess.run(
+            [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(port)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert refused.returncode == 1
+    assert f"activator can't start: KELVIN_PORT={port}: 127.0.0.1 refuses it: Address already in use" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not any(str(tmp_path) in _command(process) for process in psutil.Process().children())
 
 
 @pytest.mark.parametrize("module", ["runtime.zygote", "weightcache", "controlplane", "snapshotter", "activator"])

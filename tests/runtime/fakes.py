@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,14 +12,14 @@ import aiohttp
 
 from contracts.control import Bind, GateFacts, GateJob, SealAttestation, SealJob
 from contracts.errors import Failure, Internal, Refused
-from contracts.frames import Counts, Frame, FrameDecoder
+from contracts.frames import Frame, FrameDecoder
 from contracts.manifest import Limits
 from contracts.timeline import Span, Stage
 from contracts.usage import RequestRecord
 from contracts.wire import decode
 from runtime.api import ServingApi
 from runtime.control_api import attach, build_control_app
-from runtime.engine.interface import Cancelled, Event, Failed, Finished, Generated, GenerationRequest
+from runtime.engine.interface import GenerationRequest
 from runtime.engine.thread import EngineThread
 from runtime.metering import MeterPage, create_meter_page
 from runtime.orphans import Orphans
@@ -30,117 +29,12 @@ from runtime.serving import Serving
 from runtime.tokenizer import TextCodec
 from service.run import serve_until
 from service.unix import SocketDirectory
+from tests.runtime.engine.scripted import BLOCKS, ScriptedEngine
 from tests.runtime.vocabularies import files
 
 DEADLINE_S = 20.0
-BLOCKS = 64
 LIMITS = Limits(max_input_tokens=300, max_output_tokens=20_000, max_streams=8, max_body_bytes=100_000)
 BIND = Bind(tenant="acme", model="m", version="ab" * 32, device_class="cpu-1", threads=1, kv_bytes=1 << 20)
-
-
-@dataclass
-class _Sequence:
-    request: GenerationRequest
-    script: list[int]
-    done: int = 0
-
-    @property
-    def counts(self) -> Counts:
-        return Counts(len(self.request.prompt_ids), 0, self.done, self.done * 10)
-
-
-class ScriptedEngine:
-    """Each step says one token more of each request's script, a block each; then Finished as `stop` or `length`.
-
-    `allow(n)` lets n steps happen where `paced`; a step takes `step_s`. `refuse`, `break_with` and `poisoned` say how
-    it fails.
-    """
-
-    def __init__(
-        self, script: Callable[[GenerationRequest], Sequence[int]], *, paced: bool = False, step_s: float = 0.0
-    ) -> None:
-        self._script = script
-        self._step_s = step_s
-        self._paced = paced
-        self._permits = threading.Semaphore(0)
-        self._live: dict[str, _Sequence] = {}
-        self._pending: list[Event] = []
-        self.refuse: Failure | None = None
-        self.break_with: Failure | None = None
-        self.poisoned: Failure | None = None
-        self.needs_probe = False
-        self.admitted: list[GenerationRequest] = []
-        self.cancelled: list[str] = []
-        self.busy_ns = 0
-
-    def allow(self, steps: int = 1) -> None:
-        self._permits.release(steps)
-
-    def free_running(self) -> None:
-        self._paced = False
-        self._permits.release(1)
-
-    def admit(self, request: GenerationRequest) -> Failure | None:
-        if self.refuse is not None:
-            return self.refuse
-        self.admitted.append(request)
-        script = list(self._script(request))[: request.sampling.max_tokens]
-        self._live[request.request_id] = _Sequence(request, script)
-        return None
-
-    def cancel(self, request_id: str) -> None:
-        if (sequence := self._live.pop(request_id, None)) is not None:
-            self.cancelled.append(request_id)
-            self._pending.append(Cancelled(request_id, sequence.counts))
-
-    def fail_all(self, failure: Failure) -> None:
-        self._pending += [Failed(request_id, failure, each.counts) for request_id, each in self._live.items()]
-        self._live.clear()
-
-    def step(self) -> tuple[Event, ...]:
-        if self._paced and self._live:
-            assert self._permits.acquire(timeout=DEADLINE_S), "no step was allowed"
-        threading.Event().wait(self._step_s)  # as long as it computes
-        if self.break_with is not None:
-            self.fail_all(self.break_with)
-        for request_id, sequence in list(self._live.items()):
-            if sequence.done < len(sequence.script):
-                token = sequence.script[sequence.done]
-                sequence.done += 1
-                self._pending.append(Generated(request_id, token, sequence.counts))
-            if sequence.done == len(sequence.script):
-                del self._live[request_id]
-                full = sequence.done == sequence.request.sampling.max_tokens
-                self._pending.append(Finished(request_id, "length" if full else "stop", sequence.counts))
-        events, self._pending = self._pending, []
-        return tuple(events)
-
-    def run_probe_alone(self) -> Failure | None:
-        self.needs_probe = False
-        return self.poisoned
-
-    def check_integrity(self) -> None:
-        """Nothing to check."""
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._live or self._pending)
-
-    @property
-    def running(self) -> int:
-        return len(self._live)
-
-    @property
-    def waiting(self) -> int:
-        return 0
-
-    @property
-    def kv_blocks_free(self) -> int:
-        return BLOCKS - len(self._live)
-
-    @property
-    def kv_blocks_total(self) -> int:
-        return BLOCKS
 
 
 CODEC = TextCodec(files())

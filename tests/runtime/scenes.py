@@ -10,7 +10,8 @@ import msgspec
 
 from contracts.frames import Frame, FrameKind
 from contracts.problem import WireFailure
-from tests.runtime.fakes import Bench, ScriptedEngine, bench
+from tests.runtime.engine.scripted import ScriptedEngine
+from tests.runtime.fakes import Bench, bench
 
 TEXT = "naïve 中文 text"
 

@@ -12,7 +12,8 @@ from contracts.errors import Overloaded, ProbeFailed
 from contracts.frames import Counts, End, FrameDecoder, FrameKind
 from contracts.meter import Phase
 from contracts.timeline import Stage
-from tests.runtime.fakes import BIND, CODEC, Bench, ScriptedEngine, frames_until, saying
+from tests.runtime.engine.scripted import ScriptedEngine
+from tests.runtime.fakes import BIND, CODEC, Bench, frames_until, saying
 from tests.runtime.scenes import TEXT, data_of, events_of, play
 
 

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from contracts.frames import FrameDecoder, FrameKind
-from tests.runtime.fakes import Bench, ScriptedEngine, bench, saying
+from tests.runtime.engine.scripted import ScriptedEngine
+from tests.runtime.fakes import Bench, bench, saying
 
 TEXT = "one two three four five six seven " * 4
 REQUESTS = 120

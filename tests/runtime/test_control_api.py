@@ -10,7 +10,8 @@ import pytest
 from contracts.control import Bound, RuntimeReport, RuntimeState
 from contracts.errors import ChunkCorrupt
 from contracts.wire import decode, encode
-from tests.runtime.fakes import BIND, Bench, ScriptedEngine, saying
+from tests.runtime.engine.scripted import ScriptedEngine
+from tests.runtime.fakes import BIND, Bench, saying
 from tests.runtime.scenes import play
 
 

@@ -10,7 +10,8 @@ from contracts.errors import Internal
 from contracts.frames import FrameDecoder, FrameKind
 from contracts.usage import Origin
 from runtime import delivery
-from tests.runtime.fakes import BIND, CODEC, Bench, ScriptedEngine, frames_until, saying
+from tests.runtime.engine.scripted import ScriptedEngine
+from tests.runtime.fakes import BIND, CODEC, Bench, frames_until, saying
 from tests.runtime.scenes import TEXT, failure_of, play
 
 

@@ -12,7 +12,8 @@ from contracts.meter import Phase, decode_meter
 from runtime.metering import create_meter_page
 from runtime.replica import MOVES, Replica, Wiring, Work
 from runtime.serving import Serving
-from tests.runtime.fakes import BIND, ScriptedEngine, fake_work, saying
+from tests.runtime.engine.scripted import ScriptedEngine
+from tests.runtime.fakes import BIND, fake_work, saying
 
 
 def _replica(tmp_path: Path, work: Work | None = None, failure: Failure | None = None) -> Replica:

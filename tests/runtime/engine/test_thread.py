@@ -6,101 +6,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from contracts.errors import Failure, Internal, InvalidRequest, Overloaded, ProbeFailed, Refused, Unavailable
+from contracts.errors import Internal, InvalidRequest, Overloaded, ProbeFailed, Refused, Unavailable
 from contracts.frames import Counts
-from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Generated, GenerationRequest
+from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Generated
 from runtime.engine.thread import EngineThread
 from tests.runtime.engine.models import engine, greedy, prompts, reference, tokens_of
+from tests.runtime.engine.scripted import DEADLINE_S, ScriptedEngine
 
-DEADLINE_S = 20.0
 
-
-class ScriptedEngine:
-    """Each step gives every request one token more, and ends it after `max_tokens`. `gate` holds steps back."""
-
-    def __init__(self, *, needs_probe: bool = False, probe_fails: bool = False) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.in_step = threading.Event()
-        self.errors: list[Exception] = []
-        self.threads: set[int] = set()
-        self.probed = threading.Event()
-        self._live: dict[str, tuple[int, int]] = {}
-        self._pending: list[Event] = []
-        self._needs_probe = needs_probe
-        self._probe_fails = probe_fails
-        self._poisoned: Failure | None = None
-
-    def admit(self, request: GenerationRequest) -> Failure | None:
-        if not request.prompt_ids:
-            return InvalidRequest("prompt", "[]", "must hold a token")
-        self._live[request.request_id] = (0, request.sampling.max_tokens)
-        return None
-
-    def cancel(self, request_id: str) -> None:
-        if self._live.pop(request_id, None):
-            self._pending.append(Cancelled(request_id, Counts()))
-
-    def fail_all(self, failure: Failure) -> None:
-        self._pending.extend(Failed(request_id, failure, Counts()) for request_id in self._live)
-        self._live.clear()
-
-    def step(self) -> tuple[Event, ...]:
-        self.threads.add(threading.get_ident())
-        self.in_step.set()
-        assert self.gate.wait(DEADLINE_S)
-        if self.errors:
-            raise self.errors.pop()
-        self._needs_probe = False
-        events, self._pending = self._pending, []
-        for request_id, (done, wanted) in list(self._live.items()):
-            events.append(Generated(request_id, done, Counts(completion_tokens=done + 1)))
-            self._live[request_id] = (done + 1, wanted)
-            if done + 1 == wanted:
-                del self._live[request_id]
-                events.append(Finished(request_id, "length", Counts(completion_tokens=wanted)))
-        return tuple(events)
-
-    def run_probe_alone(self) -> Failure | None:
-        self._needs_probe = False
-        self._poisoned = ProbeFailed("v", "position 0") if self._probe_fails else None
-        self.probed.set()
-        return self._poisoned
-
-    def check_integrity(self) -> None:
-        """Nothing to check."""
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._live or self._pending)
-
-    @property
-    def running(self) -> int:
-        return len(self._live)
-
-    @property
-    def waiting(self) -> int:
-        return 0
-
-    @property
-    def kv_blocks_free(self) -> int:
-        return 0
-
-    @property
-    def kv_blocks_total(self) -> int:
-        return 0
-
-    @property
-    def busy_ns(self) -> int:
-        return 0
-
-    @property
-    def needs_probe(self) -> bool:
-        return self._needs_probe
-
-    @property
-    def poisoned(self) -> Failure | None:
-        return self._poisoned
+def counting(**options: bool) -> ScriptedEngine:
+    """Its requests get as many tokens as they ask for."""
+    return ScriptedEngine(lambda request: range(request.sampling.max_tokens), **options)
 
 
 class Heard:
@@ -143,7 +59,7 @@ def running(machine: Engine, *, limit: int = 8, probe_after_s: float = 0.0) -> I
         yield thread, heard
     finally:
         if isinstance(machine, ScriptedEngine):
-            machine.gate.set()
+            machine.free_running()
         assert thread.stop(DEADLINE_S)
 
 
@@ -165,7 +81,7 @@ def test_serves_a_real_engine() -> None:
 
 def test_everything_happens_in_one_thread() -> None:
     """Engine and callbacks are called in the engine's thread only."""
-    machine = ScriptedEngine()
+    machine = counting()
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 3))
         heard.wait_for_ends(1)
@@ -175,8 +91,7 @@ def test_everything_happens_in_one_thread() -> None:
 
 def test_a_full_inbox_refuses_and_never_blocks() -> None:
     """While a step takes its time, `limit` requests get in; the next is refused at once; an end makes room."""
-    machine = ScriptedEngine()
-    machine.gate.clear()
+    machine = counting(paced=True)
     with running(machine, limit=3) as (thread, heard):
         thread.submit(greedy("a", [1], 1))
         assert machine.in_step.wait(DEADLINE_S)
@@ -185,7 +100,7 @@ def test_a_full_inbox_refuses_and_never_blocks() -> None:
         with pytest.raises(Refused) as caught:
             thread.submit(greedy("d", [1], 1))
         assert caught.value.failure == Overloaded("the engine's inbox", 3, 1.0)
-        machine.gate.set()
+        machine.free_running()
         heard.wait_for_ends(3)
         thread.submit(greedy("d", [1], 1))
         heard.wait_for_ends(4)
@@ -194,8 +109,7 @@ def test_a_full_inbox_refuses_and_never_blocks() -> None:
 
 def test_an_id_inside_is_refused() -> None:
     """Two requests of one id would share their events."""
-    machine = ScriptedEngine()
-    machine.gate.clear()
+    machine = counting(paced=True)
     with running(machine) as (thread, _):
         thread.submit(greedy("a", [1], 1))
         with pytest.raises(Refused):
@@ -204,9 +118,12 @@ def test_an_id_inside_is_refused() -> None:
 
 def test_a_refusal_at_admission_is_an_event() -> None:
     """What the engine refuses comes back as `Failed`, and frees its place."""
-    with running(ScriptedEngine(), limit=1) as (thread, heard):
+    machine = counting()
+    machine.refuse = InvalidRequest("prompt", "[]", "must hold a token")
+    with running(machine, limit=1) as (thread, heard):
         thread.submit(greedy("a", []))
         heard.wait_for_ends(1)
+        machine.refuse = None
         thread.submit(greedy("b", [1], 1))
         heard.wait_for_ends(2)
     assert heard.events[0] == Failed("a", InvalidRequest("prompt", "[]", "must hold a token"), Counts())
@@ -214,36 +131,33 @@ def test_a_refusal_at_admission_is_an_event() -> None:
 
 def test_cancel_while_a_step_runs() -> None:
     """A cancellation made during a step takes effect before the next one; one of a stranger is nothing."""
-    machine = ScriptedEngine()
-    machine.gate.clear()
+    machine = counting(paced=True)
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 1000))
         assert machine.in_step.wait(DEADLINE_S)
         thread.cancel("a")
         thread.cancel("stranger")
-        machine.gate.set()
+        machine.free_running()
         heard.wait_for_ends(1)
     assert [type(event) for event in heard.events] == [Generated, Cancelled]
 
 
 def test_cancel_before_it_began() -> None:
     """A request cancelled in the inbox ends too."""
-    machine = ScriptedEngine()
-    machine.gate.clear()
+    machine = counting(paced=True)
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 1))
         assert machine.in_step.wait(DEADLINE_S)
         thread.submit(greedy("b", [1], 1))
         thread.cancel("b")
-        machine.gate.set()
+        machine.free_running()
         heard.wait_for_ends(2)
-    assert heard.events[-1] == Cancelled("b", Counts())
+    assert heard.events[-1] == Cancelled("b", Counts(prompt_tokens=1))
 
 
 def test_a_late_cancel_spares_the_next_of_that_id() -> None:
     """A cancellation that lost its race dies with its request: another of the same id is not touched by it."""
-    machine = ScriptedEngine()
-    machine.gate.clear()
+    machine = counting(paced=True)
     with running(machine) as (thread, heard):
         on_events = heard.on_events
 
@@ -256,14 +170,14 @@ def test_a_late_cancel_spares_the_next_of_that_id() -> None:
         thread.submit(greedy("a", [1], 1))
         assert machine.in_step.wait(DEADLINE_S)
         thread.cancel("a")
-        machine.gate.set()
+        machine.free_running()
         heard.wait_for_ends(2)
     assert [type(event) for event in heard.events if not isinstance(event, Generated)] == [Finished, Finished]
 
 
 def test_busy_spells_enclose_the_work() -> None:
     """True before the first event of a spell, False after its last."""
-    with running(ScriptedEngine()) as (thread, heard):
+    with running(counting()) as (thread, heard):
         for count, name in enumerate(("a", "b"), start=1):
             thread.submit(greedy(name, [1], 2))
             heard.wait(lambda count=count: sum(item is False for item in heard.log) == count)  # type: ignore[misc]
@@ -273,14 +187,13 @@ def test_busy_spells_enclose_the_work() -> None:
 
 def test_stop_ends_everyone() -> None:
     """Stopping fails what is inside, refuses what comes, and ends the thread; again does no harm."""
-    machine = ScriptedEngine()
-    machine.gate.clear()
+    machine = counting(paced=True)
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 1000))
         assert machine.in_step.wait(DEADLINE_S)
         thread.submit(greedy("b", [1], 1000))
         assert not thread.stop(0.0)  # it is in a step
-        machine.gate.set()
+        machine.free_running()
         assert thread.stop(DEADLINE_S)
         with pytest.raises(Refused) as caught:
             thread.submit(greedy("c", [1], 1))
@@ -293,27 +206,27 @@ def test_stop_ends_everyone() -> None:
 def test_stop_before_start() -> None:
     """A thread that was never started has nothing to end."""
     heard = Heard()
-    thread = EngineThread(ScriptedEngine(), on_events=heard.on_events, on_busy=heard.on_busy)
+    thread = EngineThread(counting(), on_events=heard.on_events, on_busy=heard.on_busy)
     assert thread.stop(0.0)
 
 
 def test_a_step_that_raises_costs_those_inside_only() -> None:
     """Should a step raise after all, everyone inside fails, and the thread goes on."""
-    machine = ScriptedEngine()
-    machine.errors = [RuntimeError("a defect")]
+    machine = counting()
+    machine.raises = [RuntimeError("a defect")]
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 1))
         heard.wait_for_ends(1)
         thread.submit(greedy("b", [1], 1))
         heard.wait_for_ends(2)
-    assert heard.events[0] == Failed("a", Internal(), Counts())
+    assert heard.events[0] == Failed("a", Internal(), Counts(prompt_tokens=1))
     assert isinstance(heard.events[-1], Finished)
 
 
 def test_steps_that_keep_raising_end_the_thread() -> None:
     """Twice in a row: everyone inside fails all the same, the busy spell ends, and all later ones are refused."""
-    machine = ScriptedEngine()
-    machine.errors = [RuntimeError("a defect"), RuntimeError("a defect")]
+    machine = counting()
+    machine.raises = [RuntimeError("a defect"), RuntimeError("a defect")]
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 1))
         heard.wait(lambda: bool(heard.log) and heard.log[-1] is False)
@@ -325,7 +238,8 @@ def test_steps_that_keep_raising_end_the_thread() -> None:
 
 def test_probe_runs_alone_without_a_waiter() -> None:
     """Nobody comes for `probe_after_s`: the probe runs by itself; one that fails poisons the thread."""
-    machine = ScriptedEngine(needs_probe=True, probe_fails=True)
+    machine = counting()
+    machine.needs_probe, machine.probe_failure = True, ProbeFailed("v", "position 0")
     with running(machine) as (thread, _):
         assert machine.probed.wait(DEADLINE_S)
         machine.probed.clear()
@@ -338,7 +252,8 @@ def test_probe_runs_alone_without_a_waiter() -> None:
 
 def test_probe_waits_for_a_request() -> None:
     """A request that comes in time carries it."""
-    machine = ScriptedEngine(needs_probe=True)
+    machine = counting()
+    machine.needs_probe = True
     with running(machine, probe_after_s=DEADLINE_S) as (thread, heard):
         thread.submit(greedy("a", [1], 1))
         heard.wait_for_ends(1)

@@ -1,0 +1,20 @@
+"""How a process ends that can't start with what it was told."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from contracts.settings import BadSetting
+
+BAD_SETTING_STATUS: Final = 2  # the supervisor does not try again
+
+
+@contextmanager
+def refusing_bad_settings() -> Iterator[None]:
+    """A `BadSetting` ends the process with its one line on standard error and BAD_SETTING_STATUS."""
+    try:
+        yield
+    except BadSetting as bad:
+        sys.stderr.write(f"{bad}\n")
+        sys.exit(BAD_SETTING_STATUS)
