@@ -148,7 +148,8 @@ def _interrupted(_number: int, _frame: FrameType | None) -> None:
 
 def main() -> int:
     """Exit code 0 when everything came true."""
-    signal.signal(signal.SIGTERM, _interrupted)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
+        signal.signal(number, _interrupted)
     scratch = Path(tempfile.mkdtemp(prefix="kelvin-demo-"))
     try:
         say("Start Kelvin")

@@ -273,7 +273,7 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
 
 
 @given(STEPS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int]]) -> None:
     """After any storm the queue is empty, and every slot of a fresh replica can be had."""
     asyncio.run(_storm(steps))

@@ -94,7 +94,7 @@ async def _silence_ends_at_zero(w: World, keys: dict[str, VersionKey]) -> None:
     assert sum(w.actuator.present(which) for which in keys.values()) == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(STEP, max_size=60))
 def test_any_history(steps: list[tuple[str, str, float]]) -> None:
     """Random histories over four versions and three slots."""

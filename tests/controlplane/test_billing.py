@@ -288,7 +288,7 @@ def test_problems_are_bounded(engine: Engine) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_duplicates_and_order_do_not_change_the_bill(data: st.DataObject) -> None:
     """Any shuffle of the month with any repeats, in any batches: the same report, to the last micro-unit."""
     everything = good_month()

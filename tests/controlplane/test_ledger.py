@@ -101,7 +101,7 @@ RETRIED = request_record(
 
 
 @given(order=st.permutations([request_record(1), ORPHAN, RETRIED, ORPHAN]), split=st.integers(min_value=0, max_value=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_activator_s_record_stands_over_orphans_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, order: list[RequestRecord], split: int
 ) -> None:
@@ -349,7 +349,7 @@ def contents(path: Path, batches: Sequence[Sequence[RequestRecord]]) -> list[Any
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_order_repeats_and_batches_do_not_matter(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Any shuffle with any repeats in any batches gives exactly the same tables."""
     everything = RECORDS + ORPHANS

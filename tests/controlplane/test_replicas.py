@@ -102,7 +102,7 @@ class Table(RuleBasedStateMachine):
             assert self.table.live(which) == len(live) + sum(start.key == which for start in self.starts)
 
 
-Table.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Table.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestTable = Table.TestCase
 
 

@@ -168,7 +168,7 @@ def test_a_kill_leaves_no_half_plan(tmp_path: Path) -> None:
     opened(staging)
 
 
-@settings(max_examples=30, stateful_step_count=30, deadline=None)
+@settings(max_examples=30, stateful_step_count=30)
 class Machine(RuleBasedStateMachine):
     """Random pushes of two tenants against a model: what was staged and not dropped is there, and nothing else."""
 

@@ -142,7 +142,7 @@ def test_a_reopened_source_goes_on(tmp_path: Path) -> None:
     groups=st.lists(st.lists(st.integers(min_value=1, max_value=900), min_size=1, max_size=6), min_size=1, max_size=12),
     seed=st.integers(min_value=0, max_value=10**6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_power_cut_takes_nothing_that_was_acknowledged(
     tmp_path_factory: pytest.TempPathFactory, groups: list[list[int]], seed: int
 ) -> None:

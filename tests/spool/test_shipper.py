@@ -197,7 +197,7 @@ def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> None:
     size=st.integers(min_value=1, max_value=2000),
 )
 @example(steps=["ship", "append", "restart", "append", "refuse"], size=1)  # a refused batch that spans two segments
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_order_of_appends_failures_and_restarts_loses_nothing(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], size: int
 ) -> None:

@@ -65,7 +65,7 @@ class DiskMachine(RuleBasedStateMachine):
 
 
 TestDiskMachine = DiskMachine.TestCase
-TestDiskMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestDiskMachine.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_touched_files_stay() -> None:

@@ -198,7 +198,7 @@ def admitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(victim=st.integers(0, len(VERSION.digests) - 1), at=st.integers(0, CHUNK - 1), bit=st.integers(0, 7))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_byte(admitted: Path, victim: int, at: int, bit: int) -> None:
     """Whichever bit of whichever chunk flips, the chunk is refused by name."""
     digest = VERSION.digests[victim]

@@ -123,7 +123,7 @@ class HostMachine(RuleBasedStateMachine):
 
 
 TestHostMachine = HostMachine.TestCase
-TestHostMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHostMachine.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_shared_chunks_are_there_once() -> None:

@@ -46,4 +46,4 @@ class FifoMachine(RuleBasedStateMachine):
 
 
 TestFifo = FifoMachine.TestCase
-TestFifo.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestFifo.settings = settings(max_examples=50, stateful_step_count=40)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import CapacityExceeded, Failure, InvalidRequest, LimitExceeded, Overloaded, Refused
@@ -91,7 +91,7 @@ ACTIONS = st.lists(
     blocks=st.integers(6, 20),
     max_running=st.integers(1, 6),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_any_schedule(
     name: str, actions: list[tuple[str, int, int]], budget: Budget, blocks: int, max_running: int
 ) -> None:

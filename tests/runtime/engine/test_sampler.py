@@ -6,7 +6,7 @@ from math import inf, nan
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -139,7 +139,6 @@ def test_a_flat_nucleus_sorts_everything(monkeypatch: pytest.MonkeyPatch) -> Non
     company=st.lists(st.sampled_from([param.values[0] for param in SETTINGS] + [GREEDY.sampling]), max_size=6),
     mine=st.sampled_from([param.values[0] for param in SETTINGS]),
 )
-@settings(deadline=None)
 def test_company_changes_nothing(seed: int, company: list[Sampling], mine: Sampling) -> None:
     """A row's token depends on its logits, settings and draw, not on the rows beside it."""
     draws = random.Random(seed)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.policy.blocks import BLOCK_SIZE, TRASH_BLOCK, BlockPool, blocks_for, worst_case_tokens
@@ -65,7 +65,6 @@ def test_integrity_check_goes_red(spoil: Callable[[BlockPool], object]) -> None:
 
 
 @given(total=st.integers(1, 20), steps=st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=60))
-@settings(deadline=None)
 def test_any_order(total: int, steps: list[tuple[bool, int]]) -> None:
     """After any sequence of allocations and releases nothing is lost, shared, or the trash block."""
     pool = BlockPool(total)

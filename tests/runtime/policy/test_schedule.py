@@ -1,7 +1,7 @@
 """A step takes every decode, then prompts in order of arrival up to its budget; costs are divided to the last unit."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, Budget, Progress, Share, divide, plan
@@ -43,7 +43,6 @@ def test_plan(running: list[Progress], want: list[tuple[int, int]]) -> None:
         max_size=20,
     )
 )
-@settings(deadline=None)
 def test_plan_moves_on(running: list[Progress]) -> None:
     """Every decode is in it, the step is bounded, and whoever is not in it waits for an earlier prompt."""
     shares = plan(running, BUDGET)
@@ -66,7 +65,6 @@ def test_budgets(budget: Budget) -> None:
 
 
 @given(total=st.integers(0, 10**9), weights=st.lists(st.integers(0, 1000), min_size=1).filter(any))
-@settings(deadline=None)
 def test_divide(total: int, weights: list[int]) -> None:
     """The parts sum to the total, and each is within one of its due."""
     parts = divide(total, weights)
