@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from contracts.errors import PackCorrupt, Refused
+from contracts.artifact_errors import PackCorrupt
+from contracts.errors import Refused
 from contracts.manifest import PAGE, Digest, Offset, Size
 
 MAGIC: Final = b"KELVPK01"

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from contracts.errors import ChunkCorrupt, InvalidRequest, NotFound, Refused, Unavailable
+from contracts.artifact_errors import ChunkCorrupt
+from contracts.errors import InvalidRequest, NotFound, Refused, Unavailable
 
 _KEY_LIMIT: Final = 900  # S3 allows 1024 bytes; a bucket prefix must still fit
 _SEGMENT_LIMIT: Final = 200

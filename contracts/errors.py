@@ -1,6 +1,7 @@
-"""Every way in which Kelvin says no: a closed set of facts, carried by one ordinary exception.
+"""The ways in which Kelvin says no: a closed set of facts, carried by one ordinary exception.
 
 A fact knows its code, its HTTP status, whether a retry may help and when. How it looks on the wire is `problem`'s work.
+What can be wrong with an artifact is in `artifact_errors`.
 """
 
 from dataclasses import dataclass
@@ -171,23 +172,6 @@ class Conflict(Failure):
 
 
 @dataclass(frozen=True, slots=True)
-class ArtifactRejected(Failure):
-    """An upload holds something that may not enter."""
-
-    path: str
-    reason: str
-    code, status = "artifact_rejected", 422
-
-    @property
-    def message(self) -> str:
-        return f"{self.path}: {self.reason}"
-
-    @property
-    def param(self) -> str | None:
-        return self.path
-
-
-@dataclass(frozen=True, slots=True)
 class Overloaded(Failure):
     """Every slot and every waiting place is taken."""
 
@@ -248,70 +232,6 @@ class Unavailable(Failure):
     @property
     def retry_after_s(self) -> float | None:
         return self.after_s
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkCorrupt(Failure):
-    """Bytes at rest do not match their digest; nothing of the chunk was served."""
-
-    chunk: str
-    tier: str
-    code, status = "chunk_corrupt", 500
-
-    @property
-    def message(self) -> str:
-        return f"chunk {self.chunk} in tier '{self.tier}' does not match its digest"
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkMissing(Failure):
-    """No source holds the chunk."""
-
-    chunk: str
-    code, status = "chunk_missing", 500
-
-    @property
-    def message(self) -> str:
-        return f"chunk {self.chunk} is in no tier"
-
-
-@dataclass(frozen=True, slots=True)
-class PackCorrupt(Failure):
-    """A pack's table does not decode or contradicts itself; which chunks it holds is unknown."""
-
-    pack: str
-    reason: str
-    code, status = "pack_corrupt", 500
-
-    @property
-    def message(self) -> str:
-        return f"pack {self.pack}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestCorrupt(Failure):
-    """A manifest does not decode, or does not match the version it is named by."""
-
-    version: str
-    reason: str
-    code, status = "manifest_corrupt", 500
-
-    @property
-    def message(self) -> str:
-        return f"manifest of version {self.version}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeFailed(Failure):
-    """The known-answer probe did not match: the replica is refused, fail closed."""
-
-    version: str
-    reason: str
-    code, status = "probe_failed", 500
-
-    @property
-    def message(self) -> str:
-        return f"version {self.version} failed its known-answer probe: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from contracts.errors import ManifestCorrupt, Refused
+from contracts.artifact_errors import ManifestCorrupt
+from contracts.errors import Refused
 
 FORMAT: Final = 1
 PAGE: Final = 4096

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as RichProgress
 
-from contracts.errors import ArtifactRejected, DeadlineExceeded, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import DeadlineExceeded, Refused
 from contracts.names import dns_label
 from contracts.problem import code_of, to_wire
 from contracts.push import Committed, Committing, Plan, PlannedChunk

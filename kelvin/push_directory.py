@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from contracts.errors import ArtifactRejected, InvalidRequest, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import InvalidRequest, Refused
 from contracts.push import PlannedChunk, PlanRequest, SmallFile, WeightsFile
 from snapshotter.policy.files import INDEX_FILE, MAX_PATHS, Role, check_paths, choose_weights, max_bytes_of, role_of
 from snapshotter.policy.intake import indexed_files

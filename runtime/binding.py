@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen2C
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as library_logging
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from contracts.manifest import Manifest
 from runtime.engine import attention
 

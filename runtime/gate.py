@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedConfig
 
+from contracts.artifact_errors import ArtifactRejected
 from contracts.control import GateFacts, GateJob
-from contracts.errors import ArtifactRejected, Refused
+from contracts.errors import Refused
 from runtime.binding import DTYPES, SERVED, Family, parse_config
 
 CONFIG: Final = "config.json"

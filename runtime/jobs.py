@@ -7,8 +7,9 @@ from typing import Final
 
 import torch
 
+from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.control import GateFacts, Probe, SealAttestation, SealJob
-from contracts.errors import ArtifactRejected, ProbeFailed, Refused
+from contracts.errors import Refused
 from runtime.binding import BoundModel, compare
 from runtime.engine.core import ModelEngine
 from runtime.gate import examine

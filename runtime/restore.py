@@ -12,8 +12,9 @@ from typing import Final, Protocol
 
 import torch
 
+from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.control import Bind, Fingerprint, GateFacts, GateJob, Probe, SealAttestation
-from contracts.errors import ArtifactRejected, ProbeFailed, Refused
+from contracts.errors import Refused
 from contracts.manifest import Manifest
 from contracts.timeline import Span, Stage
 from runtime import probe as known_answers

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from contracts.errors import ArtifactRejected, InvalidRequest, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import InvalidRequest, Refused
 from runtime.chat_template import ChatTemplate, Message
 from runtime.detokenizer import Detokenizer, TokenBytes, UnsupportedDecoder
 from runtime.pinned import PinnedFiles, end_ids, json_object

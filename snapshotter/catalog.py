@@ -6,7 +6,8 @@ from typing import Final
 
 from blobstore.packs import PackEntry, decode_table
 from blobstore.store import BlobNotFound, BlobStore
-from contracts.errors import PackCorrupt, Refused
+from contracts.artifact_errors import PackCorrupt
+from contracts.errors import Refused
 from contracts.keys import INDEX, PACKS, index_key
 
 _TENANTS_KEPT: Final = 64

@@ -11,8 +11,9 @@ from blake3 import blake3
 
 from blobstore.packs import PackEntry, encode_footer, encode_table, place
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
+from contracts.artifact_errors import ChunkCorrupt, ProbeFailed
 from contracts.control import SealAttestation, SealJob, VersionRegistration
-from contracts.errors import ChunkCorrupt, Conflict, InvalidRequest, ProbeFailed, Refused
+from contracts.errors import Conflict, InvalidRequest, Refused
 from contracts.keys import (
     attestation_key,
     attestations_prefix,

@@ -9,7 +9,8 @@ from blake3 import blake3
 
 from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, footer_bytes
 from blobstore.store import BlobStore
-from contracts.errors import PackCorrupt, Refused
+from contracts.artifact_errors import PackCorrupt
+from contracts.errors import Refused
 from contracts.keys import pack_key
 
 _BLOCK: Final = 8 << 20

@@ -14,8 +14,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from contracts.artifact_errors import ManifestCorrupt
 from contracts.control import SealAttestation
-from contracts.errors import DeadlineExceeded, ManifestCorrupt, Refused, Unavailable
+from contracts.errors import DeadlineExceeded, Refused, Unavailable
 from contracts.manifest import PAGE, Manifest, decode_manifest
 from contracts.problem import from_wire
 from contracts.wire import encode

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from blobstore.threads import to_the_end
-from contracts.errors import Cancelled, ChunkCorrupt, ChunkMissing, Failure, Internal, Refused
+from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
+from contracts.errors import Cancelled, Failure, Internal, Refused
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.files import Outcome

@@ -3,8 +3,9 @@
 import msgspec
 
 from blobstore.store import BlobNotFound, BlobStore
+from contracts.artifact_errors import ManifestCorrupt
 from contracts.control import SealAttestation
-from contracts.errors import ManifestCorrupt, NotFound, Refused
+from contracts.errors import NotFound, Refused
 from contracts.manifest import Manifest, decode_manifest
 from weightcache.nvme import NvmeTier
 

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, Literal
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from snapshotter.policy.files import CONFIG, TOKENIZER
 from snapshotter.policy.safetensors_header import SourceTensor
 from snapshotter.policy.strict_json import JsonObject, as_count

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from snapshotter.policy.strict_json import is_text
 
 CONFIG: Final = "config.json"

@@ -7,7 +7,8 @@ gate's question; whether the bytes match is asked chunk by chunk.
 from dataclasses import dataclass
 from typing import Final
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from contracts.push import PlanRequest, SmallFile, WeightsFile
 from snapshotter.policy.config import (
     EngineDtype,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, cast
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from contracts.manifest import DTYPE_BYTES, Dtype
 from snapshotter.policy.strict_json import JsonObject, as_count, is_text, parse_object
 

@@ -6,8 +6,9 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
+from contracts.artifact_errors import ArtifactRejected
 from contracts.control import GateFacts
-from contracts.errors import ArtifactRejected, Refused
+from contracts.errors import Refused
 from contracts.manifest import ENGINE_INTERFACE, FORMAT, Chunk, Engine, Limits, Manifest, PinnedFile, Tensor
 from snapshotter.policy.config import EngineDtype
 from snapshotter.policy.files import CONFIG

@@ -3,7 +3,8 @@
 import json
 from typing import Final
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 
 JsonObject = dict[str, object]
 # CPython's decoder recurses on the C stack and stops by itself; this is far below and far above any real file.

@@ -15,7 +15,8 @@ from blobstore.packs import (
     footer_bytes,
     place,
 )
-from contracts.errors import Failure, PackCorrupt, Refused
+from contracts.artifact_errors import PackCorrupt
+from contracts.errors import Failure, Refused
 from contracts.manifest import PAGE
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from contracts.errors import ManifestCorrupt, Refused
+from contracts.artifact_errors import ManifestCorrupt
+from contracts.errors import Refused
 from contracts.manifest import (
     DTYPE_BYTES,
     PAGE,

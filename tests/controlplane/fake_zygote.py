@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from contracts.artifact_errors import ChunkCorrupt
 from contracts.control import (
     Bind,
     Bound,
@@ -37,7 +38,7 @@ from contracts.control import (
     SealAttestation,
     SealJob,
 )
-from contracts.errors import ChunkCorrupt, Conflict, Failure
+from contracts.errors import Conflict, Failure
 from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details, status_of
 from contracts.timeline import Span, Stage
 

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from contracts.errors import ChunkCorrupt, Failure
+from contracts.artifact_errors import ChunkCorrupt
+from contracts.errors import Failure
 from controlplane.autoscaler import Autoscaler
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.policy.lifecycle import VersionState

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from activator.routes import Wrong, route
 from blobstore.memory import MemoryStore
-from contracts import errors
+from contracts import artifact_errors, errors
 from controlplane.app import compose
 from snapshotter.app import open_app
 from snapshotter.settings import SnapshotterSettings
@@ -48,7 +48,8 @@ def differences(documented: Iterable[object], real: Iterable[object]) -> list[st
 
 def failures_of_code() -> set[tuple[str, int, bool]]:
     """Code, status and whether a retry may help, of each fact; what another process reported has its own."""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Failure)]
+    named = [*vars(errors).values(), *vars(artifact_errors).values()]
+    kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, errors.Failure)]
     return {(kind.code, kind.status, kind.retryable) for kind in kinds if kind is not errors.RemoteFailure}
 
 

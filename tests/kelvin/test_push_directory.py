@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import ArtifactRejected, InvalidRequest, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import InvalidRequest, Refused
 from contracts.push import Piece, PlannedChunk
 from kelvin.push_directory import scan
 from tests.snapshotter.models import Model, default_weights, resharded

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contracts.errors import Overloaded, ProbeFailed
+from contracts.artifact_errors import ProbeFailed
+from contracts.errors import Overloaded
 from contracts.frames import Counts, End, FrameDecoder, FrameKind
 from contracts.meter import Phase
 from contracts.timeline import Stage

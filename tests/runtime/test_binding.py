@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from runtime import binding
 from runtime.binding import SERVED, BoundModel, How, bind, compare, parse_config, skeleton
 from runtime.engine.attention import ATTENTION

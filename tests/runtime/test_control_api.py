@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from contracts.artifact_errors import ChunkCorrupt
 from contracts.control import Bound, RuntimeReport, RuntimeState
-from contracts.errors import ChunkCorrupt
 from contracts.wire import decode, encode
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import BIND, Bench, saying

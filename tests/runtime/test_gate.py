@@ -18,8 +18,9 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from contracts.artifact_errors import ArtifactRejected
 from contracts.control import GateJob
-from contracts.errors import ArtifactRejected, Refused
+from contracts.errors import Refused
 from runtime import gate
 from runtime.binding import SERVED, Family
 from runtime.gate import examine

@@ -2,8 +2,9 @@
 
 import pytest
 
+from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.control import SealJob
-from contracts.errors import ArtifactRejected, ProbeFailed, Refused
+from contracts.errors import Refused
 from runtime import jobs
 from runtime.jobs import seal
 from runtime.probe import POSITIONS

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from contracts.artifact_errors import ArtifactRejected, ChunkMissing
 from contracts.control import Bind, GateFacts, GateJob, RuntimeState, SealAttestation, SealJob
-from contracts.errors import ArtifactRejected, ChunkMissing, Conflict, Failure, Internal, Refused, Unavailable
+from contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
 from contracts.meter import Phase, decode_meter
 from runtime.metering import create_meter_page
 from runtime.replica import MOVES, Replica, Wiring, Work

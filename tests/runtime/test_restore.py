@@ -9,8 +9,9 @@ import msgspec
 import pytest
 import torch
 
+from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.control import Bind, Fingerprint, SealAttestation, SealJob
-from contracts.errors import ArtifactRejected, Failure, NotFound, ProbeFailed, Refused
+from contracts.errors import Failure, NotFound, Refused
 from contracts.manifest import Limits
 from contracts.timeline import Stage
 from runtime import restore as module

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from contracts.errors import ArtifactRejected, InvalidRequest, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import InvalidRequest, Refused
 from runtime.tokenizer import TextCodec
 from tests.runtime.vocabularies import TEMPLATE, byte_level, files
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 
+from contracts.artifact_errors import ArtifactRejected, ChunkMissing
 from contracts.control import (
     Fingerprint,
     GateFacts,
@@ -20,7 +21,7 @@ from contracts.control import (
     SealJob,
     VersionRegistration,
 )
-from contracts.errors import ArtifactRejected, ChunkMissing, Failure, Refused
+from contracts.errors import Failure, Refused
 from contracts.wire import decode, encode
 from service.failures import install_failure_handlers
 from tests.snapshotter.reader import read_version

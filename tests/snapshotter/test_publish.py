@@ -9,7 +9,8 @@ import pytest
 
 from blobstore.store import BlobStore, Payload
 from blobstore.verifying import VerifyingStore
-from contracts.errors import ChunkCorrupt, Conflict, Failure, ProbeFailed, Refused, Unavailable
+from contracts.artifact_errors import ChunkCorrupt, ProbeFailed
+from contracts.errors import Conflict, Failure, Refused, Unavailable
 from contracts.push import CommitRequest, CommitStep, Committed, MissingRequest
 from contracts.wire import encode
 from snapshotter.plans import PlanRecord

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from contracts.errors import CapacityExceeded, ChunkCorrupt, Failure, Overloaded, Refused
+from contracts.artifact_errors import ChunkCorrupt
+from contracts.errors import CapacityExceeded, Failure, Overloaded, Refused
 from contracts.manifest import PAGE
 from weightcache.policy.extents import HUGE_PAGE, fresh_needed, wanted_of
 from weightcache.policy.host import HostIndex, Reservation

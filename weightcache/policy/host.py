@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from contracts.errors import CapacityExceeded, ChunkCorrupt, Overloaded, Refused
+from contracts.artifact_errors import ChunkCorrupt
+from contracts.errors import CapacityExceeded, Overloaded, Refused
 from weightcache.policy.evict import Candidate, choose
 from weightcache.policy.extents import Place, Room, Wanted, fresh_needed, place, wanted_of
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from contracts.errors import Internal, ProbeFailed, Unavailable
+from contracts.artifact_errors import ProbeFailed
+from contracts.errors import Internal, Unavailable
 from runtime import probe as known_answers
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Event, Failed, Generated

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from contracts.errors import Internal, InvalidRequest, Overloaded, ProbeFailed, Refused, Unavailable
+from contracts.artifact_errors import ProbeFailed
+from contracts.errors import Internal, InvalidRequest, Overloaded, Refused, Unavailable
 from contracts.frames import Counts
 from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Generated
 from runtime.engine.thread import EngineThread

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from snapshotter.policy.files import MAX_PATHS, Role, check_paths, choose_weights, find_path_fault, role_of
 
 

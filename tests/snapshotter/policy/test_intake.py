@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from snapshotter.policy import intake
 from snapshotter.policy.intake import admit
 from tests.snapshotter.models import (

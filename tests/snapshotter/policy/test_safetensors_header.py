@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
-from contracts.errors import ArtifactRejected, Refused
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from contracts.manifest import DTYPE_BYTES
 from snapshotter.policy.safetensors_header import MAX_HEADER_BYTES, header_bytes, parse_header
 from tests.snapshotter.models import Weight, raw_safetensors, safetensors, weight
