@@ -24,13 +24,16 @@ class Page(Protocol):
 class MeterPage:
     """One writer's view of its page. Callable from the engine thread and the event loop alike: a lock orders them."""
 
-    def __init__(self, page: Page, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, page: Page, *, born_ns: int | None = None, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """The standby phase began at `born_ns`; without it, now."""
         self._page = page
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._sequence = 0
-        now = clock_ns()
-        self._meter = Meter(Phase.STANDBY, born_ns=now, since_ns=now)
+        born = clock_ns() if born_ns is None else born_ns
+        self._meter = Meter(Phase.STANDBY, born_ns=born, since_ns=born)
         self._write()
 
     def __repr__(self) -> str:
@@ -76,7 +79,7 @@ def _write_slot(page: Page, at: int, meter: Meter, sequence: int) -> None:
     page[at + first : at + last] = body[first:last]
 
 
-def create_meter_page(directory: Path, runtime_id: str) -> MeterPage:
+def create_meter_page(directory: Path, runtime_id: str, *, born_ns: int | None = None) -> MeterPage:
     """Make `directory/<pid>.<runtime_id>` and map it. The supervisor removes it once it was read."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"{os.getpid()}.{runtime_id}"
@@ -85,7 +88,7 @@ def create_meter_page(directory: Path, runtime_id: str) -> MeterPage:
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, METER_FILE_BYTES)
-        page = MeterPage(mmap.mmap(fd, METER_FILE_BYTES))
+        page = MeterPage(mmap.mmap(fd, METER_FILE_BYTES), born_ns=born_ns)
     finally:
         os.close(fd)
     fresh.rename(path)

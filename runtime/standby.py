@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import signal
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NoReturn
@@ -19,6 +20,7 @@ from runtime import app
 from runtime.metering import create_meter_page
 from runtime.settings import RuntimeSettings
 from service.log import configure_logging
+from service.processes import age_ns
 from service.run import run_service
 from service.unix import SocketDirectory
 
@@ -40,7 +42,9 @@ def live(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoRetu
         configure_logging(f"runtime-{runtime_id}")
         directory = SocketDirectory(settings.run)
         listener = directory.listen(socket_name(runtime_id))
-        meter = create_meter_page(settings.meters, runtime_id)
+        # From the fork on, as the supervisor counts: a busy machine takes its time until a child's first line.
+        born_ns = time.monotonic_ns() - age_ns(os.getpid())
+        meter = create_meter_page(settings.meters, runtime_id, born_ns=born_ns)
         run_service(
             lambda stop: app.serve(runtime_id, settings, directory, listener, meter, control, stop),
             settings.lifeline_fd,

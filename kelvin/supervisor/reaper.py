@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from service.processes import age_ns
+
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def reap() -> Iterator[Reaped]:
         if seen is None:
             return
         died_ns = time.monotonic_ns()
-        lived_us = _age_us(seen.si_pid)
+        lived_us = age_ns(seen.si_pid) // 1000
         pid, status, usage = os.wait4(seen.si_pid, 0)
         yield Reaped(
             pid,
@@ -62,11 +63,3 @@ def children() -> tuple[int, ...]:
         with open(f"/proc/self/task/{task}/children", encoding="ascii") as listing:
             pids.extend(int(pid) for pid in listing.read().split())
     return tuple(pids)
-
-
-def _age_us(pid: int) -> int:
-    """Microseconds since the process was forked, to the kernel's tick (10 ms)."""
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-        fields = file.read().rpartition(")")[2].split()
-    born_s = int(fields[19]) / _TICKS_PER_S  # field 22, starttime, counted from field 3
-    return max(0, int((time.clock_gettime(time.CLOCK_BOOTTIME) - born_s) * 1e6))

@@ -1,5 +1,7 @@
 """A replica's meter page is right at every moment at which it can be killed."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,9 @@ from hypothesis import strategies as st
 
 from contracts.meter import METER_FILE_BYTES, Meter, Phase, decode_meter, encode_meter
 from runtime.metering import MeterPage, create_meter_page
+from service.processes import age_ns
+
+TICK_NS = 10_000_000  # the kernel's
 
 
 class Killable(bytearray):
@@ -62,6 +67,14 @@ def test_a_kill_at_any_byte_leaves_the_state_before_or_after(steps: list[tuple[i
         assert seen in changes[at : at + 2]
         at += seen != changes[at]
     assert decode_meter(bytes(memory)) == states[-1]
+
+
+def test_a_life_begins_with_the_fork(tmp_path: Path) -> None:
+    """What passed between the fork and the page is standby time."""
+    before = age_ns(os.getpid())
+    meter = create_meter_page(tmp_path, "rt1", born_ns=time.monotonic_ns() - before).meter
+    closed = meter.closed(time.monotonic_ns())
+    assert before <= closed.spent_ns[Phase.STANDBY] == sum(closed.spent_ns) <= age_ns(os.getpid()) + TICK_NS
 
 
 def test_one_slot_alone_would_be_torn() -> None:

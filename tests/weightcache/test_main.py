@@ -92,5 +92,5 @@ def test_bad_setting() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "weightcache"], env=env, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 1
-    assert done.stderr.strip() == "weightcache: KELVIN_DATA=: is required"
+    assert done.returncode == 2
+    assert done.stderr.strip() == "KELVIN_DATA=: is required"
