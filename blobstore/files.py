@@ -205,7 +205,8 @@ def _stat(key: str, path: Path) -> BlobStat:
     with _translated(key):
         fd = _open(path)
         try:
-            return BlobStat(os.fstat(fd).st_size)
+            found = os.fstat(fd)
+            return BlobStat(found.st_size, found.st_mtime)
         finally:
             os.close(fd)
 

@@ -1,6 +1,7 @@
 """Objects in this process's memory: for tests and for trying things out. Nothing outlives the process."""
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 
 from blobstore.store import BlobNotFound, BlobStat, Payload, check_key, check_prefix, check_range
 
@@ -8,8 +9,10 @@ from blobstore.store import BlobNotFound, BlobStat, Payload, check_key, check_pr
 class MemoryStore:
     """Each instance is a store of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._blobs: dict[str, bytes] = {}
+        self._put_at_s: dict[str, float] = {}
+        self._clock = clock
 
     def __repr__(self) -> str:
         return f"<MemoryStore objects={len(self._blobs)}>"
@@ -20,7 +23,10 @@ class MemoryStore:
         if key in self._blobs:
             return False
         whole = data if isinstance(data, bytes) else b"".join([piece async for piece in data])
-        return self._blobs.setdefault(key, whole) is whole
+        if key in self._blobs:
+            return False  # another put was quicker
+        self._blobs[key], self._put_at_s[key] = whole, self._clock()
+        return True
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `BlobStore`."""
@@ -33,7 +39,7 @@ class MemoryStore:
 
     async def stat(self, key: str) -> BlobStat:
         """See `BlobStore`."""
-        return BlobStat(len(self._get(key)))
+        return BlobStat(len(self._get(key)), self._put_at_s[key])
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
         """See `BlobStore`."""

@@ -58,9 +58,10 @@ class BadKey(Refused):
 
 @dataclass(frozen=True, slots=True)
 class BlobStat:
-    """What is known of an object without reading it."""
+    """What is known of an object without reading it. `modified_s` is when it was put, by the store's wall clock."""
 
     size: int
+    modified_s: float
 
 
 class BlobStore(Protocol):

@@ -1,6 +1,7 @@
 """The conformance suite of `BlobStore`: every implementation and wrapper subclasses it and says how it is opened."""
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -51,6 +52,19 @@ class BlobStoreSuite(ABC):
             await store.read_into("t/a", 4096, memoryview(into)[8:40])
             assert bytes(into) == bytes(8) + BODY[4096:4128] + bytes(24)
             assert (await store.stat("t/a")).size == len(BODY)
+
+        asyncio.run(scenario())
+
+    def test_says_when(self, store: BlobStore) -> None:
+        """An object has the time of its put; a second put, which changes nothing, doesn't renew it."""
+
+        async def scenario() -> None:
+            before = time.time()
+            assert await store.put_if_absent("t/a", BODY)
+            found = (await store.stat("t/a")).modified_s
+            assert before - 2 <= found <= time.time() + 2  # a store's clock may count whole seconds
+            assert not await store.put_if_absent("t/a", BODY)
+            assert (await store.stat("t/a")).modified_s == found
 
         asyncio.run(scenario())
 
