@@ -7,15 +7,16 @@ from activator.app import run
 from activator.settings import from_environment
 from service.log import configure_logging
 from service.run import run_service
+from service.settings import log_level
 from service.startup import refusing_bad_settings
 
 
 def main() -> None:
     """Exits with 0 after a drain, with 2 for a bad setting."""
-    configure_logging("activator")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the bound on connections is a setting of ours
     with refusing_bad_settings():
+        configure_logging("activator", log_level())
         settings = from_environment()
         run_service(partial(run, settings), settings.lifeline_fd)
 

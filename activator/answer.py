@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from activator.account import Account
 from activator.exchange import ClientGone, Exchange, Headers, now_us
-from activator.usage import Account, Usage
+from activator.usage import Usage
 from contracts.errors import Failure, Internal, Refused
 from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, sse_error, status_of
 from contracts.timeline import Stage

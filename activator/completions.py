@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from activator.account import Account
 from activator.answer import Answer, internal
 from activator.authenticate import authenticate
 from activator.exchange import ClientGone, Exchange, now_us
@@ -21,7 +22,7 @@ from activator.routes import Complete
 from activator.settings import RequestLimits
 from activator.table import Table
 from activator.throttler import Throttler
-from activator.usage import Account, Usage
+from activator.usage import Usage
 from activator.wake import Waker
 from contracts.control import Principal, Scope
 from contracts.deadline import Deadline

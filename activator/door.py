@@ -24,6 +24,8 @@ from contracts.problem import (
     problem_details,
     status_of,
 )
+from contracts.trace import within
+from service.cause import begin
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = cast(Connection, scope["extensions"][EXTENSION])
         exchange = Exchange(scope, receive, send, connection, self._limits.stall_s)
+        begin(exchange.request_id, within(exchange.caller, exchange.request_id))
         asked: Asked | None = None
         self.inside += 1
         try:

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from starlette.types import Receive, Scope, Send
 
 from contracts.errors import BodyTooLarge, DeadlineExceeded, InvalidRequest, Refused
+from contracts.trace import TraceContext, parse
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -71,8 +72,8 @@ class Exchange:
     """Used by one task. Each write returns when the client-side socket has taken it."""
 
     __slots__ = (
-        "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "connection", "headers", "hosts",
-        "method", "path", "query", "request_id", "standing", "started",
+        "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller", "connection", "headers",
+        "hosts", "method", "path", "query", "request_id", "standing", "started",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
@@ -94,6 +95,8 @@ class Exchange:
         if own is not None and _SANE_ID.fullmatch(own):
             self.standing.append((b"x-client-request-id", own))
         self.started = False
+        given = [value for name, value in self.headers if name == b"traceparent"]
+        self.caller: TraceContext | None = parse(given[0]) if len(given) == 1 else None  # two are as none
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.method} {self.path[:60]!r}>"

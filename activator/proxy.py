@@ -15,6 +15,7 @@ from activator.errands import Errands
 from activator.line import Replica
 from contracts.errors import Failure, Internal, RemoteFailure, ReplicaLost
 from contracts.frames import Frame, FrameDecoder, FrameKind
+from service.cause import TRACEPARENT, cause
 from service.unix import SocketDirectory
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,8 @@ class Upstream:
             "x-kelvin-key-id": told.key_id,
             "x-kelvin-deadline-ms": str(told.remaining_ms),
         }
+        if (asked := cause()) is not None and asked.trace is not None:
+            self._headers[TRACEPARENT] = str(asked.trace)
         self._answer: aiohttp.ClientResponse | None = None
         self._decoder = FrameDecoder()
         self._began = False  # a byte of the answer has come

@@ -1,95 +1,42 @@
-"""One request's account, and its record: durable in the spool before the last byte of the answer is sent.
+"""Settles a request's account: its record is durable in the spool before the last byte of the answer is sent.
 
 Delivered tokens are those that the client-side socket took. Shipping is the spool's, rating the control plane's.
 """
 
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
+from activator.account import OK, Account
+from activator.endings import say
 from activator.timelines import Timelines
-from contracts.control import Principal, TimelineAnswer
 from contracts.errors import Failure
-from contracts.frames import Counts
 from contracts.problem import code_of, status_of
-from contracts.timeline import Timeline
-from contracts.usage import Origin, RequestRecord
 from contracts.wire import encode
 from service.client import ServiceClient
 from spool import Spool
 
-log = logging.getLogger(__name__)
-
-OK: Final = "ok"
 PATH: Final = "/internal/v1/usage/requests"
 POST_TIMEOUT_S: Final = 10.0
-
-
-@dataclass(slots=True)
-class Account:
-    """What is known of a request so far. Times are microseconds: `started_at_us` of the wall, the others monotonic."""
-
-    request_id: str
-    principal: Principal
-    model: str
-    stream: bool
-    started_at_us: int
-    timeline: Timeline
-    version: str | None = None
-    runtime_id: str | None = None
-    queued_us: int = 0
-    cold: bool = False
-    seen: Counts = field(default_factory=Counts)
-    delivered_tokens: int = 0
-    status: int = 200
-    is_settled: bool = False
-
-    def answer(self) -> TimelineAnswer:
-        """The timeline as it stands."""
-        return TimelineAnswer(
-            request_id=self.request_id,
-            model=self.model,
-            version=self.version,
-            cold=self.cold,
-            stamps=self.timeline.stamps(),
-        )
-
-    def record(self, source: str, outcome: str, status: int, ended_at_us: int) -> RequestRecord:
-        """Prompt, cached tokens and device time are what it cost; completion tokens what was delivered."""
-        return RequestRecord(
-            request_id=self.request_id,
-            origin=Origin.ACTIVATOR,
-            source=source,
-            sequence=0,  # the spool's to give
-            tenant=self.principal.tenant,
-            model=self.model,
-            version=self.version,
-            key_id=self.principal.key_id,
-            runtime_id=self.runtime_id,
-            started_at_us=self.started_at_us,
-            ended_at_us=max(ended_at_us, self.started_at_us),  # the wall clock may step back
-            queued_us=self.queued_us,
-            outcome=outcome,
-            status=status,
-            stream=self.stream,
-            prompt_tokens=self.seen.prompt_tokens,
-            cached_tokens=self.seen.cached_tokens,
-            completion_tokens=self.delivered_tokens,
-            device_us=self.seen.device_us,
-            timeline=self.timeline.stamps() if self.cold or outcome != OK else None,
-        )
 
 
 class Usage:
     """Settles accounts, each once."""
 
-    def __init__(self, spool: Spool, timelines: Timelines, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        timelines: Timelines,
+        *,
+        ended: Callable[[Account, Failure | None, str, int], None] = say,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`ended` is told of each account when it is settled: why it failed, its outcome and its status."""
         self._spool = spool
         self._timelines = timelines
+        self._ended = ended
         self._wall = wall
 
     @property
@@ -109,6 +56,7 @@ class Usage:
         if status is None:
             status = 200 if failure is None else status_of(failure)
         self._timelines.put(account.principal.tenant, account.answer())
+        self._ended(account, failure, outcome, status)
         record = account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
         await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
 

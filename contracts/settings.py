@@ -49,6 +49,14 @@ def number(env: Mapping[str, str], name: str, default: float, *, low: float, hig
     return value
 
 
+def choice(env: Mapping[str, str], name: str, default: str, options: tuple[str, ...]) -> str:
+    """One of these words."""
+    value = env.get(name, default)
+    if value not in options:
+        raise BadSetting(name, value, f"must be one of {', '.join(options)}")
+    return value
+
+
 def _check_range(name: str, raw: str, value: float, low: float, high: float | None) -> None:
     if value < low:
         raise BadSetting(name, raw, f"must be {low} or more")

@@ -6,13 +6,14 @@ from controlplane.app import run
 from controlplane.settings import load
 from service.log import configure_logging
 from service.run import run_service
+from service.settings import log_level
 from service.startup import refusing_bad_settings
 
 
 def main() -> None:
     """Exits with 0 when it was told to stop, with 2 for a bad setting."""
-    configure_logging("controlplane")
     with refusing_bad_settings():
+        configure_logging("controlplane", log_level())
         settings = load()
         run_service(partial(run, settings), settings.lifeline_fd)
 

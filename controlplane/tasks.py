@@ -1,6 +1,7 @@
 """Owns background tasks: whoever starts one has somebody to end it. What the tasks do is not its concern."""
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Coroutine
 from types import TracebackType
@@ -37,12 +38,16 @@ class Tasks:
         if self._running:
             await asyncio.wait(self._running)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run `work` until it ends or the block is left; after that it is not begun."""
+    def start(self, work: Coroutine[Any, Any, None], name: str, *, for_nobody: bool = False) -> None:
+        """Run `work` until it ends or the block is left; after that it is not begun.
+
+        `for_nobody`: it is not done for the request that the caller works for, though that may have set it off.
+        """
         if self._closed:
             work.close()
             return
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        context = contextvars.Context() if for_nobody else None
+        task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self._running.add(task)
         task.add_done_callback(self._ended)
 

@@ -155,6 +155,7 @@ class ServingApi:
             yield exchange
         finally:
             exchange.stream.stop()
+            log.debug("a request ended", extra={"completion_tokens": exchange.counts.completion_tokens})
             if self._exchanges.get(call.request_id) is exchange:  # a retry may have taken the name
                 del self._exchanges[call.request_id]
             if exchange.orphaned:

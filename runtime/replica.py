@@ -141,6 +141,8 @@ class Replica:
         self._serving, self._streams = serving, Streams(serving.thread)
         self.meter.enter(Phase.IDLE)
         self._move(RuntimeState.READY)
+        took_us = max((span.after_us for span in serving.spans), default=0)
+        log.info("ready", extra={"version": request.version, "restore_ms": took_us / 1000})
         return Bound(runtime_id=self.runtime_id, max_streams=serving.limits.max_streams, spans=serving.spans)
 
     def serving(self) -> tuple[Serving, Streams]:

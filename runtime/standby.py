@@ -39,7 +39,7 @@ def live(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoRetu
     status = 1
     try:
         become_independent(keep=() if settings.lifeline_fd is None else (settings.lifeline_fd,))
-        configure_logging(f"runtime-{runtime_id}")
+        configure_logging(f"runtime-{runtime_id}", logging.getLogger("runtime").level)
         directory = SocketDirectory(settings.run)
         listener = directory.listen(socket_name(runtime_id))
         # From the fork on, as the supervisor counts: a busy machine takes its time until a child's first line.

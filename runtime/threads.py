@@ -1,6 +1,7 @@
 """Run one blocking call in a thread of its own, from the event loop. The thread never keeps the process alive."""
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,7 +12,8 @@ T = TypeVar("T")
 async def run_in_thread(name: str, call: Callable[[], T]) -> T:
     """What `call` returns or raises. Cancelling gives up the wait, not the call.
 
-    A pool's threads would be joined before the loop may close, however long they take.
+    A pool's threads would be joined before the loop may close, however long they take. The thread works for the
+    request that the caller works for.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -35,5 +37,5 @@ async def run_in_thread(name: str, call: Callable[[], T]) -> T:
         except RuntimeError:
             return  # the loop is closed: nobody waits
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), name=name, daemon=True).start()
     return await future

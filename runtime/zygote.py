@@ -21,6 +21,7 @@ from contracts.wire import Wire, decode, encode
 from runtime.forking import count_threads, fork_orphan
 from runtime.settings import RuntimeSettings, from_environment
 from service.log import configure_logging
+from service.settings import log_level
 from service.startup import refusing_bad_settings
 from service.unix import SocketDirectory
 
@@ -173,7 +174,7 @@ def main() -> None:
     """Import, then fork on demand. Imports come after the settings, which pin the libraries to one thread."""
     with refusing_bad_settings():
         settings = from_environment()
-    configure_logging("zygote")
+        configure_logging("zygote", log_level())
     from runtime import preload
 
     control = preload.load()

@@ -9,6 +9,7 @@ import msgspec
 
 from contracts.errors import Internal, Refused, RemoteFailure, Unavailable
 from contracts.wire import decode, encode
+from service.cause import headers as told
 from service.unix import SocketDirectory
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class ServiceClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
         try:
             request = self.session.request(
-                method, f"http://{self._peer}{path}", data=payload, headers=headers, timeout=timeout
+                method, f"http://{self._peer}{path}", data=payload, headers=told(headers), timeout=timeout
             )
             answer = await request.__aenter__()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

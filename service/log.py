@@ -1,10 +1,16 @@
-"""JSON logs, one object a line, on standard error; the supervisor files them."""
+"""JSON logs, one object a line, on standard error; the supervisor files them. A line under a request carries its id."""
 
 import json
 import logging
 import sys
 from typing import Final
 
+from service.cause import cause
+
+# The level is for these. Libraries stay at INFO: at DEBUG some of them write the headers that they send.
+OURS: Final = (
+    "activator", "blobstore", "controlplane", "kelvin", "runtime", "service", "snapshotter", "spool", "weightcache",
+)  # fmt: skip
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -23,6 +29,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if (found := cause()) is not None:
+            line["request_id"] = found.request_id
+            if found.trace is not None:
+                line["trace_id"] = f"{found.trace.trace_id:032x}"
         line.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -35,5 +45,7 @@ def configure_logging(process: str, level: int = logging.INFO) -> None:
     handler.setFormatter(JsonFormatter(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(max(level, logging.INFO))
+    for name in OURS:
+        logging.getLogger(name).setLevel(level)
     logging.getLogger("uvicorn.access").disabled = True

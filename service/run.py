@@ -13,6 +13,8 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from service.cause import carrying
+
 log = logging.getLogger(__name__)
 
 LIFELINE_VARIABLE: Final = "KELVIN_LIFELINE_FD"
@@ -31,7 +33,7 @@ class _Server(uvicorn.Server):
 async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int = DRAIN_S) -> None:
     """Serve HTTP/1.1 on `listener` until `stop`, then finish what is in flight for at most `drain_s` seconds."""
     config = uvicorn.Config(
-        app,
+        carrying(app),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -4,6 +4,7 @@ import sys
 
 from service.log import configure_logging
 from service.run import run_service
+from service.settings import log_level
 from service.startup import refusing_bad_settings
 from weightcache.app import run
 from weightcache.settings import read_settings
@@ -11,9 +12,9 @@ from weightcache.settings import read_settings
 
 def main() -> None:
     """Exits with 0 after a drain, with 2 for a bad setting, with 1 where another agent has the data directory."""
-    configure_logging("weightcache")
     try:
         with refusing_bad_settings():
+            configure_logging("weightcache", log_level())
             settings = read_settings()
             run_service(lambda stop: run(settings, stop), settings.lifeline_fd)
     except BlockingIOError:

@@ -20,6 +20,7 @@ from contracts.errors import DeadlineExceeded, Refused, Unavailable
 from contracts.manifest import PAGE, Manifest, decode_manifest
 from contracts.problem import from_wire
 from contracts.wire import encode
+from service.cause import cause
 from service.unix import SocketDirectory
 from weightcache import libc
 from weightcache.libc import F_GET_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK, F_SEAL_WRITE
@@ -94,7 +95,10 @@ def acquire(directory: SocketDirectory, tenant: str, version: str, timeout_s: fl
     except OSError as error:
         raise Refused(Unavailable("the weight cache")) from error
     try:
-        reply, descriptors = _ask(sock, LeaseRequest(tenant=tenant, version=version), timeout_s)
+        asked_by = cause()
+        request_id = None if asked_by is None else asked_by.request_id
+        wish = LeaseRequest(tenant=tenant, version=version, request_id=request_id)
+        reply, descriptors = _ask(sock, wish, timeout_s)
         try:
             return _accept(sock, tenant, version, reply, descriptors)
         finally:

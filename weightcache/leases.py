@@ -12,6 +12,7 @@ from contracts.errors import Failure, Refused
 from contracts.names import dns_label
 from contracts.problem import code_of, to_wire
 from contracts.wire import decode, encode
+from service.cause import begin
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.holders import Holder, Holders
@@ -104,6 +105,8 @@ class LeaseServer:
         try:
             request = decode(raw, LeaseRequest, what="lease request")
             dns_label(request.tenant, "tenant")
+            if request.request_id is not None:
+                begin(request.request_id)
             holder, ended = await self._grant(sock, request)
         except Refused as refused:
             self._refuse(sock, refused.failure)
@@ -125,6 +128,8 @@ class LeaseServer:
             self._arena.index.hold(holder.number, arrival.resident.slabs, time.monotonic())
             self._counters.leases_granted += 1
             self._counters.leases_hot += arrival.tally is arrival.resident.tally
+            seen = {"tenant": request.tenant, "version": request.version, "chunks_by_tier": arrival.tally.chunks}
+            log.info("leased", extra=seen)
             return holder, asyncio.Event()
 
     def _send(self, sock: socket.socket, arrival: Arrival) -> None:

@@ -21,6 +21,7 @@ class LeaseRequest(Wire, frozen=True):
 
     tenant: str
     version: Digest
+    request_id: str | None = None  # for which it is wanted, where that is known
 
 
 class SlabFact(Wire, frozen=True):

@@ -117,6 +117,9 @@ class LocalActuator:
         learned = {"max_streams": max_streams, "restore": spans}
         replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
         self._feed.publish(replicas=(replica_row(replica),))
+        took_us = max((span.after_us for span in spans), default=0)
+        seen = {"version": str(replica.key), "runtime_id": replica.runtime_id, "restore_ms": took_us / 1000}
+        log.info("a replica is ready", extra=seen)
         self.announce(replica)
 
     def announce(self, replica: Replica) -> None:
@@ -190,6 +193,7 @@ class LocalActuator:
             threads=threads,
             kv_bytes=self._device.kv_bytes(),
         )
+        log.info("a standby takes a version", extra={"version": str(key), "runtime_id": process.runtime_id})
         self._fleet.tasks.start(self._restore(process, bind, asked), f"restore {key}")
 
     async def _restore(self, process: Process, bind: Bind, asked: _Asked) -> None:

@@ -101,7 +101,7 @@ class StandbyPool:
         )
         for _ in range(to_fork(facts)):
             self._forked += 1
-            self._fleet.tasks.start(self._bear(), "bear a standby")
+            self._fleet.tasks.start(self._bear(), "bear a standby", for_nobody=True)
 
     def check_integrity(self) -> None:
         """Assert that what is parked is parked, and that nobody waits beside a free standby."""

@@ -22,6 +22,7 @@ from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import become_subreaper, children, reap
 from service.client import ServiceClient
 from service.log import configure_logging
+from service.settings import log_level
 from service.unix import SocketDirectory
 from spool.shipper import Shipper
 from spool.spool import Spool
@@ -243,7 +244,7 @@ def _ready(settings: UpSettings) -> Ready:
 def run_up(settings: UpSettings) -> None:
     """The whole of `kelvin up`. Raises AlreadyRunning or NotReady."""
     with data_lock(settings.data):
-        configure_logging("supervisor")
+        configure_logging("supervisor", log_level())
         become_subreaper()
         try:
             asyncio.run(supervise(settings))

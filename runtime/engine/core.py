@@ -206,7 +206,8 @@ class ModelEngine:
         """Move one sequence on by what its piece gave."""
         request = sequence.request
         if logits is None or (len(logits) > 0 and token is None):
-            _log.error("request %s: %s", request.request_id, "no forward" if logits is None else "logits not finite")
+            why = "no forward" if logits is None else "logits not finite"
+            _log.error("a request fails", extra={"request_id": request.request_id, "why": why})
             self._pending.append(Failed(request.request_id, Internal(), self._end(sequence).counts))
             return
         sequence.computed += count

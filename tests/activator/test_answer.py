@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from activator.account import Account
 from activator.answer import Answer
 from activator.exchange import Exchange
-from activator.usage import Account, Usage
+from activator.usage import Usage
 from contracts.control import Principal
 from contracts.errors import Failure, Refused, Unavailable
 from contracts.frames import Counts

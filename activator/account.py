@@ -1,0 +1,66 @@
+"""What is known of one request while it is under way, and the record and the timeline that come of it. Does no I/O."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from contracts.control import Principal, TimelineAnswer
+from contracts.frames import Counts
+from contracts.timeline import Timeline
+from contracts.usage import Origin, RequestRecord
+
+OK: Final = "ok"
+
+
+@dataclass(slots=True)
+class Account:
+    """What is known of a request so far. Times are microseconds: `started_at_us` of the wall, the others monotonic."""
+
+    request_id: str
+    principal: Principal
+    model: str
+    stream: bool
+    started_at_us: int
+    timeline: Timeline
+    version: str | None = None
+    runtime_id: str | None = None
+    queued_us: int = 0
+    cold: bool = False
+    seen: Counts = field(default_factory=Counts)
+    delivered_tokens: int = 0
+    status: int = 200
+    is_settled: bool = False
+
+    def answer(self) -> TimelineAnswer:
+        """The timeline as it stands."""
+        return TimelineAnswer(
+            request_id=self.request_id,
+            model=self.model,
+            version=self.version,
+            cold=self.cold,
+            stamps=self.timeline.stamps(),
+        )
+
+    def record(self, source: str, outcome: str, status: int, ended_at_us: int) -> RequestRecord:
+        """Prompt, cached tokens and device time are what it cost; completion tokens what was delivered."""
+        return RequestRecord(
+            request_id=self.request_id,
+            origin=Origin.ACTIVATOR,
+            source=source,
+            sequence=0,  # the spool's to give
+            tenant=self.principal.tenant,
+            model=self.model,
+            version=self.version,
+            key_id=self.principal.key_id,
+            runtime_id=self.runtime_id,
+            started_at_us=self.started_at_us,
+            ended_at_us=max(ended_at_us, self.started_at_us),  # the wall clock may step back
+            queued_us=self.queued_us,
+            outcome=outcome,
+            status=status,
+            stream=self.stream,
+            prompt_tokens=self.seen.prompt_tokens,
+            cached_tokens=self.seen.cached_tokens,
+            completion_tokens=self.delivered_tokens,
+            device_us=self.seen.device_us,
+            timeline=self.timeline.stamps() if self.cold or outcome != OK else None,
+        )

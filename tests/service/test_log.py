@@ -1,0 +1,132 @@
+"""A line under a request carries its id, however the work got to where it is; the level is for our own lines."""
+
+import asyncio
+import contextvars
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from contracts.settings import BadSetting
+from contracts.trace import TraceContext
+from service.cause import begin
+from service.client import ServiceClient
+from service.log import OURS, configure_logging
+from service.run import serve_until
+from service.settings import log_level
+from service.unix import SocketDirectory
+
+TRACE = TraceContext(0xABC, 0xDEF, True)
+
+
+@pytest.fixture
+def lines() -> Iterator[Any]:
+    """What was logged since the last call; logging is as before afterwards."""
+    root, written = logging.getLogger(), io.StringIO()
+    handlers, level = root.handlers[:], root.level
+
+    def configure(level: int = logging.INFO) -> None:
+        configure_logging("test", level)
+        (handler,) = root.handlers
+        assert isinstance(handler, logging.StreamHandler)
+        handler.setStream(written)
+
+    def read() -> list[Any]:
+        text = written.getvalue()
+        written.seek(0)
+        written.truncate()
+        return [json.loads(line) for line in text.splitlines()]
+
+    configure()
+    read.configure = configure  # type: ignore[attr-defined]
+    yield read
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name in OURS:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def test_a_line_under_a_request_carries_its_id(lines: Any) -> None:
+    """Also without a word of the one who logs; its own word wins; outside of one there is none."""
+
+    def work() -> None:
+        begin("req_1", TRACE)
+        logging.getLogger("service.test").info("within")
+        logging.getLogger("service.test").info("another's", extra={"request_id": "req_2"})
+
+    contextvars.copy_context().run(work)
+    logging.getLogger("service.test").info("outside")
+    within, another, outside = lines()
+    assert (within["request_id"], within["trace_id"]) == ("req_1", f"{0xABC:032x}")
+    assert another["request_id"] == "req_2"
+    assert "request_id" not in outside
+
+
+def test_an_id_that_is_none_is_ignored(lines: Any) -> None:
+    """What would break a log's reader is not taken over."""
+
+    def work() -> None:
+        begin("two words")
+        logging.getLogger("service.test").info("within")
+
+    contextvars.copy_context().run(work)
+    (line,) = lines()
+    assert "request_id" not in line
+
+
+def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
+    """A call to a sibling tells for which request it is made, and the sibling's lines say so; another call's don't."""
+    app = FastAPI()
+
+    @app.get("/say")
+    async def _say() -> None:
+        logging.getLogger("service.test").info("said")
+
+    async def call(client: ServiceClient, request_id: str | None) -> None:
+        if request_id is not None:
+            begin(request_id, TRACE)
+        await client.call("GET", "/say", type(None), timeout_s=5)
+
+    async def scenario() -> None:
+        directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
+        listener = directory.listen("s.sock")
+        serving = asyncio.create_task(serve_until(app, listener, stop, 1))
+        client = ServiceClient(directory, "s.sock", "the service")
+        for request_id in ("req_1", None, "req_2"):  # over one kept connection
+            await asyncio.create_task(call(client, request_id))
+        await client.close()
+        stop.set()
+        await serving
+        listener.close()
+        directory.close()
+
+    asyncio.run(scenario())
+    said = [line for line in lines() if line["message"] == "said"]
+    assert [line.get("request_id") for line in said] == ["req_1", None, "req_2"]
+    assert [line.get("trace_id") for line in said] == [f"{0xABC:032x}", None, f"{0xABC:032x}"]
+
+
+def test_the_level_is_for_our_own_lines(lines: Any) -> None:
+    """At debug a library's debug lines stay unwritten: some of them hold the headers that it sends."""
+    lines.configure(logging.DEBUG)
+    logging.getLogger("service.test").debug("ours")
+    logging.getLogger("httpcore").debug("authorization: Bearer secret")
+    logging.getLogger("httpcore").info("theirs")
+    assert [line["message"] for line in lines()] == ["ours", "theirs"]
+    lines.configure(logging.ERROR)
+    logging.getLogger("service.test").warning("ours")
+    logging.getLogger("httpcore").warning("theirs")
+    assert lines() == []
+
+
+def test_the_level_is_one_of_four() -> None:
+    """Read from the environment, refused with the value."""
+    assert log_level({}) == logging.INFO
+    assert log_level({"KELVIN_LOG_LEVEL": "debug"}) == logging.DEBUG
+    with pytest.raises(BadSetting, match="KELVIN_LOG_LEVEL=loud: must be one of debug, info, warning, error"):
+        log_level({"KELVIN_LOG_LEVEL": "loud"})
