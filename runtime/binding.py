@@ -7,15 +7,16 @@ warmed one, of which making the modules takes 5. (Initialising on meta would add
 Which tensors exist is the manifest's word; whether the architecture may be served is the gate's.
 """
 
+import ctypes
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as library_logging
 
@@ -23,6 +24,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.manifest import Manifest
 from runtime.engine import attention
+from runtime.families import SERVED, Family, Fusion
 
 INTERFACE: Final = 1  # of `contracts.manifest.Engine`: what this engine expects of a version
 How = Literal["fast", "library"]
@@ -30,22 +32,6 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The classes behind one name in a config's `architectures`."""
-
-    model: type[nn.Module]
-    config: type[PreTrainedConfig]
-    model_type: str
-
-
-# To serve one more: a line here, and its row in the tests that compare with `generate`.
-SERVED: Final[Mapping[str, Family]] = {
-    "LlamaForCausalLM": Family(LlamaForCausalLM, LlamaConfig, "llama"),
-    "Qwen2ForCausalLM": Family(Qwen2ForCausalLM, Qwen2Config, "qwen2"),
 }
 
 
@@ -82,7 +68,7 @@ def bind(
         config = parse_config(family, config_json, dtype)
         module = _bind_fast(family, config, tensors) if how == "fast" else _bind_by_library(family, config, tensors)
         module.requires_grad_(False).eval()
-        _check_complete(module, tensors)
+        _check_complete(family, module, tensors)
     except BindingFault as fault:
         raise Refused(ArtifactRejected("config.json", str(fault))) from fault
     if device.type != "cpu":
@@ -97,6 +83,7 @@ def parse_config(family: Family, config_json: bytes, dtype: torch.dtype) -> PreT
     config = family.config(**values)
     config.dtype = dtype
     config._attn_implementation = attention.ATTENTION
+    config._experts_implementation = None  # the library's own choice: a config may name kernels that are fetched
     return config
 
 
@@ -158,6 +145,8 @@ def _bind_fast(family: Family, config: PreTrainedConfig, tensors: Mapping[str, t
                 continue
             name = f"{prefix}.{leaf}" if prefix else leaf
             tensor = tensors.get(name)
+            if tensor is None and (fusion := family.fusion_of(name)) is not None:
+                tensor = fuse(_stored(fusion, name, parameter, tensors), tuple(parameter.shape))
             if tensor is None:
                 missing.add(name)
                 continue
@@ -166,6 +155,35 @@ def _bind_fast(family: Family, config: PreTrainedConfig, tensors: Mapping[str, t
             owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
     _tie(module, missing)
     return module
+
+
+def _stored(
+    fusion: Fusion, name: str, parameter: nn.Parameter, tensors: Mapping[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    """The tensors that `parameter` is made of, in order."""
+    pieces = []
+    for piece, shape in fusion.pieces(name, tuple(parameter.shape)):
+        if piece not in tensors:
+            raise BindingFault(f"'{piece}' is missing")
+        if tuple(tensors[piece].shape) != shape:
+            raise BindingFault(f"'{piece}' has shape {tuple(tensors[piece].shape)}, not {shape}")
+        if tensors[piece].dtype != parameter.dtype:
+            raise BindingFault(f"'{piece}' is {tensors[piece].dtype}, not {parameter.dtype}")
+        pieces.append(tensors[piece])
+    return pieces
+
+
+def fuse(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    """One tensor of `shape` over all `pieces`, in order: a view where they lie one after another in memory (as versions
+    are laid out, where a piece fills whole pages), else a copy. A view keeps them alive."""
+    begin = end = pieces[0].data_ptr()
+    for piece in pieces:
+        if piece.data_ptr() != end or not piece.is_contiguous() or piece.dtype != pieces[0].dtype:
+            return torch.cat([each.reshape(-1) for each in pieces]).view(shape)
+        end += piece.nbytes
+    buffer = (ctypes.c_ubyte * (end - begin)).from_address(begin)
+    buffer._pieces = tuple(pieces)  # type: ignore[attr-defined]
+    return torch.frombuffer(buffer, dtype=pieces[0].dtype).view(shape)
 
 
 def _tie(module: nn.Module, missing: set[str]) -> None:
@@ -183,14 +201,17 @@ def _tie(module: nn.Module, missing: set[str]) -> None:
 def _bind_by_library(family: Family, config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
     library_logging.disable_progress_bar()
     load: Any = family.model
-    module, found = load.from_pretrained(
-        None,
-        config=config,
-        state_dict=dict(tensors),
-        dtype=config.dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # reported below, with the name, instead of raised without
-    )
+    try:
+        module, found = load.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(tensors),
+            dtype=config.dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, with the name, instead of raised without
+        )
+    except RuntimeError as error:  # experts that do not make one parameter
+        raise BindingFault(f"transformers does not load it: {str(error).strip()[:200]}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if found.get(kind):
             raise BindingFault(f"{kind.replace('_', ' ')}: {sorted(map(str, found[kind]))[:4]}")
@@ -207,22 +228,39 @@ def _buffers(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
     ]
 
 
-def _check_complete(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Every parameter is one of `tensors`, in memory too; every one of `tensors` is used; nothing is left on meta."""
+def _check_complete(family: Family, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Every parameter is one of `tensors`, in memory too, or made of exactly those that it is to be made of; every one
+    of `tensors` is used; nothing is left on meta."""
     dtype: torch.dtype = _config_of(module).dtype
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
-    unused = dict(names)
+    unused = set(tensors)
     for name, parameter in module.named_parameters():
-        if parameter.is_meta or parameter.data_ptr() not in names:
-            raise BindingFault(f"'{name}' is not the verified tensor")
         if parameter.dtype != dtype:
             raise BindingFault(f"'{name}' is {parameter.dtype}, not {dtype}")
-        unused.pop(parameter.data_ptr(), None)
+        if name not in tensors and (fusion := family.fusion_of(name)) is not None:
+            pieces = _stored(fusion, name, parameter, tensors)
+            if parameter.is_meta or not _is_made_of(parameter, pieces):
+                raise BindingFault(f"'{name}' is not the verified tensors")
+            unused.difference_update(piece for piece, _ in fusion.pieces(name, tuple(parameter.shape)))
+            continue
+        if parameter.is_meta or parameter.data_ptr() not in names:
+            raise BindingFault(f"'{name}' is not the verified tensor")
+        unused.discard(names[parameter.data_ptr()])
     if unused:
-        raise BindingFault(f"no parameter takes {sorted(unused.values())[:4]}")
+        raise BindingFault(f"no parameter takes {sorted(unused)[:4]}")
     for _, name, buffer in _buffers(module):
         if buffer.is_meta:
             raise BindingFault(f"buffer '{name}' has no value")
+
+
+def _is_made_of(parameter: torch.Tensor, pieces: Sequence[torch.Tensor]) -> bool:
+    """Whether the parameter's values are those of `pieces`, one after another."""
+    flat, at = parameter.detach().reshape(-1), 0
+    for piece in pieces:
+        if not _same(flat[at : at + piece.numel()], piece.reshape(-1)):
+            return False
+        at += piece.numel()
+    return at == flat.numel()
 
 
 def compare(fast: nn.Module, library: nn.Module) -> tuple[str, ...]:

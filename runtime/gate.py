@@ -17,7 +17,8 @@ from transformers import AttentionInterface, PreTrainedConfig
 from contracts.artifact_errors import ArtifactRejected
 from contracts.control import GateFacts, GateJob
 from contracts.errors import Refused
-from runtime.binding import DTYPES, SERVED, Family, parse_config
+from runtime.binding import DTYPES, parse_config
+from runtime.families import SERVED, Family
 
 CONFIG: Final = "config.json"
 _ATTENTION: Final = "kelvin_gate"
@@ -34,13 +35,17 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
     "per_layer_config": "has layers of their own configuration",
     "output_attentions": "asks every forward for what no answer needs",
     "output_hidden_states": "asks every forward for what no answer needs",
+    "output_router_logits": "asks every forward for what no answer needs",
+    "use_bidirectional_attention": "attends to tokens that are not there yet",
 }
 # Frequencies of the others ('dynamic', 'longrope') depend on the longest position of a forward: one long request would
 # change the answers to all requests beside it, and the keys that are stored.
 _ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
 _ST_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # What transformers hands to every attention function, and what none of the served needs.
-_HARMLESS: Final = frozenset({"position_ids", "use_cache", "past_key_values", "cache_position", "is_causal"})
+_HARMLESS: Final = frozenset(
+    {"position_ids", "use_cache", "past_key_values", "cache_position", "is_causal", "output_router_logits"}
+)
 _UNDERSTOOD: Final = frozenset({"scaling", "sliding_window", "dropout"})
 
 
@@ -50,9 +55,10 @@ def examine(job: GateJob) -> GateFacts:
     family = _family(values)
     dtype_name = _dtype(values, job.tensors)
     module, config = _skeleton(family, job.config_json, DTYPES[dtype_name], layers_at_most=len(job.tensors))
-    _check_tensors(module, job.tensors)
+    stored = _stored(family, module, job.tensors)
+    _check_tensors(module, stored, job.tensors)
     seen = _forward(module, config)
-    used = [name for name in seen.parameters if name in job.tensors]
+    used = [piece for name in seen.parameters for piece in stored.get(name, {}) if piece in job.tensors]
     if unused := sorted(set(job.tensors) - set(used)):
         raise _rejected(unused[0], "no forward of this architecture uses it")
     return _facts(values["architectures"][0], dtype_name, config, seen, tuple(used))
@@ -109,11 +115,15 @@ def _skeleton(
     if not 0 < config.num_hidden_layers <= layers_at_most:
         rule = f"the files hold {layers_at_most} tensors"
         raise _rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type not in _ROPE_TYPES:
-        raise _rejected(CONFIG, f"rope_type={rope_type!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):  # of all layers, or by their kind
+        rope_type = part.get("rope_type", "default") if isinstance(part, dict) else "default"
+        if rope_type not in _ROPE_TYPES:
+            raise _rejected(CONFIG, f"rope_type={rope_type!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
     AttentionInterface.register(_ATTENTION, _record)
     config._attn_implementation = _ATTENTION
+    if family.fusions:
+        config._experts_implementation = "batched_mm"  # the one that needs no values, and so computes on meta
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -125,16 +135,34 @@ def _skeleton(
         torch.set_default_dtype(before)
 
 
-def _check_tensors(module: nn.Module, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def _stored(
+    family: Family, module: nn.Module, tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """By parameter, what files hold of it: itself, or the matrices that it is made of; with shapes."""
+    stored: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        shape = tuple(parameter.shape)
+        fusion = None if name in tensors else family.fusion_of(name)
+        if fusion is not None and shape[0] > len(tensors):  # each expert has tensors, as each layer has
+            raise _rejected(CONFIG, f"{shape[0]} experts: the files hold {len(tensors)} tensors")
+        stored[name] = {name: shape} if fusion is None else dict(fusion.pieces(name, shape))
+    return stored
+
+
+def _check_tensors(
+    module: nn.Module,
+    stored: Mapping[str, Mapping[str, tuple[int, ...]]],
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> None:
     """Names and shapes as in the skeleton; one end of a tie may be absent."""
-    wanted = dict(module.named_parameters(remove_duplicate=False))
+    wanted = {piece: shape for pieces in stored.values() for piece, shape in pieces.items()}
     tied: Mapping[str, str] = module.all_tied_weights_keys  # type: ignore[assignment]
     other_end = {**tied, **{source: target for target, source in tied.items()}}
     for name, (_, shape) in tensors.items():
         if name not in wanted:
             raise _rejected(name, "this architecture has no such tensor")
-        if tuple(wanted[name].shape) != tuple(shape):
-            raise _rejected(name, f"has shape {list(shape)}, but the config means {list(wanted[name].shape)}")
+        if wanted[name] != tuple(shape):
+            raise _rejected(name, f"has shape {list(shape)}, but the config means {list(wanted[name])}")
     for name in wanted:
         if name not in tensors and other_end.get(name) not in tensors:
             raise _rejected(name, "is missing")
@@ -203,6 +231,8 @@ def _record(
         fault = f"attention over shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
     elif kwargs.get("scaling") is None:
         fault = "attention without a scale"
+    elif not (kwargs.get("is_causal", True) and getattr(module, "is_causal", True)):
+        fault = "attention that is not causal"
     elif kwargs.get("dropout"):
         fault = "attention with dropout"
     elif (window := kwargs.get("sliding_window")) is not None and window < 1:

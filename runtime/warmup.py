@@ -14,9 +14,10 @@ from contracts.control import GateFacts
 from contracts.frames import Counts
 from contracts.manifest import Engine, Limits, Manifest
 from runtime.answer import Answer
-from runtime.binding import INTERFACE, SERVED, BoundModel, bind, parse_config, skeleton
+from runtime.binding import INTERFACE, BoundModel, bind, parse_config, skeleton
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Finished, Generated, GenerationRequest, Sampling
+from runtime.families import SERVED
 from runtime.openai_answers import Heading, renderer_for
 from runtime.openai_requests import ChatPrompt, decode_chat
 from runtime.tokenizer import TextCodec

@@ -1,15 +1,32 @@
-"""Small random models of both served families, made in the tests from a seed, and their reference answers."""
+"""Small random models of every served family, made in the tests from a seed, and their reference answers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM
 
 WORDS = 61
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+# What a family has beside the common shape; windows are shorter than the tests' sequences.
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+    "mistral": {"sliding_window": 12},
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "qwen3_moe": {"head_dim": 16, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
+}
 
 
 def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, dtype: str = "float32") -> Path:
@@ -24,9 +41,10 @@ def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, d
         "max_position_embeddings": 512,
         "bos_token_id": 0,
         "eos_token_id": None,
-        "tie_word_embeddings": family == "qwen2",
+        "tie_word_embeddings": False,
+        **FAMILIES[family],
     }
-    config = LlamaConfig(**shape) if family == "llama" else Qwen2Config(**shape)
+    config = AutoConfig.for_model(family, **shape)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     with torch.no_grad():

@@ -5,8 +5,9 @@ import faulthandler
 import json
 import mmap
 import os
+import re
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from torch import nn
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from runtime import binding
-from runtime.binding import SERVED, BoundModel, How, bind, compare, parse_config, skeleton
+from runtime.binding import BoundModel, How, bind, compare, fuse, parse_config, skeleton
 from runtime.engine.attention import ATTENTION
+from runtime.families import SERVED
 from tests.runtime.engine.models import (
     CONFIGS,
     CPU,
@@ -73,12 +75,14 @@ def bound_over(model: TinyModel, tensors: Mapping[str, torch.Tensor], how: How) 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_no_copy(name: str, dtype: torch.dtype, how: How, tmp_path: Path) -> None:
-    """Every parameter lies inside the mapping, needs no gradient, and has the version's dtype; buffers are real."""
+    """Every parameter lies inside the mapping, needs no gradient, and has the version's dtype; buffers are real.
+    Experts' matrices too, where they fill whole pages; else, and by the library, they are copied into one."""
     model = tiny(name, dtype)
     file = ReadOnlyFile(tmp_path / "weights", model)
     bound = bound_over(model, file.tensors, how)
     for key, parameter in bound.module.named_parameters():
-        assert file.holds(parameter), key
+        copied = SERVED[model.architecture].fusion_of(key) and (how == "library" or dtype != torch.float32)
+        assert file.holds(parameter) is not bool(copied), key
         assert not parameter.requires_grad
         assert parameter.dtype == dtype
     assert not any(child.training for child in bound.module.modules())
@@ -213,6 +217,87 @@ def test_what_does_not_fit_is_refused(how: How, change: Callable[[dict[str, torc
         bound_over(model, tensors, how)
     assert isinstance(caught.value.failure, ArtifactRejected)
     assert named in caught.value.failure.message
+
+
+EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(without(EXPERT), id="missing"),
+        pytest.param(replaced(EXPERT, torch.zeros(5, 32)), id="another shape"),
+        pytest.param(replaced(EXPERT, torch.zeros(32, 32, dtype=torch.bfloat16)), id="another dtype"),
+        pytest.param(replaced("model.layers.2.mlp.experts.6.up_proj.weight", torch.zeros(32, 32)), id="one too many"),
+    ],
+)
+def test_an_expert_that_does_not_fit_is_refused(how: How, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """One matrix of one expert decides, as any tensor does."""
+    model = tiny("qwen3 moe")
+    tensors = dict(model.tensors)
+    change(tensors)
+    with pytest.raises(Refused) as caught:
+        bound_over(model, tensors, how)
+    assert isinstance(caught.value.failure, ArtifactRejected)
+    named = "transformers does not load it" if how == "library" else "model.layers.2.mlp.experts"
+    assert re.search(f"{named}|model.layers.2.mlp.experts", caught.value.failure.message)
+
+
+def test_experts_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a way of fusing that mixes up two experts, or copies a wrong value, is noticed."""
+    model, right = tiny("qwen3 moe"), binding.fuse
+
+    def swapped(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        return right([*pieces[2:4], *pieces[:2], *pieces[4:]], shape)
+
+    def changed(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        whole = right(pieces, shape).clone()
+        whole[-1, -1, -1] += 1
+        return whole
+
+    for wrong in (swapped, changed):
+        monkeypatch.setattr(binding, "fuse", wrong)
+        with pytest.raises(Refused, match="is not the verified tensors"):
+            model.bound("fast")
+
+
+def test_fused_is_a_view_only_where_nothing_lies_between() -> None:
+    """Adjacent pieces are seen where they are, and kept alive; with a gap, or out of order, they are copied."""
+    whole = torch.arange(24.0)
+    first, second, third = whole[:8].view(2, 4), whole[8:16].view(2, 4), whole[16:].view(2, 4)
+    view = fuse([first, second, third], (3, 2, 4))
+    assert view.data_ptr() == whole.data_ptr()
+    for pieces in ([first, third], [second, first], [first, second.t().contiguous().t()]):
+        copy = fuse(pieces, (2, 2, 4))
+        assert copy.data_ptr() != pieces[0].data_ptr()
+        assert torch.equal(copy, torch.stack(pieces))
+    values = view.tolist()
+    del whole, first, second, third, pieces
+    assert view.tolist() == values
+
+
+def test_stored_as_one_is_taken_as_it_is() -> None:
+    """A checkpoint that holds the experts' parameter itself, as transformers names it, needs no fusing."""
+    model = tiny("qwen3 moe")
+    state = {key: value for key, value in model.tensors.items() if ".experts." not in key}
+    bound = model.bound("fast").module
+    state |= {key: value.detach() for key, value in bound.named_parameters() if ".experts." in key}
+    fast, library = (bound_over(model, state, how).module for how in HOWS)
+    assert fast.get_parameter("model.layers.0.mlp.experts.down_proj").data_ptr() in {
+        value.data_ptr() for value in state.values()
+    }
+    assert compare(fast, library) == ()
+
+
+def test_a_config_names_no_kernels() -> None:
+    """Which code computes experts is the library's default: a name in the config could have kernels fetched."""
+    for key in ("experts_implementation", "_experts_implementation"):
+        raw = json.dumps({**json.loads(tiny("qwen3 moe").config_json), key: "deepgemm"}).encode()
+        bound = bind(
+            tiny("qwen3 moe").manifest, raw, tiny("qwen3 moe").tensors, how="fast", dtype=torch.float32, device=CPU
+        )
+        assert bound.config._experts_implementation == "grouped_mm"
 
 
 @pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])

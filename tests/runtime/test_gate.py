@@ -22,7 +22,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.control import GateJob
 from contracts.errors import Refused
 from runtime import gate
-from runtime.binding import SERVED, Family
+from runtime.families import SERVED, Family
 from runtime.gate import examine
 from tests.runtime.engine.models import CONFIGS, TinyModel, tiny
 
@@ -80,9 +80,13 @@ def test_first_use_of_a_tied_head() -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        pytest.param({"architectures": ["GPT2LMHeadModel"]}, "must be one of Llama", id="an architecture not served"),
-        pytest.param({"architectures": None}, "must be one of Llama", id="no architecture"),
-        pytest.param({"architectures": ["LlamaForCausalLM"] * 2}, "must be one of Llama", id="two architectures"),
+        pytest.param(
+            {"architectures": ["GPT2LMHeadModel"]},
+            "must be one of Gemma3ForCausalLM, Llama",
+            id="an architecture not served",
+        ),
+        pytest.param({"architectures": None}, "must be one of Gemma3", id="no architecture"),
+        pytest.param({"architectures": ["LlamaForCausalLM"] * 2}, "must be one of Gemma3", id="two architectures"),
         pytest.param({"model_type": "qwen2"}, "must be 'llama'", id="a model type of another family"),
         pytest.param({"auto_map": {"AutoModel": "m.M"}}, "'auto_map': names code of its own", id="code of its own"),
         pytest.param({"trust_remote_code": True}, "'trust_remote_code'", id="trust in remote code"),
@@ -90,6 +94,8 @@ def test_first_use_of_a_tied_head() -> None:
         pytest.param({"fusion_config": {"x": True}}, "'fusion_config'", id="fused modules"),
         pytest.param({"attention_chunk_size": 8}, "chunked attention", id="chunked attention"),
         pytest.param({"output_attentions": True}, "'output_attentions'", id="attentions handed out"),
+        pytest.param({"use_bidirectional_attention": True}, "not there yet", id="attention in both directions"),
+        pytest.param({"output_router_logits": True}, "'output_router_logits'", id="router logits handed out"),
         pytest.param({"dtype": "float64"}, "dtype='float64': must be one of bfloat16", id="a dtype not computed"),
         pytest.param({"dtype": 5}, "dtype=5: must be one of", id="a dtype that is none"),
         pytest.param(
@@ -127,6 +133,32 @@ def test_refused_by_config(changes: dict[str, Any], rule: str) -> None:
     failure = rejection(job(changes))
     assert rule in failure.reason
     assert failure.path == CONFIG or not rule
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_frequencies_are_judged_for_each_kind_of_layer(kind: str) -> None:
+    """Gemma has rotary parameters by kind of layer; one of them may not depend on the longest request either."""
+    parameters = json.loads(tiny("gemma3").config_json)["rope_parameters"]
+    parameters[kind] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    assert "rope_type='dynamic'" in rejection(job({"rope_parameters": parameters}, "gemma3")).reason
+
+
+def test_experts_are_used_in_the_order_in_which_they_make_one_tensor() -> None:
+    """Laid out so, whole pages of them need no copy: expert by expert gate and up, then expert by expert down."""
+    experts = [name for name in examine(tiny("qwen3 moe").job).first_use if "layers.0.mlp.experts" in name]
+    inner = "model.layers.0.mlp.experts"
+    assert experts == [
+        *(f"{inner}.{expert}.{part}_proj.weight" for expert in range(6) for part in ("gate", "up")),
+        *(f"{inner}.{expert}.down_proj.weight" for expert in range(6)),
+    ]
+
+
+def test_experts_galore() -> None:
+    """A config that claims more experts than the files can hold costs nothing."""
+    failure = rejection(job({"num_experts": 10**9}, "qwen3 moe"))
+    assert failure == ArtifactRejected(
+        CONFIG, f"1000000000 experts: the files hold {len(tiny('qwen3 moe').tensors)} tensors"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"rms_norm_eps": NaN}', "\udcff"])
@@ -272,6 +304,7 @@ def test_a_mask_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"position_bias": 1.0}, "with 'position_bias'"),
         ({"sliding_window": 0}, "a window that is not positive"),
         ({"scaling": None}, "without a scale"),
+        ({"is_causal": False}, "that is not causal"),
     ):
 
         def spoiling(module: Any, q: Any, k: Any, v: Any, mask: Any = None, *, spoilt: Any = spoilt, **kw: Any) -> Any:

@@ -13,9 +13,10 @@ from contracts.control import GateFacts, GateJob, Probe
 from contracts.errors import Failure
 from contracts.manifest import Engine as EngineOf
 from contracts.manifest import Limits, Manifest
-from runtime.binding import DTYPES, SERVED, BoundModel, How, bind
+from runtime.binding import DTYPES, BoundModel, How, bind
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
+from runtime.families import SERVED
 from runtime.gate import examine
 
 torch.set_num_threads(1)
@@ -57,6 +58,31 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "use_sliding_window": True,
         "sliding_window": 20,
         "max_window_layers": 1,
+    },
+    "qwen3": {**_COMMON, "architectures": ["Qwen3ForCausalLM"], "head_dim": 8, "tie_word_embeddings": True},
+    "mistral": {**_COMMON, "architectures": ["MistralForCausalLM"], "sliding_window": 20},
+    "gemma3": {
+        **_COMMON,
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "final_logit_softcapping": 30.0,
+    },
+    "qwen3 moe": {
+        **_COMMON,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 8,
+        "moe_intermediate_size": 32,  # an expert's matrix is a page in float32, and less in 16 bits
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
     },
 }
 _ST_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -110,8 +136,22 @@ def tiny(name: str, dtype: torch.dtype = torch.float32) -> TinyModel:
         torch.manual_seed(7)
         model = family.model(config).to(dtype)
     tied = getattr(model, "all_tied_weights_keys", {})
-    tensors = {key: value.detach() for key, value in model.state_dict().items() if key not in tied}
+    state = {key: value.detach() for key, value in model.state_dict().items() if key not in tied}
+    tensors = {key: value for name, whole in state.items() for key, value in as_stored(name, whole).items()}
     return TinyModel(json.dumps({**CONFIGS[name], "dtype": dtype_name}).encode(), tensors, dtype)
+
+
+def as_stored(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What checkpoints hold of a parameter: of all experts' together, each expert's own matrices."""
+    prefix, _, leaf = name.rpartition(".")
+    if not prefix.endswith(".experts"):
+        return {name: tensor}
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[leaf]
+    return {
+        f"{prefix}.{expert}.{part}.weight": rows.clone()
+        for expert, matrix in enumerate(tensor)
+        for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True)
+    }
 
 
 @cache

@@ -1,11 +1,13 @@
 """The SDPA backend gives what attention worked out by hand gives, for every mix of pieces and windows."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from runtime.engine.sdpa import SdpaBackend
 from tests.runtime.engine.backends import FACTS, LENGTHS, STEPS, Replay
-from tests.runtime.engine.models import CPU
+from tests.runtime.engine.models import CPU, engine, greedy, prompts, reference, run_dry, tokens_of
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 100])
@@ -39,3 +41,19 @@ def test_masks_are_made_once_per_step() -> None:
     assert list(backend._masks) == [(13, 20, None)]
     replay.step(backend, STEPS[3], None)
     assert not backend._masks
+
+
+@pytest.mark.parametrize("name", ["qwen2 with windows", "mistral", "gemma3"])
+def test_a_forgotten_window_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: where all tokens see all before them, a prompt longer than the window goes wrong."""
+    attend = SdpaBackend.attend
+
+    def without_window(
+        self: SdpaBackend, layer: int, q: Any, k: Any, v: Any, scaling: float, window: int | None
+    ) -> torch.Tensor:
+        return attend(self, layer, q, k, v, scaling, None)
+
+    monkeypatch.setattr(SdpaBackend, "attend", without_window)
+    machine = engine(name)
+    assert machine.admit(greedy("a", prompts()[7])) is None
+    assert tokens_of(run_dry(machine), "a") != reference(name, prompts()[7])
