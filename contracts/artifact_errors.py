@@ -23,6 +23,23 @@ class ArtifactRejected(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class StorageQuotaExceeded(Failure):
+    """The tenant may not store so much. All in bytes; `used` is stored, or promised to its other open pushes."""
+
+    used: int
+    asked: int
+    limit: int
+    code, status = "storage_quota_exceeded", 507
+
+    @property
+    def message(self) -> str:
+        return (
+            f"storage quota: {self.used} bytes are stored or promised to open pushes, {self.asked} more are asked for, "
+            f"the limit is {self.limit}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkCorrupt(Failure):
     """Bytes at rest do not match their digest; nothing of the chunk was served."""
 

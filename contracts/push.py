@@ -30,6 +30,7 @@ class PlanRequest(Wire, frozen=True):
     small_files: tuple[SmallFile, ...]
     weights: tuple[WeightsFile, ...]
     other_paths: tuple[str, ...] = ()  # everything else that the directory holds, so that a pickle can be refused
+    dry_run: bool = False  # the plan is kept in memory for one `missing`, and takes no chunk
 
 
 class Piece(Wire, frozen=True):
@@ -49,7 +50,7 @@ class PlannedChunk(Wire, frozen=True):
 
 
 class Plan(Wire, frozen=True):
-    """What to read, in order. `plan_id` names it in the calls that follow."""
+    """What to read, in order. `plan_id` names it when asking what is missing; equal requests have the same."""
 
     plan_id: str
     total_bytes: int
@@ -64,9 +65,15 @@ class MissingRequest(Wire, frozen=True):
 
 
 class Missing(Wire, frozen=True):
-    """Which of them this tenant does not have; `PUT /push/v1/plans/ID/chunks/DIGEST` each."""
+    """Which of them this tenant does not have; `PUT /push/v1/plans/ID/chunks/DIGEST` each, with this `plan_id`.
 
+    The id stands for the plan and its digests: an equal push, repeated or beside this one, goes on with the same.
+    """
+
+    plan_id: str
     digests: tuple[Digest, ...]
+    version: str  # what they make
+    exists: bool  # the version is there already
 
 
 class CommitRequest(Wire, frozen=True):

@@ -21,7 +21,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import DeadlineExceeded, Refused
 from contracts.names import dns_label
 from contracts.problem import code_of, to_wire
-from contracts.push import Committed, Committing, Plan, PlannedChunk
+from contracts.push import Committed, Committing, Missing, Plan, PlannedChunk
 from kelvin.push_calls import Door, Patience, PushCalls, open_door
 from kelvin.push_directory import Source, scan
 
@@ -91,10 +91,10 @@ class _Attempt:
         """Plan, hash, ask, send, commit. Raises `Refused`."""
         plan = self._calls.plan(self._source.request(model))
         digests = self._hash(plan)
-        missing = frozenset(self._calls.missing(plan.plan_id, digests).digests)
+        missing = self._calls.missing(plan.plan_id, digests)
         self._send(plan, digests, missing)
         self._source.check_unchanged()
-        committed = self._commit(plan.plan_id, digests)
+        committed = self._commit(missing.plan_id, digests)
         return Pushed(committed, self._sent_bytes, self._source.others)
 
     def _hash(self, plan: Plan) -> tuple[str, ...]:
@@ -110,8 +110,9 @@ class _Attempt:
         self._digests = dict(zip(plan.chunks, digests, strict=True))
         return digests
 
-    def _send(self, plan: Plan, digests: tuple[str, ...], missing: frozenset[str]) -> None:
-        wanted = {digest: chunk for digest, chunk in zip(digests, plan.chunks, strict=True) if digest in missing}
+    def _send(self, plan: Plan, digests: tuple[str, ...], missing: Missing) -> None:
+        lacking = frozenset(missing.digests)
+        wanted = {digest: chunk for digest, chunk in zip(digests, plan.chunks, strict=True) if digest in lacking}
         self._progress.begin("sending", sum(chunk.length for chunk in wanted.values()))
 
         def send(pair: tuple[str, PlannedChunk]) -> int:
@@ -120,7 +121,7 @@ class _Attempt:
             if _digest(data) != digest:
                 path = chunk.pieces[0].path
                 raise Refused(ArtifactRejected(path, "it changed while it was being pushed; nothing was published"))
-            self._calls.put_chunk(plan.plan_id, digest, data)
+            self._calls.put_chunk(missing.plan_id, digest, data)
             self._progress.advance(chunk.length)
             return chunk.length
 

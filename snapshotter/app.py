@@ -37,9 +37,10 @@ SWEEP_EVERY_S: Final = 60.0
 async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) -> AsyncIterator[FastAPI]:
     """The ASGI app over a store and the control plane's jobs. Leaving cancels commits; a retry takes them up."""
     staging = Staging(settings.staging, settings.plans_per_tenant)
-    publisher = Publisher(store, staging, Catalog(store), jobs, settings.pack_bytes)
-    limits = PushLimits(settings.chunk_bytes, settings.max_version_bytes)
-    pushes = Pushes(staging, publisher, jobs, limits)
+    catalog = Catalog(store)
+    publisher = Publisher(store, staging, catalog, jobs, settings.pack_bytes)
+    limits = PushLimits(settings.chunk_bytes, settings.max_version_bytes, settings.tenant_store_bytes)
+    pushes = Pushes(staging, catalog, publisher, jobs, limits)
     fsck = Fsck(store, pushes.commits.is_running)
     app = FastAPI(title="Kelvin snapshotter", docs_url=None, redoc_url=None, openapi_url=None)
     install_failure_handlers(app)

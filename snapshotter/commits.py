@@ -82,6 +82,12 @@ class Commits:
         self._commits[record.plan_id] = commit
         self._forget_old()
 
+    def forget(self, plan_id: str) -> None:
+        """A result that nobody will ask for again: the plan is pushed anew. What runs stays."""
+        commit = self._commits.get(plan_id)
+        if commit is not None and commit.task.done():
+            del self._commits[plan_id]
+
     async def close(self) -> None:
         """Cancel what runs and wait for its end."""
         tasks = [commit.task for commit in self._running()]

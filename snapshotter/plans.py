@@ -1,15 +1,36 @@
-"""An open push, as it is kept on disk between its calls: what was judged, laid out and promised to the client."""
+"""A plan, and a push of it, as they are kept on disk between calls: what was judged, laid out, promised to the client.
+
+Both are named by what they are: who repeats a call, or a whole push, meets what the first one left.
+"""
+
+from typing import Final
+
+from blake3 import blake3
+from msgspec import structs
 
 from contracts.control import GateFacts
 from contracts.errors import Conflict, Refused
 from contracts.manifest import Chunk, Digest, Engine, Limits, Manifest, PinnedFile, Tensor
 from contracts.push import Plan, PlannedChunk
-from contracts.wire import Wire
+from contracts.wire import Wire, encode
 from snapshotter.policy.sealing import Sealing, build_manifest, inputs_digest
+
+ID_HEX: Final = 32
+
+
+class Declaration(Wire, frozen=True):
+    """What the client of a push announced: the digest of each chunk of its plan. Only these are taken."""
+
+    digests: tuple[Digest, ...]
+    lengths: tuple[int, ...]
+
+    def chunks(self) -> dict[str, int]:
+        """Digest and length of each distinct chunk."""
+        return dict(zip(self.digests, self.lengths, strict=True))
 
 
 class PlanRecord(Wire, frozen=True):
-    """Immutable once written. `file_digests` are those of the leading chunks, computed here from what was judged."""
+    """Immutable. `file_digests` are those of the leading chunks, computed here from what was judged."""
 
     plan_id: str
     tenant: str
@@ -23,6 +44,11 @@ class PlanRecord(Wire, frozen=True):
     chunks: tuple[PlannedChunk, ...]
     file_digests: tuple[Digest, ...]
     gate: GateFacts
+
+    def named(self, *more: object) -> "PlanRecord":
+        """The same under the id of its content and `more`."""
+        content = encode((structs.replace(self, plan_id=""), *more))
+        return structs.replace(self, plan_id=blake3(content).hexdigest()[:ID_HEX])
 
     @property
     def total_bytes(self) -> int:
@@ -47,6 +73,10 @@ class PlanRecord(Wire, frozen=True):
     def wanted(self, digests: tuple[str, ...]) -> dict[str, int]:
         """Digest and length of each distinct chunk, in order."""
         return {digest: chunk.length for digest, chunk in zip(digests, self.chunks, strict=True)}
+
+    def declaration(self, digests: tuple[str, ...]) -> Declaration:
+        """Of a push of this plan with these chunks."""
+        return Declaration(digests=digests, lengths=tuple(chunk.length for chunk in self.chunks))
 
     def inputs(self, digests: tuple[str, ...]) -> str:
         """By which an equal push is recognised."""

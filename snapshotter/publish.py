@@ -52,14 +52,13 @@ class Publisher:
     def __repr__(self) -> str:
         return f"<Publisher packing={len(self._tenants)} sealing={len(self._versions)}>"
 
-    async def missing(self, tenant: str, wanted: dict[str, int]) -> dict[str, int]:
-        """Those of `wanted` (digest -> length) that this tenant's packs don't hold, in order."""
-        places = await self._catalog.places(tenant)
-        return {
-            digest: length
-            for digest, length in wanted.items()
-            if digest not in places or places[digest].length != length
-        }
+    async def exists(self, tenant: str, version: str) -> bool:
+        """Whether readers can see the version."""
+        try:
+            await self._store.stat(manifest_key(tenant, version))
+        except BlobNotFound:
+            return False
+        return True
 
     async def publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
         """The version of `digests`, whatever an earlier attempt had already done.
@@ -71,7 +70,7 @@ class Publisher:
         raw = encode_manifest(manifest)
         version = version_of(raw)
         async with self._tenants.hold(record.tenant):
-            new = await self.missing(record.tenant, record.wanted(digests))
+            new = (await self._catalog.holdings(record.tenant)).lacks(record.wanted(digests))
             for chunks in group(new.items(), self._pack_bytes):
                 await self._write_pack(record, chunks, report)
         async with self._versions.hold(f"{record.tenant}/{version}"):
@@ -111,7 +110,7 @@ class Publisher:
             data = await self._read_staged(record, entry.digest)
             digest = await asyncio.to_thread(_absorb, whole, data)
             if digest != entry.digest or len(data) != entry.length:
-                await asyncio.to_thread(self._staging.discard, record.tenant, record.plan_id, entry.digest)
+                await asyncio.to_thread(self._staging.discard, record.tenant, entry.digest)
                 raise Refused(Conflict("commit", f"chunk {entry.digest} was lost after it was sent: send it again"))
         whole.update(footer)
         return whole.hexdigest()

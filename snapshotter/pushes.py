@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from contracts.control import GateJob
 from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, Refused
+from contracts.manifest import encode_manifest, version_of
 from contracts.names import dns_label
 from contracts.problem import is_retryable
 from contracts.push import (
@@ -23,15 +24,18 @@ from contracts.push import (
     PlanRequest,
 )
 from contracts.wire import decode
+from snapshotter.catalog import Catalog
 from snapshotter.commits import Commits
 from snapshotter.jobs import Jobs
+from snapshotter.locks import NamedLocks
 from snapshotter.plans import PlanRecord
 from snapshotter.policy.config import check_tokenizer_fits
 from snapshotter.policy.intake import Intake, admit
 from snapshotter.policy.layout import Layout, assemble, lay_out, pads_are_zero
+from snapshotter.policy.quota import make_room
 from snapshotter.policy.sealing import choose_sealing
 from snapshotter.publish import Publisher, Report
-from snapshotter.staging import Staging, new_plan_id
+from snapshotter.staging import Staging
 from snapshotter.turns import Turns
 
 PLANS_AT_ONCE: Final = 2
@@ -39,6 +43,7 @@ DIGESTS_AT_ONCE: Final = 4
 CHUNKS_AT_ONCE: Final = 16
 COMMIT_WAIT_S: Final = 5.0
 _PLANS_KEPT: Final = 32
+_REHEARSALS_KEPT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class PushLimits:
 
     chunk_bytes: int
     max_version_bytes: int
+    tenant_store_bytes: int
 
 
 # Every place of the plan where a chunk belongs, by the digest that the client announced.
@@ -56,8 +62,11 @@ _Places = dict[str, list[PlannedChunk]]
 class Pushes:
     """One per process. Every method raises `Refused`; every one may be repeated."""
 
-    def __init__(self, staging: Staging, publisher: Publisher, jobs: Jobs, limits: PushLimits) -> None:
+    def __init__(
+        self, staging: Staging, catalog: Catalog, publisher: Publisher, jobs: Jobs, limits: PushLimits
+    ) -> None:
         self._staging = staging
+        self._catalog = catalog
         self._publisher = publisher
         self._jobs = jobs
         self._limits = limits
@@ -67,6 +76,10 @@ class Pushes:
         self.digest_turns = Turns("the list of lists of digests being read", DIGESTS_AT_ONCE)
         self.chunk_turns = Turns("the list of chunks being received", CHUNKS_AT_ONCE)
         self._declared: OrderedDict[tuple[str, str], _Places] = OrderedDict()
+        # Plans of dry runs: what never comes to the disk needs no cleaning up.
+        self._rehearsals: OrderedDict[tuple[str, str], PlanRecord] = OrderedDict()
+        # What a tenant may still store is decided for one push after another.
+        self._quotas = NamedLocks()
 
     def __repr__(self) -> str:
         return f"<Pushes {self._staging!r} {self.commits!r}>"
@@ -84,7 +97,7 @@ class Pushes:
             need, most = layout.total_bytes, self._limits.max_version_bytes
             raise Refused(CapacityExceeded("bytes of one version", need, most))
         record = PlanRecord(
-            plan_id=new_plan_id(),
+            plan_id="",
             tenant=tenant,
             model=request.model,
             format=sealing.format,
@@ -97,20 +110,53 @@ class Pushes:
             file_digests=first.digests,
             gate=facts,
         )
+        if request.dry_run:
+            return self._rehearse(await asyncio.to_thread(record.named, "dry run")).answer()
+        record = await asyncio.to_thread(record.named)
         await asyncio.to_thread(self._staging.open, record, first.contents(), time.time())
         return record.answer()
 
     async def missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
-        """What the client has to send: in no pack of the tenant, and not staged."""
-        record = await self._load(tenant, plan_id)
+        """What the client has to send: in no pack of the tenant, and not staged. Opens the push, but of a dry run."""
+        rehearsed = self._rehearsals.get((tenant, plan_id))
+        record = rehearsed or await self._load(tenant, plan_id)
         record.check_digests(request.digests)
-        needed = await self._publisher.missing(tenant, record.wanted(request.digests))
-        staged = await asyncio.to_thread(self._staging.adopt, tenant, plan_id, needed)
-        left = {digest: length for digest, length in needed.items() if digest not in staged}
-        await asyncio.to_thread(self._staging.check_room, sum(left.values()))
-        await asyncio.to_thread(self._staging.declare, tenant, plan_id, request.digests)
-        self._remember(record, request.digests)
-        return Missing(digests=tuple(left))
+        push = await asyncio.to_thread(record.named, request.digests)
+        wanted = record.wanted(request.digests)
+        async with self._quotas.hold(tenant):
+            # In this order: what is packed between the two is seen in both, and counts once.
+            promises = await asyncio.to_thread(self._staging.promises, tenant, push.plan_id, time.time())
+            holdings = await self._catalog.holdings(tenant)
+            limit = self._limits.tenant_store_bytes
+            idle = make_room(holdings.stored_bytes, holdings.places, wanted, promises, limit)
+            needed = holdings.lacks(wanted)
+            staged = await asyncio.to_thread(self._staging.staged, tenant, needed)
+            staged.update(record.file_digests)  # they came with the plan, though a dry run's lies nowhere
+            await asyncio.to_thread(self._staging.check_room, _bytes_but(needed, staged))
+            if rehearsed is None:
+                for other in idle:
+                    await self._drop(tenant, other)
+                staged = await self._open(push, request.digests, needed)
+        version = await asyncio.to_thread(lambda: version_of(encode_manifest(record.manifest(request.digests))))
+        return Missing(
+            plan_id=plan_id if rehearsed else push.plan_id,
+            digests=tuple(digest for digest in needed if digest not in staged),
+            version=version,
+            exists=await self._publisher.exists(tenant, version),
+        )
+
+    def _rehearse(self, record: PlanRecord) -> PlanRecord:
+        self._rehearsals[record.tenant, record.plan_id] = record
+        while len(self._rehearsals) > _REHEARSALS_KEPT:
+            self._rehearsals.popitem(last=False)
+        return record
+
+    async def _open(self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int]) -> set[str]:
+        """Those of `needed` that are staged."""
+        self.commits.forget(push.plan_id)  # its result is of another time
+        await asyncio.to_thread(self._staging.declare, push, digests, time.time())
+        self._remember(push, digests)
+        return await asyncio.to_thread(self._staging.adopt, push.tenant, push.plan_id, needed)
 
     async def chunk_bytes(self, tenant: str, plan_id: str, digest: str) -> int:
         """How long the chunk must be. Raises Conflict before `missing`, InvalidRequest where it was not named then."""
@@ -129,7 +175,8 @@ class Pushes:
         if answer is not None:
             return answer
         record = await self._load(tenant, plan_id)
-        record.check_digests(request.digests)
+        if await asyncio.to_thread(self._staging.declared, tenant, plan_id) != request.digests:
+            raise Refused(Conflict("commit", "these are not the chunks of this push: ask which are missing first"))
         if plan_id not in self.commits:  # another request may have been quicker
             self.commits.start(record, request.digests)
         answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S)
@@ -149,8 +196,13 @@ class Pushes:
         return committed
 
     async def _forget(self, record: PlanRecord) -> None:
-        self._declared.pop((record.tenant, record.plan_id), None)
-        await asyncio.to_thread(self._staging.drop, record.tenant, record.plan_id)
+        """The push, and the plan that it began with."""
+        await self._drop(record.tenant, record.plan_id)
+        await self._drop(record.tenant, (await asyncio.to_thread(record.named)).plan_id)
+
+    async def _drop(self, tenant: str, plan_id: str) -> None:
+        self._declared.pop((tenant, plan_id), None)
+        await asyncio.to_thread(self._staging.drop, tenant, plan_id)
 
     async def _load(self, tenant: str, plan_id: str) -> PlanRecord:
         record = await asyncio.to_thread(self._staging.load, tenant, plan_id)
@@ -194,6 +246,10 @@ def _lay_out(intake: Intake, first_use: tuple[str, ...], chunk_bytes: int) -> tu
     contents = {file.path: file.content for file in intake.files}
     data = tuple(assemble(chunk, contents) for chunk in layout.chunks[: layout.file_chunks])
     return layout, _FirstChunks(tuple(blake3(chunk).hexdigest() for chunk in data), data)
+
+
+def _bytes_but(chunks: dict[str, int], there: set[str]) -> int:
+    return sum(length for digest, length in chunks.items() if digest not in there)
 
 
 def _gate_job(intake: Intake) -> GateJob:

@@ -25,6 +25,7 @@ class SnapshotterSettings:
     plans_per_tenant: int = 16
     plan_age_s: int = 86_400
     max_version_bytes: int = _TIB
+    tenant_store_bytes: int = _TIB
     gate_s: int = 180
     seal_s: int = 1800
 
@@ -55,6 +56,7 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
         plans_per_tenant=settings.integer(env, "KELVIN_PUSH_PLANS", 16, low=1, high=1000),
         plan_age_s=settings.integer(env, "KELVIN_PUSH_PLAN_AGE_S", 86_400, low=60),
         max_version_bytes=settings.integer(env, "KELVIN_PUSH_VERSION_BYTES", _TIB, low=PAGE),
+        tenant_store_bytes=settings.integer(env, "KELVIN_TENANT_STORE_BYTES", _TIB, low=0),
         gate_s=settings.integer(env, "KELVIN_GATE_S", 180, low=1, high=3600),
         seal_s=settings.integer(env, "KELVIN_SEAL_S", 1800, low=1, high=86_400),
     )

@@ -1,9 +1,12 @@
-"""Chunks and plans on disk until their commit: `ROOT/TENANT/PLAN/{plan.json,digests.json,chunks/DIGEST}`.
+"""Chunks and plans on disk until their commit: `ROOT/TENANT/ID/{plan.json,declared.json,chunks/DIGEST}`.
 
-Blocking; callers run it in threads. A name appears only by rename of a whole file, so a killed process leaves no half
-chunk under a digest. Nothing is synced: after a power cut bytes may be gone, which packing finds, as it hashes them.
+A directory without `declared.json` is a plan whose client has not said yet what it will send; one with it is a push.
+Blocking; callers run it in threads. A name appears only by rename of a whole file or directory, so a killed process
+leaves no half chunk under a digest. Nothing is synced: after a power cut bytes may be gone, which packing finds, as it
+hashes them.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -15,32 +18,29 @@ from pathlib import Path
 from typing import Final
 
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Overloaded, Refused, Unavailable
-from contracts.push import MissingRequest
 from contracts.wire import decode, encode
-from snapshotter.plans import PlanRecord
+from snapshotter.plans import ID_HEX, Declaration, PlanRecord
+from snapshotter.policy.quota import Promise
 
-_PLAN_ID: Final = re.compile(r"[0-9a-f]{32}")
+_ID: Final = re.compile(rf"[0-9a-f]{{{ID_HEX}}}")
+_PLAN: Final = "plan.json"
+_DECLARED: Final = "declared.json"
 # A push that was active so recently is not thrown out to make room for another.
 IDLE_S: Final = 600.0
 
 
-def new_plan_id() -> str:
-    """Unguessable: a plan id also keeps tenants' mistakes apart."""
-    return secrets.token_hex(16)
-
-
 class Staging:
-    """All open pushes of all tenants. At most `plans_per_tenant` each; the longest idle makes room."""
+    """All open pushes of all tenants: of each at most `plans_per_tenant` plans and as many pushes.
+
+    Of plans the longest idle makes room: it costs its client a call. Of pushes only one that stood still.
+    """
 
     def __init__(self, root: Path, plans_per_tenant: int) -> None:
         self._root = root
         self._plans_per_tenant = plans_per_tenant
         self._held: Counter[str] = Counter()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for tenant in _scan(root):
-            for entry in _scan(tenant):
-                if entry.name.startswith("."):  # a plan that a killed process had not yet opened
-                    shutil.rmtree(entry, ignore_errors=True)
+        self._remove_unfinished()
 
     def __repr__(self) -> str:
         return f"<Staging {self._root} held={sum(self._held.values())}>"
@@ -56,32 +56,29 @@ class Staging:
             self._held += Counter()  # forget zeros
 
     def open(self, record: PlanRecord, first_chunks: Mapping[str, bytes], now_s: float) -> None:
-        """Make the plan durable against a kill, with the chunks that are here already. `now_s` is wall clock.
-
-        Raises `Refused(Overloaded)` where the tenant has too many pushes that are all in use.
-        """
-        self._make_room(record.tenant, now_s)
-        with _translated("plan", record.plan_id):
-            draft = self._root / record.tenant / f".{record.plan_id}"
-            (draft / "chunks").mkdir(parents=True)
-            for digest, data in first_chunks.items():
-                (draft / "chunks" / digest).write_bytes(data)
-            (draft / "plan.json").write_bytes(encode(record))
-            draft.rename(self._path(record.tenant, record.plan_id))
+        """Keep the plan, with the chunks that are here already. Repeats are harmless. `now_s` is wall clock."""
+        if not self._path(record.tenant, record.plan_id).exists():
+            self._make_room_for_plan(record.tenant)
+        chunks = {f"chunks/{digest}": data for digest, data in first_chunks.items()}
+        self._ensure(record, {_PLAN: encode(record), **chunks}, now_s)
 
     def load(self, tenant: str, plan_id: str) -> PlanRecord:
         """Raises `Refused(NotFound)` for an unknown plan, and for another tenant's."""
         with _translated("plan", plan_id):
-            raw = (self._path(tenant, plan_id) / "plan.json").read_bytes()
+            raw = (self._path(tenant, plan_id) / _PLAN).read_bytes()
         try:
             return decode(raw, PlanRecord)
         except Refused:
             raise Refused(NotFound("plan", plan_id)) from None  # cut by a power failure: the client plans again
 
-    def declare(self, tenant: str, plan_id: str, digests: tuple[str, ...]) -> None:
-        """What the client will send, of which only these are accepted."""
-        with _translated("plan", plan_id):
-            _write_whole(self._path(tenant, plan_id) / "digests.json", encode(MissingRequest(digests=digests)))
+    def declare(self, push: PlanRecord, digests: tuple[str, ...], now_s: float) -> None:
+        """Open a push of these chunks; only they are accepted. Repeats are harmless. `now_s` is wall clock.
+
+        Raises `Refused(Overloaded)` where the tenant has too many pushes that are all in use.
+        """
+        if not self._path(push.tenant, push.plan_id).exists():
+            self._make_room_for_push(push.tenant, now_s)
+        self._ensure(push, {_PLAN: encode(push), _DECLARED: encode(push.declaration(digests))}, now_s)
 
     def check_room(self, nbytes: int) -> None:
         """Raises `Refused(CapacityExceeded)` where the disk can't take that much more."""
@@ -91,19 +88,32 @@ class Staging:
 
     def declared(self, tenant: str, plan_id: str) -> tuple[str, ...]:
         """Raises `Refused(Conflict)` before `declare`."""
-        path = self._path(tenant, plan_id) / "digests.json"
-        try:
-            return decode(path.read_bytes(), MissingRequest).digests
-        except (FileNotFoundError, Refused):
-            raise Refused(Conflict("chunk", "ask which chunks are missing first")) from None
+        declaration = self._declaration(self._path(tenant, plan_id))
+        if declaration is None:
+            raise Refused(Conflict("chunk", "ask which chunks are missing first"))
+        return declaration.digests
+
+    def promises(self, tenant: str, but: str, now_s: float) -> list[Promise]:
+        """What the tenant's pushes other than `but` may send, the longest idle first."""
+        found: list[Promise] = []
+        for plan in sorted(self._plans(tenant), key=_mtime):
+            if plan.name == but or (declaration := self._declaration(plan)) is None:
+                continue
+            found.append(Promise(plan.name, declaration.chunks(), self._is_free(plan, now_s)))
+        return found
 
     def put(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
         """Keep a chunk whose digest the caller has checked. Repeats are harmless."""
         with _translated("plan", plan_id):
             _write_whole(self._path(tenant, plan_id) / "chunks" / digest, data)
 
+    def staged(self, tenant: str, wanted: Iterable[str]) -> set[str]:
+        """Those of `wanted` that some push of the tenant holds."""
+        names = (entry.name for plan in self._plans(tenant) for entry in _scan(plan / "chunks"))
+        return set(wanted).intersection(names)
+
     def adopt(self, tenant: str, plan_id: str, wanted: Iterable[str]) -> set[str]:
-        """Those of `wanted` that are staged, also by other pushes of the tenant: a push that was cut is taken up."""
+        """Those of `wanted` that are staged, also by other pushes of the tenant, for this one to keep."""
         mine = self._path(tenant, plan_id) / "chunks"
         with _translated("plan", plan_id):
             missing = set(wanted) - {entry.name for entry in os.scandir(mine)}
@@ -124,9 +134,10 @@ class Staging:
         except OSError as error:
             raise Refused(Unavailable("the staging disk")) from error
 
-    def discard(self, tenant: str, plan_id: str, digest: str) -> None:
-        """Forget a chunk that turned out to be damaged."""
-        (self._path(tenant, plan_id) / "chunks" / digest).unlink(missing_ok=True)
+    def discard(self, tenant: str, digest: str) -> None:
+        """Forget a chunk that turned out to be damaged, under each of its names."""
+        for plan in self._plans(tenant):
+            (plan / "chunks" / digest).unlink(missing_ok=True)
 
     def touch(self, tenant: str, plan_id: str, now_s: float) -> None:
         """The push is alive. Raises `Refused(NotFound)`."""
@@ -135,7 +146,7 @@ class Staging:
 
     def drop(self, tenant: str, plan_id: str) -> None:
         """Forget the push. It may be gone already."""
-        shutil.rmtree(self._path(tenant, plan_id), ignore_errors=True)
+        _remove(self._path(tenant, plan_id))
 
     def sweep(self, now_s: float, max_age_s: float) -> int:
         """Drop pushes that stood still for too long and what crashes left; returns how many."""
@@ -144,33 +155,85 @@ class Staging:
             for entry in _scan(tenant):
                 idle_s = now_s - _mtime(Path(entry))
                 if idle_s > max_age_s and not self._held[entry.name]:
-                    shutil.rmtree(entry, ignore_errors=True)
+                    _remove(Path(entry))
                     dropped += 1
         return dropped
 
     def check_integrity(self) -> None:
-        """Every tenant is within its bound, and every plan can be loaded. For tests."""
+        """Every tenant is within its bounds, and every plan can be loaded. For tests."""
         for tenant in _scan(self._root):
             plans = self._plans(tenant.name)
-            assert len(plans) <= self._plans_per_tenant, f"{tenant.name} has {len(plans)} plans"
+            pushes = [plan for plan in plans if _is_push(plan)]
+            for what in (pushes, [plan for plan in plans if plan not in pushes]):
+                assert len(what) <= self._plans_per_tenant, f"{tenant.name} has {what}"
             for plan in plans:
                 assert self.load(tenant.name, plan.name).plan_id == plan.name
 
-    def _make_room(self, tenant: str, now_s: float) -> None:
-        while len(plans := self._plans(tenant)) >= self._plans_per_tenant:
-            free = [plan for plan in plans if not self._held[plan.name]]
-            oldest = min(free, key=_mtime, default=None)
-            if oldest is None or now_s - _mtime(oldest) < IDLE_S:
+    def _ensure(self, record: PlanRecord, files: Mapping[str, bytes], now_s: float) -> None:
+        """The record's directory, whole and with these files, also where it was there and a power cut damaged it."""
+        path = self._path(record.tenant, record.plan_id)
+        with _translated("plan", record.plan_id):
+            if path.exists():
+                for name, data in files.items():
+                    if not _holds(path / name, data):
+                        _write_whole(path / name, data)
+            else:
+                self._make(path, files)
+        self.touch(record.tenant, record.plan_id, now_s)
+
+    def _make(self, path: Path, files: Mapping[str, bytes]) -> None:
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            (draft / "chunks").mkdir(parents=True)
+            for name, data in files.items():
+                (draft / name).write_bytes(data)
+            draft.rename(path)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another request was quicker
+                raise
+
+    def _declaration(self, plan: Path) -> Declaration | None:
+        try:
+            return decode((plan / _DECLARED).read_bytes(), Declaration)
+        except (FileNotFoundError, Refused):  # cut by a power failure is as good as not there
+            return None
+
+    def _make_room_for_plan(self, tenant: str) -> None:
+        while len(plans := [plan for plan in self._plans(tenant) if not _is_push(plan)]) >= self._plans_per_tenant:
+            _remove(min(plans, key=_mtime))
+
+    def _make_room_for_push(self, tenant: str, now_s: float) -> None:
+        while len(pushes := [plan for plan in self._plans(tenant) if _is_push(plan)]) >= self._plans_per_tenant:
+            free = [push for push in pushes if self._is_free(push, now_s)]
+            if not free:
                 raise Refused(Overloaded("the list of open pushes", self._plans_per_tenant, 30.0))
-            shutil.rmtree(oldest, ignore_errors=True)
+            _remove(min(free, key=_mtime))
+
+    def _is_free(self, push: Path, now_s: float) -> bool:
+        return not self._held[push.name] and now_s - _mtime(push) >= IDLE_S
+
+    def _remove_unfinished(self) -> None:
+        """What a killed process had not finished has a name with a dot."""
+        for tenant in _scan(self._root):
+            for entry in _scan(tenant):
+                if entry.name.startswith("."):
+                    shutil.rmtree(entry, ignore_errors=True)
+                for file in _scan(Path(entry) / "chunks"):
+                    if file.name.startswith("."):
+                        Path(file).unlink(missing_ok=True)
 
     def _plans(self, tenant: str) -> list[Path]:
-        return [Path(entry) for entry in _scan(self._root / tenant) if _PLAN_ID.fullmatch(entry.name)]
+        return [Path(entry) for entry in _scan(self._root / tenant) if _ID.fullmatch(entry.name)]
 
     def _path(self, tenant: str, plan_id: str) -> Path:
-        if _PLAN_ID.fullmatch(plan_id) is None:
+        if _ID.fullmatch(plan_id) is None:
             raise Refused(NotFound("plan", plan_id[:80]))
         return self._root / tenant / plan_id
+
+
+def _is_push(plan: Path) -> bool:
+    return (plan / _DECLARED).exists()
 
 
 def _scan(path: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
@@ -186,6 +249,23 @@ def _mtime(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return float("inf")  # gone: neither old nor in the way
+
+
+def _remove(directory: Path) -> None:
+    """At once by name, then the bytes: a killed process leaves nothing that looks like half a plan."""
+    gone = directory.with_name(f".gone.{secrets.token_hex(8)}")
+    try:
+        directory.rename(gone)
+    except OSError:
+        return  # somebody else removed it
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except FileNotFoundError:
+        return False
 
 
 def _write_whole(path: Path, data: bytes) -> None:

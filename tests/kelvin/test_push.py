@@ -158,7 +158,7 @@ def test_a_push_that_was_forgotten(house: House, tmp_path: Path) -> None:
 
     def forget() -> None:
         for plan in (house.data / "staging" / TENANT).iterdir():
-            plan.rename(tmp_path / "gone")
+            plan.rename(tmp_path / plan.name)
 
     with house.client() as door:
         committed = push_directory(directory, "toy", door, Told(at={"sending": forget}), FAST).committed

@@ -66,7 +66,8 @@ def problem(failure: Failure) -> httpx.Response:
     return httpx.Response(status_of(failure), content=problem_details(failure))
 
 
-GOOD = httpx.Response(200, content=encode(Missing(digests=())))
+NOTHING = Missing(plan_id="0" * 32, digests=(), version="f" * 64, exists=True)
+GOOD = httpx.Response(200, content=encode(NOTHING))
 CUT = httpx.ReadError("cut")
 
 
@@ -89,7 +90,7 @@ def missing(calls: PushCalls) -> Missing:
 def test_repeats(before: list[Answer], calls: int) -> None:
     """What passes is waited out."""
     door, clock = ScriptedDoor([*before, GOOD]), Clock()
-    assert missing(PushCalls(door, clock.patience())) == Missing(digests=())
+    assert missing(PushCalls(door, clock.patience())) == NOTHING
     assert door.calls == calls
     assert len(clock.pauses) == calls - 1
 

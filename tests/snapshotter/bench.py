@@ -122,27 +122,35 @@ class Bench:
 
     @classmethod
     def over(
-        cls, data: Path, dies_at: int | None = None, before: bool = True, kind: type[Publisher] = Publisher
+        cls,
+        data: Path,
+        dies_at: int | None = None,
+        before: bool = True,
+        kind: type[Publisher] = Publisher,
+        tenant_store_bytes: int = 1 << 30,
     ) -> "Bench":
         store = MortalStore(VerifyingStore(FileStore(data / "store")), dies_at, before)
         jobs = DirectJobs(data / "store")
         staging = Staging(data / "staging", 8)
-        publisher = kind(store, staging, Catalog(store), jobs, 32768)
-        return cls(Pushes(staging, publisher, jobs, PushLimits(8192, 1 << 30)), store, jobs)
+        catalog = Catalog(store)
+        publisher = kind(store, staging, catalog, jobs, 32768)
+        limits = PushLimits(8192, 1 << 30, tenant_store_bytes)
+        return cls(Pushes(staging, catalog, publisher, jobs, limits), store, jobs)
 
     async def push(self, files: dict[str, bytes], request: bytes) -> Committed:
         """A whole push by a client that gives up at the first failure."""
         plan = await self.pushes.plan(TENANT, request)
         digests = digests_of(plan, files)
         missing = await self.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+        push_id = missing.plan_id
 
         async def put(digest: str, data: bytes) -> None:
-            assert await self.pushes.chunk_bytes(TENANT, plan.plan_id, digest) == len(data)
-            await self.pushes.put_chunk(TENANT, plan.plan_id, digest, data)
+            assert await self.pushes.chunk_bytes(TENANT, push_id, digest) == len(data)
+            await self.pushes.put_chunk(TENANT, push_id, digest, data)
 
         await send_missing(plan, digests, missing.digests, files, put)
         while True:
-            answer = await self.pushes.commit(TENANT, plan.plan_id, CommitRequest(digests=digests))
+            answer = await self.pushes.commit(TENANT, push_id, CommitRequest(digests=digests))
             if not isinstance(answer, Committing):
                 return answer
 

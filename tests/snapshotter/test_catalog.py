@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from blobstore.files import FileStore
-from blobstore.packs import encode_table, place
+from blobstore.packs import encode_footer, encode_table, place
 from contracts.keys import index_key, pack_key
 from snapshotter.catalog import Catalog, Place
 
@@ -40,8 +40,13 @@ def test_places(tmp_path: Path) -> None:
         await store.put_if_absent(pack_key("acme", Q), b"pack")
         await store.put_if_absent(index_key("acme", Q), b"[")
         assert await catalog.places("acme") == want
+        size = len(b"pack") + 12288 + len(encode_footer(place([(A, 4096), (B, 8192)])))
+        assert (await catalog.holdings("acme")).stored_bytes == size  # also what no index makes usable
+        assert (await catalog.holdings("acme")).lacks({A: 4096, B: 4096, C: 4096}) == {B: 4096, C: 4096}
+        assert (await catalog.holdings("umbrella")).stored_bytes == 0
         await store.delete(pack_key("acme", P))
         assert await catalog.places("acme") == {}
+        assert (await catalog.holdings("acme")).stored_bytes == len(b"pack")
         assert repr(catalog) == "<Catalog tenants=2>"
 
     asyncio.run(scenario())

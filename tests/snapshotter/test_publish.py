@@ -10,7 +10,7 @@ import pytest
 from blobstore.store import BlobStore, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkCorrupt, ProbeFailed
-from contracts.errors import Conflict, Failure, Refused, Unavailable
+from contracts.errors import Conflict, Failure, NotFound, Refused, Unavailable
 from contracts.push import CommitRequest, CommitStep, Committed, MissingRequest
 from contracts.wire import encode
 from snapshotter.plans import PlanRecord
@@ -54,7 +54,7 @@ def test_sealing_fails(tmp_path: Path, failure: Failure, open_pushes: int) -> No
     assert failure_of(bench, Model()) == failure
     assert versions_of(tmp_path / "store", TENANT) == []
     assert not list((tmp_path / "store" / TENANT / "drafts").iterdir())
-    assert len(list((tmp_path / "staging" / TENANT).iterdir())) == open_pushes
+    assert len(list((tmp_path / "staging" / TENANT).iterdir())) == 2 * open_pushes  # the push, and its plan
     bench.jobs.failure = None
     committed = push(bench, Model())
     assert (committed.created, committed.new_chunks) == (True, 0)
@@ -95,18 +95,28 @@ def test_a_changed_tensor(tmp_path: Path) -> None:
 
 
 def test_concurrent_pushes_converge(tmp_path: Path) -> None:
-    """Three of the same and one other at once: one sealing each, one of the three made it, all are told the version."""
+    """Three of the same and one other at once: one sealing each, all are told the version.
+
+    The three are one push: who comes after its end begins again, and finds the version there.
+    """
     bench = Bench.over(tmp_path)
     changed = Model(more={"generation_config.json": b'{"top_k": 3}'})
 
+    async def pushed(model: Model) -> Committed:
+        while True:
+            try:
+                return await bench.push(model.files(), encode(model.request()))
+            except Refused as refused:
+                if not isinstance(refused.failure, NotFound):
+                    raise
+
     async def all_at_once() -> list[Committed]:
-        models = [Model(), Model(), Model(), changed]
-        return await asyncio.gather(*(bench.push(each.files(), encode(each.request())) for each in models))
+        return await asyncio.gather(*(pushed(each) for each in (Model(), Model(), Model(), changed)))
 
     *same, other = asyncio.run(all_at_once())
     assert len({each.version for each in same}) == 1
     assert other.version != same[0].version
-    assert sorted(each.created for each in same) == [False, False, True]
+    assert any(each.created for each in same)
     assert bench.jobs.seals == 2
     assert_whole(tmp_path / "store", TENANT)
 
@@ -165,18 +175,18 @@ def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
         missing = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
 
         async def put(digest: str, data: bytes) -> None:
-            await bench.pushes.put_chunk(TENANT, plan.plan_id, digest, data)
+            await bench.pushes.put_chunk(TENANT, missing.plan_id, digest, data)
 
         await send_missing(plan, digests, missing.digests, files, put)
         lost = missing.digests[0]
-        (tmp_path / "staging" / TENANT / plan.plan_id / "chunks" / lost).write_bytes(b"")
+        (tmp_path / "staging" / TENANT / missing.plan_id / "chunks" / lost).write_bytes(b"")
         with pytest.raises(Refused) as caught:
-            await bench.pushes.commit(TENANT, plan.plan_id, CommitRequest(digests=digests))
+            await bench.pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
         assert isinstance(caught.value.failure, Conflict)
         again = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
         assert lost in again.digests
         await send_missing(plan, digests, again.digests, files, put)
-        await bench.pushes.commit(TENANT, plan.plan_id, CommitRequest(digests=digests))
+        await bench.pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
 
     asyncio.run(scenario())
     assert_whole(tmp_path / "store", TENANT)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from blake3 import blake3
+from msgspec import structs
 
 from contracts.control import Scope
 from contracts.errors import Unavailable
@@ -107,31 +108,39 @@ def test_tenants_are_apart(house: House) -> None:
         plan = planned(alpha)
         digests = digests_of(plan, Model().files())
         body = MissingRequest(digests=digests)
-        assert post(alpha, f"/plans/{plan.plan_id}/missing", body).status_code == 200
+        opened = announced(alpha, plan, digests)
         for answer in (
             post(beta, f"/plans/{plan.plan_id}/missing", body),
-            beta.put(f"/push/v1/plans/{plan.plan_id}/chunks/{digests[-1]}", content=b""),
-            post(beta, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests)),
+            post(beta, f"/plans/{opened.plan_id}/missing", body),
+            beta.put(f"/push/v1/plans/{opened.plan_id}/chunks/{digests[-1]}", content=b""),
+            post(beta, f"/plans/{opened.plan_id}/commit", CommitRequest(digests=digests)),
         ):
             assert problem(answer)[:2] == (404, "not_found")
         push_whole(alpha, plan)
         theirs = planned(beta)
-        missing = decode(post(beta, f"/plans/{theirs.plan_id}/missing", body).content, Missing)
+        missing = announced(beta, theirs, digests)
+        assert not missing.exists
         pinned = {piece.path for chunk in theirs.chunks for piece in chunk.pieces if piece.path.endswith(".json")}
         weights = [chunk for chunk in theirs.chunks if not {piece.path for piece in chunk.pieces} & pinned]
         assert len(missing.digests) == len(weights)
 
 
+def announced(client: httpx.Client, plan: Plan, digests: tuple[str, ...]) -> Missing:
+    answer = post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+    assert answer.status_code == 200, answer.text
+    return decode(answer.content, Missing)
+
+
 def push_whole(client: httpx.Client, plan: Plan, files: dict[str, bytes] | None = None) -> dict[str, Any]:
     files = Model().files() if files is None else files
     digests = digests_of(plan, files)
-    answer = post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+    missing = announced(client, plan, digests)
     chunks = dict(zip(digests, plan.chunks, strict=True))
-    for digest in decode(answer.content, Missing).digests:
+    for digest in missing.digests:
         data = assemble(chunks[digest], files)
-        assert client.put(f"/push/v1/plans/{plan.plan_id}/chunks/{digest}", content=data).status_code == 204
+        assert client.put(f"/push/v1/plans/{missing.plan_id}/chunks/{digest}", content=data).status_code == 204
     while True:
-        committed = post(client, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests))
+        committed = post(client, f"/plans/{missing.plan_id}/commit", CommitRequest(digests=digests))
         if committed.status_code != 202:
             assert committed.status_code == 200, committed.text
             found: dict[str, Any] = committed.json()
@@ -148,7 +157,7 @@ def test_chunks_are_checked(house: House) -> None:
         good = assemble(last, files)
         url = f"/push/v1/plans/{plan.plan_id}/chunks"
         assert problem(client.put(f"{url}/{digests[-1]}", content=good))[:2] == (409, "conflict")
-        post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+        url = f"/push/v1/plans/{announced(client, plan, digests).plan_id}/chunks"
         assert problem(client.put(f"{url}/{digests[-1]}", content=good[:-1]))[0] == 400
         assert problem(client.put(f"{url}/{digests[-1]}", content=good + b"\0"))[:2] == (413, "request_too_large")
         flipped = bytes([good[0] ^ 1]) + good[1:]
@@ -167,8 +176,8 @@ def test_padding_is_checked(house: House) -> None:
         assert plan.chunks[-1].pieces[-1].pad
         bent = assemble(plan.chunks[-1], files)[:-1] + b"x"
         digests = (*digests_of(plan, files)[:-1], blake3(bent).hexdigest())
-        post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
-        answer = client.put(f"/push/v1/plans/{plan.plan_id}/chunks/{digests[-1]}", content=bent)
+        push_id = announced(client, plan, digests).plan_id
+        answer = client.put(f"/push/v1/plans/{push_id}/chunks/{digests[-1]}", content=bent)
         assert "padding must be zeros" in problem(answer)[2]
 
 
@@ -192,12 +201,16 @@ def test_commit_before_the_chunks(house: House) -> None:
     with house.client("early") as client:
         plan = planned(client)
         digests = digests_of(plan, Model().files())
-        answer = post(client, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests))
-        assert problem(answer)[:2] == (409, "conflict")
+        push_id = announced(client, plan, digests).plan_id
+        for early in (plan.plan_id, push_id):
+            answer = post(client, f"/plans/{early}/commit", CommitRequest(digests=digests))
+            assert problem(answer)[:2] == (409, "conflict")
         first = push_whole(client, plan)
         assert first["created"]
-        again = post(client, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests))
+        again = post(client, f"/plans/{push_id}/commit", CommitRequest(digests=digests))
         assert again.json() == first  # whose answer was lost may ask again
+        once_more = push_whole(client, planned(client))
+        assert once_more == {**first, "created": False, "new_chunks": 0}
 
 
 def test_passing_failures_can_be_repeated(house: House) -> None:
@@ -211,7 +224,8 @@ def test_passing_failures_can_be_repeated(house: House) -> None:
         digests = digests_of(plan, Model().files())
         with pytest.raises(AssertionError, match="standby"):
             push_whole(client, plan)
-        answer = post(client, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests))
+        push_id = announced(client, plan, digests).plan_id
+        answer = post(client, f"/plans/{push_id}/commit", CommitRequest(digests=digests))
         assert answer.status_code == 200
 
 
@@ -248,20 +262,19 @@ def test_a_client_that_goes_away(house: House) -> None:
     with house.client("cut") as client:
         plan = planned(client)
         digests = digests_of(plan, files)
-        post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+        push_id = announced(client, plan, digests).plan_id
         good = assemble(plan.chunks[-1], files)
         with house.directory.connect(SOCKET) as raw:
             header = principal("cut")["x-kelvin-principal"]
             raw.sendall(
-                f"PUT /push/v1/plans/{plan.plan_id}/chunks/{digests[-1]} HTTP/1.1\r\nhost: x\r\n"
+                f"PUT /push/v1/plans/{push_id}/chunks/{digests[-1]} HTTP/1.1\r\nhost: x\r\n"
                 f"x-kelvin-principal: {header}\r\ncontent-length: {len(good)}\r\n\r\n".encode()
                 + good[:1000]
             )
             raw.shutdown(socket.SHUT_WR)
             while raw.recv(4096):  # until the server has seen the end
                 continue
-        answer = post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
-        assert digests[-1] in decode(answer.content, Missing).digests
+        assert digests[-1] in announced(client, plan, digests).digests
         push_whole(client, plan)
 
 
@@ -274,11 +287,59 @@ def test_health(house: House) -> None:
         assert problem(client.get("/push/v1/plans"))[0] == 405
 
 
+def test_equal_pushes_are_one(house: House) -> None:
+    """Repeated, or beside another client: the same plan and push, and each chunk is asked for until it is there."""
+    files = Model().files()
+    with house.client("twins") as client:
+        plan, again = planned(client), planned(client)
+        digests = digests_of(plan, files)
+        assert plan == again
+        first, second = announced(client, plan, digests), announced(client, again, digests)
+        assert first == second
+        assert announced(client, structs.replace(plan, plan_id=first.plan_id), digests) == first
+        data = assemble(plan.chunks[-1], files)
+        url = f"/push/v1/plans/{first.plan_id}/chunks/{digests[-1]}"
+        assert client.put(url, content=data).status_code == 204
+        assert set(announced(client, plan, digests).digests) == set(first.digests) - {digests[-1]}
+        committed = push_whole(client, plan)
+        assert (committed["version"], first.exists) == (first.version, False)
+        assert announced(client, planned(client), digests).exists
+
+
+def test_a_dry_run(house: House) -> None:
+    """Judged, planned and compared as a push is; nothing is kept and nothing is taken."""
+    files = Model().files()
+    with house.client("dry") as client:
+        real = planned(client)
+        digests = digests_of(real, files)
+        want = announced(client, real, digests)
+    with house.client("drier") as client:
+        plan = decode(post(client, "/plans", structs.replace(Model().request(), dry_run=True)).content, Plan)
+        missing = announced(client, plan, digests)
+        assert (missing.version, missing.exists) == (want.version, False)
+        assert missing.plan_id == plan.plan_id != want.plan_id
+        assert missing.digests == want.digests
+        url = f"/push/v1/plans/{plan.plan_id}/chunks/{digests[-1]}"
+        assert problem(client.put(url, content=assemble(plan.chunks[-1], files)))[:2] == (404, "not_found")
+        answer = post(client, f"/plans/{plan.plan_id}/commit", CommitRequest(digests=digests))
+        assert problem(answer)[:2] == (404, "not_found")
+        assert not (house.data / "staging" / "drier").exists()
+        bad = request_of({**files, "x.pt": b""})
+        assert problem(post(client, "/plans", structs.replace(bad, dry_run=True)))[0] == 422
+
+
 def test_open_pushes_are_bounded(tmp_path: Path) -> None:
     """More pushes than a tenant may have open: 503, to be repeated; nobody's push is thrown out for it."""
+
+    def other(number: int) -> Model:
+        return Model(more={"generation_config.json": b'{"top_k": %d}' % number})
+
     with open_house(settings_for(tmp_path, plans_per_tenant=2)) as house, house.client() as client:
-        first = planned(client)
-        planned(client)
-        assert problem(post(client, "/plans", Model().request()))[:2] == (503, "overloaded")
-        push_whole(client, first)
-        planned(client)
+        plans = [planned(client, other(number)) for number in range(2)]
+        for number, plan in enumerate(plans):
+            announced(client, plan, digests_of(plan, other(number).files()))
+        third = planned(client, other(2))
+        body = MissingRequest(digests=digests_of(third, other(2).files()))
+        assert problem(post(client, f"/plans/{third.plan_id}/missing", body))[:2] == (503, "overloaded")
+        push_whole(client, planned(client, other(0)), other(0).files())
+        assert post(client, f"/plans/{third.plan_id}/missing", body).status_code == 200

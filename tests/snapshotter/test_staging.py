@@ -1,6 +1,7 @@
 """Staged chunks survive a kill, belong to one tenant, and are bounded in number and age."""
 
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -10,20 +11,24 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Overloaded, Refused
 from contracts.manifest import Engine, Limits
+from contracts.push import Piece, PlannedChunk
 from snapshotter.plans import PlanRecord
-from snapshotter.staging import IDLE_S, Staging, new_plan_id
+from snapshotter.policy.quota import Promise
+from snapshotter.staging import IDLE_S, Staging
 from tests.snapshotter.policy.test_sealing import FACTS
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
+PAGE_CHUNK = PlannedChunk(length=4096, pieces=(Piece(path="w", offset=0, length=4096, pad=0),))
 
 
 def record(tenant: str = "acme", plan_id: str | None = None) -> PlanRecord:
     """A plan of nothing: staging does not look inside."""
     return PlanRecord(
-        plan_id=plan_id or new_plan_id(),
+        plan_id=plan_id or secrets.token_hex(16),
         tenant=tenant,
         model="toy",
         format=1,
@@ -41,11 +46,12 @@ def record(tenant: str = "acme", plan_id: str | None = None) -> PlanRecord:
 def opened(
     staging: Staging, tenant: str = "acme", now_s: float = 0.0, plan_id: str | None = None, **chunks: bytes
 ) -> str:
-    """A new plan, last active at `now_s`."""
-    plan = record(tenant, plan_id)
-    staging.open(plan, {{"a": A, "b": B, "c": C}[name]: data for name, data in chunks.items()}, now_s)
-    staging.touch(tenant, plan.plan_id, now_s)
-    return plan.plan_id
+    """A new push, last active at `now_s`, with these chunks staged."""
+    push = record(tenant, plan_id)
+    staging.declare(push, (), now_s)
+    for name, data in chunks.items():
+        staging.put(tenant, push.plan_id, {"a": A, "b": B, "c": C}[name], data)
+    return push.plan_id
 
 
 def failure_of(call: object, *args: object) -> object:
@@ -60,13 +66,18 @@ def test_round_trip(tmp_path: Path) -> None:
     plan = record()
     first = Staging(tmp_path, 2)
     first.open(plan, {A: b"one"}, 0.0)
-    first.put("acme", plan.plan_id, B, b"two")
-    first.declare("acme", plan.plan_id, (A, B))
+    push = structs.replace(plan, plan_id="1" * 32, chunks=(PAGE_CHUNK, PAGE_CHUNK))
+    first.declare(push, (A, B), 0.0)
+    first.put("acme", push.plan_id, B, b"two")
     second = Staging(tmp_path, 2)
     assert second.load("acme", plan.plan_id) == plan
-    assert second.declared("acme", plan.plan_id) == (A, B)
-    assert second.adopt("acme", plan.plan_id, [A, B, C]) == {A, B}
-    assert second.read("acme", plan.plan_id, B) == b"two"
+    assert second.declared("acme", push.plan_id) == (A, B)
+    assert second.staged("acme", [A, B, C]) == {A, B}
+    assert second.adopt("acme", push.plan_id, [A, B, C]) == {A, B}
+    assert second.read("acme", push.plan_id, B) == b"two"
+    assert second.promises("acme", "", 0.0) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=False)]
+    assert second.promises("acme", "", IDLE_S) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=True)]
+    assert second.promises("acme", push.plan_id, 0.0) == []
 
 
 def test_tenants_are_apart(tmp_path: Path) -> None:
@@ -110,6 +121,27 @@ def test_bounds(tmp_path: Path) -> None:
     staging.check_integrity()
 
 
+def test_plans_make_room_at_once(tmp_path: Path) -> None:
+    """A plan that nobody went on with is never in the way: the longest idle goes, and no push."""
+    staging = Staging(tmp_path, 2)
+    push = opened(staging)
+    plans = [record() for _ in range(3)]
+    for at, plan in enumerate(plans):
+        staging.open(plan, {}, float(at))
+    assert isinstance(failure_of(staging.load, "acme", plans[0].plan_id), NotFound)
+    for kept in (push, plans[1].plan_id, plans[2].plan_id):
+        staging.load("acme", kept)
+    staging.check_integrity()
+
+
+def test_a_push_that_is_repeated(tmp_path: Path) -> None:
+    """Takes no more room, and finds what the first one staged."""
+    staging = Staging(tmp_path, 1)
+    push = opened(staging, plan_id="0" * 32, a=b"one")
+    assert opened(staging, plan_id="0" * 32) == push
+    assert staging.read("acme", push, A) == b"one"
+
+
 def test_sweep(tmp_path: Path) -> None:
     """What stood still for too long goes, unless a commit holds it."""
     staging = Staging(tmp_path, 4)
@@ -125,12 +157,22 @@ def test_sweep(tmp_path: Path) -> None:
 def test_order_of_calls(tmp_path: Path) -> None:
     """A chunk is taken only after it was declared; a damaged record of either is as if it were not there."""
     staging = Staging(tmp_path, 2)
-    plan = opened(staging)
-    assert isinstance(failure_of(staging.declared, "acme", plan), Conflict)
-    (tmp_path / "acme" / plan / "digests.json").write_bytes(b"{")
-    assert isinstance(failure_of(staging.declared, "acme", plan), Conflict)
-    (tmp_path / "acme" / plan / "plan.json").write_bytes(b"")
-    assert isinstance(failure_of(staging.load, "acme", plan), NotFound)
+    plan = record()
+    staging.open(plan, {A: b"one"}, 0.0)
+    assert isinstance(failure_of(staging.declared, "acme", plan.plan_id), Conflict)
+    staging.declare(plan, (), 0.0)
+    assert staging.declared("acme", plan.plan_id) == ()
+    here = tmp_path / "acme" / plan.plan_id
+    (here / "declared.json").write_bytes(b"{")
+    assert isinstance(failure_of(staging.declared, "acme", plan.plan_id), Conflict)
+    (here / "plan.json").write_bytes(b"")
+    assert isinstance(failure_of(staging.load, "acme", plan.plan_id), NotFound)
+    (here / "chunks" / A).unlink()
+    staging.open(plan, {A: b"one"}, 0.0)  # whoever asks again mends what a power cut took
+    staging.declare(plan, (), 0.0)
+    assert staging.load("acme", plan.plan_id) == plan
+    assert staging.declared("acme", plan.plan_id) == ()
+    assert staging.read("acme", plan.plan_id, A) == b"one"
 
 
 def test_room(tmp_path: Path) -> None:
@@ -165,7 +207,10 @@ def test_a_kill_leaves_no_half_plan(tmp_path: Path) -> None:
     (tmp_path / "acme" / f".{'0' * 32}" / "chunks").mkdir(parents=True)
     staging = Staging(tmp_path, 1)
     assert os.listdir(tmp_path / "acme") == []
-    opened(staging)
+    plan = opened(staging, a=b"one")
+    (tmp_path / "acme" / plan / "chunks" / f".{B}.0").write_bytes(b"tw")
+    Staging(tmp_path, 1)
+    assert os.listdir(tmp_path / "acme" / plan / "chunks") == [A]
 
 
 @settings(max_examples=30, stateful_step_count=30)

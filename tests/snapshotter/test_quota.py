@@ -1,0 +1,159 @@
+"""A tenant's packs never take more than its quota, however many push at once; who is too much learns it first."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from contracts.artifact_errors import StorageQuotaExceeded
+from contracts.errors import Refused
+from contracts.problem import code_of
+from contracts.push import MissingRequest, Plan
+from contracts.wire import decode, encode
+from kelvin.push import Silence, push_directory
+from snapshotter.policy.quota import Promise
+from snapshotter.staging import IDLE_S, Staging
+from tests.snapshotter.bench import TENANT, Bench
+from tests.snapshotter.house import House, open_house, settings_for
+from tests.snapshotter.models import Model, default_weights
+from tests.snapshotter.sender import digests_of
+
+
+def models(count: int) -> list[Model]:
+    """Of equal size, without a chunk of weights in common."""
+    return [Model(shards={"model.safetensors": default_weights(seed * 1000)}) for seed in range(count)]
+
+
+def stored_bytes(data: Path) -> int:
+    """As the disk has it."""
+    return sum(path.stat().st_size for path in (data / "store" / TENANT / "packs").glob("*"))
+
+
+def bytes_of_one(tmp_path: Path) -> int:
+    """Of a model alone. Twice as much is enough for two, which share their small files, and not for three."""
+    bench = Bench.over(tmp_path / "probe")
+    asyncio.run(bench.push(models(1)[0].files(), encode(models(1)[0].request())))
+    return stored_bytes(tmp_path / "probe")
+
+
+async def push_all(bench: Bench, pushed: Sequence[Model]) -> list[Refused | None]:
+    """Their refusals, all at once."""
+
+    async def one(model: Model) -> Refused | None:
+        try:
+            await bench.push(model.files(), encode(model.request()))
+        except Refused as refused:
+            return refused
+        return None
+
+    return await asyncio.gather(*(one(model) for model in pushed))
+
+
+def overshoots(data: Path, bench: Bench, limit: int) -> bool:
+    """Whether eight pushes at once, of which two fit, end above the limit."""
+    refusals = asyncio.run(push_all(bench, models(8)))
+    for refused in refusals:
+        assert refused is None or isinstance(refused.failure, StorageQuotaExceeded)
+    assert None in refusals
+    return stored_bytes(data) > limit
+
+
+def test_together_they_stay_below(tmp_path: Path) -> None:
+    """Pushes at once, more than fit: those that fit are stored, the others are refused, the limit holds."""
+    limit = 2 * bytes_of_one(tmp_path)
+    bench = Bench.over(tmp_path / "data", tenant_store_bytes=limit)
+    assert not overshoots(tmp_path / "data", bench, limit)
+    assert stored_bytes(tmp_path / "data") > limit // 3
+
+
+def test_without_promises_they_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: judged by what is stored alone, each of them fits, and together they do not."""
+
+    def none(self: Staging, tenant: str, but: str, now_s: float) -> list[Promise]:
+        return []
+
+    monkeypatch.setattr(Staging, "promises", none)
+    limit = 2 * bytes_of_one(tmp_path)
+    bench = Bench.over(tmp_path / "data", tenant_store_bytes=limit)
+    assert overshoots(tmp_path / "data", bench, limit)
+
+
+def planned(client: httpx.Client, model: Model) -> tuple[Plan, httpx.Response]:
+    """A push as far as the question what is missing."""
+    plan = decode(client.post("/push/v1/plans", content=encode(model.request())).content, Plan)
+    body = MissingRequest(digests=digests_of(plan, model.files()))
+    return plan, client.post(f"/push/v1/plans/{plan.plan_id}/missing", content=encode(body))
+
+
+def refused(answer: httpx.Response) -> str:
+    assert answer.status_code == 507, answer.text
+    assert answer.json()["code"] == "storage_quota_exceeded"
+    detail: str = answer.json()["detail"]
+    return detail
+
+
+def staged(house: House) -> list[str]:
+    return [path.name for path in (house.data / "staging" / TENANT).glob("*/declared.json")]
+
+
+def test_refused_before_any_chunk(tmp_path: Path) -> None:
+    """Used, asked and limit are named; no push is open, so that no chunk can be sent; the same again adds nothing."""
+    first, second, third = models(3)
+    size = bytes_of_one(tmp_path)
+    with (
+        open_house(settings_for(tmp_path / "data", tenant_store_bytes=2 * size)) as house,
+        house.client() as client,
+    ):
+        for number, model in enumerate((first, second)):
+            push_directory(model.write(tmp_path / str(number)), "toy", client, Silence())
+        used = stored_bytes(house.data)
+        plan, answer = planned(client, third)
+        assert f"{used} bytes are stored or promised to open pushes, " in refused(answer)
+        assert f"the limit is {2 * size}" in refused(answer)
+        assert staged(house) == []
+        digest = digests_of(plan, third.files())[-1]
+        put = client.put(f"/push/v1/plans/{plan.plan_id}/chunks/{digest}", content=b"")
+        assert put.status_code == 409
+        with pytest.raises(Refused) as caught:
+            push_directory(third.write(tmp_path / "third"), "toy", client, Silence())
+        assert code_of(caught.value.failure) == "storage_quota_exceeded"
+        again = push_directory(tmp_path / "0", "toy", client, Silence())
+        assert (again.sent_bytes, again.committed.created) == (0, False)
+        with house.client("umbrella") as other:
+            assert planned(other, third)[1].status_code == 200  # each tenant has its own
+
+
+def test_right_after_a_restart(tmp_path: Path) -> None:
+    """A new process counts what is stored and what was promised, before anybody asked it anything."""
+    first, second, third = models(3)
+    size = bytes_of_one(tmp_path)
+    settings = settings_for(tmp_path / "data", tenant_store_bytes=2 * size)
+    with open_house(settings) as house, house.client() as client:
+        push_directory(first.write(tmp_path / "first"), "toy", client, Silence())
+        assert planned(client, second)[1].status_code == 200
+    with open_house(settings) as house, house.client() as client:
+        refused(planned(client, third)[1])
+        assert planned(client, second)[1].status_code == 200  # the same push has its promise already
+
+
+def test_a_push_that_stands_still_makes_room(tmp_path: Path) -> None:
+    """Its promise ends when another push needs the room, and not before."""
+    first, second = models(2)
+    settings = settings_for(tmp_path / "data", tenant_store_bytes=3 * bytes_of_one(tmp_path) // 2)
+    with open_house(settings) as house, house.client() as client:
+        assert planned(client, first)[1].status_code == 200
+        refused(planned(client, second)[1])
+        (push,) = (house.data / "staging" / TENANT).glob("*/declared.json")
+        idle(push.parent)
+        assert planned(client, second)[1].status_code == 200
+        assert len(staged(house)) == 1
+        refused(planned(client, first)[1])
+
+
+def idle(push: Path) -> None:
+    """As if it had stood still for long enough."""
+    at = push.stat().st_mtime - IDLE_S - 1
+    os.utime(push, (at, at))
