@@ -1,5 +1,7 @@
 """The admin API: an operator's view of one tenant, and the few things they change. The activator authenticates them."""
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 
 from controlplane.answers import Deploy, Deployed, DeviceStatus, Models, Status
@@ -27,7 +29,8 @@ def router(
         models = tuple(model_status(model, table, outcomes) for model in registry.models(principal.tenant))
         standbys = table.count(ReplicaState.STANDBY)
         device = DeviceStatus(slots=table.slots, held=table.held, standbys=standbys)
-        return answer(Status(processes=await peers.statuses(), device=device, models=models))
+        processes, cache = await asyncio.gather(peers.statuses(), peers.try_cache_status())
+        return answer(Status(processes=processes, cache=cache, device=device, models=models))
 
     @routes.get("/models")
     async def models(request: Request) -> Response:

@@ -1,5 +1,7 @@
 """What the admin API answers with, and what it takes. Rendering is the command line's."""
 
+import msgspec
+
 from contracts.timeline import Span
 from contracts.wire import Wire
 from controlplane.facts import ScaleSettings
@@ -89,9 +91,22 @@ class DeviceStatus(Wire, frozen=True):
     standbys: int
 
 
+class CacheStatus(msgspec.Struct, frozen=True):
+    """What the weight cache found faulty since it started, of all that it says of itself: by tier and kind; healed by
+    the tier that had a good copy, refused by the failure's code.
+    """
+
+    chunk_faults: dict[str, dict[str, int]]
+    manifest_faults: dict[str, dict[str, int]]
+    healed_chunks: dict[str, int]
+    healed_manifests: dict[str, int]
+    refused_chunks: dict[str, int]
+
+
 class Status(Wire, frozen=True):
-    """`GET /admin/v1/status`."""
+    """`GET /admin/v1/status`. `cache` is null while the cache does not answer."""
 
     processes: tuple[ProcessStatus, ...]
+    cache: CacheStatus | None
     device: DeviceStatus
     models: tuple[ModelStatus, ...]

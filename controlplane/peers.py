@@ -4,8 +4,8 @@ import asyncio
 from typing import Final, Literal
 
 from contracts.errors import NotFound, Refused
-from contracts.wire import Wire, encode
-from controlplane.answers import ProcessStatus
+from contracts.wire import Wire, decode, encode
+from controlplane.answers import CacheStatus, ProcessStatus
 from controlplane.scaling.zygote import ZygoteClient
 from service.client import ServiceClient
 from service.unix import SocketDirectory
@@ -53,6 +53,14 @@ class Peers:
         """The cache agent's own answer, JSON. Raises Refused."""
         async with self._clients[CACHE].open("GET", "/v1/state", timeout_s=EVICT_S) as answer:
             return await answer.read()
+
+    async def try_cache_status(self) -> CacheStatus | None:
+        """What it found faulty; None where it does not answer."""
+        try:
+            async with self._clients[CACHE].open("GET", "/v1/state", timeout_s=ASK_S) as answer:
+                return decode(await answer.read(), CacheStatus, what="state of the weight cache")
+        except Refused:
+            return None
 
     async def evict(self, tenant: str, evict: Evict) -> None:
         """Drop a tenant's bytes from a tier. Raises Refused: a conflict where they are leased, NotFound for others'."""

@@ -40,6 +40,7 @@ def status_command(as_json: bool) -> None:
     for row in found["processes"]:
         processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
     Console().print(processes)
+    click.echo(cache_line(found["cache"]))
     Console().print(_model_table(found["models"]))
 
 
@@ -53,6 +54,21 @@ def models_command(as_json: bool) -> None:
         _print_json(found)
         return
     Console().print(_model_table(found["models"]))
+
+
+def cache_line(cache: dict[str, Any] | None) -> str:
+    """What the weight cache found faulty since it started, and what became of it."""
+    if cache is None:
+        return "weight cache: does not answer"
+    faults = [
+        f"{tier} {what} {kind} {count}"
+        for what in ("chunk", "manifest")
+        for tier, kinds in cache[f"{what}_faults"].items()
+        for kind, count in kinds.items()
+    ]
+    healed = sum((*cache["healed_chunks"].values(), *cache["healed_manifests"].values()))
+    refused = sum(cache["refused_chunks"].values())
+    return f"weight cache: faulty copies: {', '.join(faults) or 'none'}; healed {healed}, chunks refused {refused}"
 
 
 def _mark(good: bool) -> str:

@@ -10,6 +10,7 @@ from contracts.names import dns_label
 from contracts.wire import Wire, decode, encode
 from service.failures import install_failure_handlers, problem_response
 from weightcache.cache import Cache
+from weightcache.counters import plain
 from weightcache.leases import LeaseServer
 
 
@@ -45,7 +46,9 @@ class NvmeState(Wire, frozen=True):
 
 
 class State(Wire, frozen=True):
-    """`GET /v1/state`. Counters count from the agent's start; those by tier hold the tiers that occurred."""
+    """`GET /v1/state`. Counters count from the agent's start, and hold the tiers, kinds and codes that occurred: faults
+    by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code.
+    """
 
     host: HostState
     nvme: NvmeState
@@ -57,8 +60,11 @@ class State(Wire, frozen=True):
     leases_refused: dict[str, int]
     chunk_reads: dict[str, int]
     bytes_read: dict[str, int]
-    corrupt_chunks: dict[str, int]
-    missing_chunks: int
+    chunk_faults: dict[str, dict[str, int]]
+    manifest_faults: dict[str, dict[str, int]]
+    healed_chunks: dict[str, int]
+    healed_manifests: dict[str, int]
+    refused_chunks: dict[str, int]
     admitted_chunks: int
     unadmitted_chunks: int
     unreadable_packs: int
@@ -122,8 +128,11 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         leases_refused=dict(counters.leases_refused),
         chunk_reads=dict(counters.chunk_reads),
         bytes_read=dict(counters.bytes_read),
-        corrupt_chunks=dict(counters.corrupt_chunks),
-        missing_chunks=counters.missing_chunks,
+        chunk_faults=plain(counters.chunk_faults),
+        manifest_faults=plain(counters.manifest_faults),
+        healed_chunks=dict(counters.healed_chunks),
+        healed_manifests=dict(counters.healed_manifests),
+        refused_chunks=dict(counters.refused_chunks),
         admitted_chunks=counters.admitted_chunks,
         unadmitted_chunks=counters.unadmitted_chunks,
         unreadable_packs=cache.remote.unreadable_packs,

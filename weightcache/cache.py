@@ -12,6 +12,7 @@ from blobstore.store import BlobStore
 from contracts.errors import Conflict, InvalidRequest, Refused
 from weightcache.arena import Arena
 from weightcache.counters import Counters
+from weightcache.fetching import Fetcher
 from weightcache.loader import Loader
 from weightcache.nvme import NvmeTier
 from weightcache.papers import Papers
@@ -79,9 +80,10 @@ async def open_cache(
         stack.push_async_callback(arena.close)
         arena.pool.ensure_spare()
         remote = StoreTier(store)
-        loader = Loader(arena, (nvme, remote), nvme.admit, hashes, counters, verify, LOADS_AT_ONCE)
+        fetcher = Fetcher((nvme, remote), hashes, counters, verify)
+        loader = Loader(arena, fetcher, nvme.admit, counters, LOADS_AT_ONCE)
         stack.push_async_callback(loader.close)
-        papers = Papers(store, nvme)
+        papers = Papers(store, nvme, counters)
         residents = Residents(arena, loader, papers)
         stack.push_async_callback(residents.close)
         yield Cache(arena, nvme, remote, loader, papers, residents, counters)

@@ -1,17 +1,25 @@
 """What the agent counted since it started, for operators and for tests that count reads. One writer: the event loop."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+
+def _by_tier_and_kind() -> defaultdict[str, Counter[str]]:
+    return defaultdict(Counter)
 
 
 @dataclass(slots=True)
 class Counters:
-    """By tier where the name says so."""
+    """By tier where the name says so; faults by tier, then by kind (`policy/healing.Outcome`)."""
 
     chunk_reads: Counter[str] = field(default_factory=Counter)
     bytes_read: Counter[str] = field(default_factory=Counter)
-    corrupt_chunks: Counter[str] = field(default_factory=Counter)
-    missing_chunks: int = 0
+    chunk_faults: defaultdict[str, Counter[str]] = field(default_factory=_by_tier_and_kind)
+    manifest_faults: defaultdict[str, Counter[str]] = field(default_factory=_by_tier_and_kind)
+    healed_chunks: Counter[str] = field(default_factory=Counter)  # by the tier that had a good copy
+    healed_manifests: Counter[str] = field(default_factory=Counter)
+    refused_chunks: Counter[str] = field(default_factory=Counter)  # by the failure's code
     admitted_chunks: int = 0
     unadmitted_chunks: int = 0
     leases_granted: int = 0
@@ -22,3 +30,8 @@ class Counters:
         """A chunk was read from `tier`, whatever it turned out to be."""
         self.chunk_reads[tier] += 1
         self.bytes_read[tier] += length
+
+
+def plain(faults: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Faults by tier and kind, as they go over the wire."""
+    return {tier: {str(kind): count for kind, count in kinds.items()} for tier, kinds in faults.items()}

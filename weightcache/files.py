@@ -9,26 +9,19 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import Final
 
 from contracts.errors import Refused, Unavailable
+from weightcache.policy.healing import Outcome
 
 STAGING: Final = ".staging"
 QUARANTINE: Final = ".quarantine"
 MAX_QUARANTINED: Final = 16  # the newest are kept for whoever looks into it
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN})
-
-
-class Outcome(Enum):
-    """What became of a read."""
-
-    ABSENT = auto()
-    TORN = auto()  # shorter or longer than it should be, or unreadable
-    WHOLE = auto()  # as long as it should be; not yet verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +86,20 @@ class ChunkFiles:
         try:
             fd = open_direct(path, os.O_RDONLY)
         except FileNotFoundError:
-            return Outcome.ABSENT
+            return Outcome.MISSING
         except OSError as error:
             return _judged(error)
         try:
             if os.fstat(fd).st_size != into.nbytes:
-                return Outcome.TORN
+                return Outcome.LENGTH
             done = 0
             while done < into.nbytes:
                 count = os.preadv(fd, [into[done:]], done)
                 if count == 0:
-                    return Outcome.TORN
+                    return Outcome.SHORT
                 done += count
-            os.utime(fd)  # recency that outlives this process
+            with suppress(OSError):  # a disk that became read-only can still be read
+                os.utime(fd)  # recency that outlives this process
         except OSError as error:
             return _judged(error)
         finally:
@@ -169,5 +163,5 @@ def open_direct(path: Path, flags: int) -> int:
 
 def _judged(error: OSError) -> Outcome:
     if error.errno in _MEDIA_ERRORS:
-        return Outcome.TORN
+        return Outcome.UNREADABLE
     raise Refused(Unavailable("the NVMe tier of the weight cache")) from error

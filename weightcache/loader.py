@@ -1,25 +1,21 @@
-"""Bring chunks into the host tier: each once however many wait, from the first source that has it, verified in place.
+"""Bring chunks into the host tier: each once however many wait, verified in place.
 
-A chunk becomes ready only after its bytes, where they will be served from, matched its digest. Where they don't, all
-who wait are refused by name: to try the next source would be one line here, and is not done yet.
+A chunk becomes ready only after its bytes, where they will be served from, matched its digest. Where no source has such
+bytes, all who wait are refused by name.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from blobstore.threads import to_the_end
-from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import Cancelled, Failure, Internal, Refused
 from weightcache.arena import Arena
 from weightcache.counters import Counters
-from weightcache.files import Outcome
+from weightcache.fetching import Fetcher
 from weightcache.policy.extents import Place
 from weightcache.policy.host import Reservation
-from weightcache.sources import Source, Verify
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +38,15 @@ class Loader:
     def __init__(
         self,
         arena: Arena,
-        sources: Sequence[Source],
+        fetcher: Fetcher,
         admit: Admit,
-        hashes: Executor,
         counters: Counters,
-        verify: Verify,
         depth: int,
     ) -> None:
         self._arena = arena
-        self._sources = sources
+        self._fetcher = fetcher
         self._admit = admit
-        self._hashes = hashes
         self._counters = counters
-        self._verify = verify
         self._depth = asyncio.Semaphore(depth)
         self._admissions = asyncio.Semaphore(ADMISSIONS_AT_ONCE)
         self._jobs: dict[tuple[str, str], _Job] = {}
@@ -118,7 +110,7 @@ class Loader:
         try:
             async with self._depth:
                 if job.waiting:
-                    outcome = await self._fetch(tenant, digest, await self._arena.view(job.place))
+                    outcome = await self._fetcher.fetch(tenant, digest, await self._arena.view(job.place))
         except Refused as refused:
             outcome = refused.failure
         except Exception:
@@ -135,23 +127,6 @@ class Loader:
                     self._own(self._keep(tenant, digest, job.place))
             self._arena.unpin((job.place.slab,))
             job.outcome.set_result(outcome)
-
-    async def _fetch(self, tenant: str, digest: str, into: memoryview) -> str:
-        """The tier of the first source that has the chunk, its bytes being verified in `into`."""
-        for source in self._sources:
-            outcome = await source.fetch(tenant, digest, into)
-            if outcome is Outcome.ABSENT:
-                continue
-            self._counters.read(source.tier, into.nbytes)
-            whole = outcome is Outcome.WHOLE and await to_the_end(self._hashes, self._verify, into, digest)
-            if not whole:
-                self._counters.corrupt_chunks[source.tier] += 1
-                log.error("a corrupt chunk", extra={"tenant": tenant, "chunk": digest, "tier": source.tier})
-                await source.quarantine(tenant, digest)
-                raise Refused(ChunkCorrupt(digest, source.tier))
-            return source.tier
-        self._counters.missing_chunks += 1
-        raise Refused(ChunkMissing(digest))
 
     async def _keep(self, tenant: str, digest: str, place: Place) -> None:
         """Admit a chunk to NVMe from the slab, which stays pinned until then."""

@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 from blobstore.threads import to_the_end
-from weightcache.files import ChunkFiles, Outcome
+from weightcache.files import ChunkFiles
 from weightcache.policy.disk import DiskIndex, Key
+from weightcache.policy.healing import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +18,7 @@ class NvmeTier:
     """A `Source`. `wall_s` is the wall clock, as recency is kept in the files' times."""
 
     tier = "nvme"
+    attempts = 1  # the next source has it too
 
     def __init__(self, root: Path, budget_bytes: int, threads: Executor, wall_s: Callable[[], float]) -> None:
         self._files = ChunkFiles(root)
@@ -43,7 +46,9 @@ class NvmeTier:
         if not self.index.holds(key):
             return Outcome.ABSENT
         outcome = await to_the_end(self._threads, self._files.read, self._files.chunk(*key), into)
-        if outcome is Outcome.ABSENT:
+        if outcome is Outcome.MISSING and not self.index.holds(key):
+            return Outcome.ABSENT  # it was evicted meanwhile
+        if outcome is Outcome.MISSING:
             self.index.drop(key)
         else:
             self.index.touch(key, self._wall_s())
@@ -52,7 +57,7 @@ class NvmeTier:
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`."""
         self.index.drop((tenant, digest))
-        await to_the_end(self._threads, self._files.quarantine, self._files.chunk(tenant, digest), f"{tenant}.{digest}")
+        await self._set_aside(self._files.chunk(tenant, digest), f"{tenant}.{digest}")
 
     async def admit(self, tenant: str, digest: str, data: memoryview) -> bool:
         """Keep a verified chunk; False where there is no room or the disk refused. `data` must not change meanwhile."""
@@ -65,7 +70,8 @@ class NvmeTier:
             await to_the_end(self._threads, self._files.write, self._files.chunk(*key), data, direct=True)
         except BaseException as error:
             self.index.drop(key)
-            self._files.remove([self._files.chunk(*key)])  # cancelled, it may have been finished all the same
+            with suppress(OSError):  # what stays there is verified like any other file
+                self._files.remove([self._files.chunk(*key)])  # cancelled, it may have been finished all the same
             if not isinstance(error, OSError):
                 raise
             log.warning("a chunk was not admitted", extra={"chunk": digest, "error": str(error)})
@@ -82,7 +88,7 @@ class NvmeTier:
         await to_the_end(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
 
     async def try_read_paper(self, tenant: str, version: str) -> bytes | None:
-        """The manifest bytes as they were kept, unverified; None where they were not."""
+        """The manifest bytes as they were kept, unverified; None where they were not. Raises OSError."""
         try:
             return await to_the_end(self._threads, self._files.paper(tenant, version).read_bytes)
         except FileNotFoundError:
@@ -97,8 +103,14 @@ class NvmeTier:
 
     async def quarantine_paper(self, tenant: str, version: str) -> None:
         """Its bytes were wrong."""
-        path = self._files.paper(tenant, version)
-        await to_the_end(self._threads, self._files.quarantine, path, f"{tenant}.manifest.{version}")
+        await self._set_aside(self._files.paper(tenant, version), f"{tenant}.manifest.{version}")
+
+    async def _set_aside(self, path: Path, name: str) -> None:
+        """A disk that refuses keeps the file under its name: it is found faulty again, and never served."""
+        try:
+            await to_the_end(self._threads, self._files.quarantine, path, name)
+        except OSError as error:
+            log.warning("a faulty file was not set aside", extra={"file": name, "error": str(error)})
 
     async def _remove(self, keys: tuple[Key, ...]) -> None:
         paths = [self._files.chunk(*key) for key in keys]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, decode_table, footer_bytes
 from blobstore.store import BlobNotFound, BlobShort, BlobStore
 from contracts.errors import Refused
-from weightcache.files import Outcome
+from weightcache.policy.healing import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class StoreTier:
     """A `Source` over a `BlobStore`."""
 
     tier = "store"
+    attempts = 2  # what came wrong once may be right in the store: a cache or a line on the way
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -56,20 +57,19 @@ class StoreTier:
         return outcome
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """See `Source`. The store is shared and its objects never change: repair is not a reader's."""
-        log.error("a chunk in the store is corrupt", extra={"tenant": tenant, "chunk": digest})
+        """See `Source`. The store is the snapshotter's and its objects never change: `kelvin fsck` says how to mend."""
 
     async def _read(self, tenant: str, location: Location | None, into: memoryview) -> Outcome:
         if location is None:
             return Outcome.ABSENT
         if location.length != into.nbytes:
-            return Outcome.TORN
+            return Outcome.LENGTH
         try:
             await self._store.read_into(f"{tenant}/packs/{location.pack}", location.offset, into)
         except BlobNotFound:
             return Outcome.ABSENT
         except BlobShort:
-            return Outcome.TORN
+            return Outcome.SHORT
         return Outcome.WHOLE
 
     async def _locate(self, tenant: str, digest: str, stale: Location | None) -> Location | None:

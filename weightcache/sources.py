@@ -1,11 +1,11 @@
-"""Where a chunk's bytes may come from, in order. A source only fetches: the loader verifies, whoever fetched."""
+"""Where a chunk's bytes may come from, in order. A source only fetches: the fetcher verifies, whoever fetched."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from blake3 import blake3
 
-from weightcache.files import Outcome
+from weightcache.policy.healing import Outcome
 
 Verify = Callable[[memoryview, str], bool]
 
@@ -17,6 +17,12 @@ class Source(Protocol):
     def tier(self) -> str:
         """Its name in counters and in failures."""
 
+    @property
+    def attempts(self) -> int:
+        """How often a faulty copy is read before it is believed to be faulty: more than once where a bad read may be
+        another's fault than the copy's, and the copy stays where it is.
+        """
+
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
         """Fill `into` (page-aligned, whole pages). Raises `Refused(Unavailable)`, which says nothing about the bytes.
 
@@ -24,7 +30,7 @@ class Source(Protocol):
         """
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """Its bytes were wrong: never offer them again, where that is in its power."""
+        """Its copy is faulty: never offer it again, where that is in its power. Raises nothing."""
 
 
 def is_digest_of(data: memoryview, digest: str) -> bool:

@@ -66,8 +66,17 @@ def test_status_and_models(kelvin: Installation, two: tuple[str, str]) -> None:
         "snapshotter",
         "zygote",
     }
+    assert set(found["cache"]) == {
+        "chunk_faults",
+        "manifest_faults",
+        "healed_chunks",
+        "healed_manifests",
+        "refused_chunks",
+    }
     assert two[0][:12] in run(kelvin, "models")
-    assert "zygote" in run(kelvin, "status")
+    shown = run(kelvin, "status")
+    assert "zygote" in shown
+    assert "weight cache: faulty copies: " in shown
 
 
 def test_deploy_moves_prod_and_requests_follow(kelvin: Installation, two: tuple[str, str]) -> None:

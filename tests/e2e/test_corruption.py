@@ -1,15 +1,24 @@
-"""A byte that is wrong at rest is never served: the error names the chunk. A control shows what it would have been."""
+"""A byte that is wrong at rest is never served: a good copy heals it, or the error names the chunk.
 
+A control shows what it would have been.
+"""
+
+import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from blake3 import blake3
+from click.testing import CliRunner
 
-from coldstart_bench.installation import Installation
+from coldstart_bench.installation import Installation, InstallationFailed
+from kelvin.main import main
 from tests.e2e import unverified
 from tests.e2e.calls import Answer, complete
-from tests.e2e.inside import chunks, pack_rows
+from tests.e2e.inside import cache, chunks, pack_rows
 from tests.e2e.models import greedy, prompt_of
 
 PROMPT = "w5 w9 w12"
@@ -65,17 +74,72 @@ def test_a_truncated_pack_is_refused_by_name(cold: Installation) -> None:
     _refused(complete(cold, "llama", PROMPT, max_tokens=2), digest)
 
 
-def test_a_flipped_byte_on_nvme_is_refused_by_name(cold: Installation) -> None:
-    """The copy on this machine's disk is verified like any other."""
+def test_a_flipped_byte_on_nvme_is_healed(cold: Installation) -> None:
+    """The request waits for the store's copy and is answered; the event is counted, logged and shown."""
+    right = complete(cold, "llama", PROMPT, max_tokens=4)
+    assert right.status == 200
+    before = cache(cold)
+    cold.to_zero("llama")
+    cold.forget("host")
+    digest = chunks(cold, "llama")[-1]
+    _flip(_on_nvme(cold, digest))
+    answer = complete(cold, "llama", PROMPT, max_tokens=4)
+    assert (answer.status, answer.text) == (200, right.text)
+    after = cache(cold)
+    assert _faults(after) - _faults(before) == Counter({("nvme", "digest"): 1})
+    assert after["healed_chunks"]["store"] - before["healed_chunks"].get("store", 0) == 1
+    told = [json.loads(line) for line in (cold.data / "logs" / "cache.log").read_text().splitlines()]
+    (line,) = [each for each in told if each.get("chunk") == digest and each.get("healed_from")]
+    assert (line["tier"], line["kind"], line["healed_from"]) == ("nvme", "digest", "store")
+    shown = CliRunner().invoke(main, ["status", "--data", str(cold.data)])
+    assert f"nvme chunk digest {after['chunk_faults']['nvme']['digest']}" in shown.output
+    assert blake3(_on_nvme(cold, digest).read_bytes()).hexdigest() == digest
+
+
+def test_a_version_that_cannot_be_healed_is_faulty_and_others_serve(cold: Installation) -> None:
+    """Refused by name as often as asked; no deploy moves to it, another model serves. The store mended, it is well."""
     assert complete(cold, "llama", PROMPT, max_tokens=2).status == 200
     cold.to_zero("llama")
     cold.forget("host")
     digest = chunks(cold, "llama")[-1]
-    (path,) = (cold.data / "cache").rglob(digest)
+    (path, offset) = next(
+        (path, offset) for path, rows in pack_rows(cold, "llama").items() for name, offset, _ in rows if name == digest
+    )
+    whole = path.read_bytes()
+    _flip(_on_nvme(cold, digest))
+    _write(path, whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+    for _ in range(2):
+        _refused(complete(cold, "llama", PROMPT, max_tokens=2), digest)
+        assert complete(cold, "qwen2", PROMPT, max_tokens=2).status == 200
+    cold.wait(lambda: _health(cold) == ("faulty", "chunk_corrupt"), "the version is faulty")
+    version = cold.model("llama")["version"]
+    with pytest.raises(InstallationFailed, match="its last restore failed"):
+        cold.admin.request("POST", "/admin/v1/models/llama/deploy", {"version": version})
+    _write(path, whole)
+    assert complete(cold, "llama", PROMPT, max_tokens=2).status == 200
+    cold.wait(lambda: _health(cold) == ("ready", None), "the version is well again")
+
+
+def _health(kelvin: Installation) -> tuple[str, str | None]:
+    (version,) = kelvin.model("llama")["versions"]
+    return version["health"], version["fault"]
+
+
+def _on_nvme(kelvin: Installation, digest: str) -> Path:
+    """The chunk's file, once it is there: it is admitted after it was leased."""
+    path = kelvin.data / "cache" / "default" / digest[:2] / digest
+    kelvin.wait(path.exists, "the chunk is on NVMe")
+    return path
+
+
+def _flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x40
     _write(path, bytes(content))
-    _refused(complete(cold, "llama", PROMPT, max_tokens=2), digest)
+
+
+def _faults(state: Any) -> Counter[tuple[str, str]]:
+    return Counter({(tier, kind): n for tier, kinds in state["chunk_faults"].items() for kind, n in kinds.items()})
 
 
 def test_the_control_sees_wrong_text(cold: Installation, llama: Path) -> None:

@@ -1,4 +1,4 @@
-"""Damage of any kind to bytes at rest is refused, naming the chunk, and never served.
+"""Damage of any kind to bytes at rest is healed from the next source, or refused naming the chunk, and never served.
 
 The negative control runs the same damage through an agent whose verifier says yes to everything.
 """
@@ -99,18 +99,45 @@ def assert_named(failure: RemoteFailure, tier: str, digest: str = VERSION.digest
 
 @pytest.mark.parametrize("damage", KEEPS_LENGTH + CHANGES_LENGTH)
 def test_nvme(tmp_path: Path, damage: Damage) -> None:
-    """A damaged chunk file is refused by name and set aside; the next lease has the right bytes from the store."""
+    """A damaged chunk file is set aside while the lease waits for the store's copy, which takes its place."""
     on_nvme(tmp_path)
+    digest = VERSION.digests[VICTIM]
     with running(settings_of(tmp_path)) as agent:
-        damage_file(agent.chunk_file(VERSION.digests[VICTIM]), damage)
-        assert_named(refused(agent), "nvme")
-        assert not agent.chunk_file(VERSION.digests[VICTIM]).exists()
-        (aside,) = os.listdir(agent.settings.cache / QUARANTINE)
-        assert aside.startswith(f"{TENANT}.{VERSION.digests[VICTIM]}.")
-        assert agent.state().corrupt_chunks == {"nvme": 1}
+        damage_file(agent.chunk_file(digest), damage)
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
             assert lease.chunks_by_tier["store"] == 1
+        (aside,) = os.listdir(agent.settings.cache / QUARANTINE)
+        assert aside.startswith(f"{TENANT}.{digest}.")
+        kind = "digest" if damage in (flip, flip_last, zero, swap) else "length"
+        state = agent.wait_for("it is on NVMe again", lambda state: state.admitted_chunks == 1)
+        assert (state.chunk_faults, state.healed_chunks) == ({"nvme": {kind: 1}}, {"store": 1})
+        assert agent.chunk_file(digest).read_bytes() == VERSION.chunks[VICTIM]
+
+
+def test_each_fault_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Chunk, tier, kind, and where it was healed from; or that it was not."""
+    on_nvme(tmp_path)
+    digest = VERSION.digests[VICTIM]
+    with running(settings_of(tmp_path)) as agent:
+        damage_file(agent.chunk_file(digest), zero)
+        agent.acquire(VERSION).close()
+        (line,) = [record for record in caplog.records if "faulty" in record.message]
+        told = {"chunk": digest, "tenant": TENANT, "tier": "nvme", "kind": "digest", "healed_from": "store"}
+        assert told.items() <= vars(line).items()
+        assert line.levelname == "WARNING"
+        caplog.clear()
+    with running(settings_of(tmp_path)) as agent:
+        damage_file(agent.chunk_file(digest), truncate)
+        damage_pack(agent, flip)
+        assert_named(refused(agent), "store")
+        lines = [vars(record) for record in caplog.records if "faulty" in record.message]
+        assert [(line["tier"], line["kind"]) for line in lines] == [
+            ("nvme", "length"),
+            ("store", "digest"),
+            ("store", "digest"),
+        ]
+        assert {(line["levelname"], line["chunk"], line["healed_from"]) for line in lines} == {("ERROR", digest, None)}
 
 
 @pytest.mark.parametrize("damage", KEEPS_LENGTH)
@@ -153,7 +180,9 @@ def test_pack(tmp_path: Path, damage: Damage, verify: Verify) -> None:
             return
         for _ in range(2):
             assert_named(refused(agent), "store")
-        assert agent.state().corrupt_chunks == {"store": 2}
+        state = agent.state()
+        assert (state.chunk_faults, state.healed_chunks) == ({"store": {"digest": 4}}, {})
+        assert state.refused_chunks == {"chunk_corrupt": 2}
         assert not agent.chunk_file(VERSION.digests[VICTIM]).exists(), "it was not admitted"
 
 
@@ -200,7 +229,7 @@ def admitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(victim=st.integers(0, len(VERSION.digests) - 1), at=st.integers(0, CHUNK - 1), bit=st.integers(0, 7))
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_byte(admitted: Path, victim: int, at: int, bit: int) -> None:
-    """Whichever bit of whichever chunk flips, the chunk is refused by name."""
+    """Whichever bit of whichever chunk flips, the lease has the right bytes, and they are on NVMe again."""
     digest = VERSION.digests[victim]
     opened: AbstractContextManager[RunningAgent] = running(settings_of(admitted))
     with opened as agent:
@@ -209,5 +238,8 @@ def test_any_byte(admitted: Path, victim: int, at: int, bit: int) -> None:
         bad = bytearray(good)
         bad[at % len(good)] ^= 1 << bit
         path.write_bytes(bad)
-        assert_named(refused(agent), "nvme", digest)
-        path.write_bytes(good)
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+            assert lease.chunks_by_tier["store"] == 1
+        agent.wait_for("it is on NVMe again", lambda state: state.admitted_chunks == 1)
+        assert path.read_bytes() == good

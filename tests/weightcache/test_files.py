@@ -12,7 +12,8 @@ from blake3 import blake3
 from contracts.errors import Refused, Unavailable
 from contracts.manifest import PAGE
 from weightcache import files
-from weightcache.files import MAX_QUARANTINED, ChunkFiles, Outcome
+from weightcache.files import MAX_QUARANTINED, ChunkFiles
+from weightcache.policy.healing import Outcome
 
 BODY = bytes(range(256)) * (2 * PAGE // 256)
 DIGEST = blake3(BODY).hexdigest()
@@ -83,17 +84,31 @@ def empty(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [shorten, cut_oddly, lengthen, empty])
 def test_torn(tier: ChunkFiles, damage: Callable[[Path], None]) -> None:
-    """A file of another length is torn; none is absent."""
+    """A file of another length is told, and one that is gone."""
     path = written(tier)
     damage(path)
-    assert read(tier, path)[0] is Outcome.TORN
+    assert read(tier, path)[0] is Outcome.LENGTH
     path.unlink()
-    assert read(tier, path)[0] is Outcome.ABSENT
+    assert read(tier, path)[0] is Outcome.MISSING
+
+
+def test_short(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that comes in parts is whole; one that ends before the length that the file tells is short."""
+    path = written(tier)
+    real = os.preadv
+
+    def piecemeal(fd: int, parts: list[memoryview], offset: int) -> int:
+        return real(fd, [parts[0][:PAGE]], offset)
+
+    monkeypatch.setattr(os, "preadv", piecemeal)
+    assert read(tier, path) == (Outcome.WHOLE, BODY)
+    monkeypatch.setattr(os, "preadv", lambda fd, parts, offset: 0 if offset else piecemeal(fd, parts, offset))
+    assert read(tier, path)[0] is Outcome.SHORT
 
 
 @pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
 def test_media_errors(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that can't read the file makes it torn; want of anything else says nothing about it."""
+    """A file that the disk can't read is unreadable; want of anything else says nothing about it."""
     path = written(tier)
 
     def failing(number: int) -> Callable[..., int]:
@@ -104,7 +119,7 @@ def test_media_errors(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing(errno.EIO))
-        assert read(tier, path)[0] is Outcome.TORN
+        assert read(tier, path)[0] is Outcome.UNREADABLE
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing(errno.EMFILE))
         with pytest.raises(Refused) as refused:
@@ -119,6 +134,17 @@ def test_reading_renews(tier: ChunkFiles) -> None:
     assert [found.used_at for found in tier.scan()] == [1.0]
     read(tier, path)
     assert [found.used_at for found in tier.scan()] > [1.0]
+
+
+def test_a_disk_that_became_read_only_is_read(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recency can't be kept then; the bytes are there all the same."""
+    path = written(tier)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert read(tier, path) == (Outcome.WHOLE, BODY)
 
 
 def test_failed_write_leaves_nothing(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from contracts.manifest import PAGE
-from weightcache.files import Outcome
 from weightcache.nvme import NvmeTier
+from weightcache.policy.healing import Outcome
 
 NAMES = [f"{n:02x}" * 32 for n in range(1, 9)]
 
@@ -46,6 +46,16 @@ def with_tier(root: Path, scenario: Callable[[NvmeTier], Awaitable[None]], budge
 async def fetched(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[Outcome, int]:
     into = page(0)
     return await tier.fetch(tenant, digest, into), into[0]
+
+
+_open = os.open
+
+
+def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+    """`os.open` of a file system that is mounted read-only."""
+    if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        raise OSError(errno.EROFS, "read-only")
+    return _open(path, flags, mode)
 
 
 def files_of(root: Path) -> set[str]:
@@ -98,11 +108,12 @@ def test_restart(tmp_path: Path) -> None:
 
 
 def test_a_file_that_vanished(tmp_path: Path) -> None:
-    """A file that somebody removed is absent, and its bytes are free again."""
+    """A file that somebody removed is missing, and its bytes are free again; then it is absent."""
 
     async def scenario(tier: NvmeTier) -> None:
         await tier.admit("a", NAMES[0], page(7))
         (tmp_path / "a" / NAMES[0][:2] / NAMES[0]).unlink()
+        assert await fetched(tier, NAMES[0]) == (Outcome.MISSING, 0)
         assert await fetched(tier, NAMES[0]) == (Outcome.ABSENT, 0)
         assert tier.index.total_bytes == 0
         assert await tier.admit("a", NAMES[0], page(7))
@@ -125,6 +136,32 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert files_of(tmp_path) == set()
         assert await tier.try_read_paper("a", "version") is None
         assert await tier.admit("a", NAMES[0], page(7))
+
+    with_tier(tmp_path, scenario)
+
+
+def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that can't be written keeps a faulty file under its name; it is not offered, nor replaced, and no failure.
+    Writable again, it takes the good one.
+    """
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    async def scenario(tier: NvmeTier) -> None:
+        await tier.admit("a", NAMES[0], page(7))
+        with monkeypatch.context() as patch:
+            for call in ("rename", "unlink"):
+                patch.setattr(os, call, refuse)
+            patch.setattr(os, "open", read_only)
+            await tier.quarantine("a", NAMES[0])
+            await tier.quarantine_paper("a", "version")
+            assert await fetched(tier, NAMES[0]) == (Outcome.ABSENT, 0)
+            assert not await tier.admit("a", NAMES[0], page(8))
+            assert files_of(tmp_path) == {NAMES[0]}
+        assert tier.index.total_bytes == 0
+        assert await tier.admit("a", NAMES[0], page(8))
+        assert await fetched(tier, NAMES[0]) == (Outcome.WHOLE, 8)
 
     with_tier(tmp_path, scenario)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from blobstore.files import FileStore
 from contracts.errors import Refused
 from contracts.manifest import PAGE, Chunk, encode_manifest, version_of
 from contracts.wire import encode
@@ -72,15 +73,58 @@ def paper_of(agent: RunningAgent, version: Version) -> Path:
 
 
 def test_manifest_damaged_on_nvme(tmp_path: Path) -> None:
-    """A manifest that changed on NVMe is refused by version and set aside; the next lease has the store's."""
+    """A manifest that changed on NVMe is set aside, counted, and replaced by the store's; the lease waits for that."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
+    _keep(tmp_path, VERSION.raw.replace(b"F32", b"I32"))
+    with running(settings_of(tmp_path)) as agent:
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+        assert paper_of(agent, VERSION).read_bytes() == VERSION.raw
+        state = agent.state()
+        assert (state.manifest_faults, state.healed_manifests) == ({"nvme": {"digest": 1}}, {"store": 1})
+
+
+def _keep(data: Path, raw: bytes) -> None:
+    path = settings_of(data).cache / TENANT / "manifests" / VERSION.id
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raw)
+
+
+def test_manifest_unreadable_on_nvme(tmp_path: Path) -> None:
+    """What stands where a manifest should be and can't be read is set aside like a wrong one."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        paper_of(agent, VERSION).mkdir(parents=True)
         agent.acquire(VERSION).close()
-        paper_of(agent, VERSION).write_bytes(VERSION.raw.replace(b"F32", b"I32"))
-        with pytest.raises(Refused, match=f"manifest of version {VERSION.id}: its bytes do not match"):
-            agent.acquire(VERSION)
-        assert not paper_of(agent, VERSION).exists()
-        agent.acquire(VERSION).close()
+        assert paper_of(agent, VERSION).read_bytes() == VERSION.raw
+        assert agent.state().manifest_faults == {"nvme": {"unreadable": 1}}
+
+
+class OnceWrong(FileStore):
+    """Its first read of each kind of object in `kinds` has other bytes."""
+
+    def __init__(self, root: Path, *kinds: str) -> None:
+        super().__init__(root)
+        self._kinds = set(kinds)
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        raw = await super().read(key, offset, length)
+        if (kind := key.split("/")[1]) in self._kinds:
+            self._kinds.remove(kind)
+            return raw[:-1] + b"?"
+        return raw
+
+
+def test_a_bad_read_is_not_a_bad_paper(tmp_path: Path) -> None:
+    """Manifest and attestation that come wrong once from the store are read again before they are believed wrong."""
+    with running(settings_of(tmp_path), OnceWrong(tmp_path / "store", "manifests", "attestations")) as agent:
+        agent.publish(VERSION)
+        asyncio.run(attest(agent.store, VERSION.id))
+        with agent.acquire(VERSION) as lease:
+            assert lease.attestations == (attestation_of(VERSION.id),)
+        state = agent.state()
+        assert (state.manifest_faults, state.healed_manifests) == ({"store": {"digest": 1}}, {"store": 1})
 
 
 def test_manifest_damaged_in_the_store(tmp_path: Path) -> None:
@@ -90,6 +134,8 @@ def test_manifest_damaged_in_the_store(tmp_path: Path) -> None:
         with pytest.raises(Refused, match=f"manifest of version {VERSION.id}: its bytes do not match"):
             agent.acquire(VERSION)
         assert not paper_of(agent, VERSION).exists()
+        state = agent.state()
+        assert (state.manifest_faults, state.healed_manifests) == ({"store": {"digest": 2}}, {})
 
 
 def test_manifest_that_lies(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from blobstore.store import BlobStore, BlobUnavailable
 from contracts.errors import Refused
 from contracts.manifest import PAGE
 from tests.weightcache.kit import TENANT, describe, make_pack, publish
-from weightcache.files import Outcome
+from weightcache.policy.healing import Outcome
 from weightcache.remote import StoreTier
 
 VERSION = describe([bytes([n]) * PAGE for n in (1, 2, 3)], PAGE)
@@ -109,15 +109,15 @@ def test_moved_chunk() -> None:
 
 
 def test_torn() -> None:
-    """A chunk that its table gives another length, or whose pack ends before it does, is torn."""
+    """A chunk that its table gives another length, or whose pack ends before it does, is told."""
 
     async def scenario(store: MemoryStore, tier: StoreTier) -> None:
         pack = await publish(store, VERSION)
-        assert await tier.fetch(TENANT, VERSION.digests[0], memoryview(bytearray(2 * PAGE))) is Outcome.TORN
+        assert await tier.fetch(TENANT, VERSION.digests[0], memoryview(bytearray(2 * PAGE))) is Outcome.LENGTH
         whole = await store.read(f"{TENANT}/packs/{pack}")
         await replaced(store, f"{TENANT}/packs/{pack}", whole[: 2 * PAGE + 100])
         assert (await fetched(tier, VERSION.digests[1]))[0] is Outcome.WHOLE
-        assert (await fetched(tier, VERSION.digests[2]))[0] is Outcome.TORN
+        assert (await fetched(tier, VERSION.digests[2]))[0] is Outcome.SHORT
 
     run(scenario)
 

@@ -1,0 +1,92 @@
+"""Get an object's right bytes from the first source that has them: a faulty copy is set aside, and the next one asked.
+
+Who waits for the bytes goes on waiting meanwhile. Each faulty copy is counted, and told in one line of the log once it
+is known how the load ended: healed from a tier, or refused.
+"""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+from blobstore.threads import to_the_end
+from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
+from contracts.errors import Failure, Refused
+from weightcache.counters import Counters
+from weightcache.policy.healing import NOT_THERE, Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
+from weightcache.sources import Source, Verify
+
+log = logging.getLogger(__name__)
+
+
+class Fetcher:
+    """Chunks, over `sources` in the order in which they are asked. Holds no state of its own."""
+
+    def __init__(self, sources: Sequence[Source], hashes: Executor, counters: Counters, verify: Verify) -> None:
+        self._sources = sources
+        self._rules = tuple(Rule(source.tier, source.attempts) for source in sources)
+        self._hashes = hashes
+        self._counters = counters
+        self._verify = verify
+
+    def __repr__(self) -> str:
+        return f"<Fetcher {[rule.tier for rule in self._rules]}>"
+
+    async def fetch(self, tenant: str, digest: str, into: memoryview) -> str:
+        """Fill `into` (page-aligned, whole pages) with the chunk, verified there. Returns the tier that it came from.
+
+        Raises `Refused`: `ChunkCorrupt` or `ChunkMissing` where no source has a good copy, a retryable failure where
+        one that may have it does not answer. Nothing writes to `into` any more when this returns, raises or is
+        cancelled.
+        """
+        trials: list[Trial] = []
+        while True:
+            match choose_step(self._rules, trials):
+                case Ask(position):
+                    trials.append(await self._try(self._sources[position], tenant, digest, into))
+                case Arrived(tier):
+                    self._tell(tenant, digest, trials, tier)
+                    return tier
+                case Lost(decisive):
+                    failure = _failure(digest, decisive)
+                    self._tell(tenant, digest, trials, None)
+                    self._counters.refused_chunks[failure.code] += 1
+                    raise Refused(failure)
+
+    async def _try(self, source: Source, tenant: str, digest: str, into: memoryview) -> Trial:
+        """One read, verified; a faulty copy is set aside."""
+        try:
+            outcome = await source.fetch(tenant, digest, into)
+        except Refused as refused:
+            if not refused.failure.retryable:
+                raise
+            log.warning("a source is away", extra={"tenant": tenant, "chunk": digest, "tier": source.tier})
+            return Trial(source.tier, Outcome.AWAY, refused.failure)
+        if outcome not in NOT_THERE:
+            self._counters.read(source.tier, into.nbytes)
+        if outcome is Outcome.WHOLE and not await to_the_end(self._hashes, self._verify, into, digest):
+            outcome = Outcome.DIGEST
+        trial = Trial(source.tier, outcome)
+        if trial.is_fault:
+            self._counters.chunk_faults[source.tier][outcome] += 1
+            await source.quarantine(tenant, digest)
+        return trial
+
+    def _tell(self, tenant: str, digest: str, trials: Sequence[Trial], healed_from: str | None) -> None:
+        """One line for each faulty copy."""
+        faults = [trial for trial in trials if trial.is_fault]
+        if faults and healed_from is not None:
+            self._counters.healed_chunks[healed_from] += 1
+        for fault in faults:
+            told = {"tenant": tenant, "chunk": digest, "tier": fault.tier, "kind": fault.outcome}
+            if healed_from is None:
+                log.error("a faulty chunk was not healed", extra=told | {"healed_from": None})
+            else:
+                log.warning("a faulty chunk was healed", extra=told | {"healed_from": healed_from})
+
+
+def _failure(digest: str, decisive: Trial) -> Failure:
+    if decisive.failure is not None:
+        return decisive.failure
+    if decisive.outcome in NOT_THERE:
+        return ChunkMissing(digest)
+    return ChunkCorrupt(digest, decisive.tier)
