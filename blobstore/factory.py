@@ -1,20 +1,94 @@
 """A store from its URL, with the wrappers that it needs: the one place where they are put on."""
 
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
-from blobstore.retrying import RetryingStore
-from blobstore.store import BlobStore
+from blobstore.retrying import Retry, RetryingStore
+from blobstore.s3_place import parse_place
+from blobstore.store import BlobStore, BlobUnavailable
 from contracts.settings import BadSetting
+
+if TYPE_CHECKING:
+    from blobstore.s3 import S3Store
+
+log = logging.getLogger(__name__)
 
 
 def open_store(url: str, *, setting: str = "KELVIN_STORE") -> BlobStore:
-    """`file:///absolute/path` (made where missing) or `memory:`. Raises `BadSetting` naming `setting`."""
+    """`file:///absolute/path` (made where missing), `s3://bucket/prefix` or `memory:`. Asks nobody anything yet.
+
+    Raises `BadSetting` naming `setting`.
+    """
     parts = urlsplit(url)
     if url == "memory:":
         return MemoryStore()
+    if parts.scheme == "s3":
+        return RetryingStore(_s3(url, setting))
     if parts.scheme != "file" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise BadSetting(setting, url, "must be file:///absolute/path or memory:")
+        raise BadSetting(setting, url, "must be file:///absolute/path, s3://bucket/prefix or memory:")
     return RetryingStore(FileStore(Path(unquote(parts.path))))
+
+
+@asynccontextmanager
+async def opened(url: str, *, writes: bool, setting: str = "KELVIN_STORE") -> AsyncIterator[BlobStore]:
+    """The store for as long as the block lasts, after it was asked whether it can be used. A store that does not answer
+    is handed out all the same: it may come. Whoever `writes` also needs conditional puts, and clears leftovers.
+
+    Raises `BadSetting` where bucket, credentials or endpoint are such that nothing will ever work.
+    """
+    if urlsplit(url).scheme != "s3":
+        yield open_store(url, setting=setting)
+        return
+    inner = _s3(url, setting)
+    clearing: asyncio.Task[None] | None = None
+    try:
+        await _check(inner, setting, writes=writes)
+        if writes:
+            clearing = asyncio.create_task(_clear(inner), name="leftovers of uploads")
+        yield RetryingStore(inner)
+    finally:
+        if clearing is not None:
+            clearing.cancel()
+            await asyncio.gather(clearing, return_exceptions=True)
+        await inner.close()
+
+
+def _s3(url: str, setting: str) -> "S3Store":
+    """boto3 is imported here: it costs a quarter of a second and 30 MB, which processes with files never pay."""
+    place = parse_place(url, setting)
+    try:
+        from blobstore.s3 import S3Store
+        from blobstore.s3_client import make_client
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
+            raise
+        rule = "S3 needs boto3: install the extra, as in pip install 'kelvin-serving[s3]'"
+        raise BadSetting(setting, str(place), rule) from error
+    try:
+        return S3Store(place, make_client(place))
+    except BlobUnavailable as unavailable:
+        raise BadSetting(setting, str(place), unavailable.reason) from unavailable
+
+
+async def _check(store: "S3Store", setting: str, *, writes: bool) -> None:
+    retry = Retry()
+    try:
+        if (fault := await retry(lambda: store.fault(writes=writes))) is not None:
+            raise BadSetting(setting, str(store.place), fault)
+    except BlobUnavailable as unavailable:
+        log.warning("the store does not answer yet", extra={"store": str(store.place), "reason": unavailable.reason})
+
+
+async def _clear(store: "S3Store") -> None:
+    try:
+        if count := await store.uploads.abort_leftovers():
+            log.info("aborted uploads that were left behind", extra={"uploads": count})
+    except BlobUnavailable as unavailable:
+        log.warning("leftovers of uploads could not be aborted", extra={"reason": unavailable.reason})

@@ -13,12 +13,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """`attempts` tries of at most `attempt_s` seconds; the nth pause is up to `base_s * 2^n`, never above `cap_s`."""
+    """`attempts` tries of at most `attempt_s` seconds, and more where many bytes move: those that are slower than
+    `slowest_bytes_per_s` are given up. The nth pause is up to `base_s * 2^n`, never above `cap_s`.
+    """
 
     attempts: int = 4
     attempt_s: float = 30.0
     base_s: float = 0.05
     cap_s: float = 2.0
+    slowest_bytes_per_s: float = float(1 << 20)
+
+    def limit_s(self, size: int) -> float:
+        """Of one attempt that moves `size` bytes."""
+        return self.attempt_s + size / self.slowest_bytes_per_s
 
     def pause_s(self, failed: int, chance: float) -> float:
         """Full jitter after `failed` (1 or more) failed attempts; `chance` is uniform in [0, 1)."""
@@ -28,8 +35,49 @@ class RetryBudget:
 DEFAULT_BUDGET: Final = RetryBudget()
 
 
+class Retry:
+    """Makes a call again within a budget: what failed with `BlobUnavailable` or took too long. All else passes."""
+
+    def __init__(
+        self,
+        budget: RetryBudget = DEFAULT_BUDGET,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.budget = budget
+        self._sleep = sleep
+        self._chance = chance
+
+    def __repr__(self) -> str:
+        return f"<Retry attempts={self.budget.attempts}>"
+
+    async def __call__(self, call: Callable[[], Awaitable[T]], size: int = 0) -> T:
+        """The result of the first attempt that succeeds; `size` is the number of bytes that one moves."""
+        failed = 0
+        while True:
+            try:
+                return await self._attempt(call, self.budget.limit_s(size))
+            except BlobUnavailable:
+                failed += 1
+                if failed >= self.budget.attempts:
+                    raise
+            await self.pause(failed)
+
+    async def pause(self, failed: int) -> None:
+        """After so many failed attempts in a row."""
+        await self._sleep(self.budget.pause_s(failed, self._chance()))
+
+    async def _attempt(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call()
+        except TimeoutError as error:
+            raise BlobUnavailable(f"no answer within {limit_s:g} s") from error
+
+
 class RetryingStore:
-    """Repeats what failed with `BlobUnavailable` or took too long; every other error passes at once.
+    """A `Retry` around each call.
 
     A put of an iterator is tried once, without a time limit, as its pieces are gone after the first attempt. A put
     whose answer was lost may report False for an object that it made itself: names are digests, so nothing is wrong.
@@ -44,30 +92,28 @@ class RetryingStore:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._inner = inner
-        self._budget = budget
-        self._sleep = sleep
-        self._chance = chance
+        self._retry = Retry(budget, sleep=sleep, chance=chance)
 
     def __repr__(self) -> str:
-        return f"<RetryingStore attempts={self._budget.attempts} {self._inner!r}>"
+        return f"<RetryingStore attempts={self._retry.budget.attempts} {self._inner!r}>"
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
         """See `BlobStore`."""
         if not isinstance(data, bytes):
             return await self._inner.put_if_absent(key, data)
-        return await self._repeated(lambda: self._inner.put_if_absent(key, data))
+        return await self._retry(lambda: self._inner.put_if_absent(key, data), len(data))
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `BlobStore`."""
-        return await self._repeated(lambda: self._inner.read(key, offset, length))
+        return await self._retry(lambda: self._inner.read(key, offset, length), max(0, length or 0))
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
         """See `BlobStore`."""
-        await self._repeated(lambda: self._inner.read_into(key, offset, into))
+        await self._retry(lambda: self._inner.read_into(key, offset, into), into.nbytes)
 
     async def stat(self, key: str) -> BlobStat:
         """See `BlobStore`."""
-        return await self._repeated(lambda: self._inner.stat(key))
+        return await self._retry(lambda: self._inner.stat(key))
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
         """See `BlobStore`. A broken listing starts again and skips what was already handed out."""
@@ -82,31 +128,10 @@ class RetryingStore:
                 return
             except BlobUnavailable:
                 failed += 1
-                if failed >= self._budget.attempts:
+                if failed >= self._retry.budget.attempts:
                     raise
-            await self._pause(failed)
+            await self._retry.pause(failed)
 
     async def delete(self, key: str) -> None:
         """See `BlobStore`."""
-        await self._repeated(lambda: self._inner.delete(key))
-
-    async def _repeated(self, call: Callable[[], Awaitable[T]]) -> T:
-        failed = 0
-        while True:
-            try:
-                return await self._attempt(call)
-            except BlobUnavailable:
-                failed += 1
-                if failed >= self._budget.attempts:
-                    raise
-            await self._pause(failed)
-
-    async def _attempt(self, call: Callable[[], Awaitable[T]]) -> T:
-        try:
-            async with asyncio.timeout(self._budget.attempt_s):
-                return await call()
-        except TimeoutError as error:
-            raise BlobUnavailable(f"no answer within {self._budget.attempt_s:g} s") from error
-
-    async def _pause(self, failed: int) -> None:
-        await self._sleep(self._budget.pause_s(failed, self._chance()))
+        await self._retry(lambda: self._inner.delete(key))

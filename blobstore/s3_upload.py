@@ -1,0 +1,235 @@
+"""Multipart uploads: an object from pieces, made visible by one conditional call at the end, or by none.
+
+Parts go up side by side, each repeated on its own, since the pieces of a stream are gone after a first attempt at the
+whole. An upload that is not completed is aborted, whoever ends it; what a crash leaves behind, `abort_leftovers` finds.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from botocore.exceptions import ClientError
+
+from blobstore.retrying import Retry
+from blobstore.s3_client import error_of, head, is_refused_condition, put, translated
+from blobstore.s3_place import S3Place
+from blobstore.store import BlobNotFound, BlobUnavailable
+from blobstore.threads import to_the_end
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PART_BYTES: Final = 8 << 20  # S3 takes 10,000 parts of 5 MiB or more: objects up to 80 GiB
+PARTS_AT_ONCE: Final = 4  # of one upload: bounds its memory to five parts
+LEFTOVER_AGE: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """What every upload of a store uses."""
+
+    client: Any
+    place: S3Place
+    threads: Executor
+    retry: Retry
+    part_bytes: int = PART_BYTES
+
+    async def put(self, key: str, pieces: AsyncIterator[bytes]) -> bool:
+        """As `BlobStore.put_if_absent`. Tries each call again by itself: not to be repeated as a whole."""
+        if await self.exists(key):
+            return False
+        async with aclosing(_parts(pieces, self.part_bytes)) as parts:
+            first = await anext(parts)
+            second = await anext(parts, None)
+            if second is None:  # one part is an object: no upload to begin, complete or abort
+                return await self._call(partial(put, self.client, self.place, key, first), len(first))
+            upload = await self._call(partial(self._create, key))
+            completed = False
+            try:
+                tags = await self._send_all(key, upload, (first, second), parts)
+                completed = await self._complete(key, upload, tags)
+            finally:
+                if not completed:
+                    await self._abort(key, upload)
+            return completed
+
+    async def exists(self, key: str) -> bool:
+        """Whether the object is there, whole and durable as every object of S3."""
+        try:
+            await self._call(partial(head, self.client, self.place, key))
+        except BlobNotFound:
+            return False
+        return True
+
+    async def abort_leftovers(self) -> int:
+        """Abort uploads below our prefix that began more than a day ago by the server's clock. Returns how many."""
+        aborted = 0
+        markers: dict[str, str] = {}
+        while True:
+            old, markers = await self._call(partial(self._list_old, markers))
+            for name, upload in old:
+                await self._call(partial(self._abort_now, name, upload))
+            aborted += len(old)
+            if not markers:
+                return aborted
+
+    async def _call(self, function: Callable[[], T], size: int = 0) -> T:
+        return await self.retry(lambda: to_the_end(self.threads, function), size)
+
+    def _create(self, key: str) -> str:
+        """A try whose answer is lost leaves an upload that nobody knows: a leftover, a day later."""
+        with translated(key):
+            answer = self.client.create_multipart_upload(Bucket=self.place.bucket, Key=self.place.prefix + key)
+            return str(answer["UploadId"])
+
+    async def _send_all(self, key: str, upload: str, begun: Sequence[bytes], parts: AsyncIterator[bytes]) -> list[str]:
+        """The parts' tags, in order. When it returns or raises, no part is on its way."""
+        free = asyncio.Semaphore(PARTS_AT_ONCE)
+        sending: list[asyncio.Task[str]] = []
+
+        async def send(number: int, data: bytes) -> str:
+            try:
+                return await self._call(partial(self._send, key, upload, number, data), len(data))
+            finally:
+                free.release()
+
+        async def begin(data: bytes) -> None:
+            await free.acquire()
+            for task in sending:
+                if task.done():
+                    task.result()  # one that failed ends it all
+            sending.append(asyncio.create_task(send(len(sending) + 1, data)))
+
+        try:
+            for data in begun:
+                await begin(data)
+            async for data in parts:
+                await begin(data)
+            return list(await asyncio.gather(*sending))
+        finally:
+            await _end(sending)
+
+    def _send(self, key: str, upload: str, number: int, data: bytes) -> str:
+        with translated(key):
+            answer = self.client.upload_part(
+                Bucket=self.place.bucket, Key=self.place.prefix + key, UploadId=upload, PartNumber=number, Body=data
+            )
+            return str(answer["ETag"])
+
+    async def _complete(self, key: str, upload: str, tags: list[str]) -> bool:
+        """True where this upload became the object. A 409, or an upload that is gone after a lost answer, is settled
+        by looking: the object is there, or the put failed.
+        """
+        parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, start=1)]
+
+        def complete() -> bool:
+            try:
+                with translated(key):
+                    self.client.complete_multipart_upload(
+                        Bucket=self.place.bucket,
+                        Key=self.place.prefix + key,
+                        UploadId=upload,
+                        MultipartUpload={"Parts": parts},
+                        IfNoneMatch="*",
+                    )
+            except BlobUnavailable as unavailable:
+                if is_refused_condition(unavailable):
+                    return False
+                if _must_begin_again(unavailable):
+                    raise _Lost from unavailable
+                raise
+            return True
+
+        try:
+            return await self._call(complete)
+        except _Lost as lost:
+            if await self.exists(key):
+                return False
+            raise BlobUnavailable("an upload did not become an object; its pieces have to come again") from lost
+
+    async def _abort(self, key: str, upload: str) -> None:
+        """To its end, also for a caller that is cancelled. What can't be aborted now is aborted as a leftover."""
+        try:
+            await to_the_end(self.threads, self._abort_now, self.place.prefix + key, upload)
+        except BlobUnavailable as unavailable:
+            log.warning("an upload could not be aborted", extra={"key": key, "error": unavailable.reason})
+
+    def _abort_now(self, name: str, upload: str) -> None:
+        try:
+            with translated(name):
+                self.client.abort_multipart_upload(Bucket=self.place.bucket, Key=name, UploadId=upload)
+        except BlobUnavailable as unavailable:
+            if not _is_gone(unavailable):
+                raise
+
+    def _list_old(self, markers: dict[str, str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
+        """A page of uploads that are old enough: names with their ids, and where the next page begins."""
+        with translated(self.place.prefix):
+            answer = self.client.list_multipart_uploads(Bucket=self.place.bucket, Prefix=self.place.prefix, **markers)
+            now = _date_of(answer)
+            rows = [row for row in answer.get("Uploads", ()) if now - row["Initiated"] > LEFTOVER_AGE]
+            following = {}
+            if answer.get("IsTruncated"):
+                following = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+            return [(row["Key"], row["UploadId"]) for row in rows], following
+
+
+class _Lost(Exception):
+    """This upload can't be completed any more, if it was not already."""
+
+
+def _is_gone(error: BlobUnavailable) -> bool:
+    return isinstance(error.__cause__, ClientError) and error_of(error.__cause__)[0] == "NoSuchUpload"
+
+
+def _must_begin_again(error: BlobUnavailable) -> bool:
+    """The answers after which S3 asks for a new upload: its own word is that the conflict ended this one."""
+    return _is_gone(error) or (isinstance(error.__cause__, ClientError) and error_of(error.__cause__)[1] == 409)
+
+
+def _date_of(answer: Any) -> datetime:
+    """The server's clock; ours where it tells none."""
+    said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return parsedate_to_datetime(said)
+    except (TypeError, ValueError):
+        return datetime.now(UTC)
+
+
+async def _parts(pieces: AsyncIterator[bytes], part_bytes: int) -> AsyncGenerator[bytes]:
+    """The same bytes in parts of `part_bytes`, the last one shorter; one empty part where there are none."""
+    waiting = bytearray()
+    sent = False
+    async for piece in pieces:
+        waiting += piece
+        while len(waiting) > part_bytes:
+            yield bytes(memoryview(waiting)[:part_bytes])
+            del waiting[:part_bytes]
+            sent = True
+    if waiting or not sent:
+        yield bytes(waiting)
+
+
+async def _end(tasks: list[asyncio.Task[str]]) -> None:
+    """Cancel what still runs and wait for all of it, however often the caller is cancelled meanwhile."""
+    for task in tasks:
+        task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen
+    if cancelled is not None:
+        raise cancelled
