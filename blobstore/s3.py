@@ -49,7 +49,7 @@ _PROBE: Final = ".conditional-put"
 
 
 class S3Store:
-    """A `BlobStore` over a client of `s3_client.make_client`, its own from now on: `close` ends threads and connections."""
+    """A `BlobStore` over a client from `make_client`, its own from now on: `close` ends threads and connections."""
 
     def __init__(
         self,

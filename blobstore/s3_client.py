@@ -4,6 +4,7 @@ The only module that imports boto3. Each call runs in a thread of the store's po
 place, and can be ended earlier by its `Halt`.
 """
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ def make_client(place: S3Place) -> Any:
 
     Raises `BlobUnavailable` where the chain itself is broken, as by a profile that there is not.
     """
+    for name in ("boto3", "botocore", "urllib3"):
+        logging.getLogger(name).setLevel(logging.INFO)  # their debug lines hold session tokens
     try:
         session = boto3.session.Session(region_name=place.region)
     except BotoCoreError as error:

@@ -140,11 +140,13 @@ class Installation:
 
 
 @contextlib.contextmanager
-def running(data: Path, port: int | None = None, settings: dict[str, str] | None = None) -> Iterator[Installation]:
+def running(
+    data: Path, port: int | None = None, settings: dict[str, str] | None = None, *, options: Sequence[str] = ()
+) -> Iterator[Installation]:
     """`kelvin up` on `data` until the block ends; nothing of it is left then."""
     chosen = port or free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "kelvin.main", "up", "--data", str(data), "--port", str(chosen)],
+        [sys.executable, "-m", "kelvin.main", "up", "--data", str(data), "--port", str(chosen), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

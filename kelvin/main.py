@@ -50,13 +50,16 @@ def main(context: click.Context) -> None:
 
 @click.command("up")
 @click.option("--port", type=click.IntRange(1, 65535), help="HTTPS port. [default: $KELVIN_PORT, else 8443]")
-def up_command(port: int | None) -> None:
+@click.option(
+    "--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE, else in DATA]"
+)
+def up_command(port: int | None, store: str | None) -> None:
     """Run an installation on this machine until SIGTERM or Ctrl-C."""
     from kelvin.supervisor.lock import AlreadyRunning
     from kelvin.supervisor.up import NotReady, run_up
 
     try:
-        run_up(load_up(target().data, port))
+        run_up(load_up(target().data, port, store))
     except (AlreadyRunning, NotReady) as error:
         raise DoorClosed(str(error)) from error
 

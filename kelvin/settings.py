@@ -20,6 +20,7 @@ class UpSettings:
     host: str
     ready_s: int
     drain_s: int
+    store: str | None = None  # a URL; None: what the environment says
 
 
 def default_data(env: Mapping[str, str] = os.environ) -> Path:
@@ -30,7 +31,7 @@ def default_data(env: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "kelvin"
 
 
-def load_up(data: Path, port: int | None, env: Mapping[str, str] = os.environ) -> UpSettings:
+def load_up(data: Path, port: int | None, store: str | None, env: Mapping[str, str] = os.environ) -> UpSettings:
     """Raises BadSetting naming variable, value and rule."""
     return UpSettings(
         data=data.absolute(),
@@ -38,13 +39,22 @@ def load_up(data: Path, port: int | None, env: Mapping[str, str] = os.environ) -
         host=env.get("KELVIN_HOST", "127.0.0.1"),
         ready_s=integer(env, "KELVIN_READY_S", 60, low=1),
         drain_s=integer(env, "KELVIN_DRAIN_S", 45, low=1),
+        store=store,
     )
 
 
-def child_environment(settings: UpSettings, lifeline_fd: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The caller's environment, the installation's settings, and one compute thread in whatever loads numerics."""
+def child_environment(
+    settings: UpSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The caller's environment, the installation's settings, and one compute thread in whatever loads numerics.
+
+    Credentials of the object store reach the processes that use it, and none that computes or faces callers.
+    """
+    kept = env if uses_store else {name: value for name, value in env.items() if not name.startswith("AWS_")}
+    store = {} if settings.store is None else {"KELVIN_STORE": settings.store}
     return {
-        **env,
+        **kept,
+        **store,
         "KELVIN_DATA": str(settings.data),
         "KELVIN_HOST": settings.host,
         "KELVIN_PORT": str(settings.port),

@@ -9,7 +9,7 @@ from typing import Final
 
 from fastapi import FastAPI, Response
 
-from blobstore.factory import open_store
+from blobstore.factory import opened
 from blobstore.store import BlobNotFound, BlobStore
 from blobstore.verifying import VerifyingStore
 from contracts.errors import Refused
@@ -62,7 +62,7 @@ async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
         stack.callback(directory.close)
         client = ServiceClient(directory, CONTROL_SOCKET, "the control plane")
         stack.push_async_callback(client.close)
-        store = VerifyingStore(open_store(settings.store_url))
+        store = VerifyingStore(await stack.enter_async_context(opened(settings.store_url, writes=True)))
         jobs = ControlPlaneJobs(client, settings.gate_s, settings.seal_s)
         app = await stack.enter_async_context(open_app(settings, store, jobs))
         listener = stack.enter_context(directory.listen(SOCKET))

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from blobstore.factory import open_store
+from blobstore.factory import opened
 from blobstore.store import BlobStore
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -18,8 +18,9 @@ HTTP_SOCKET = "cache.sock"
 
 
 async def run(settings: CacheSettings, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Raises BlockingIOError where another agent has the directory."""
-    await serve(settings, open_store(settings.store_url), stop)
+    """Serve until `stop`. Raises BlockingIOError where another agent has the directory, BadSetting over the store."""
+    async with opened(settings.store_url, writes=False) as store:
+        await serve(settings, store, stop)
 
 
 async def serve(

@@ -19,14 +19,15 @@ class ChildSpec:
     name: str
     module: str
     socket: str | None
+    uses_store: bool = False
 
 
 # In order of start; they are ended the other way round, the door first.
 SPECS: Final = (
     ChildSpec("zygote", "runtime.zygote", None),
-    ChildSpec("cache", "weightcache", "cache.sock"),
+    ChildSpec("cache", "weightcache", "cache.sock", uses_store=True),
     ChildSpec("controlplane", "controlplane", "control.sock"),
-    ChildSpec("snapshotter", "snapshotter", "snapshotter.sock"),
+    ChildSpec("snapshotter", "snapshotter", "snapshotter.sock", uses_store=True),
     ChildSpec("activator", "activator", "activator.sock"),
 )
 

@@ -59,7 +59,7 @@ class Supervisor:
         self._directory = directory
         self._graves = graves
         self._lifeline_fd = lifeline_fd
-        self._environment = child_environment(settings, lifeline_fd)
+        self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
         self._children = [Child(spec) for spec in SPECS]
         self._restarting: set[asyncio.Task[None]] = set()
         self._deaths = asyncio.Event()
@@ -71,7 +71,11 @@ class Supervisor:
     def start(self) -> None:
         """Start every process at once; each waits for what it needs by itself."""
         for child in self._children:
-            child.start(self._settings.data / "logs", self._environment, self._lifeline_fd)
+            self._start(child)
+
+    def _start(self, child: Child) -> None:
+        environment = self._environments[child.spec.uses_store]
+        child.start(self._settings.data / "logs", environment, self._lifeline_fd)
 
     def collect(self) -> None:
         """Reap what died: replicas become lifetime records, processes of ours come back."""
@@ -91,7 +95,7 @@ class Supervisor:
     async def _bring_back(self, child: Child) -> None:
         await asyncio.sleep(child.restarts.delay_s)
         if not self._draining:
-            child.start(self._settings.data / "logs", self._environment, self._lifeline_fd)
+            self._start(child)
 
     async def wait_ready(self) -> None:
         """Until every process says so. Raises NotReady."""

@@ -24,7 +24,7 @@ def test_memory_url() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "/tmp/x", "file:relative", "file://host/x", "s3://bucket", "file:///x?y", "memory"]
+    "url", ["", "/tmp/x", "file:relative", "file://host/x", "gs://bucket", "file:///x?y", "memory"]
 )
 def test_other_urls(url: str) -> None:
     """Anything else is refused, with the setting's name and value."""

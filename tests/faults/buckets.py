@@ -11,6 +11,7 @@ from typing import Final
 
 # Anything is believed: the server checks no signature. Handed to processes, never part of a URL.
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "kelvin-tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
+_SIGNED: Final = f"AWS4-HMAC-SHA256 Credential={CREDENTIALS['AWS_ACCESS_KEY_ID']}/20260101/us-east-1/s3/aws4_request"
 # Whatever profile, role or region the machine has is not the tests' business.
 ENVIRONMENT: Final = {
     **CREDENTIALS,
@@ -29,15 +30,26 @@ class Buckets:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def make(self) -> str:
+        """An empty bucket's name."""
         name = f"bucket-{next(self._numbers)}"
+        self.ask("PUT", name)
+        return name
+
+    def get(self, path: str) -> bytes:
+        """An object, past every proxy; `path` begins with the bucket."""
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str) -> bytes:
+        """A request without a body, and its answer's."""
         connection = HTTPConnection(self.host, self.port, timeout=60)
         try:
-            connection.request("PUT", f"/{name}")
-            status = connection.getresponse().status
+            connection.request(method, f"/{path}", headers={"authorization": _SIGNED})
+            answer = connection.getresponse()
+            body = answer.read()
         finally:
             connection.close()
-        assert status == 200, status
-        return name
+        assert answer.status < 300, (answer.status, body)
+        return body
 
     def url(self, bucket: str, prefix: str = "", *, port: int | None = None, **parameters: object) -> str:
         """As `KELVIN_STORE` takes it; `port` is a proxy's."""

@@ -1,0 +1,129 @@
+"""An installation whose versions lie in S3: push, cold start, answer; and what it does with a store that lies."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coldstart_bench.installation import Installation, free_port, running
+from tests.e2e.calls import complete
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.models import greedy, prompt_of, text_of
+from tests.faults.buckets import ENVIRONMENT, Buckets
+from tests.faults.faults import SLOW_DOWN, Cut, Refused, flipped, truncated
+from tests.faults.proxy import FaultProxy
+
+PROMPT = [8, 12, 15]
+
+
+@pytest.fixture(scope="module")
+def proxy(buckets: Buckets) -> Iterator[FaultProxy]:
+    """Between the installation and its store."""
+    with FaultProxy(buckets.host, buckets.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def bucket(buckets: Buckets) -> str:
+    """Where the versions are."""
+    return buckets.make()
+
+
+@pytest.fixture(scope="module")
+def up(scratch: Path, llama: Path, buckets: Buckets, bucket: str, proxy: FaultProxy) -> Iterator[Installation]:
+    """`kelvin up --store s3://…` with a model pushed."""
+    url = buckets.url(bucket, "here", port=proxy.port, read_s=5)
+    with running(scratch / "s3", settings={**SETTINGS, **ENVIRONMENT}, options=["--store", url]) as installation:
+        installation.push(llama, "llama")
+        yield installation
+
+
+@pytest.fixture
+def cold(up: Installation, proxy: FaultProxy) -> Iterator[Installation]:
+    """Nothing of the model is on this machine; afterwards the store is sound again, and so is the model."""
+    up.forget("host")
+    up.forget("nvme")
+    proxy.forget()
+    yield up
+    proxy.lift()
+    up.wait(lambda: complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200, "it serves again")
+
+
+def test_push_cold_start_answer(cold: Installation, llama: Path, proxy: FaultProxy) -> None:
+    """The bytes come from S3, and the answer is the model's; nothing was kept in the data directory."""
+    answer = complete(cold, "llama", prompt_of(PROMPT), max_tokens=6)
+    assert answer.status == 200
+    assert answer.json["choices"][0]["text"].strip() == text_of(llama, greedy(llama, PROMPT, 6))
+    assert proxy.count("GET", "/here/default/packs/") > 0
+    assert not (cold.data / "store").exists()
+    fsck = subprocess.run(
+        [sys.executable, "-m", "kelvin.main", "fsck", "--data", str(cold.data)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert fsck.returncode == 0, fsck.stdout + fsck.stderr
+
+
+def test_a_store_that_falters_is_waited_for(cold: Installation, proxy: FaultProxy) -> None:
+    """One answer is cut, one too short, one a 503: the caller notices nothing."""
+    for fault in (Cut(100), truncated(100), SLOW_DOWN):
+        proxy.inject(fault, method="GET", holding="/packs/")
+    assert complete(cold, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
+    assert sum(seen.fault is not None for seen in proxy.seen) == 3
+
+
+def test_wrong_bytes_are_refused_by_name(cold: Installation, proxy: FaultProxy, buckets: Buckets, bucket: str) -> None:
+    """Every read of a pack has one wrong bit: the answer names a chunk, and no token leaves."""
+    with proxy.faulty(flipped(1234), method="GET", holding="/packs/"):
+        answer = complete(cold, "llama", prompt_of(PROMPT), max_tokens=2)
+    assert answer.status >= 500
+    assert answer.json["error"]["code"] == "chunk_corrupt"
+    manifest = json.loads(buckets.get(f"{bucket}/here/default/manifests/{cold.model('llama')['version']}"))
+    assert any(chunk["digest"] in answer.raw.decode() for chunk in manifest["chunks"])
+
+
+def test_a_store_that_is_away(up: Installation, proxy: FaultProxy) -> None:
+    """A replica serves on; a start is refused as what may be tried again, and works once the store is back."""
+    assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
+    with proxy.faulty(Refused()):
+        assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
+        up.forget("host")
+        answer = complete(up, "llama", prompt_of(PROMPT), max_tokens=2)
+        assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable")
+    up.wait(lambda: complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200, "it serves again")
+
+
+def test_secrets_are_where_they_are_needed(up: Installation) -> None:
+    """No argument vector and no log holds the secret key; of the processes only those that use the store have it."""
+    secret = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
+    (supervisor,) = [p for p in psutil.Process().children() if str(up.data) in " ".join(p.cmdline())]
+    holders = set()
+    for process in supervisor.children(recursive=True):
+        command = process.cmdline()
+        assert secret not in " ".join(command)
+        if secret in process.environ().values():
+            holders.add(command[-1])
+    assert holders == {"weightcache", "snapshotter"}
+    assert not any(secret in path.read_text() for path in (up.data / "logs").iterdir())
+
+
+def test_a_store_that_can_never_work_is_one_line(tmp_path: Path, buckets: Buckets) -> None:
+    """`kelvin up` ends at once, names the setting and the rule, and leaves nothing running."""
+    command = [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(free_port())]
+    refused = subprocess.run(
+        [*command, "--store", buckets.url("nobody", "x")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **ENVIRONMENT},
+    )
+    assert refused.returncode == 1
+    place = f"KELVIN_STORE=s3://nobody/x/ at http://{buckets.host}:{buckets.port}"
+    assert f"can't start: {place}: the bucket does not exist (S3 answered NoSuchBucket, 404)" in refused.stderr
+    assert "Traceback" not in refused.stderr
