@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 from activator.policy.traffic import ModelEntry
 from contracts.control import Feed, KeyRow, ModelRow, Principal, VersionRow
@@ -51,6 +52,8 @@ class Table:
         self._put_versions(line.versions)
         for tenant, model in line.removed_models:
             self._models.get(tenant, {}).pop(model, None)
+        for tenant, model, version in line.removed_versions:
+            self._drop_version(tenant, model, version)
 
     def check_integrity(self) -> None:
         """Both key maps tell the same, versions are sorted and belong where they are."""
@@ -89,3 +92,8 @@ class Table:
             merged = {row.version: row for row in before.versions} | by_version
             ordered = tuple(merged[version] for version in sorted(merged))
             models[model] = ModelEntry(tenant, model, before.aliases, before.created_at_s, ordered)
+
+    def _drop_version(self, tenant: str, model: str, version: str) -> None:
+        models = self._models.get(tenant, {})
+        if (entry := models.get(model)) is not None:
+            models[model] = replace(entry, versions=tuple(row for row in entry.versions if row.version != version))

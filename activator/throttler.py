@@ -17,7 +17,7 @@ from activator.policy.balance import Occupancy, less_loaded
 from activator.policy.queue import Fifo, Load
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
-from contracts.errors import DeadlineExceeded, Failure, Refused, RemoteFailure
+from contracts.errors import DeadlineExceeded, Failure, ModelNotFound, Refused, RemoteFailure
 
 SUSPECT_S: Final = 1.0
 
@@ -97,6 +97,8 @@ class Throttler:
         self._put(feed.replicas)
         for failure in feed.failures:
             self._fail(failure)
+        for version in feed.removed_versions:
+            self._forget(VersionKey(*version))
 
     def report_lost(self, replica: Replica) -> None:
         """A connection to it broke: give it nothing for a moment; the feed says whether it is gone."""
@@ -234,12 +236,19 @@ class Throttler:
             remote_retry_after_s=1.0 if failed.retryable else None,
         )  # fmt: skip
         for key, line in list(self._lines.items()):
-            if (key.tenant, key.version) != (failed.tenant, failed.version) or not line.is_asleep:
-                continue
-            self._waking.rest(key)
-            while (waiter := next_waiter(line)) is not None:
-                waiter.granted.set_exception(Refused(failure))
-            self._tidy(key, line)
+            if (key.tenant, key.version) == (failed.tenant, failed.version) and line.is_asleep:
+                self._refuse(key, line, failure)
+
+    def _forget(self, key: VersionKey) -> None:
+        """The version was deleted: nobody waits for it any more."""
+        if (line := self._lines.get(key)) is not None:
+            self._refuse(key, line, ModelNotFound(f"{key.model}@{key.version[:12]}"))
+
+    def _refuse(self, key: VersionKey, line: Line, failure: Failure) -> None:
+        self._waking.rest(key)
+        while (waiter := next_waiter(line)) is not None:
+            waiter.granted.set_exception(Refused(failure))
+        self._tidy(key, line)
 
     def _clear(self, key: VersionKey, replica: Replica) -> None:
         replica.suspect = False

@@ -87,6 +87,7 @@ class Feed(Wire, frozen=True):
     failures: tuple[RestoreFailure, ...] = ()
     removed_keys: tuple[str, ...] = ()
     removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it
+    removed_versions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version)
     removed_replicas: tuple[str, ...] = ()
 
 
@@ -248,3 +249,9 @@ class VersionRegistration(Wire, frozen=True):
     total_bytes: int
     kv_bytes_per_token: int
     max_positions: int
+
+
+class NamedVersions(Wire, frozen=True):
+    """`GET /internal/v1/versions?tenant=T`: every version that a model of the tenant names; deleted ones are not."""
+
+    versions: tuple[str, ...]

@@ -13,6 +13,7 @@ MANIFESTS: Final = "manifests"
 DRAFTS: Final = "drafts"
 ATTESTATIONS: Final = "attestations"
 INPUTS: Final = "inputs"
+CONDEMNED: Final = "condemned"
 
 
 def pack_key(tenant: str, pack: str) -> str:
@@ -48,6 +49,11 @@ def attestation_key(tenant: str, version: str, fingerprint: Fingerprint) -> str:
 def inputs_key(tenant: str, digest: str) -> str:
     """Holds the version that a push of these inputs and sealing options became."""
     return f"{tenant}/{INPUTS}/{digest}"
+
+
+def condemned_key(tenant: str, version: str) -> str:
+    """Empty; put by the first collection that found no model to name the version. Its age is what grace counts."""
+    return f"{tenant}/{CONDEMNED}/{version}"
 
 
 def fingerprint_digest(fingerprint: Fingerprint) -> str:

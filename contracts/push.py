@@ -124,9 +124,13 @@ class FsckProgress(Wire, frozen=True, tag="progress"):
 
 
 class FsckSummary(Wire, frozen=True, tag="summary"):
-    """The last line of a check that came to its end. Unreferenced chunks belong to no manifest; they are no fault."""
+    """The last line of a check that came to its end.
+
+    Unreferenced chunks belong to no manifest, and unnamed versions to no model; they are no fault.
+    """
 
     versions: int
+    unnamed_versions: int
     packs: int
     chunks: int
     checked_bytes: int

@@ -4,10 +4,10 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 
-from controlplane.answers import Deploy, Deployed, DeviceStatus, Models, Status
+from controlplane.answers import Deleted, Deploy, Deployed, DeviceStatus, Models, Status
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import answer, nothing, read
-from controlplane.facts import ScaleChange
+from controlplane.facts import ScaleChange, VersionKey
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers
 from controlplane.policy.replica_life import ReplicaState
@@ -51,6 +51,14 @@ def router(
         autoscaler.tick()  # a minimum moves with the alias
         return answer(Deployed(model=model, version=version))
 
+    @routes.delete("/models/{model}/versions/{version}")
+    async def delete(request: Request, model: str, version: str) -> Response:
+        principal = admin_of(request)
+        key = await registry.delete(principal.tenant, model, version, lambda key: bool(_present(table, key)))
+        if _present(table, key):  # asked for while the row was being written
+            autoscaler.stop((key,))
+        return answer(Deleted(model=key.model, version=key.version))
+
     @routes.put("/models/{model}/scale")
     async def scale(request: Request, model: str) -> Response:
         principal = admin_of(request)
@@ -80,3 +88,8 @@ def router(
         return nothing()
 
     return routes
+
+
+def _present(table: ReplicaTable, key: VersionKey) -> int:
+    """Processes of the version in any state, and starts that have none yet."""
+    return len(table.of(key)) + len(table.starts_of(key))

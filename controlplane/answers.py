@@ -20,6 +20,13 @@ class Deployed(Wire, frozen=True):
     version: str
 
 
+class Deleted(Wire, frozen=True):
+    """The version that is no longer served."""
+
+    model: str
+    version: str
+
+
 class ReplicaStatus(Wire, frozen=True):
     """One process of a version."""
 
@@ -44,7 +51,7 @@ class VersionStatus(Wire, frozen=True):
     version: str
     aliases: tuple[str, ...]
     state: str  # "zero", "restoring" or "ready"
-    health: str  # "ready" or "faulty"
+    health: str  # "ready", "faulty" or "deleted"
     fault: str | None
     created_at_s: int
     architecture: str

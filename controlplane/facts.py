@@ -73,6 +73,11 @@ class Version:
         """What it is scaled under."""
         return VersionKey(self.registration.tenant, self.registration.model, self.registration.version)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it is only remembered."""
+        return self.state is VersionState.DELETED
+
 
 @dataclass(frozen=True, slots=True)
 class Model:

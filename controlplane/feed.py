@@ -109,6 +109,7 @@ class FeedHub:
         replicas: tuple[ReplicaRow, ...] = (),
         failures: tuple[RestoreFailure, ...] = (),
         removed_replicas: tuple[str, ...] = (),
+        removed_versions: tuple[tuple[str, str, str], ...] = (),
     ) -> int:
         """Take the rows over and tell every reader. Returns the revision that holds them."""
         self._keys.update((row.key_id, row) for row in keys)
@@ -117,6 +118,8 @@ class FeedHub:
         self._replicas.update((row.runtime_id, row) for row in replicas)
         for runtime_id in removed_replicas:
             self._replicas.pop(runtime_id, None)
+        for version in removed_versions:
+            self._versions.pop(version, None)
         self._revision += 1
         change = Feed(
             revision=self._revision,
@@ -126,6 +129,7 @@ class FeedHub:
             replicas=replicas,
             failures=failures,
             removed_replicas=removed_replicas,
+            removed_versions=removed_versions,
         )
         line = encode(change) + b"\n"
         for subscription in self._subscriptions:

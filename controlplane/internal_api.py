@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from contracts.control import GateJob, SealJob, Stats, TimelineAnswer, VersionRegistration
+from contracts.control import GateJob, NamedVersions, SealJob, Stats, TimelineAnswer, VersionRegistration
 from contracts.errors import InvalidRequest, NotFound, Refused
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
@@ -96,6 +96,9 @@ def routes(internals: Internals) -> list[Route]:
         created = await internals.registry.register(registration, internals.clock.wall_s())
         return Response(status_code=201 if created else 200)
 
+    async def named(request: Request) -> Response:
+        return answer(NamedVersions(versions=internals.registry.named(_tenant(request))))
+
     async def gate(request: Request) -> Response:
         return answer(await internals.jobs.gate(await read(request, GateJob, LARGE_BYTES)))
 
@@ -103,11 +106,8 @@ def routes(internals: Internals) -> list[Route]:
         return answer(await internals.jobs.seal(await read(request, SealJob, SMALL_BYTES)))
 
     async def timeline(request: Request) -> Response:
-        tenant = request.query_params.get("tenant")
-        if tenant is None:
-            raise Refused(InvalidRequest("tenant", "", "is required"))
         request_id = request.path_params["request_id"]
-        found = await internals.timelines.timeline_of(tenant, request_id)
+        found = await internals.timelines.timeline_of(_tenant(request), request_id)
         if found is None:
             raise Refused(NotFound("request", request_id[:128]))
         return answer(found)
@@ -122,9 +122,17 @@ def routes(internals: Internals) -> list[Route]:
         Route("/internal/v1/stats", stats, methods=["POST"]),
         Route("/internal/v1/feed", FeedStream(internals.feed), methods=["GET"]),
         Route("/internal/v1/versions", versions, methods=["POST"]),
+        Route("/internal/v1/versions", named, methods=["GET"]),
         Route("/internal/v1/jobs/gate", gate, methods=["POST"]),
         Route("/internal/v1/jobs/seal", seal, methods=["POST"]),
         Route("/internal/v1/requests/{request_id}/timeline", timeline, methods=["GET"]),
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
     ]
+
+
+def _tenant(request: Request) -> str:
+    tenant = request.query_params.get("tenant")
+    if tenant is None:
+        raise Refused(InvalidRequest("tenant", "", "is required"))
+    return tenant

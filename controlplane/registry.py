@@ -5,6 +5,7 @@ to readers, then published, so nobody ever hears of what a crash could take back
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -26,7 +27,13 @@ MIN_PREFIX: Final = 12
 class Publisher(Protocol):
     """Where changes go once they are durable."""
 
-    def publish(self, *, models: tuple[ModelRow, ...] = (), versions: tuple[VersionRow, ...] = ()) -> int: ...
+    def publish(
+        self,
+        *,
+        models: tuple[ModelRow, ...] = (),
+        versions: tuple[VersionRow, ...] = (),
+        removed_versions: tuple[tuple[str, str, str], ...] = (),
+    ) -> int: ...
 
 
 class Registry:
@@ -48,7 +55,8 @@ class Registry:
             self._models[model.tenant, model.model] = model
         if self._models:
             models = tuple(_model_row(model) for model in self._models.values())
-            versions = tuple(_version_row(each) for model in self._models.values() for each in model.versions)
+            every = (each for model in self._models.values() for each in model.versions)
+            versions = tuple(_version_row(each) for each in every if not each.is_deleted)
             self._publisher.publish(models=models, versions=versions)
 
     def models(self, tenant: str) -> tuple[Model, ...]:
@@ -67,10 +75,15 @@ class Registry:
         return found
 
     def find(self, key: VersionKey) -> tuple[Model, Version] | None:
-        """The version with its model; None where it is unknown."""
+        """The version with its model; None where it is unknown or deleted."""
         model = self._models.get((key.tenant, key.model))
         version = model.version(key.version) if model is not None else None
-        return None if model is None or version is None else (model, version)
+        return None if model is None or version is None or version.is_deleted else (model, version)
+
+    def named(self, tenant: str) -> tuple[str, ...]:
+        """Every version that a model of the tenant has, once each, sorted; deleted ones are not."""
+        every = (each for model in self.models(tenant) for each in model.versions if not each.is_deleted)
+        return tuple(sorted({each.registration.version for each in every}))
 
     async def register(self, registration: VersionRegistration, now_s: int) -> bool:
         """Take a published version in; True where it is new. The first version of a model becomes its `prod`.
@@ -84,7 +97,9 @@ class Registry:
             before = None if model is None else model.version(registration.version)
             if before is not None:
                 await self._move(before, VersionEvent.PUBLISHED, None)
-                return False
+                if before.is_deleted:  # whoever serves has to hear of it again
+                    self._publisher.publish(versions=(_version_row(before),))
+                return before.is_deleted
             state = move(VersionState.ABSENT, VersionEvent.PUBLISHED)
             version = Version(registration, now_s, state)
             first = model is None
@@ -99,11 +114,13 @@ class Registry:
         """Move `prod` to the version whose digest begins so, and return that version.
 
         Raises Refused: ModelNotFound, NotFound (no such version), InvalidRequest (the prefix fits two, or is too
-        short), Conflict (the version is faulty).
+        short), Conflict (the version is faulty or deleted).
         """
         async with self._turn:
             found = self.model(tenant, model)
             version = _resolve(found, prefix)
+            if version.is_deleted:
+                raise Refused(Conflict(f"version {version.registration.version[:12]}", "it was deleted: push it again"))
             if version.state is VersionState.FAULTY:
                 rule = f"its last restore failed ({version.fault}); push it again or deploy another"
                 raise Refused(Conflict(f"version {version.registration.version[:12]}", rule))
@@ -119,6 +136,27 @@ class Registry:
                 await self._database.write(lambda connection: connection.execute(statement))
                 self._show(after)
             return digest
+
+    async def delete(self, tenant: str, model: str, prefix: str, in_use: Callable[[VersionKey], bool]) -> VersionKey:
+        """No longer serve the version whose digest begins so; repeats change nothing.
+
+        Raises Refused: ModelNotFound, NotFound, InvalidRequest as `deploy`; Conflict where an alias names it, or a
+        process runs it.
+        """
+        async with self._turn:
+            found = self.model(tenant, model)
+            version = _resolve(found, prefix)
+            what = f"version {version.registration.version[:12]}"
+            aliases = sorted(alias for alias, named in found.aliases.items() if named == version.registration.version)
+            if aliases:
+                rule = f"the alias '{aliases[0]}' names it: deploy another version first"
+                raise Refused(Conflict(what, rule))
+            if in_use(version.key):
+                raise Refused(Conflict(what, f"a replica of it runs: `kelvin stop {model}` ends it, then try again"))
+            if not version.is_deleted:
+                await self._move(version, VersionEvent.DELETED, None)
+                self._publisher.publish(removed_versions=((tenant, model, version.registration.version),))
+            return version.key
 
     async def rescale(self, tenant: str, model: str, change: ScaleChange) -> ScaleSettings:
         """Apply the change and return what holds now. Raises Refused(ModelNotFound), InvalidRequest."""

@@ -12,6 +12,7 @@ from contracts.settings import BadSetting
 from kelvin.bench import bench_command
 from kelvin.billing import billing_command
 from kelvin.client import DoorClosed, Target, target
+from kelvin.collect import collect_command
 from kelvin.fsck import fsck_command
 from kelvin.logs import logs_command
 from kelvin.models import (
@@ -24,6 +25,7 @@ from kelvin.models import (
 )
 from kelvin.push import push_command
 from kelvin.settings import default_data, load_up
+from kelvin.versions import versions_command
 
 
 class _Kelvin(click.Group):
@@ -103,6 +105,7 @@ def _located(command: click.Command) -> click.Command:
 main.add_command(bench_command)  # it brings an installation of its own
 for _command in (
     billing_command,
+    collect_command,
     deploy_command,
     fsck_command,
     logs_command,
@@ -113,6 +116,7 @@ for _command in (
     stop_command,
     timeline_command,
     up_command,
+    versions_command,
 ):
     main.add_command(_located(_command))
 

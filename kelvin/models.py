@@ -81,7 +81,8 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
         scale = row["scale"]
         bounds = f"{scale['min']}-{scale['max']}"
         version = row["aliases"].get("prod", "")[:12]
-        table.add_row(row["model"], version, str(len(row["versions"])), row["state"], str(row["replicas"]), bounds)
+        versions = sum(each["health"] != "deleted" for each in row["versions"])
+        table.add_row(row["model"], version, str(versions), row["state"], str(row["replicas"]), bounds)
     return table
 
 

@@ -18,6 +18,7 @@ from service.failures import install_failure_handlers
 from service.run import serve_until
 from service.unix import SocketDirectory
 from snapshotter.catalog import Catalog
+from snapshotter.collect import Collector
 from snapshotter.fsck import Fsck
 from snapshotter.jobs import ControlPlaneJobs, Jobs
 from snapshotter.publish import Publisher
@@ -25,6 +26,7 @@ from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.routes import push_routes
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.staging import Staging
+from snapshotter.store_routes import store_routes
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +43,16 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
     publisher = Publisher(store, staging, catalog, jobs, settings.pack_bytes)
     limits = PushLimits(settings.chunk_bytes, settings.max_version_bytes, settings.tenant_store_bytes)
     pushes = Pushes(staging, catalog, publisher, jobs, limits)
-    fsck = Fsck(store, pushes.commits.is_running)
+    collector = Collector(store, publisher, staging, jobs, settings.collect_grace_s)
+
+    def is_running(tenant: str) -> bool:
+        return pushes.commits.is_running(tenant) or collector.is_running(tenant)
+
+    fsck = Fsck(store, is_running, jobs.named)
     app = FastAPI(title="Kelvin snapshotter", docs_url=None, redoc_url=None, openapi_url=None)
     install_failure_handlers(app)
-    app.include_router(push_routes(pushes, fsck.check))
+    app.include_router(push_routes(pushes))
+    app.include_router(store_routes(fsck.check, collector.collect))
     _add_health(app, store)
     sweeper = asyncio.create_task(_sweep(staging, settings.plan_age_s), name="sweep of staging")
     try:

@@ -5,7 +5,7 @@ unfinished are faults only while no push of the tenant runs.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,7 @@ from contracts.control import SealAttestation
 from contracts.errors import Overloaded, Refused
 from contracts.keys import (
     ATTESTATIONS,
+    CONDEMNED,
     DRAFTS,
     INDEX,
     INPUTS,
@@ -36,7 +37,7 @@ from snapshotter.catalog import Place
 from snapshotter.policy.sealing import Sealing, inputs_digest
 from snapshotter.verify import PackReport, verify_pack
 
-_KINDS: Final = (ATTESTATIONS, DRAFTS, INDEX, INPUTS, MANIFESTS, PACKS)
+_KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INDEX, INPUTS, MANIFESTS, PACKS)
 _NAMED: Final = 3  # chunks that a finding names; the rest are counted
 
 PUSH_AGAIN: Final = "push the model again from its source"
@@ -47,6 +48,7 @@ PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it: the version is gone then"
 class _State:
     """What one check has learnt so far."""
 
+    named: frozenset[str] = frozenset()  # versions that a model names
     manifests: dict[str, Manifest] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)  # verified chunks only
     packs: int = 0
@@ -56,11 +58,16 @@ class _State:
 
 
 class Fsck:
-    """One check at a time: it reads all there is. `is_running` says whether a push of the tenant is being committed."""
+    """One check at a time: it reads all there is. `is_running` says whether a push of the tenant is being committed, or
+    a collection frees objects, `named` which versions the tenant's models name.
+    """
 
-    def __init__(self, store: BlobStore, is_running: Callable[[str], bool]) -> None:
+    def __init__(
+        self, store: BlobStore, is_running: Callable[[str], bool], named: Callable[[str], Awaitable[tuple[str, ...]]]
+    ) -> None:
         self._store = store
         self._is_running = is_running
+        self._named = named
         self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -84,8 +91,11 @@ class Fsck:
 
     async def _lines(self, tenant: str, state: _State) -> AsyncIterator[FsckLine]:
         self._watch(tenant, state)
+        state.named = frozenset(await self._named(tenant))
         keys = {kind: await self._list(tenant, kind) for kind in _KINDS if kind not in (PACKS, INDEX)}
         async for finding in self._check_manifests(tenant, keys[MANIFESTS], state):
+            yield finding
+        async for finding in self._check_named(tenant, keys[MANIFESTS], state):
             yield finding
         keys |= {kind: await self._list(tenant, kind) for kind in (PACKS, INDEX)}
         async for line in self._check_packs(tenant, keys[PACKS], keys[INDEX], state):
@@ -96,6 +106,9 @@ class Fsck:
             yield finding
         async for finding in self._check_inputs(keys[INPUTS], state):
             yield finding
+        for key in keys[CONDEMNED]:
+            if _last(key) not in state.manifests and not await self._is_there(manifest_key(tenant, _last(key))):
+                yield FsckFinding(key=key, fault="it marks a version that does not exist", mend="delete it")
         self._watch(tenant, state)
         if not state.seen_running:
             for key in keys[DRAFTS]:
@@ -118,14 +131,27 @@ class Fsck:
                     raise
                 yield FsckFinding(key=key, fault=refused.failure.message, mend=PUSH_OR_DELETE)
 
+    async def _check_named(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
+        """What was named before manifests were listed has one, unless it was deleted and collected meanwhile."""
+        missing = state.named - {_last(key) for key in keys}
+        if missing:
+            missing &= frozenset(await self._named(tenant))
+        for version in sorted(missing):
+            fault = "a model names this version, but its manifest is missing"
+            mend = f"{PUSH_AGAIN}, or `kelvin versions delete` it"
+            yield FsckFinding(key=manifest_key(tenant, version), fault=fault, mend=mend)
+
     async def _check_packs(
         self, tenant: str, packs: list[str], indexes: list[str], state: _State
     ) -> AsyncIterator[FsckLine]:
-        sizes = {key: (await self._store.stat(key)).size for key in packs}
+        sizes = {key: size for key in packs if (size := await self._size(key)) is not None}
         total = sum(sizes.values())
-        for key in packs:
+        for key in sizes:
             pack = _last(key)
-            report = await verify_pack(self._store, tenant, pack)
+            try:
+                report = await verify_pack(self._store, tenant, pack)
+            except BlobNotFound:
+                continue  # collected meanwhile; whoever needed it says so
             state.packs += 1
             state.checked_bytes += report.size
             for finding in _pack_findings(tenant, pack, report):
@@ -137,7 +163,8 @@ class Fsck:
                 yield finding
             yield FsckProgress(checked_bytes=state.checked_bytes, total_bytes=max(total, state.checked_bytes))
         for key in indexes:
-            if pack_key(tenant, _last(key)) not in sizes and not await self._is_there(pack_key(tenant, _last(key))):
+            pack = pack_key(tenant, _last(key))
+            if pack not in sizes and not await self._is_there(pack) and await self._is_there(key):
                 yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
 
     async def _check_index(
@@ -171,6 +198,8 @@ class Fsck:
                 for digest, length in wanted.items()
                 if digest not in state.places or state.places[digest].length != length
             ]
+            if missing and not await self._is_there(key):
+                continue  # collected meanwhile: its packs went after it
             if missing:
                 some = ", ".join(missing[:_NAMED])
                 fault = f"{len(missing)} of {len(wanted)} chunks are missing or damaged: {some}"
@@ -253,6 +282,7 @@ class Fsck:
         unused = [place.length for digest, place in state.places.items() if digest not in used]
         return FsckSummary(
             versions=len(state.manifests),
+            unnamed_versions=len(state.manifests.keys() - state.named),
             packs=state.packs,
             chunks=len(state.places),
             checked_bytes=state.checked_bytes,
@@ -269,11 +299,13 @@ class Fsck:
         return [key async for key in self._store.list(f"{tenant}/{kind}/")]
 
     async def _is_there(self, key: str) -> bool:
+        return await self._size(key) is not None
+
+    async def _size(self, key: str) -> int | None:
         try:
-            await self._store.stat(key)
+            return (await self._store.stat(key)).size
         except BlobNotFound:
-            return False
-        return True
+            return None
 
 
 def _last(key: str) -> str:

@@ -2,10 +2,10 @@
 
 from typing import Final, Protocol
 
-from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, VersionRegistration
+from contracts.control import GateFacts, GateJob, NamedVersions, SealAttestation, SealJob, VersionRegistration
 from service.client import ServiceClient
 
-REGISTER_S: Final = 30.0
+REGISTRY_S: Final = 30.0
 
 
 class Jobs(Protocol):
@@ -19,6 +19,9 @@ class Jobs(Protocol):
 
     async def register(self, registration: VersionRegistration) -> None:
         """The version is published; repeats change nothing."""
+
+    async def named(self, tenant: str) -> tuple[str, ...]:
+        """Every version that a model of the tenant names."""
 
 
 class ControlPlaneJobs:
@@ -44,4 +47,9 @@ class ControlPlaneJobs:
 
     async def register(self, registration: VersionRegistration) -> None:
         """See `Jobs`."""
-        await self._client.call("POST", "/internal/v1/versions", object, body=registration, timeout_s=REGISTER_S)
+        await self._client.call("POST", "/internal/v1/versions", object, body=registration, timeout_s=REGISTRY_S)
+
+    async def named(self, tenant: str) -> tuple[str, ...]:
+        """See `Jobs`."""
+        path = f"/internal/v1/versions?tenant={tenant}"
+        return (await self._client.call("GET", path, NamedVersions, timeout_s=REGISTRY_S)).versions

@@ -5,7 +5,9 @@ objects that nothing refers to, never a reference to what is not there. A retry 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -37,6 +39,15 @@ from snapshotter.verify import verify_pack
 Report = Callable[[CommitStep], None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class UnderWay:
+    """A version on its way, and what it needs, from before its commit looks at the store until it is registered."""
+
+    tenant: str
+    version: str
+    chunks: frozenset[str]
+
+
 class Publisher:
     """Packs of a tenant are written by one commit at a time, a version is sealed by one; all else runs side by side."""
 
@@ -48,6 +59,7 @@ class Publisher:
         self._pack_bytes = pack_bytes
         self._tenants = NamedLocks()
         self._versions = NamedLocks()
+        self._under_way: list[UnderWay] = []
 
     def __repr__(self) -> str:
         return f"<Publisher packing={len(self._tenants)} sealing={len(self._versions)}>"
@@ -69,14 +81,15 @@ class Publisher:
         manifest = record.manifest(digests)
         raw = encode_manifest(manifest)
         version = version_of(raw)
-        async with self._tenants.hold(record.tenant):
-            new = (await self._catalog.holdings(record.tenant)).lacks(record.wanted(digests))
-            for chunks in group(new.items(), self._pack_bytes):
-                await self._write_pack(record, chunks, report)
-        async with self._versions.hold(f"{record.tenant}/{version}"):
-            created = await self._ensure_version(record.tenant, version, raw, record.inputs(digests), report)
-        report(CommitStep.PUBLISHING)
-        await self._jobs.register(_registration(record, version, manifest))
+        with self._spared(UnderWay(record.tenant, version, frozenset(digests))):
+            async with self._tenants.hold(record.tenant):
+                new = (await self._catalog.holdings(record.tenant)).lacks(record.wanted(digests))
+                for chunks in group(new.items(), self._pack_bytes):
+                    await self._write_pack(record, chunks, report)
+            async with self._versions.hold(f"{record.tenant}/{version}"):
+                created = await self._ensure_version(record.tenant, version, raw, record.inputs(digests), report)
+            report(CommitStep.PUBLISHING)
+            await self._jobs.register(_registration(record, version, manifest))
         return Committed(
             model=record.model,
             version=version,
@@ -84,6 +97,21 @@ class Publisher:
             total_bytes=manifest.total_bytes,
             new_chunks=len(new),
         )
+
+    @asynccontextmanager
+    async def quiet(self, tenant: str) -> AsyncIterator[tuple[UnderWay, ...]]:
+        """No commit of the tenant looks at packs or writes them inside; these had done so, and are not registered."""
+        async with self._tenants.hold(tenant):
+            yield tuple(each for each in self._under_way if each.tenant == tenant)
+
+    @contextmanager
+    def _spared(self, under_way: UnderWay) -> Iterator[None]:
+        """A collection leaves alone what it needs."""
+        self._under_way.append(under_way)
+        try:
+            yield
+        finally:
+            self._under_way.remove(under_way)
 
     async def _write_pack(self, record: PlanRecord, chunks: tuple[tuple[str, int], ...], report: Report) -> None:
         report(CommitStep.PACKING)

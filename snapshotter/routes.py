@@ -1,15 +1,13 @@
 """The push API over HTTP: bodies with limits in, contracts out. The tenant comes from the caller's credential alone."""
 
-from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import StreamingResponse
 
 from contracts.control import Principal
 from contracts.names import dns_label
-from contracts.push import CommitRequest, Committing, FsckLine, MissingRequest
+from contracts.push import CommitRequest, Committing, MissingRequest
 from contracts.wire import decode, encode
 from service.principal import admin_of
 from snapshotter.bodies import read_body, read_exactly
@@ -22,9 +20,6 @@ PLAN_BYTES: Final = 256 << 20
 # 64 hex digits, quotes and a comma for each of 700,000 chunks.
 DIGESTS_BYTES: Final = 48 << 20
 JSON: Final = "application/json"
-NDJSON: Final = "application/x-ndjson"
-
-Fsck = Callable[[str], AsyncIterator[FsckLine]]
 
 
 def _admin_tenant(request: Request) -> str:
@@ -38,7 +33,7 @@ def _tenant_of(principal: Principal) -> str:
 Tenant = Annotated[str, Depends(_admin_tenant)]
 
 
-def push_routes(pushes: Pushes, fsck: Fsck) -> APIRouter:
+def push_routes(pushes: Pushes) -> APIRouter:
     """Routes of `contracts/push.py`."""
     router = APIRouter(prefix="/push/v1")
 
@@ -68,11 +63,6 @@ def push_routes(pushes: Pushes, fsck: Fsck) -> APIRouter:
             wanted = await _decoded(request, CommitRequest)
         answer = await pushes.commit(tenant, plan_id, wanted)
         return _json(answer, 202 if isinstance(answer, Committing) else 200)
-
-    @router.post("/fsck")
-    async def check(tenant: Tenant) -> Response:
-        lines = (encode(line) + b"\n" async for line in fsck(tenant))
-        return StreamingResponse(lines, media_type=NDJSON)
 
     return router
 

@@ -15,7 +15,9 @@ _TIB: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class SnapshotterSettings:
-    """`plan_age_s` is how long a push may stand still before what it staged is dropped."""
+    """`plan_age_s` is how long a push may stand still before what it staged is dropped; `collect_grace_s` how long
+    what nothing needs is kept.
+    """
 
     data: Path
     store_url: str
@@ -28,6 +30,7 @@ class SnapshotterSettings:
     tenant_store_bytes: int = _TIB
     gate_s: int = 180
     seal_s: int = 1800
+    collect_grace_s: int = 86_400
 
     @property
     def run(self) -> Path:
@@ -59,6 +62,7 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
         tenant_store_bytes=settings.integer(env, "KELVIN_TENANT_STORE_BYTES", _TIB, low=0),
         gate_s=settings.integer(env, "KELVIN_GATE_S", 180, low=1, high=3600),
         seal_s=settings.integer(env, "KELVIN_SEAL_S", 1800, low=1, high=86_400),
+        collect_grace_s=settings.integer(env, "KELVIN_COLLECT_GRACE_S", 86_400, low=0),
     )
 
 

@@ -148,11 +148,19 @@ class Staging:
         """Forget the push. It may be gone already."""
         _remove(self._path(tenant, plan_id))
 
-    def sweep(self, now_s: float, max_age_s: float) -> int:
-        """Drop pushes that stood still for too long and what crashes left; returns how many."""
+    def promised(self, tenant: str) -> set[str]:
+        """Every chunk that an open push of the tenant named: sent, or said to be there already."""
+        found: set[str] = set()
+        for plan in self._plans(tenant):
+            if (declaration := self._declaration(plan)) is not None:
+                found.update(declaration.digests)
+        return found
+
+    def sweep(self, now_s: float, max_age_s: float, only: str | None = None) -> int:
+        """Drop pushes (of the tenant `only`) that stood still for too long, what crashes left; returns how many."""
         dropped = 0
         for tenant in _scan(self._root):
-            for entry in _scan(tenant):
+            for entry in _scan(tenant) if only in (None, tenant.name) else ():
                 idle_s = now_s - _mtime(Path(entry))
                 if idle_s > max_age_s and not self._held[entry.name]:
                     _remove(Path(entry))

@@ -39,7 +39,7 @@ async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
     entries: tuple[PackEntry, ...] = ()
     footer_fault = None
     try:
-        entries = await _read_footer(store, key, size, pack)
+        entries = await read_footer(store, key, size, pack)
     except Refused as refused:
         if not isinstance(refused.failure, PackCorrupt):
             raise
@@ -53,7 +53,8 @@ async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
     return PackReport(size, entries, footer_fault, frozenset(bad), whole.hexdigest() == pack)
 
 
-async def _read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple[PackEntry, ...]:
+async def read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple[PackEntry, ...]:
+    """The table at the end of a pack of `size` bytes. Raises `Refused(PackCorrupt)`, `BlobNotFound`."""
     # Lengths are given, for a whole read would raise where damage is to be reported.
     trailing = min(size, TRAILER_BYTES)
     length = footer_bytes(await store.read(key, size - trailing, trailing), size, pack)

@@ -2,7 +2,8 @@
 
 A version is immutable, so only what was learned of its bytes moves: a restore that found them broken makes it faulty,
 and one that succeeded, or a new publication (which reads every byte back), makes it ready again. A faulty version can
-still be asked for by its digest, which tries the restore anew, but no alias moves to it.
+still be asked for by its digest, which tries the restore anew, but no alias moves to it. A deleted version is not
+served and may lose its bytes at any time; its row stays, and pushing the same again brings it back.
 """
 
 from enum import StrEnum
@@ -15,6 +16,7 @@ class VersionState(StrEnum):
     ABSENT = "absent"
     READY = "ready"
     FAULTY = "faulty"
+    DELETED = "deleted"
 
 
 class VersionEvent(StrEnum):
@@ -23,6 +25,7 @@ class VersionEvent(StrEnum):
     PUBLISHED = "published"
     RESTORED = "restored"
     FOUND_BROKEN = "found_broken"
+    DELETED = "deleted"
 
 
 class IllegalMove(ValueError):
@@ -37,6 +40,10 @@ MOVES: Final[dict[tuple[VersionState, VersionEvent], VersionState]] = {
     (VersionState.FAULTY, VersionEvent.PUBLISHED): VersionState.READY,
     (VersionState.FAULTY, VersionEvent.RESTORED): VersionState.READY,
     (VersionState.FAULTY, VersionEvent.FOUND_BROKEN): VersionState.FAULTY,
+    (VersionState.READY, VersionEvent.DELETED): VersionState.DELETED,
+    (VersionState.FAULTY, VersionEvent.DELETED): VersionState.DELETED,
+    (VersionState.DELETED, VersionEvent.DELETED): VersionState.DELETED,
+    (VersionState.DELETED, VersionEvent.PUBLISHED): VersionState.READY,
 }
 
 # Failures of a restore that speak about the version's bytes; all others are about the machine.

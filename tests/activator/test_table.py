@@ -37,7 +37,12 @@ def test_changes_add_up() -> None:
     table.apply(Feed(revision=4, versions=(version_row("default", "early", new),)))
     table.check_integrity()
     assert [entry.model for entry in table.models("default")] == ["early", "m"]
-    table.apply(Feed(revision=5, removed_models=(("default", "m"),)))
+    table.apply(Feed(revision=5, removed_versions=(("default", "m", new), ("default", "no", new), ("who", "m", new))))
+    entry = table.model("default", "m")
+    assert entry is not None
+    assert [row.version for row in entry.versions] == [VERSION, OTHER]
+    table.check_integrity()
+    table.apply(Feed(revision=6, removed_models=(("default", "m"),)))
     assert table.model("default", "m") is None
     assert table.model("stranger", "theirs") is not None
     table.check_integrity()

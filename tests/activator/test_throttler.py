@@ -117,6 +117,27 @@ def test_a_failed_start_tells_everyone_who_waits() -> None:
     asyncio.run(scenario())
 
 
+def test_who_waits_for_a_deleted_version_is_told() -> None:
+    """At once, that there is no such model; of another version nobody is."""
+
+    async def scenario() -> None:
+        bell = Bell()
+        throttler = _throttler(bell)
+        waiting = asyncio.create_task(_take(throttler))
+        await _turns()
+        throttler.apply(Feed(revision=1, removed_versions=((*KEY[:2], "0" * 64), ("other", *KEY[1:]))))
+        await _turns()
+        assert not waiting.done()
+        throttler.apply(Feed(revision=2, removed_versions=(KEY,)))
+        with pytest.raises(Refused) as refused:
+            await waiting
+        assert code_of(refused.value.failure) == "model_not_found"
+        assert not bell.ringing
+        throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
 def test_a_failed_start_of_another_replica_fails_nobody_who_can_be_served() -> None:
     """A version with a replica has waiters for its slots, not for a start."""
 

@@ -235,3 +235,43 @@ async def _forbid_inserts(registry: Registry) -> None:
 def test_scale_defaults_are_the_policys() -> None:
     """A model scales from zero to one replica, over Knative's window and grace, until told otherwise."""
     assert ScaleSettings() == ScaleSettings(min=0, max=1, target=None, window_s=60.0, grace_s=30.0)
+
+
+def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
+    """No alias may name it and no process run it; then readers forget it, also after a restart, until it is pushed."""
+
+    async def main() -> None:
+        feed = FeedHub()
+        async with opened_registry(tmp_path, feed) as registry:
+            await registry.register(registration(letter="a"), NOW_S)
+            await registry.register(registration(letter="b"), NOW_S)
+            await registry.register(registration(model="n", letter="b"), NOW_S)
+            named = await _refusal(registry.delete(TENANT, "m", "a" * 12, lambda key: False))
+            assert isinstance(named, Conflict)
+            assert "'prod' names it" in named.message
+            used = await _refusal(registry.delete(TENANT, "m", "b" * 12, lambda key: True))
+            assert isinstance(used, Conflict)
+            assert "kelvin stop m" in used.message
+            assert await _refusal(registry.delete(TENANT, "m", "d" * 12, lambda key: False)) == NotFound(
+                "version", "m@" + "d" * 12
+            )
+            for _ in range(2):
+                assert await registry.delete(TENANT, "m", "b" * 12, lambda key: False) == key(letter="b")
+            assert registry.find(key(letter="b")) is None
+            assert registry.named(TENANT) == (digest("a"), digest("b"))  # the model n has it
+            assert {(row.model, row.version) for row in feed.snapshot().versions} == {
+                ("m", digest("a")),
+                ("n", digest("b")),
+            }
+            assert isinstance(await _refusal(registry.deploy(TENANT, "m", "b" * 12)), Conflict)
+            await registry.note(key(letter="b"), VersionEvent.RESTORED)  # said too late
+        feed = FeedHub()
+        async with opened_registry(tmp_path, feed) as registry:
+            (version,) = [each for each in registry.model(TENANT, "m").versions if each.is_deleted]
+            assert (version.registration.version, version.state) == (digest("b"), VersionState.DELETED)
+            assert ("m", digest("b")) not in {(row.model, row.version) for row in feed.snapshot().versions}
+            assert await registry.register(registration(letter="b"), NOW_S + 9)
+            assert ("m", digest("b")) in {(row.model, row.version) for row in feed.snapshot().versions}
+            assert await registry.deploy(TENANT, "m", "b" * 12) == digest("b")
+
+    asyncio.run(main())

@@ -159,6 +159,25 @@ def test_fsck_is_clean_and_finds_a_planted_fault(kelvin: Installation) -> None:
     run(kelvin, "fsck")
 
 
+def test_a_deleted_version_is_gone_and_comes_back(kelvin: Installation, two: tuple[str, str], tmp_path: Path) -> None:
+    """`prod` can't be deleted; another version is a 404 then, still listed, marked by `collect`; pushed, it is back."""
+    first, second = two
+    run(kelvin, "deploy", f"two@{first[:12]}")
+    assert "prod" in run(kelvin, "versions", "delete", f"two@{first[:12]}", code=1)
+    kelvin.to_zero("two")
+    assert second in run(kelvin, "versions", "delete", f"two@{second[:12]}")
+    assert complete(kelvin, f"two@{second[:12]}", "w1", max_tokens=1).status == 404
+    health = {row["version"]: row["health"] for row in json.loads(run(kelvin, "versions", "list", "two", "--json"))}
+    assert health == {first: "ready", second: "deleted"}
+    assert "was deleted" in run(kelvin, "deploy", f"two@{second[:12]}", code=1)
+    told = json.loads(run(kelvin, "collect", "--run", "--json"))
+    assert (told["freed"], [each["version"] for each in told["condemned"]]) == ([], [second])
+    assert "1 versions to no model" in run(kelvin, "fsck")
+    assert kelvin.push(make_tiny(tmp_path / "b", "llama", seed=5), "two") == second
+    assert complete(kelvin, f"two@{second[:12]}", "w1", max_tokens=1).status == 200
+    kelvin.to_zero("two")
+
+
 def test_billing_report_in_every_format(kelvin: Installation) -> None:
     """Table, CSV and JSON of the same month agree on the total."""
     assert complete(kelvin, "llama", "w1", max_tokens=1).status == 200

@@ -111,6 +111,9 @@ class DirectJobs:
         assert versions_of(self.root, registration.tenant), "registered before it was published"
         self.registered = [*(self.registered or []), registration]
 
+    async def named(self, tenant: str) -> tuple[str, ...]:
+        return tuple({each.version for each in self.registered or [] if each.tenant == tenant})
+
 
 @dataclass
 class Bench:

@@ -2,7 +2,7 @@
 
 Imitates, from the plan of `contracts/control.py`: gate jobs answer facts out of config.json or refuse with 422; seal
 jobs read the draft and every chunk from the store, as a runtime's cache does, and fail where one is missing; `versions`
-takes a registration any number of times.
+takes a registration any number of times, and answers which versions are named: all that were, but for deleted ones.
 """
 
 import json
@@ -16,6 +16,7 @@ from contracts.control import (
     Fingerprint,
     GateFacts,
     GateJob,
+    NamedVersions,
     Probe,
     SealAttestation,
     SealJob,
@@ -38,6 +39,7 @@ class FakeControlPlane:
     seals: list[SealJob] = field(default_factory=list)
     registrations: list[VersionRegistration] = field(default_factory=list)
     failures: dict[str, list[Failure]] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -64,6 +66,12 @@ class FakeControlPlane:
             assert (self.store / registration.tenant / "manifests" / registration.version).exists()
             self.registrations.append(registration)
             return Response(status_code=204)
+
+        @app.get("/internal/v1/versions")
+        async def named(tenant: str) -> Response:
+            self._fail("named")
+            versions = {each.version for each in self.registrations if each.tenant == tenant} - self.deleted
+            return Response(encode(NamedVersions(versions=tuple(sorted(versions)))))
 
         return app
 

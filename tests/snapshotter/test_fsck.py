@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,23 @@ from tests.snapshotter.models import Model
 OTHER = Model(more={"generation_config.json": b'{"top_k": 3}'})
 
 
-def lines_of(data: Path, running: bool = False) -> list[FsckLine]:
-    fsck = Fsck(VerifyingStore(FileStore(data / "store")), lambda tenant: running)
+Named = Callable[[str], Awaitable[tuple[str, ...]]]
+
+
+def naming(*versions: str) -> Named:
+    """A registry that names these."""
+
+    async def named(tenant: str) -> tuple[str, ...]:
+        return versions
+
+    return named
+
+
+def lines_of(data: Path, running: bool = False, named: tuple[str, ...] | None = None) -> list[FsckLine]:
+    """What the check says; models name what has a manifest, unless it is given."""
+    there = tuple(path.name for path in (data / "store" / TENANT / "manifests").iterdir())
+    registry = naming(*(there if named is None else named))
+    fsck = Fsck(VerifyingStore(FileStore(data / "store")), lambda tenant: running, registry)
 
     async def collect() -> list[FsckLine]:
         return [line async for line in fsck.check(TENANT)]
@@ -29,8 +44,10 @@ def lines_of(data: Path, running: bool = False) -> list[FsckLine]:
     return asyncio.run(collect())
 
 
-def check(data: Path, running: bool = False) -> tuple[list[FsckFinding], FsckSummary]:
-    *lines, last = lines_of(data, running)
+def check(
+    data: Path, running: bool = False, named: tuple[str, ...] | None = None
+) -> tuple[list[FsckFinding], FsckSummary]:
+    *lines, last = lines_of(data, running, named)
     assert isinstance(last, FsckSummary)
     findings = [line for line in lines if isinstance(line, FsckFinding)]
     assert last.findings == len(findings)
@@ -236,7 +253,7 @@ def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
             return await super().read(key, offset, length)
 
     async def collect(inner: BlobStore) -> list[FsckLine]:
-        return [line async for line in Fsck(inner, lambda tenant: False).check(TENANT)]
+        return [line async for line in Fsck(inner, lambda tenant: False, naming()).check(TENANT)]
 
     last = asyncio.run(collect(Failing(tmp_path / "store")))[-1]
     assert isinstance(last, FsckBroken)
@@ -247,7 +264,7 @@ def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
     """A second check is told to come back; after the first one's end, or its client's, there is room."""
 
     async def scenario() -> None:
-        fsck = Fsck(VerifyingStore(FileStore(tmp_path / "store")), lambda tenant: False)
+        fsck = Fsck(VerifyingStore(FileStore(tmp_path / "store")), lambda tenant: False, naming(store.version))
         first = fsck.check(TENANT)
         await anext(first)
         (refused,) = [line async for line in fsck.check(TENANT)]

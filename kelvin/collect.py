@@ -1,0 +1,55 @@
+"""`kelvin collect`: free what no version of the tenant needs, or say what that would be."""
+
+import json
+from datetime import timedelta
+from typing import Final
+
+import click
+import msgspec
+
+from contracts.collect import CollectReport, CollectRequest
+from contracts.errors import Refused
+from contracts.wire import decode, encode
+from kelvin.push_calls import Door, failure_of, open_door
+
+COLLECT_S: Final = 600.0
+
+
+def collect(door: Door, run: bool) -> CollectReport:
+    """Raises `Refused`."""
+    body, headers = encode(CollectRequest(run=run)), {"content-type": "application/json"}
+    answer = door.request("POST", "/push/v1/collect", content=body, headers=headers, timeout=COLLECT_S)
+    if answer.status_code >= 400:
+        raise Refused(failure_of(answer))
+    return decode(answer.content, CollectReport, what="the installation's answer")
+
+
+@click.command("collect")
+@click.option("--run/--dry-run", "run", required=True, help="Free it, or only say what would be freed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def collect_command(run: bool, as_json: bool) -> None:
+    """Free objects that no version needs, once nothing has needed them for the grace period.
+
+    A version that no model names is marked by the first run, and freed by one after the grace period.
+    """
+    with open_door() as door:
+        report = collect(door, run)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(report)))
+        return
+    for freed in report.freed:
+        click.echo(f"{'freed' if run else 'would free'} {freed.key} ({freed.nbytes} bytes): {freed.reason}")
+    for condemned in report.condemned:
+        left = timedelta(seconds=condemned.kept_s)
+        click.echo(f"no model names version {condemned.version}: kept for {left} more")
+    click.echo(_sentence(report))
+
+
+def _sentence(report: CollectReport) -> str:
+    nbytes = sum(freed.nbytes for freed in report.freed)
+    did = "freed" if report.ran else "would free"
+    kept = f"{report.versions} versions and {report.packs} packs are kept"
+    held = f", in which {report.unreferenced_bytes} bytes belong to no version" if report.unreferenced_bytes else ""
+    dropped = f"; dropped {report.dropped_pushes} pushes that stood still" if report.dropped_pushes else ""
+    running = "; a push was running: what it needs is kept" if report.pushes_running else ""
+    return f"{did} {len(report.freed)} objects, {nbytes} bytes; {kept}{held}{dropped}{running}"

@@ -1,0 +1,171 @@
+"""Free what no version of a tenant needs: look at all objects, let `policy.reach` choose, delete in its order.
+
+Beside pushes it is safe by one lock: no pack of the tenant is written meanwhile, and what running commits and open
+pushes rely on counts as needed. A commit that comes later looks at what is there anew, and asks for what is not.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+from blobstore.packs import decode_table
+from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
+from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
+from contracts.collect import CollectReport
+from contracts.errors import Overloaded, Refused
+from contracts.keys import (
+    ATTESTATIONS,
+    CONDEMNED,
+    DRAFTS,
+    INDEX,
+    INPUTS,
+    MANIFESTS,
+    PACKS,
+    condemned_key,
+    index_key,
+    pack_key,
+)
+from contracts.manifest import decode_manifest
+from snapshotter.jobs import Jobs
+from snapshotter.policy.reach import Collection, Found, FoundManifest, FoundPack, FoundSide, StoreFacts, choose
+from snapshotter.publish import Publisher, UnderWay
+from snapshotter.staging import Staging
+from snapshotter.verify import read_footer
+
+log = logging.getLogger(__name__)
+
+
+class Collector:
+    """One collection at a time. `clock` is wall clock, as the store's is."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        publisher: Publisher,
+        staging: Staging,
+        jobs: Jobs,
+        grace_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._staging = staging
+        self._jobs = jobs
+        self._grace_s = grace_s
+        self._clock = clock
+        self._tenant: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Collector running={self._tenant}>"
+
+    def is_running(self, tenant: str) -> bool:
+        """Whether objects of this tenant are being looked at and freed."""
+        return self._tenant == tenant
+
+    async def collect(self, tenant: str, run: bool) -> CollectReport:
+        """What is not needed; with `run` it is gone when this returns. Cancelled midway, another call goes on.
+
+        Raises `Refused`: Overloaded where a collection runs, ManifestCorrupt or NotFound where a needed manifest does
+        not say what it needs (nothing is freed then), Unavailable.
+        """
+        if self._tenant is not None:
+            raise Refused(Overloaded("the list of running collections", 1, 10.0))
+        self._tenant = tenant
+        try:
+            return await self._collect(tenant, run)
+        finally:
+            self._tenant = None
+
+    async def _collect(self, tenant: str, run: bool) -> CollectReport:
+        async with self._publisher.quiet(tenant) as under_way:
+            now_s = self._clock()
+            dropped = await asyncio.to_thread(self._staging.sweep, now_s, self._grace_s, tenant) if run else 0
+            chosen = choose(await self._look(tenant, under_way), now_s, self._grace_s)
+            if run:
+                await self._apply(tenant, chosen)
+        return CollectReport(
+            ran=run,
+            grace_s=round(self._grace_s),
+            freed=chosen.free,
+            condemned=chosen.condemned,
+            versions=chosen.versions,
+            packs=chosen.packs,
+            unreferenced_bytes=chosen.unreferenced_bytes,
+            dropped_pushes=dropped,
+            pushes_running=bool(under_way),
+        )
+
+    async def _apply(self, tenant: str, chosen: Collection) -> None:
+        for version in chosen.condemn:
+            await self._store.put_if_absent(condemned_key(tenant, version), b"")
+        for version in chosen.pardon:
+            await self._store.delete(condemned_key(tenant, version))
+        for freed in chosen.free:
+            await self._store.delete(freed.key)
+        nbytes = sum(freed.nbytes for freed in chosen.free)
+        log.info("collected", extra={"tenant": tenant, "objects": len(chosen.free), "bytes": nbytes})
+
+    async def _look(self, tenant: str, under_way: tuple[UnderWay, ...]) -> StoreFacts:
+        """Running commits were looked at first, names are asked for next: who is done by then is named."""
+        named = frozenset(await self._jobs.named(tenant))
+        promised = await asyncio.to_thread(self._staging.promised, tenant)
+        return StoreFacts(
+            tenant=tenant,
+            named=named,
+            committing=frozenset(each.version for each in under_way),
+            promised=frozenset(promised.union(*(each.chunks for each in under_way))),
+            manifests={
+                _last(key): await self._manifest(key, found) async for key, found in self._list(tenant, MANIFESTS)
+            },
+            drafts={_last(key): await self._manifest(key, found) async for key, found in self._list(tenant, DRAFTS)},
+            condemned={_last(key): found async for key, found in self._list(tenant, CONDEMNED)},
+            attestations=tuple(
+                [FoundSide(key, found, key.split("/")[2]) async for key, found in self._list(tenant, ATTESTATIONS)]
+            ),
+            inputs=tuple([await self._inputs(key, found) async for key, found in self._list(tenant, INPUTS)]),
+            packs={_last(key): await self._pack(tenant, key, found) async for key, found in self._list(tenant, PACKS)},
+            indexes={_last(key): found async for key, found in self._list(tenant, INDEX)},
+        )
+
+    async def _list(self, tenant: str, kind: str) -> AsyncIterator[tuple[str, Found]]:
+        async for key in self._store.list(f"{tenant}/{kind}/"):
+            try:
+                stat = await self._store.stat(key)
+            except BlobNotFound:
+                continue
+            yield key, Found(stat.size, stat.modified_s)
+
+    async def _manifest(self, key: str, found: Found) -> FoundManifest:
+        try:
+            manifest = decode_manifest(await self._store.read(key), _last(key))
+        except (BlobNotFound, BlobCorrupt):
+            return FoundManifest(found, None)
+        except Refused as refused:
+            if isinstance(refused.failure, ManifestCorrupt):
+                return FoundManifest(found, None)
+            raise
+        return FoundManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
+
+    async def _inputs(self, key: str, found: Found) -> FoundSide:
+        return FoundSide(key, found, (await self._store.read(key)).decode(errors="replace"))
+
+    async def _pack(self, tenant: str, key: str, found: Found) -> FoundPack:
+        """By its index; a reader goes by the footer where that is damaged or gone, so that counts likewise."""
+        pack = _last(key)
+        try:
+            table = decode_table(await self._store.read(index_key(tenant, pack)), pack)
+        except Refused as refused:
+            if not isinstance(refused, BlobNotFound) and not isinstance(refused.failure, PackCorrupt):
+                raise
+            try:
+                table = await read_footer(self._store, pack_key(tenant, pack), found.nbytes, pack)
+            except Refused as broken:
+                if isinstance(broken.failure, PackCorrupt):
+                    return FoundPack(found, None)
+                raise
+        return FoundPack(found, {entry.digest: entry.length for entry in table})
+
+
+def _last(key: str) -> str:
+    return key.rsplit("/", 1)[1]

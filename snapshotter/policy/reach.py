@@ -1,0 +1,165 @@
+"""What a tenant's versions need of its objects, and what nothing needs. Pure: the store is read and freed by `collect`.
+
+Needed is what a model names, what is being committed, what waits for its commit, and what was found unneeded for less
+than the grace period. All else goes, whole objects only: a pack stays for a single chunk.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from contracts.artifact_errors import ManifestCorrupt
+from contracts.collect import Condemned, Freed
+from contracts.errors import NotFound, Refused
+from contracts.keys import condemned_key, draft_key, index_key, manifest_key, pack_key
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object as it is listed: how large, and when it was put (wall clock)."""
+
+    nbytes: int
+    modified_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FoundManifest:
+    """A manifest or draft; `chunks` is None where it does not decode."""
+
+    object: Found
+    chunks: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPack:
+    """A pack with the chunks (digest -> length) of its index, or of its footer; None where neither can be read."""
+
+    object: Found
+    chunks: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSide:
+    """An attestation or inputs object, by its key, and the version that it speaks of."""
+
+    key: str
+    object: Found
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """All objects of a tenant, and what is known of their users. Everything is by version or pack."""
+
+    tenant: str
+    named: frozenset[str]  # versions that a model names
+    committing: frozenset[str]  # versions whose commit is under way
+    promised: frozenset[str]  # chunks that open pushes and running commits rely on
+    manifests: Mapping[str, FoundManifest]
+    drafts: Mapping[str, FoundManifest]
+    condemned: Mapping[str, Found]
+    attestations: tuple[FoundSide, ...]
+    inputs: tuple[FoundSide, ...]
+    packs: Mapping[str, FoundPack]
+    indexes: Mapping[str, Found]
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What to do: mark, unmark, free in this order. `kept` versions and packs are left."""
+
+    condemn: tuple[str, ...]  # versions that get their mark now
+    pardon: tuple[str, ...]  # versions whose mark goes: a model names them again
+    condemned: tuple[Condemned, ...]
+    free: tuple[Freed, ...]
+    versions: int
+    packs: int
+    unreferenced_bytes: int
+
+
+def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
+    """Raises `Refused` (ManifestCorrupt, NotFound) where a version that is needed can't say what it needs."""
+    wanted = facts.named | facts.committing
+    unnamed = sorted(facts.manifests.keys() - wanted)
+    since = {version: facts.condemned[version].modified_s for version in unnamed if version in facts.condemned}
+    left_s = {version: since.get(version, now_s) + grace_s - now_s for version in unnamed}
+    dead = {version for version in unnamed if left_s[version] <= 0}
+    kept = facts.manifests.keys() - dead
+    drafts = {
+        version
+        for version, draft in facts.drafts.items()
+        if version in facts.committing or _is_young(draft.object, now_s, grace_s)
+    }
+    live = kept | drafts | facts.committing
+    reached = _reached(facts, kept, drafts)
+    free = (
+        *_sides(facts.inputs, live, "its version is gone", now_s, grace_s),
+        *(_freed(manifest_key, facts, v, facts.manifests[v].object, "no model names it") for v in sorted(dead)),
+        *(
+            _freed(draft_key, facts, version, facts.drafts[version].object, "its push did not end")
+            for version in sorted(facts.drafts.keys() - drafts)
+        ),
+        *_sides(facts.attestations, live, "its version is gone", now_s, grace_s),
+        *(
+            _freed(condemned_key, facts, version, mark, "its version is gone")
+            for version, mark in sorted(facts.condemned.items())
+            if version not in kept
+        ),
+        *_packs(facts, reached, now_s, grace_s),
+    )
+    freed_keys = {freed.key for freed in free}
+    stay = {pack: found for pack, found in facts.packs.items() if pack_key(facts.tenant, pack) not in freed_keys}
+    lengths = {digest: length for found in stay.values() for digest, length in (found.chunks or {}).items()}
+    return Collection(
+        condemn=tuple(version for version in unnamed if version not in since and version not in dead),
+        pardon=tuple(sorted(facts.condemned.keys() & wanted & facts.manifests.keys())),
+        condemned=tuple(Condemned(version=v, kept_s=max(0, round(left_s[v]))) for v in unnamed if v not in dead),
+        free=free,
+        versions=len(kept),
+        packs=len(stay),
+        unreferenced_bytes=sum(length for digest, length in lengths.items() if digest not in reached),
+    )
+
+
+def _reached(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> frozenset[str]:
+    """Chunks that must stay."""
+    for version in sorted(facts.named):
+        if version not in facts.manifests:
+            raise Refused(NotFound("the manifest of version", version))
+    reached = set(facts.promised)
+    for objects, versions in ((facts.manifests, kept), (facts.drafts, drafts)):
+        for version in versions:
+            chunks = objects[version].chunks
+            if chunks is None:
+                raise Refused(ManifestCorrupt(version, "it does not decode, so nothing is known of what it needs"))
+            reached |= chunks
+    return frozenset(reached)
+
+
+def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: float) -> Iterator[Freed]:
+    """Index first: a pack without one is offered to nobody, an index without its pack would be."""
+    for pack, found in sorted(facts.packs.items()):
+        if found.chunks is None or not reached.isdisjoint(found.chunks) or _is_young(found.object, now_s, grace_s):
+            continue
+        if (index := facts.indexes.get(pack)) is not None:
+            yield _freed(index_key, facts, pack, index, "no version needs its pack")
+        yield _freed(pack_key, facts, pack, found.object, "no version needs a chunk of it")
+    for pack, index in sorted(facts.indexes.items()):
+        if pack not in facts.packs and not _is_young(index, now_s, grace_s):
+            yield _freed(index_key, facts, pack, index, "its pack is gone")
+
+
+def _sides(
+    sides: Iterable[FoundSide], live: AbstractSet[str], reason: str, now_s: float, grace_s: float
+) -> Iterator[Freed]:
+    for side in sides:
+        if side.version not in live and not _is_young(side.object, now_s, grace_s):
+            yield Freed(key=side.key, nbytes=side.object.nbytes, reason=reason)
+
+
+def _freed(key: Callable[[str, str], str], facts: StoreFacts, name: str, found: Found, reason: str) -> Freed:
+    return Freed(key=key(facts.tenant, name), nbytes=found.nbytes, reason=reason)
+
+
+def _is_young(found: Found, now_s: float, grace_s: float) -> bool:
+    return found.modified_s + grace_s > now_s

@@ -1,0 +1,228 @@
+"""A store, a registry and clients whose every step waits to be let through: interleavings as a test chooses them."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blobstore.memory import MemoryStore
+from blobstore.packs import decode_table
+from blobstore.store import BlobStat, Payload
+from blobstore.verifying import VerifyingStore
+from contracts.artifact_errors import ChunkMissing
+from contracts.collect import CollectReport
+from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, VersionRegistration
+from contracts.errors import Refused
+from contracts.manifest import decode_manifest
+from contracts.problem import code_of
+from contracts.push import CommitRequest, Committing, MissingRequest
+from contracts.wire import encode
+from snapshotter.catalog import Catalog
+from snapshotter.collect import Collector
+from snapshotter.publish import Publisher
+from snapshotter.pushes import Pushes, PushLimits
+from snapshotter.staging import Staging
+from tests.snapshotter.control import attestation, gate_facts
+from tests.snapshotter.models import Model
+from tests.snapshotter.sender import digests_of, send_missing
+
+TENANT = "acme"
+ROUNDS = 30
+
+
+class Gates:
+    """Who is about to do something, in the order of coming."""
+
+    def __init__(self) -> None:
+        self.waiting: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        gate = asyncio.get_running_loop().create_future()
+        self.waiting.append(gate)
+        await gate
+
+    def open(self, which: int) -> None:
+        gate = self.waiting.pop(which % len(self.waiting))
+        if not gate.done():  # whoever waited may have been cancelled
+            gate.set_result(None)
+
+
+@dataclass
+class GatedStore:
+    """Waits before each call."""
+
+    inner: MemoryStore
+    gates: Gates
+
+    async def put_if_absent(self, key: str, data: Payload) -> bool:
+        await self.gates.wait()
+        return await self.inner.put_if_absent(key, data)
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        await self.gates.wait()
+        return await self.inner.read(key, offset, length)
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        raise AssertionError("not used")
+
+    async def stat(self, key: str) -> BlobStat:
+        return await self.inner.stat(key)
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        await self.gates.wait()
+        async for key in self.inner.list(prefix):
+            yield key
+
+    async def delete(self, key: str) -> None:
+        await self.gates.wait()
+        await self.inner.delete(key)
+
+
+@dataclass
+class GatedJobs:
+    """`Jobs` that seal by reading what a runtime would read, and name what is registered and not deleted."""
+
+    store: MemoryStore
+    gates: Gates
+    named_versions: set[str] = field(default_factory=set)
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        return gate_facts(job)
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        await self.gates.wait()
+        if (lack := lacking(self.store, "drafts", job.version)) is not None:
+            raise Refused(ChunkMissing(lack))
+        await self.gates.wait()
+        return attestation(job.version, gate_facts(GateJob(config_json=CONFIG, tensors={})))
+
+    async def register(self, registration: VersionRegistration) -> None:
+        await self.gates.wait()
+        self.named_versions.add(registration.version)
+        await self.gates.wait()
+
+    async def named(self, tenant: str) -> tuple[str, ...]:
+        await self.gates.wait()
+        found = tuple(self.named_versions)
+        await self.gates.wait()
+        return found
+
+
+CONFIG = Model().files()["config.json"].decode()
+
+
+def lacking(store: MemoryStore, kind: str, version: str) -> str | None:
+    """The first thing that a reader of the version would not find; None where it is whole."""
+    blobs = store._blobs
+    raw = blobs.get(f"{TENANT}/{kind}/{version}")
+    if raw is None:
+        return f"{kind}/{version}"
+    there: set[str] = set()
+    for key, table in blobs.items():
+        if key.startswith(f"{TENANT}/index/") and key.replace("/index/", "/packs/") in blobs:
+            there |= {entry.digest for entry in decode_table(table, key)}
+    if kind == "manifests" and not any(key.startswith(f"{TENANT}/attestations/{version}/") for key in blobs):
+        return "an attestation"
+    return next((chunk.digest for chunk in decode_manifest(raw, version).chunks if chunk.digest not in there), None)
+
+
+class World:
+    """One snapshotter over a gated store, driven by hand. Close it."""
+
+    def __init__(self, data: Path, grace_s: float, publisher: type[Publisher], staging: type[Staging]) -> None:
+        self.now_s = 2_000_000_000.0  # later than the real clock, by which staging dates what it keeps
+        self.loop = asyncio.new_event_loop()
+        self.gates = Gates()
+        self.memory = MemoryStore(lambda: self.now_s)
+        self.jobs = GatedJobs(self.memory, self.gates)
+        store = VerifyingStore(GatedStore(self.memory, self.gates))
+        staged = staging(data / "staging", 8)
+        catalog = Catalog(store)
+        self.publisher = publisher(store, staged, catalog, self.jobs, 3 * 4096)
+        self.pushes = Pushes(staged, catalog, self.publisher, self.jobs, PushLimits(4096, 1 << 30, 1 << 30))
+        self.collector = Collector(store, self.publisher, staged, self.jobs, grace_s, lambda: self.now_s)
+        self.clients: list[asyncio.Task[str]] = []
+        self.collections: list[asyncio.Task[CollectReport]] = []
+
+    def push(self, model: Model) -> None:
+        self.clients.append(self.loop.create_task(self._push(model)))
+        self.settle()
+
+    def collect(self) -> None:
+        self.collections.append(self.loop.create_task(self.collector.collect(TENANT, run=True)))
+        self.settle()
+
+    def step(self, which: int) -> None:
+        if self.gates.waiting:
+            self.gates.open(which)
+            self.settle()
+
+    def settle(self) -> None:
+        """Let everybody run up to the next gate."""
+
+        async def turns() -> None:
+            for _ in range(40):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(turns())
+
+    def finish(self, which: Callable[[int], int] = lambda _: 0) -> None:
+        """Open gates until nobody waits; every push came to its version, every collection to its end."""
+        for number in range(100_000):
+            if not self.gates.waiting:
+                break
+            self.step(which(number))
+        for task in [*self.clients, *self.collections]:
+            assert task.done(), f"{task} hangs"
+            task.result()
+
+    def check(self) -> None:
+        """No named version lacks anything."""
+        for version in self.jobs.named_versions:
+            lack = lacking(self.memory, "manifests", version)
+            assert lack is None, f"version {version} lacks {lack}"
+
+    def close(self) -> None:
+
+        async def end() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.loop.run_until_complete(end())
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    async def _push(self, model: Model) -> str:
+        """As `kelvin push` does it: what lacks is sent again, what expired is begun again."""
+        files, request = model.files(), encode(model.request())
+        for _ in range(ROUNDS):
+            plan = await self.pushes.plan(TENANT, request)
+            digests = digests_of(plan, files)
+            try:
+                missing = await self.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+
+                async def put(digest: str, data: bytes, plan_id: str = missing.plan_id) -> None:
+                    await self.gates.wait()
+                    await self.pushes.put_chunk(TENANT, plan_id, digest, data)
+
+                await send_missing(plan, digests, missing.digests, files, put)
+                await self.gates.wait()
+                while True:
+                    answer = await self.pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
+                    if not isinstance(answer, Committing):
+                        return answer.version
+            except Refused as refused:
+                if code_of(refused.failure) not in ("conflict", "not_found"):
+                    raise
+        raise AssertionError("the push did not come to its end")
+
+
+async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
+    """For `asyncio.to_thread`: what blocks for a moment blocks the loop, so that steps are repeatable."""
+    found = function(*arguments)
+    assert not inspect.isawaitable(found)
+    return found
