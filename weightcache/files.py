@@ -144,7 +144,7 @@ class ChunkFiles:
             path.rename(self._quarantine / f"{name}.{secrets.token_hex(4)}")
         except FileNotFoundError:
             return
-        aside = sorted(self._quarantine.iterdir(), key=lambda each: each.stat().st_ctime_ns)
+        aside = sorted(self._quarantine.iterdir(), key=_set_aside_at)
         for old in aside[:-MAX_QUARANTINED]:
             old.unlink(missing_ok=True)
 
@@ -159,6 +159,13 @@ def open_direct(path: Path, flags: int) -> int:
             raise
     # A file system that refuses at open may have made the file already.
     return os.open(path, flags & ~os.O_EXCL, 0o600)
+
+
+def _set_aside_at(path: Path) -> int:
+    try:
+        return path.stat().st_ctime_ns
+    except FileNotFoundError:  # another thread has just removed it
+        return 0
 
 
 def _judged(error: OSError) -> Outcome:

@@ -122,6 +122,8 @@ class SlabPool:
 
     def give_back(self, slab: Slab) -> None:
         """Nobody has it mapped any more but this process."""
+        if slab not in self._out:
+            return  # the pool was closed meanwhile
         self._out.remove(slab)
         self._free.append(slab)
         self._changed.set()

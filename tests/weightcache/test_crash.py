@@ -1,22 +1,32 @@
-"""Killed at any point of an admission, the agent leaves no torn chunk: the next one serves the right bytes."""
+"""Killed at any point of an admission or of healing, the agent leaves nothing torn: the next one serves right bytes.
 
+`KELVIN_TEST_KILLS` says how often; half of them while it heals.
+"""
+
+import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
+from blobstore.files import FileStore
 from contracts.errors import Refused
 from service.unix import SocketDirectory
-from tests.weightcache.kit import HUGE, TENANT, make_version, running, settings_of
+from tests.weightcache.kit import HUGE, TENANT, make_version, publish, running, settings_of
+from weightcache import files
 from weightcache.client import acquire
 
 VERSION = make_version(seed=5, pages=(40, 3, 17), chunk_pages=4)
+KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "8"))
+DAMAGED = 5  # chunks that are wrong on NVMe before it is killed while it heals
 ADMISSIONS = 1 + len(set(VERSION.digests))  # the manifest, then each chunk: open, write, sync, name
 
 # The agent as it starts, but that it kills itself at the Nth call of its admissions: before it, halfway or after it.
@@ -42,6 +52,9 @@ def dying(real, counts, halfway):
 def staged(args):
     return files.STAGING in str(args[0])
 
+def moved(args):
+    return staged(args) or files.QUARANTINE in str(args[1])
+
 def always(args):
     return True
 
@@ -52,7 +65,7 @@ pwritev = os.pwritev
 os.open = dying(os.open, staged, lambda *_: None)
 os.pwritev = dying(os.pwritev, always, half)
 os.fdatasync = dying(os.fdatasync, always, lambda *_: None)
-os.rename = dying(os.rename, staged, lambda *_: None)
+os.rename = dying(os.rename, moved, lambda *_: None)
 """
 START = "from weightcache.__main__ import main\nmain()\n"
 CARELESS = """
@@ -97,27 +110,74 @@ def torn_chunks(data: Path) -> list[str]:
     return [path.name for path in named if blake3(path.read_bytes()).hexdigest() != path.name]
 
 
-def publish(data: Path) -> None:
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that holds the version, above it nothing."""
+    data = tmp_path_factory.mktemp("published")
+    asyncio.run(publish(FileStore(data / "store"), VERSION))
+    return data
+
+
+@pytest.fixture(scope="module")
+def admitted(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, and all of it on NVMe."""
+    data = tmp_path_factory.mktemp("admitted") / "data"
+    shutil.copytree(published, data)
     with running(settings_of(data)) as agent:
-        agent.publish(VERSION)
+        agent.acquire(VERSION).close()
+        agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(set(VERSION.digests)))
+    shutil.rmtree(data / "run")
+    return data
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_killed(tmp_path: Path, seed: int) -> None:
-    """At a random point: whatever has a chunk's name has its digest, and the version is served whole afterwards."""
-    source = random.Random(seed)
-    publish(tmp_path)
+def damage(data: Path, digests: Set[str], source: random.Random) -> None:
+    """Flip or cut these chunks on NVMe."""
+    for digest in sorted(digests):
+        path = data / "cache" / TENANT / digest[:2] / digest
+        content = bytearray(path.read_bytes())
+        content[source.randrange(len(content))] ^= 1
+        path.write_bytes(content[: source.choice([len(content), len(content) // 2])])
+
+
+def assert_whole(data: Path) -> None:
+    """The next agent serves the right bytes, and NVMe holds nothing else afterwards."""
+    with running(settings_of(data)) as agent:
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+        agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(set(VERSION.digests)))
+    assert torn_chunks(data) == []
+    assert list((data / "cache" / files.STAGING).iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", range(0, KILLS, 2))
+def test_killed(tmp_path: Path, published: Path, seed: int) -> None:
+    """While it admits: whatever has a chunk's name has its digest, and the version is served whole afterwards."""
+    source, data = random.Random(seed), tmp_path / "data"
+    shutil.copytree(published, data)
     kill_while_admitting(
-        tmp_path, DYING + START, source.randint(1, 4 * ADMISSIONS), source.choice(["before", "halfway", "after"])
+        data, DYING + START, source.randint(1, 4 * ADMISSIONS), source.choice(["before", "halfway", "after"])
     )
-    assert torn_chunks(tmp_path) == []
-    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as lease:
-        assert lease.view(0, lease.total_bytes) == VERSION.linear
+    assert torn_chunks(data) == []
+    assert_whole(data)
 
 
-def test_killed_control(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(1, KILLS, 2))
+def test_killed_while_healing(tmp_path: Path, admitted: Path, seed: int) -> None:
+    """Between a file that is set aside and the one that replaces it: nothing new is torn, and the next agent heals."""
+    source, data = random.Random(seed), tmp_path / "data"
+    shutil.copytree(admitted, data)
+    bad = set(source.sample(sorted(set(VERSION.digests)), DAMAGED))
+    damage(data, bad, source)
+    kill_while_admitting(
+        data, DYING + START, source.randint(1, 5 * DAMAGED), source.choice(["before", "halfway", "after"])
+    )
+    assert set(torn_chunks(data)) <= bad
+    assert_whole(data)
+
+
+def test_killed_control(tmp_path: Path, published: Path) -> None:
     """Negative control: files written under their own names are torn by it. Even then nothing torn is served."""
-    publish(tmp_path)
+    shutil.copytree(published, tmp_path, dirs_exist_ok=True)
     kill_while_admitting(tmp_path, DYING + CARELESS + START, 2, "halfway")
     assert len(torn_chunks(tmp_path)) == 1
     with running(settings_of(tmp_path)) as agent:

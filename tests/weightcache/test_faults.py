@@ -3,6 +3,7 @@
 The negative control runs the same damage through an agent whose verifier says yes to everything.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -148,6 +149,54 @@ def test_nvme_control(tmp_path: Path, damage: Damage) -> None:
         damage_file(agent.chunk_file(VERSION.digests[VICTIM]), damage)
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) != VERSION.linear
+
+
+def full(fd: int, parts: list[memoryview], offset: int) -> int:
+    """`os.pwritev` on a disk without room."""
+    raise OSError(errno.ENOSPC, "no space")
+
+
+def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+    """`os.open` on a disk that became read-only, as far as the cache's files are concerned."""
+    if flags & (os.O_WRONLY | os.O_CREAT) and "cache" in Path(path).parts:
+        raise OSError(errno.EROFS, "read-only")
+    return _open(path, flags, mode)
+
+
+def immovable(*_: object, **__: object) -> None:
+    """`os.rename`, `os.unlink` and `os.utime` there."""
+    raise OSError(errno.EROFS, "read-only")
+
+
+_open = os.open
+FULL = {"pwritev": full}
+READ_ONLY = {"open": read_only, "rename": immovable, "unlink": immovable, "utime": immovable}
+
+
+@pytest.mark.parametrize(
+    "broken", [pytest.param(FULL, id="the disk is full"), pytest.param(READ_ONLY, id="the disk became read-only")]
+)
+def test_healed_without_the_disk(
+    tmp_path: Path, broken: dict[str, Callable[..., object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that takes nothing is no obstacle: bytes go from the store into memory. Once it works, it heals too."""
+    on_nvme(tmp_path)
+    digest = VERSION.digests[VICTIM]
+    with running(settings_of(tmp_path)) as agent:
+        damage_file(agent.chunk_file(digest), flip)
+        with monkeypatch.context() as patch:
+            for name, call in broken.items():
+                patch.setattr(os, name, call)
+            with agent.acquire(VERSION) as lease:
+                assert lease.view(0, lease.total_bytes) == VERSION.linear
+                assert lease.chunks_by_tier["store"] == 1
+            state = agent.wait_for("it was not admitted", lambda state: state.unadmitted_chunks == 1)
+            assert (state.healed_chunks, state.leases_refused) == ({"store": 1}, {})
+    with running(settings_of(tmp_path)) as agent:
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+        agent.wait_for("it is on NVMe again", lambda state: state.admitted_chunks == 1)
+        assert agent.chunk_file(digest).read_bytes() == VERSION.chunks[VICTIM]
 
 
 def pack_of(agent: RunningAgent) -> Path:

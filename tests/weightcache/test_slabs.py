@@ -179,6 +179,18 @@ def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
     pooled(scenario)
 
 
+def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
+    """What is freed in the instant of the end was unmapped with all others."""
+
+    async def scenario(pool: SlabPool) -> None:
+        slab = await pool.take("a", 10)
+        await pool.close()
+        pool.give_back(slab)
+        assert pool.counts == {"used": 0, "free": 0, "huge": 0}
+
+    pooled(scenario)
+
+
 def test_pool_zeroes_between_tenants() -> None:
     """The next tenant gets zero bytes; the same tenant isn't made to wait for them."""
 

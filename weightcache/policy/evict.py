@@ -18,6 +18,8 @@ class Candidate(Generic[Key]):
 
 def choose(candidates: Iterable[Candidate[Key]], need: int) -> tuple[Key, ...] | None:
     """The oldest candidates whose sizes add up to `need`, oldest first and none too many; None where they can't."""
+    if need <= 0:
+        return ()  # without looking at them all: this is the common case, once per admission
     chosen: list[Key] = []
     freed = 0
     for candidate in sorted(candidates, key=lambda each: each.used_at):

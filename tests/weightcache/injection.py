@@ -1,0 +1,292 @@
+"""Corruptions by the thousand at the cache's seam: the product's composition, over tiers that are damaged on purpose.
+
+Each injection damages one chunk in one way at one place, asks for the chunk, and says what was served. Files are really
+damaged; what a disk can't be told to do (errors, short reads), the store and memory are damaged where they are read.
+"""
+
+import asyncio
+import errno
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import pytest
+from blake3 import blake3
+
+from blobstore.memory import MemoryStore
+from blobstore.retrying import RetryBudget, RetryingStore
+from blobstore.store import BlobShort, BlobUnavailable
+from contracts.errors import Refused
+from contracts.manifest import PAGE
+from contracts.problem import code_of
+from tests.weightcache.kit import HUGE, TENANT, make_pack, settings_of
+from weightcache.cache import Cache, open_cache
+from weightcache.policy.healing import Outcome
+from weightcache.sources import Verify
+
+READS_AT_ONCE: Final = RetryBudget(attempts=2, base_s=0.0)
+FOR_GOOD: Final = 1 << 30
+
+
+_preadv = os.preadv
+
+
+class Kind(StrEnum):
+    """What is done to a chunk."""
+
+    FLIP = "flip"
+    TRUNCATE = "truncate"
+    SWAP = "swap"
+    STALE = "stale"
+    ZERO = "zero"
+    SHORT = "short"
+    EIO = "eio"
+
+
+CONTENT: Final = (Kind.FLIP, Kind.SWAP, Kind.STALE, Kind.ZERO)
+FOUND_AS: Final = dict.fromkeys(CONTENT, Outcome.DIGEST) | {
+    Kind.TRUNCATE: Outcome.LENGTH,
+    Kind.SHORT: Outcome.SHORT,
+    Kind.EIO: Outcome.UNREADABLE,
+}
+
+
+class Where(StrEnum):
+    """Where it is done. *Once* is a bad read, all else is a bad object."""
+
+    NVME = "nvme"
+    STORE = "store"
+    STORE_ONCE = "store, once"
+    BOTH = "nvme and store"
+    BOTH_ONCE = "nvme and store, once"
+    HOST = "host, before the check, for good"
+    HOST_ONCE = "host, before the check, once"
+
+    @property
+    def on_nvme(self) -> bool:
+        return self in (Where.NVME, Where.BOTH, Where.BOTH_ONCE)
+
+    @property
+    def store_reads(self) -> int:
+        """How many reads of the store come wrong."""
+        return {Where.STORE: FOR_GOOD, Where.BOTH: FOR_GOOD, Where.STORE_ONCE: 1, Where.BOTH_ONCE: 1}.get(self, 0)
+
+    @property
+    def checks(self) -> int:
+        """Before how many checks the host's memory changes."""
+        return {Where.HOST: FOR_GOOD, Where.HOST_ONCE: 1}.get(self, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A chunk, another one as long, and what an older version had in its place."""
+
+    digest: str
+    right: bytes
+    swapped: bytes
+    stale: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """One corruption, and the answer that is right for it: None for the chunk's own bytes, else a failure's code."""
+
+    body: Body
+    kind: Kind
+    where: Where
+    seed: int
+
+    @property
+    def want(self) -> str | None:
+        if self.where is Where.HOST:
+            return "chunk_corrupt"
+        if self.where not in (Where.STORE, Where.BOTH):
+            return None
+        return "unavailable" if self.kind is Kind.EIO else "chunk_corrupt"
+
+    @property
+    def faults(self) -> Counter[tuple[str, str]]:
+        """What the cache should count of it, by tier and kind."""
+        found: Counter[tuple[str, str]] = Counter()
+        if self.where.on_nvme:
+            found["nvme", FOUND_AS[self.kind]] += 1
+        if self.where.checks:
+            found["nvme", Outcome.DIGEST] += 1
+            found["store", Outcome.DIGEST] += min(2, self.where.checks - 1)
+        if self.where.store_reads and self.kind is not Kind.EIO:  # a store that errs is away, and retried beneath
+            as_read = Outcome.SHORT if self.kind is Kind.TRUNCATE else FOUND_AS[self.kind]
+            found["store", as_read] += min(2, self.where.store_reads)
+        return +found
+
+    def apply(self, into: bytearray | memoryview) -> None:
+        """Make these bytes what the kind says, keeping their length."""
+        if self.kind is Kind.FLIP:
+            source = random.Random(self.seed)
+            into[source.randrange(len(into))] ^= 1 << source.randrange(8)
+        else:
+            into[:] = {Kind.SWAP: self.body.swapped, Kind.STALE: self.body.stale}.get(self.kind, bytes(len(into)))
+
+
+def kinds_of(where: Where) -> Sequence[Kind]:
+    """Memory has neither an end nor errors."""
+    return CONTENT if where.checks else tuple(Kind)
+
+
+def make_bodies(count: int, seed: int) -> list[Body]:
+    """Distinct chunks of one to three pages; neighbours in pairs are each other's swap."""
+    source, bodies = random.Random(seed), []
+    for _ in range(count // 2):
+        length = source.randint(1, 3) * PAGE
+        one, two = source.randbytes(length), source.randbytes(length)
+        for right, other in ((one, two), (two, one)):
+            bodies.append(Body(blake3(right).hexdigest(), right, other, source.randbytes(length)))
+    return bodies
+
+
+def draw(bodies: Sequence[Body], source: random.Random) -> list[Injection]:
+    """One injection for each; a swap is done to both of a pair."""
+    drawn: list[Injection] = []
+    for at in range(0, len(bodies), 2):
+        where = source.choice(list(Where))
+        kind = source.choice(kinds_of(where))
+        drawn.append(Injection(bodies[at], kind, where, source.getrandbits(32)))
+        if kind is not Kind.SWAP:
+            where = source.choice(list(Where))
+            kind = source.choice([each for each in kinds_of(where) if each is not Kind.SWAP])
+        drawn.append(Injection(bodies[at + 1], kind, where, source.getrandbits(32)))
+    return drawn
+
+
+class DamagedStore(MemoryStore):
+    """Reads of chosen ranges come wrong, so many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sick: dict[int, tuple[Injection, list[int]]] = {}  # by offset in the only pack; reads left
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        injection, left = self.sick.get(offset, (None, [0]))
+        if injection is None or left[0] == 0:
+            await super().read_into(key, offset, into)
+            return
+        left[0] -= 1
+        if injection.kind is Kind.EIO:
+            raise BlobUnavailable("EIO")
+        if injection.kind in (Kind.TRUNCATE, Kind.SHORT):
+            half = injection.seed % into.nbytes
+            into[:half] = injection.body.right[:half]
+            raise BlobShort(key, offset, into.nbytes)
+        await super().read_into(key, offset, into)
+        injection.apply(into)
+
+
+class Rig:
+    """An open cache whose NVMe tier holds all of `bodies`, as does its store."""
+
+    def __init__(self, root: Path, bodies: Sequence[Body], verify: Verify) -> None:
+        self.root = root
+        self.bodies = bodies
+        self.store = DamagedStore()
+        self._verify = verify
+        self._checks: dict[str, tuple[Injection, list[int]]] = {}
+        self._disk: dict[int, Injection] = {}  # by inode
+        self._lock = threading.Lock()
+        self._offsets: dict[str, int] = {}
+        self.cache: Cache
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["Rig"]:
+        pack, body, table = make_pack([each.right for each in self.bodies])
+        await self.store.put_if_absent(f"{TENANT}/packs/{pack}", body)
+        await self.store.put_if_absent(f"{TENANT}/index/{pack}", table)
+        end = 0
+        for each in self.bodies:
+            self._offsets[each.digest], end = end, end + len(each.right)
+        settings = settings_of(self.root, slabs=8, slab_bytes=HUGE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "preadv", self._preadv)
+            async with open_cache(settings, RetryingStore(self.store, READS_AT_ONCE), verify=self._check) as cache:
+                self.cache = cache
+                assert await self._ask_all(self.bodies) == [None] * len(self.bodies)
+                yield self
+
+    async def inject(self, injections: Sequence[Injection]) -> list[tuple[Injection, str | None]]:
+        """Those that were answered otherwise than they should be, with the answer. All chunks are well afterwards."""
+        absent = frozenset(each.body.digest for each in injections if each.where in (Where.STORE, Where.STORE_ONCE))
+        await self.cache.nvme.evict(TENANT, None, absent)
+        for each in injections:
+            self._damage(each)
+        answers = await self._ask_all([each.body for each in injections])
+        self.store.sick.clear()
+        self._checks.clear()
+        self._disk.clear()
+        refused = [each.body for each, answer in zip(injections, answers, strict=True) if answer not in (None, "wrong")]
+        assert await self._ask_all(refused) == [None] * len(refused), "what was refused is well again"
+        return [(each, got) for each, got in zip(injections, answers, strict=True) if got != each.want]
+
+    def path(self, digest: str) -> Path:
+        return self.root / "cache" / TENANT / digest[:2] / digest
+
+    def _damage(self, injection: Injection) -> None:
+        digest = injection.body.digest
+        if injection.where.on_nvme:
+            self._damage_file(injection, self.path(digest))
+        if reads := injection.where.store_reads:
+            self.store.sick[self._offsets[digest]] = injection, [reads]
+        if checks := injection.where.checks:
+            self._checks[digest] = injection, [checks]
+
+    def _damage_file(self, injection: Injection, path: Path) -> None:
+        if injection.kind is Kind.TRUNCATE:
+            os.truncate(path, injection.seed % len(injection.body.right))
+        elif injection.kind in (Kind.SHORT, Kind.EIO):
+            self._disk[path.stat().st_ino] = injection
+        else:
+            data = bytearray(injection.body.right)
+            injection.apply(data)
+            path.write_bytes(data)
+
+    def _preadv(self, fd: int, parts: list[memoryview], offset: int) -> int:
+        injection = self._disk.get(os.fstat(fd).st_ino) if self._disk else None
+        if injection is None:
+            return _preadv(fd, parts, offset)
+        if injection.kind is Kind.EIO:
+            raise OSError(errno.EIO, "injected")
+        half = injection.seed % parts[0].nbytes // PAGE * PAGE
+        return 0 if offset >= half else _preadv(fd, [parts[0][: half - offset]], offset)
+
+    def _check(self, data: memoryview, digest: str) -> bool:
+        with self._lock:
+            injection, left = self._checks.get(digest, (None, [0]))
+            if injection is not None and left[0]:
+                left[0] -= 1
+                injection.apply(data)
+        return self._verify(data, digest)
+
+    async def _ask_all(self, bodies: Sequence[Body]) -> list[str | None]:
+        """Ask for all of them at once, from empty memory."""
+        answers = await asyncio.gather(*(self._ask(body) for body in bodies))
+        await self.cache.loader.settle()
+        assert self.cache.arena.evict(None, None) == 0, "nothing stays pinned"
+        return answers
+
+    async def _ask(self, body: Body) -> str | None:
+        """None where the chunk's own bytes are served, else "wrong" or the failure's code."""
+        arena = self.cache.arena
+        reservation = arena.reserve(TENANT, [(body.digest, len(body.right))], time.monotonic())
+        try:
+            await self.cache.loader.bring(reservation)
+            served = await arena.view(reservation.places[body.digest])
+            return None if served == body.right else "wrong"
+        except Refused as refused:
+            return code_of(refused.failure)
+        finally:
+            arena.unpin(reservation.slabs)

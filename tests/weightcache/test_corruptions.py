@@ -1,0 +1,89 @@
+"""Ten thousand corruptions of every kind in every tier: each is healed or refused with the right error, none is served.
+
+The negative control is the same run with verification off.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from blake3 import blake3
+
+from tests.weightcache.injection import CONTENT, Injection, Kind, Rig, Where, draw, kinds_of, make_bodies
+from weightcache.sources import Verify, is_digest_of
+
+COUNT = 10_000
+AT_ONCE = 200
+
+MEMORY_DISK = Path("/dev/shm")
+
+Wrong = list[tuple[Injection, str | None]]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about power cuts or about the log, which others test."""
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+    monkeypatch.setattr(logging.getLogger("weightcache"), "disabled", True)
+    for name in ("fetching", "nvme"):
+        monkeypatch.setattr(logging.getLogger(f"weightcache.{name}"), "disabled", True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """In memory where there is such a thing: tens of thousands of files are made and removed."""
+    if not MEMORY_DISK.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK, prefix="kelvin-") as path:
+        yield Path(path)
+
+
+def run(root: Path, count: int, verify: Verify, seed: int) -> tuple[Wrong, list[Injection], Rig]:
+    """Inject `count` corruptions; those that were answered wrongly, all of them, and the closed rig."""
+    bodies, source = make_bodies(AT_ONCE, seed), random.Random(seed)
+    rig = Rig(root, bodies, verify)
+
+    async def main() -> tuple[Wrong, list[Injection]]:
+        wrong: Wrong = []
+        done: list[Injection] = []
+        async with rig.open():
+            while len(done) < count:
+                injections = draw(bodies, source)
+                wrong += await rig.inject(injections)
+                done += injections
+            rig.cache.arena.index.check_integrity()
+            rig.cache.nvme.index.check_integrity()
+        return wrong, done
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return *runner.run(main()), rig
+
+
+def test_ten_thousand(disk: Path) -> None:
+    """Healed with the right bytes or refused with the right code; each fault counted; the disk is well afterwards."""
+    wrong, done, rig = run(disk, COUNT, is_digest_of, seed=17)
+    assert wrong == []
+    assert len(done) >= COUNT
+    assert {(each.kind, each.where) for each in done} == {(kind, where) for where in Where for kind in kinds_of(where)}
+    counters = rig.cache.counters
+    counted = {(tier, kind): n for tier, kinds in counters.chunk_faults.items() for kind, n in kinds.items()}
+    assert counted == sum((each.faults for each in done), Counter())
+    assert counters.refused_chunks == Counter(each.want for each in done if each.want is not None)
+    assert all(blake3(rig.path(each.digest).read_bytes()).hexdigest() == each.digest for each in rig.bodies)
+
+
+def test_control(disk: Path) -> None:
+    """Negative control: with verification off the same run goes red, by every kind that keeps the length."""
+    wrong, done, _ = run(disk, 1000, lambda data, digest: True, seed=17)
+    served = {each.kind for each, answer in wrong if answer == "wrong"}
+    assert served == set(CONTENT)
+    assert len(wrong) > len(done) // 4
+    assert all(answer is None for each, answer in wrong if each.kind in (Kind.EIO, Kind.SHORT, Kind.TRUNCATE))
