@@ -38,7 +38,7 @@ def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, d
         "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 4096,
         "bos_token_id": 0,
         "eos_token_id": None,
         "tie_word_embeddings": False,

@@ -13,7 +13,7 @@ from tests.e2e.inside import bill, cache, is_recorded, living, replicas, report
 def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str:
     """Stream, kill the replica after some events, read to the end; everything that came."""
     connection, pid = connect(kelvin), replicas(kelvin, model)[0]["pid"]
-    body = f'{{"model": "{model}", "prompt": "w1 w2 w3", "max_tokens": 480, "temperature": 0, "stream": true}}'
+    body = f'{{"model": "{model}", "prompt": "w1 w2 w3", "max_tokens": 3000, "temperature": 0, "stream": true}}'
     connection.request("POST", "/v1/completions", body, headers(kelvin))
     seen, lines = 0, []
     for line in connection.getresponse():
