@@ -6,6 +6,7 @@ from functools import partial
 from activator.app import run
 from activator.settings import from_environment
 from service.log import configure_logging
+from service.private import keep_secrets
 from service.run import run_service
 from service.settings import log_level
 from service.startup import refusing_bad_settings
@@ -13,6 +14,7 @@ from service.startup import refusing_bad_settings
 
 def main() -> None:
     """Exits with 0 after a drain, with 2 for a bad setting."""
+    keep_secrets()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the bound on connections is a setting of ours
     with refusing_bad_settings():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Final
 
+from activator.authenticate import Authenticator
 from activator.certificates import Authority, Certificates
 from activator.completions import Completions
 from activator.door import Door
@@ -18,6 +19,7 @@ from activator.errands import Errands
 from activator.exchange import new_request_id
 from activator.feed import FeedClient
 from activator.health import health
+from activator.key_uses import KeyUses
 from activator.lists import Lists
 from activator.passthrough import Passthrough
 from activator.proxy import Upstreams
@@ -81,15 +83,16 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
             table.apply(line)
             if line.full or line.removed_replicas:
                 upstreams.retain(throttler.addresses())
-            if line.keys or line.models:
+            if line.tenants:
                 tenants.set()
 
         feed = FeedClient(control, apply)
-        limits = settings.request
+        limits, uses = settings.request, KeyUses(control)
+        authenticator = Authenticator(table, uses)
         door = Door(
-            Completions(table, throttler, waker, reporter, upstreams, usage, limits),
-            Lists(table, timelines, control),
-            Passthrough(table, {"admin": inner, "push": snapshotter}, limits),
+            Completions(authenticator, table, throttler, waker, reporter, upstreams, usage, limits),
+            Lists(authenticator, table, timelines, control),
+            Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             settings.domain,
             limits,
         )
@@ -102,6 +105,7 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
         background = [
             feed.run(),
             reporter.run(),
+            uses.run(),
             _recover(settings, post),
             _follow_tenants(certificates, table, tenants),
         ]

@@ -1,20 +1,87 @@
-"""A request's key to the one who holds it. What the key's holder may do with a model is the routes' matter."""
+"""A request's key to the one who holds it. What the key's holder may do with a model is the routes' matter.
 
+A good key is looked up and let through, whatever its address did before: others behind the same address must not pay
+for a guesser. A bad one is answered alike whether it is unknown, expired or revoked, and the more of them an address
+shows, the later (`policy/guesses`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Never
+
+from activator.exchange import Exchange
+from activator.key_uses import KeyUses
+from activator.policy.guesses import Guesses, Penalty, source_of
 from activator.table import Table
 from contracts.control import Principal, Scope
-from contracts.errors import Forbidden, Refused, Unauthenticated
+from contracts.errors import Forbidden, Refused, TenantSuspended, TooManyFailures, Unauthenticated
+from contracts.scopes import allows
+
+log = logging.getLogger(__name__)
 
 MAX_KEY = 512
 
 
-def authenticate(table: Table, authorization: bytes | None, scope: Scope) -> Principal:
-    """`Authorization: Bearer KEY` (RFC 6750, 2.1). Raises Refused: Unauthenticated, Forbidden."""
+class Authenticator:
+    """Knows the table, and what it costs to be wrong."""
+
+    def __init__(
+        self, table: Table, uses: KeyUses, guesses: Guesses | None = None, *, wall_s: Callable[[], float] = time.time
+    ) -> None:
+        self._table = table
+        self._uses = uses
+        self._guesses = guesses or Guesses()
+        self._wall_s = wall_s
+
+    def __repr__(self) -> str:
+        return f"<Authenticator {self._guesses!r}>"
+
+    async def authenticate(self, exchange: Exchange, *scopes: Scope) -> Principal:
+        """Who calls, with a key for one of these scopes. Raises Refused, ClientGone.
+
+        Unauthenticated, TooManyFailures; TenantSuspended, Forbidden for a key that is good.
+        """
+        authorization = exchange.header(b"authorization")
+        now_s = self._wall_s()
+        principal = find(self._table, authorization, now_s)
+        if principal is None:
+            if authorization is None:  # nothing was guessed
+                raise Refused(Unauthenticated())
+            await self._refuse(exchange)
+        self._uses.note(principal.key_id, now_s)
+        if self._table.is_suspended(principal.tenant):
+            raise Refused(TenantSuspended())
+        if not any(allows(principal.scopes, scope) for scope in scopes):
+            raise Refused(Forbidden(scopes[0]))
+        return principal
+
+    async def _refuse(self, exchange: Exchange) -> Never:
+        source = source_of(exchange.peer)
+        penalty = self._guesses.failed(source, time.monotonic())
+        if penalty is None:
+            raise Refused(Unauthenticated())
+        await self._hold(exchange, source, penalty)
+        raise Refused(TooManyFailures(penalty.retry_after_s))
+
+    async def _hold(self, exchange: Exchange, source: str, penalty: Penalty) -> None:
+        """Until the time is over; a client that leaves gives its place back. Without a place the connection ends."""
+        if penalty.is_first:
+            log.warning("an address shows many keys that are not good", extra={"source": source})
+        if not self._guesses.try_hold(source):
+            exchange.last = True
+            return
+        try:
+            with exchange.leaving_ends():
+                await asyncio.sleep(penalty.hold_s)
+        finally:
+            self._guesses.let_go(source)
+
+
+def find(table: Table, authorization: bytes | None, now_s: float) -> Principal | None:
+    """`Authorization: Bearer KEY` (RFC 6750, 2.1); None for everything that is no good key."""
     scheme, _, key = (authorization or b"").strip().partition(b" ")
     if scheme.lower() != b"bearer" or len(key) > MAX_KEY:
-        raise Refused(Unauthenticated())
-    principal = table.principal(key.strip().decode("latin-1"))
-    if principal is None:
-        raise Refused(Unauthenticated())
-    if scope not in principal.scopes:
-        raise Refused(Forbidden(scope))
-    return principal
+        return None
+    return table.principal(key.strip().decode("latin-1"), now_s)

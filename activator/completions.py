@@ -11,7 +11,7 @@ import msgspec
 
 from activator.account import Account
 from activator.answer import Answer, internal
-from activator.authenticate import authenticate
+from activator.authenticate import Authenticator
 from activator.exchange import ClientGone, Exchange, now_us
 from activator.keys import VersionKey
 from activator.line import Replica
@@ -76,6 +76,7 @@ class Completions:
 
     def __init__(
         self,
+        authenticator: Authenticator,
         table: Table,
         throttler: Throttler,
         waker: Waker,
@@ -84,6 +85,7 @@ class Completions:
         usage: Usage,
         limits: RequestLimits,
     ) -> None:
+        self._authenticator = authenticator
         self._table = table
         self._throttler = throttler
         self._waker = waker
@@ -95,7 +97,7 @@ class Completions:
 
     async def serve(self, exchange: Exchange, asked: Complete) -> None:
         """Answer it. Raises Refused for what names no model of the caller's: such a request leaves no record."""
-        principal = authenticate(self._table, exchange.header(b"authorization"), Scope.INFER)
+        principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         with self._room(exchange.body_bound(self._limits.body_bytes)):
             await self._serve(await self._open(exchange, asked, principal))
 
@@ -138,7 +140,8 @@ class Completions:
         wanted = decode(body, _Routing)
         reference = which_model(asked.target.model, wanted.model)
         entry = self._table.model(principal.tenant, reference.model)
-        if entry is None or asked.target.tenant not in (None, principal.tenant):
+        is_own = asked.target.tenant in (None, principal.tenant) and principal.may_call(reference.model)
+        if entry is None or not is_own:
             raise Refused(ModelNotFound(str(reference)))
         account = Account(
             request_id=exchange.request_id,

@@ -73,7 +73,7 @@ class Exchange:
 
     __slots__ = (
         "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller", "connection", "headers",
-        "hosts", "method", "path", "query", "request_id", "standing", "started",
+        "hosts", "last", "method", "path", "peer", "query", "request_id", "standing", "started",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
@@ -97,6 +97,8 @@ class Exchange:
         self.started = False
         given = [value for name, value in self.headers if name == b"traceparent"]
         self.caller: TraceContext | None = parse(given[0]) if len(given) == 1 else None  # two are as none
+        self.peer: str = (scope.get("client") or ("",))[0]  # the socket's: what headers claim is not looked at
+        self.last = False  # whether the connection ends with this answer
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.method} {self.path[:60]!r}>"
@@ -182,7 +184,7 @@ class Exchange:
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of the answer. A body that was not read ends the connection after it."""
         self.started = True
-        closing: Headers = [(b"connection", b"close")] if self._more else []
+        closing: Headers = [(b"connection", b"close")] if self._more or self.last else []
         await self._send(
             {"type": "http.response.start", "status": status, "headers": [*self.standing, *headers, *closing]}
         )

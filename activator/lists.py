@@ -2,13 +2,13 @@
 
 import msgspec
 
-from activator.authenticate import authenticate
+from activator.authenticate import Authenticator
 from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve
 from activator.routes import ListModels, ShowTimeline
 from activator.table import Table
 from activator.timelines import Timelines
-from contracts.control import Scope, TimelineAnswer
+from contracts.control import Principal, Scope, TimelineAnswer
 from contracts.errors import ModelNotFound, NotFound, Refused, Unavailable
 from contracts.names import parse_reference
 from contracts.problem import code_of
@@ -34,46 +34,52 @@ class _Models(msgspec.Struct, frozen=True):
 class Lists:
     """Serves `/v1/models`, `/v1/models/M` and `/v1/requests/ID/timeline`."""
 
-    def __init__(self, table: Table, timelines: Timelines, control: ServiceClient) -> None:
+    def __init__(
+        self, authenticator: Authenticator, table: Table, timelines: Timelines, control: ServiceClient
+    ) -> None:
+        self._authenticator = authenticator
         self._table = table
         self._timelines = timelines
         self._control = control
 
     async def models(self, exchange: Exchange, asked: ListModels) -> None:
-        """The caller's models, or one."""
-        tenant = self._tenant(exchange, asked.target.tenant, asked.model or asked.target.model or "")
-        if asked.model is not None:
-            body = encode(_model(self._find(tenant, asked.model), asked.model))
-        elif asked.target.model is not None:
-            body = encode(_Models((_model(self._find(tenant, asked.target.model), asked.target.model),)))
+        """The models that the caller may call, or one."""
+        caller = await self._caller(exchange, asked.target.tenant, asked.model or asked.target.model or "")
+        named = asked.model or asked.target.model
+        if named is None:
+            entries = (entry for entry in self._table.models(caller.tenant) if caller.may_call(entry.model))
+            body = encode(_Models(tuple(_model(entry, entry.model) for entry in entries)))
         else:
-            body = encode(_Models(tuple(_model(entry, entry.model) for entry in self._table.models(tenant))))
+            found = _model(self._find(caller, named), named)
+            body = encode(found if asked.model is not None else _Models((found,)))
         await _answer(exchange, body)
 
     async def timeline(self, exchange: Exchange, asked: ShowTimeline) -> None:
         """How a request of the caller's tenant went; recent ones are known here, older ones to the control plane."""
-        tenant = self._tenant(exchange, asked.target.tenant, asked.target.model or "")
-        found = self._timelines.find(tenant, asked.request_id)
+        caller = await self._caller(exchange, asked.target.tenant, asked.target.model or "")
+        found = self._timelines.find(caller.tenant, asked.request_id)
         if found is None:
-            path = f"/internal/v1/requests/{asked.request_id}/timeline?tenant={tenant}"
+            path = f"/internal/v1/requests/{asked.request_id}/timeline?tenant={caller.tenant}"
             try:
                 found = await self._control.call("GET", path, TimelineAnswer, timeout_s=TIMEOUT_S)
             except Refused as refused:
                 if code_of(refused.failure) == Unavailable.code:
                     raise
                 raise Refused(NotFound("request", asked.request_id)) from refused
+        if not caller.may_call(found.model):
+            raise Refused(NotFound("request", asked.request_id))
         await _answer(exchange, encode(found))
 
-    def _tenant(self, exchange: Exchange, in_url: str | None, model: str) -> str:
-        principal = authenticate(self._table, exchange.header(b"authorization"), Scope.INFER)
+    async def _caller(self, exchange: Exchange, in_url: str | None, model: str) -> Principal:
+        principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         if in_url not in (None, principal.tenant):
             raise Refused(ModelNotFound(model))
-        return principal.tenant
+        return principal
 
-    def _find(self, tenant: str, name: str) -> ModelEntry:
+    def _find(self, caller: Principal, name: str) -> ModelEntry:
         reference = parse_reference(name)
-        entry = self._table.model(tenant, reference.model)
-        if entry is None:
+        entry = self._table.model(caller.tenant, reference.model)
+        if entry is None or not caller.may_call(reference.model):
             raise Refused(ModelNotFound(name))
         resolve(reference, entry)
         return entry

@@ -7,16 +7,17 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from activator.authenticate import authenticate
+from activator.authenticate import Authenticator
 from activator.exchange import ClientGone, Exchange, Headers
 from activator.settings import RequestLimits
-from activator.table import Table
 from contracts.control import Scope
 from contracts.errors import BodyTooLarge, DeadlineExceeded, Refused, Unavailable
 from contracts.wire import encode
 from service.client import ServiceClient
 
 PRINCIPAL: Final = b"x-kelvin-principal"
+# With none of these there is nothing behind for a key. What each route needs is asked there.
+SCOPES: Final = {"admin": (Scope.ADMIN, Scope.BILLING_READ), "push": (Scope.PUSH,)}
 # RFC 9110, 7.6.1, what the hop computes anew, and what stays at the door.
 _NOT_INWARD: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade",
@@ -28,14 +29,16 @@ _NOT_OUTWARD: Final = frozenset(("connection", "keep-alive", "transfer-encoding"
 class Passthrough:
     """`services` are the processes behind, by the first part of the path."""
 
-    def __init__(self, table: Table, services: Mapping[str, ServiceClient], limits: RequestLimits) -> None:
-        self._table = table
+    def __init__(
+        self, authenticator: Authenticator, services: Mapping[str, ServiceClient], limits: RequestLimits
+    ) -> None:
+        self._authenticator = authenticator
         self._services = services
         self._limits = limits
 
     async def serve(self, exchange: Exchange, service: str) -> None:
         """Raises Refused before the answer has begun, ClientGone."""
-        principal = authenticate(self._table, exchange.header(b"authorization"), Scope.ADMIN)
+        principal = await self._authenticator.authenticate(exchange, *SCOPES[service])
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _inward(exchange.headers)]
         headers.append((PRINCIPAL.decode(), encode(principal).decode()))
         headers.append(("x-request-id", exchange.request_id))

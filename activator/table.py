@@ -1,11 +1,20 @@
-"""What the activator knows of keys, models, versions: rows of the feed, found in O(1). The feed is its one writer."""
+"""What the activator knows of tenants, keys and models: rows of the feed, found in O(1). The feed is its one writer."""
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
+from typing import NamedTuple
 
 from activator.policy.traffic import ModelEntry
 from contracts.control import Feed, KeyRow, ModelRow, Principal, VersionRow
+
+
+class _Holder(NamedTuple):
+    """A principal, and when its key expires."""
+
+    principal: Principal
+    expires_at_s: float
 
 
 class Table:
@@ -13,17 +22,23 @@ class Table:
 
     def __init__(self) -> None:
         self.revision = 0
-        self._principals: dict[str, Principal] = {}  # by SHA-256 of the key's text
+        self._suspended: dict[str, bool] = {}  # by tenant
+        self._holders: dict[str, _Holder] = {}  # by SHA-256 of the key's text
         self._sha_of_key: dict[str, str] = {}
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
 
     def __repr__(self) -> str:
         models = sum(map(len, self._models.values()))
-        return f"<Table revision={self.revision} keys={len(self._principals)} models={models}>"
+        return f"<Table revision={self.revision} keys={len(self._holders)} models={models}>"
 
-    def principal(self, key: str) -> Principal | None:
-        """Who holds this key. The look-up is by digest: its timing tells nothing about a secret."""
-        return self._principals.get(hashlib.sha256(key.encode()).hexdigest())
+    def principal(self, key: str, now_s: float) -> Principal | None:
+        """Who holds this key, which has not expired. The look-up is by digest: its timing tells nothing of a secret."""
+        holder = self._holders.get(hashlib.sha256(key.encode()).hexdigest())
+        return None if holder is None or holder.expires_at_s <= now_s else holder.principal
+
+    def is_suspended(self, tenant: str) -> bool:
+        """Whether the tenant's good keys are refused."""
+        return self._suspended.get(tenant, False)
 
     def model(self, tenant: str, model: str) -> ModelEntry | None:
         """The tenant's model of that name."""
@@ -35,14 +50,17 @@ class Table:
         return tuple(found[name] for name in sorted(found))
 
     def tenants(self) -> frozenset[str]:
-        """Every tenant that holds a key or a model."""
-        return frozenset(self._models) | {principal.tenant for principal in self._principals.values()}
+        """All there are, suspended ones included."""
+        return frozenset(self._suspended)
 
     def apply(self, line: Feed) -> None:
         """Take one line over; replicas and failures are the throttler's."""
         if line.full:
-            self._principals, self._sha_of_key, self._models = {}, {}, {}
+            self._suspended, self._holders, self._sha_of_key, self._models = {}, {}, {}, {}
         self.revision = line.revision
+        self._suspended.update((row.tenant, row.suspended) for row in line.tenants)
+        for tenant in line.removed_tenants:
+            self._suspended.pop(tenant, None)
         for key in line.keys:
             self._put_key(key)
         for key_id in line.removed_keys:
@@ -50,14 +68,14 @@ class Table:
         for row in line.models:
             self._put_model(row)
         self._put_versions(line.versions)
-        for tenant, model in line.removed_models:
-            self._models.get(tenant, {}).pop(model, None)
-        for tenant, model, version in line.removed_versions:
-            self._drop_version(tenant, model, version)
+        for owner, model in line.removed_models:
+            self._models.get(owner, {}).pop(model, None)
+        for owner, model, version in line.removed_versions:
+            self._drop_version(owner, model, version)
 
     def check_integrity(self) -> None:
         """Both key maps tell the same, versions are sorted and belong where they are."""
-        assert {self._principals[sha].key_id: sha for sha in self._principals} == self._sha_of_key
+        assert {holder.principal.key_id: sha for sha, holder in self._holders.items()} == self._sha_of_key
         for tenant, models in self._models.items():
             for name, entry in models.items():
                 assert (entry.tenant, entry.model) == (tenant, name)
@@ -66,13 +84,14 @@ class Table:
 
     def _put_key(self, row: KeyRow) -> None:
         self._drop_key(row.key_id)
-        self._principals[row.secret_sha256] = Principal(key_id=row.key_id, tenant=row.tenant, scopes=row.scopes)
+        principal = Principal(key_id=row.key_id, tenant=row.tenant, scopes=row.scopes, models=row.models)
+        self._holders[row.secret_sha256] = _Holder(principal, inf if row.expires_at_s is None else row.expires_at_s)
         self._sha_of_key[row.key_id] = row.secret_sha256
 
     def _drop_key(self, key_id: str) -> None:
         sha = self._sha_of_key.pop(key_id, None)
         if sha is not None:
-            del self._principals[sha]
+            del self._holders[sha]
 
     def _put_model(self, row: ModelRow) -> None:
         models = self._models.setdefault(row.tenant, {})

@@ -9,10 +9,20 @@ from contracts.wire import Wire
 
 
 class Scope(StrEnum):
-    """What a key may do."""
+    """What a key may do in its tenant; what includes what is in `scopes`."""
 
-    INFER = "infer"
-    ADMIN = "admin"  # includes push
+    INFER = "infer"  # everything below /v1
+    PUSH = "push"  # everything below /push/v1
+    BILLING_READ = "billing:read"
+    ADMIN = "admin"  # everything below /admin/v1 but what the next one is for, keys included
+    OPERATOR = "operator"  # tenants, and their keys
+
+
+class TenantRow(Wire, frozen=True):
+    """A tenant whose keys may be good. Those of a suspended one are known and refused."""
+
+    tenant: str
+    suspended: bool
 
 
 class KeyRow(Wire, frozen=True):
@@ -22,14 +32,21 @@ class KeyRow(Wire, frozen=True):
     secret_sha256: str
     tenant: str
     scopes: tuple[Scope, ...]
+    models: tuple[str, ...] = ()  # which may be called; empty: all
+    expires_at_s: int | None = None
 
 
-class Principal(Wire, frozen=True):
+class Principal(Wire, frozen=True, omit_defaults=True):
     """Who calls, as authenticated by the activator; travels inwards as the header `x-kelvin-principal`."""
 
     key_id: str
     tenant: str
     scopes: tuple[Scope, ...]
+    models: tuple[str, ...] = ()  # which may be called; empty: all
+
+    def may_call(self, model: str) -> bool:
+        """Whether the key is for this model of its tenant."""
+        return not self.models or model in self.models
 
 
 class ModelRow(Wire, frozen=True):
@@ -80,15 +97,23 @@ class Feed(Wire, frozen=True):
 
     revision: int
     full: bool = False
+    tenants: tuple[TenantRow, ...] = ()
     keys: tuple[KeyRow, ...] = ()
     models: tuple[ModelRow, ...] = ()
     versions: tuple[VersionRow, ...] = ()
     replicas: tuple[ReplicaRow, ...] = ()
     failures: tuple[RestoreFailure, ...] = ()
+    removed_tenants: tuple[str, ...] = ()
     removed_keys: tuple[str, ...] = ()
     removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it
     removed_versions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version)
     removed_replicas: tuple[str, ...] = ()
+
+
+class KeyUses(Wire, frozen=True):
+    """Body of `POST /internal/v1/keys/uses`: the minute in which each of these keys was last good, seconds of 1970."""
+
+    used_at_s: dict[str, int]
 
 
 class ConcurrencyStat(Wire, frozen=True):

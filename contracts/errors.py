@@ -69,6 +69,33 @@ class Forbidden(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class TooManyFailures(Failure):
+    """Another key that is not good, of a source that showed too many. A good one of the same source is served."""
+
+    after_s: float
+    code, status, retryable = "too_many_failures", 429, True
+
+    @property
+    def message(self) -> str:
+        return "missing or invalid API key, as many before it from this address"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSuspended(Failure):
+    """The key is good, and its tenant is suspended."""
+
+    code, status = "tenant_suspended", 403
+
+    @property
+    def message(self) -> str:
+        return "this tenant is suspended"
+
+
+@dataclass(frozen=True, slots=True)
 class NotFound(Failure):
     """Unknown, or another tenant's: the two look the same."""
 

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from contracts.errors import Failure, RemoteFailure
+from contracts.secrets import redact
 
 OPENAI_CONTENT_TYPE: Final = "application/json"
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
@@ -45,7 +46,7 @@ def to_wire(failure: Failure) -> WireFailure:
     return WireFailure(
         code=code_of(failure),
         status=status_of(failure),
-        message=failure.message,
+        message=redact(failure.message),
         param=failure.param,
         retryable=is_retryable(failure),
         retry_after_s=failure.retry_after_s,
@@ -80,7 +81,7 @@ def _openai_type(status: int) -> str:
 def openai_error(failure: Failure, request_id: str | None = None) -> bytes:
     """OpenAI's error object: ``{"error": {"message", "type", "param", "code"}}``; the id is echoed where known."""
     error: dict[str, object] = {
-        "message": failure.message,
+        "message": redact(failure.message),
         "type": _openai_type(status_of(failure)),
         "param": failure.param,
         "code": code_of(failure),
@@ -101,7 +102,7 @@ def problem_details(failure: Failure) -> bytes:
         "type": "about:blank",
         "title": code_of(failure).replace("_", " "),
         "status": status_of(failure),
-        "detail": failure.message,
+        "detail": redact(failure.message),
         "code": code_of(failure),
         "retryable": is_retryable(failure),
     }

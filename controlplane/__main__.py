@@ -5,6 +5,7 @@ from functools import partial
 from controlplane.app import run
 from controlplane.settings import load
 from service.log import configure_logging
+from service.private import keep_secrets
 from service.run import run_service
 from service.settings import log_level
 from service.startup import refusing_bad_settings
@@ -12,6 +13,7 @@ from service.startup import refusing_bad_settings
 
 def main() -> None:
     """Exits with 0 when it was told to stop, with 2 for a bad setting."""
+    keep_secrets()
     with refusing_bad_settings():
         configure_logging("controlplane", log_level())
         settings = load()

@@ -1,9 +1,14 @@
-"""The admin API: an operator's view of one tenant, and the few things they change. The activator authenticates them."""
+"""The admin API: an admin's view of one tenant, and the few things they change. The activator authenticates them.
+
+What is the whole installation's (its processes, its devices, its cache) is shown to operators alone.
+"""
 
 import asyncio
 
 from fastapi import APIRouter, Request, Response
 
+from contracts.control import Scope
+from contracts.scopes import allows
 from controlplane.answers import Deleted, Deploy, Deployed, DeviceStatus, Models, Status
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import answer, nothing, read
@@ -14,19 +19,22 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.registry import Registry
 from controlplane.replicas import ReplicaTable
 from controlplane.status import model_status
-from service.principal import admin_of
+from service.principal import admin_of, holder_of
 
 
 def router(
     registry: Registry, table: ReplicaTable, outcomes: Outcomes, autoscaler: Autoscaler, peers: Peers
 ) -> APIRouter:
-    """Routes under `/admin/v1`. Every one needs the scope `admin` and sees the caller's tenant only."""
+    """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
     routes = APIRouter(prefix="/admin/v1")
+    operator_of = holder_of(Scope.OPERATOR)
 
     @routes.get("/status")
     async def status(request: Request) -> Response:
         principal = admin_of(request)
         models = tuple(model_status(model, table, outcomes) for model in registry.models(principal.tenant))
+        if not allows(principal.scopes, Scope.OPERATOR):
+            return answer(Status(processes=(), cache=None, device=None, models=models))
         standbys = table.count(ReplicaState.STANDBY)
         device = DeviceStatus(slots=table.slots, held=table.held, standbys=standbys)
         processes, cache = await asyncio.gather(peers.statuses(), peers.try_cache_status())
@@ -78,7 +86,7 @@ def router(
 
     @routes.get("/cache")
     async def cache(request: Request) -> Response:
-        admin_of(request)
+        operator_of(request)
         return Response(await peers.cache_state(), media_type="application/json")
 
     @routes.post("/cache/evict")

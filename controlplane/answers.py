@@ -111,9 +111,12 @@ class CacheStatus(msgspec.Struct, frozen=True):
 
 
 class Status(Wire, frozen=True):
-    """`GET /admin/v1/status`. `cache` is null while the cache does not answer."""
+    """`GET /admin/v1/status`. All but the models is the installation's, and told to operators.
+
+    `cache` is null while the cache does not answer.
+    """
 
     processes: tuple[ProcessStatus, ...]
     cache: CacheStatus | None
-    device: DeviceStatus
+    device: DeviceStatus | None
     models: tuple[ModelStatus, ...]

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack, closing
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from controlplane import admin_api, billing_api, internal_api, usage_api
+from controlplane import access_api, admin_api, billing_api, internal_api, usage_api
+from controlplane.access_api import Access
 from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock, SystemClock
 from controlplane.feed import FeedHub
@@ -30,6 +31,7 @@ from controlplane.scaling.zygote import ZygoteClient
 from controlplane.settings import Settings
 from controlplane.store import Database, sqlite_engine
 from controlplane.tasks import Tasks
+from controlplane.tenants import TenantStore
 from service.failures import install_failure_handlers
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -53,7 +55,9 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
         ledger, feed = Ledger(database), FeedHub()
         registry = Registry(database, feed)
-        await KeyStore(database, feed).bootstrap(settings.data, clock.wall_s())
+        access = Access(database, TenantStore(database, feed), KeyStore(database, feed))
+        await access.keys.bootstrap(settings.data, clock.wall_s())
+        await access.tenants.load(clock.wall_s())
         await registry.load()
 
         zygote = ZygoteClient(directory)
@@ -82,7 +86,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
 
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, clock, peers.zygote_answers)
-        app = compose(internals, table, outcomes, peers, ledger, book)
+        app = compose(internals, access, table, outcomes, peers, ledger, book)
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(app, directory.listen(SOCKET), stop, DRAIN_S)
 
@@ -94,14 +98,22 @@ async def _end_with(feed: FeedHub, stop: asyncio.Event) -> None:
 
 
 def compose(
-    internals: Internals, table: ReplicaTable, outcomes: Outcomes, peers: Peers, ledger: Ledger, book: PriceBook
+    internals: Internals,
+    access: Access,
+    table: ReplicaTable,
+    outcomes: Outcomes,
+    peers: Peers,
+    ledger: Ledger,
+    book: PriceBook,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     install_failure_handlers(app)
     app.router.routes.extend(internal_api.routes(internals))
     app.router.routes.extend(usage_api.routes(ledger))
+    app.router.routes.extend(access_api.internal_routes(access.keys))
     app.include_router(admin_api.router(internals.registry, table, outcomes, internals.autoscaler, peers))
+    app.include_router(access_api.router(access, internals.registry, internals.autoscaler, internals.clock))
     app.include_router(
         billing_api.router(ledger, book, live_runtimes=lambda: [replica.runtime_id for replica in table])
     )

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from contracts.control import Principal
+from contracts.control import Principal, Scope
 from contracts.errors import NotFound, Refused
 from contracts.wire import encode
 from controlplane.billing import billing_report
 from controlplane.ledger import Ledger
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
-from service.principal import admin_of
+from service.principal import holder_of
 
 
 def router(
@@ -28,7 +28,7 @@ def router(
 
     @routes.get("/admin/v1/billing/report")
     async def report(
-        principal: Annotated[Principal, Depends(admin_of)],
+        principal: Annotated[Principal, Depends(holder_of(Scope.BILLING_READ))],
         month: Annotated[str, Query()],
         tenant: Annotated[str | None, Query()] = None,
     ) -> Response:

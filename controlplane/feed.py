@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, VersionRow
+from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, TenantRow, VersionRow
 from contracts.wire import encode
 
 MAX_LINES: Final = 1024
@@ -86,6 +86,7 @@ class FeedHub:
 
     def __init__(self, max_lines: int = MAX_LINES) -> None:
         self._revision = 1
+        self._tenants: dict[str, TenantRow] = {}
         self._keys: dict[str, KeyRow] = {}
         self._models: dict[tuple[str, str], ModelRow] = {}
         self._versions: dict[tuple[str, str, str], VersionRow] = {}
@@ -103,19 +104,27 @@ class FeedHub:
     def publish(
         self,
         *,
+        tenants: tuple[TenantRow, ...] = (),
         keys: tuple[KeyRow, ...] = (),
         models: tuple[ModelRow, ...] = (),
         versions: tuple[VersionRow, ...] = (),
         replicas: tuple[ReplicaRow, ...] = (),
         failures: tuple[RestoreFailure, ...] = (),
+        removed_tenants: tuple[str, ...] = (),
+        removed_keys: tuple[str, ...] = (),
         removed_replicas: tuple[str, ...] = (),
         removed_versions: tuple[tuple[str, str, str], ...] = (),
     ) -> int:
         """Take the rows over and tell every reader. Returns the revision that holds them."""
+        self._tenants.update((row.tenant, row) for row in tenants)
         self._keys.update((row.key_id, row) for row in keys)
         self._models.update(((row.tenant, row.model), row) for row in models)
         self._versions.update(((row.tenant, row.model, row.version), row) for row in versions)
         self._replicas.update((row.runtime_id, row) for row in replicas)
+        for tenant in removed_tenants:
+            self._tenants.pop(tenant, None)
+        for key_id in removed_keys:
+            self._keys.pop(key_id, None)
         for runtime_id in removed_replicas:
             self._replicas.pop(runtime_id, None)
         for version in removed_versions:
@@ -123,11 +132,14 @@ class FeedHub:
         self._revision += 1
         change = Feed(
             revision=self._revision,
+            tenants=tenants,
             keys=keys,
             models=models,
             versions=versions,
             replicas=replicas,
             failures=failures,
+            removed_tenants=removed_tenants,
+            removed_keys=removed_keys,
             removed_replicas=removed_replicas,
             removed_versions=removed_versions,
         )
@@ -141,6 +153,7 @@ class FeedHub:
         return Feed(
             revision=self._revision,
             full=True,
+            tenants=tuple(self._tenants.values()),
             keys=tuple(self._keys.values()),
             models=tuple(self._models.values()),
             versions=tuple(self._versions.values()),

@@ -1,38 +1,84 @@
-"""Credentials: the tenant `default` and its two keys, made at the first start. The database holds digests only.
+"""Keys: the one writer of their table. The database holds digests only; a key's text is told once, when it is made.
 
-The text of a key is `kv-<id>-<secret>`; it is in a file of mode 0600 that is written once, before its digest is
-stored: a crash between the two is mended at the next start, from the file.
+Each change is decided, stored and recorded for the audit in one transaction, then published, so that no activator
+ever takes a key for good that a crash could take back, nor a revoked one after the answer that says so.
 """
 
-import base64
-import hashlib
-import os
-import re
-import secrets
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, RowMapping, insert, select, update
 
-from contracts.control import KeyRow, Scope
-from controlplane import schema
+from contracts.control import KeyRow, Principal, Scope, TenantRow
+from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
+from controlplane import audit, schema
+from controlplane.audit import Action
+from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text
+from controlplane.policy.access import (
+    OPERATORS,
+    Grant,
+    KeyState,
+    after_overlap,
+    check_grant,
+    check_not_last,
+    key_state,
+    may_touch,
+    successors_end,
+)
 from controlplane.store import Database
+from controlplane.tenants import TELL_S, find_tenant, good_keys, insert_tenant
 
-DEFAULT_TENANT: Final = "default"
-_ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
-_ID_LENGTH: Final = 12
-_KEY_TEXT: Final = re.compile(r"kv-([a-z0-9]{12})-([A-Za-z0-9_-]{43})")
-
-
-class BadKeyFile(RuntimeError):
-    """A key file holds something else than a key; it is never overwritten."""
+DEFAULT_TENANT: Final = OPERATORS
+MAX_KEYS: Final = 1000  # good ones, of a tenant
+MAX_ENDED: Final = 200  # others that a list shows
 
 
 class KeyPublisher(Protocol):
     """Where keys go once they are durable."""
 
-    def publish(self, *, keys: tuple[KeyRow, ...] = ()) -> int: ...
+    def publish(
+        self,
+        *,
+        tenants: tuple[TenantRow, ...] = (),
+        keys: tuple[KeyRow, ...] = (),
+        removed_keys: tuple[str, ...] = (),
+    ) -> int: ...
+
+    async def settled(self, revision: int, timeout_s: float) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as it is stored."""
+
+    key_id: str
+    tenant: str
+    name: str
+    secret_sha256: str
+    scopes: tuple[Scope, ...]
+    models: tuple[str, ...]
+    created_at_s: int
+    expires_at_s: int | None = None
+    revoked_at_s: int | None = None
+    last_used_at_s: int | None = None
+    successor: str | None = None
+
+    def state(self, now_s: int) -> KeyState:
+        """Whether it is good."""
+        return key_state(self.expires_at_s, self.revoked_at_s, now_s)
+
+    def row(self) -> KeyRow:
+        """What activators know of it."""
+        return KeyRow(
+            key_id=self.key_id,
+            secret_sha256=self.secret_sha256,
+            tenant=self.tenant,
+            scopes=self.scopes,
+            models=self.models,
+            expires_at_s=self.expires_at_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,102 +86,228 @@ class Bootstrap:
     """A key that every installation begins with."""
 
     file_name: str
+    name: str
     scopes: tuple[Scope, ...]
 
 
-BOOTSTRAPS: Final = (Bootstrap("admin.key", (Scope.ADMIN,)), Bootstrap("default.key", (Scope.INFER,)))
-
-
-def new_key_text() -> str:
-    """A fresh key: a public id and 256 random bits."""
-    key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
-    secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
-    return f"kv-{key_id}-{secret}"
-
-
-def key_row(text: str, tenant: str, scopes: tuple[Scope, ...]) -> KeyRow:
-    """What is stored and published of a key. Raises BadKeyFile where `text` is none."""
-    match = _KEY_TEXT.fullmatch(text)
-    if match is None:
-        raise BadKeyFile("it does not hold a key of the form kv-<id>-<secret>")
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return KeyRow(key_id=match[1], secret_sha256=digest, tenant=tenant, scopes=scopes)
-
-
-def ensure_key_file(path: Path) -> str:
-    """The key text in `path`, made now where there was no such file. A reader sees a whole key or no file."""
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        pass
-    text, draft = new_key_text(), path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, text.encode() + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    try:
-        os.link(draft, path)  # fails where another has made it, unlike a rename
-    except FileExistsError:
-        return path.read_text().strip()
-    finally:
-        draft.unlink()
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return text
+BOOTSTRAPS: Final = (
+    Bootstrap("admin.key", "admin", (Scope.ADMIN, Scope.OPERATOR)),
+    Bootstrap("default.key", "default", (Scope.INFER,)),
+)
 
 
 class KeyStore:
-    """Owns the tables of tenants and keys."""
+    """Owns the table of keys."""
 
     def __init__(self, database: Database, publisher: KeyPublisher) -> None:
         self._database = database
         self._publisher = publisher
+        self._turn = asyncio.Lock()  # published in the order in which it was stored
+        self._ends: dict[str, int] = {}  # published keys that expire
+
+    def __repr__(self) -> str:
+        return f"<KeyStore expiring={len(self._ends)}>"
 
     async def bootstrap(self, data: Path, now_s: int) -> None:
-        """Make the default tenant and its keys where they are missing, and publish all keys.
+        """Make the default tenant and its keys where it never had any, and publish all that are good.
 
-        A key whose file was removed after the first start stays valid and is not made anew. Raises BadKeyFile.
+        A key whose file was removed after the first start stays good and is not made anew. Raises BadKeyFile.
         """
         present = await self._database.read(_load)
-        missing = [each for each in BOOTSTRAPS if all(row.scopes != each.scopes for row in present)]
-        made: list[KeyRow] = []
-        for each in missing:
-            path = data / each.file_name
-            try:
-                made.append(key_row(ensure_key_file(path), DEFAULT_TENANT, each.scopes))
-            except BadKeyFile as error:
-                raise BadKeyFile(f"{path}: {error}") from None
-        if made:
-            await self._database.write(lambda connection: _insert(connection, made, now_s))
-        self._publisher.publish(keys=(*present, *made))
+        made: list[Key] = []
+        if not any(key.tenant == DEFAULT_TENANT for key in present):
+            for each in BOOTSTRAPS:
+                path = data / each.file_name
+                try:
+                    key_id, digest = parse_key_text(ensure_key_file(path))
+                except BadKeyFile as error:
+                    raise BadKeyFile(f"{path}: {error}") from None
+                made.append(Key(key_id, DEFAULT_TENANT, each.name, digest, each.scopes, (), now_s))
+            await self._database.write(lambda connection: _begin(connection, made, now_s))
+        good = [key for key in (*present, *made) if key.state(now_s) is KeyState.ACTIVE]
+        self._publish(now_s, *good)
+
+    async def of_tenant(self, tenant: str, now_s: int) -> list[Key]:
+        """The tenant's good keys and the last MAX_ENDED others, the newest first. Raises Refused(NotFound)."""
+
+        def read(connection: Connection) -> list[Key]:
+            find_tenant(connection, tenant)
+            found = _load(connection, tenant)
+            ended = [key.key_id for key in found if key.state(now_s) is not KeyState.ACTIVE]
+            old = frozenset(ended[MAX_ENDED:])
+            return [key for key in found if key.key_id not in old]
+
+        return await self._database.read(read)
+
+    async def create(
+        self, by: Principal, tenant: str, grant: Grant, lives_s: int | None, now_s: int
+    ) -> tuple[Key, str]:
+        """A new key and its text, which nobody can be told again. Raises Refused as `check_grant`; NotFound."""
+        grant = check_grant(by, tenant, grant)
+        text = new_key_text()
+        key_id, digest = parse_key_text(text)
+        ends_s = None if lives_s is None else now_s + lives_s
+        key = Key(key_id, tenant, grant.name, digest, grant.scopes, grant.models, now_s, ends_s)
+
+        def write(connection: Connection) -> None:
+            find_tenant(connection, tenant)
+            good = len(good_keys(connection, tenant, now_s))
+            if good >= MAX_KEYS:
+                raise Refused(CapacityExceeded(f"keys of tenant '{tenant}'", good + 1, MAX_KEYS))
+            _insert(connection, key)
+            audit.record(connection, by, now_s, tenant, Action.KEY_CREATED, key_id, _detail(key))
+
+        async with self._turn:
+            await self._database.write(write)
+            self._publish(now_s, key)
+        return key, text
+
+    async def rotate(self, by: Principal, tenant: str, key_id: str, overlap_s: int, now_s: int) -> tuple[Key, str, Key]:
+        """A new key that may do what the old one does, its text, and the old one, which ends after the overlap.
+
+        Raises Refused: NotFound, Forbidden, Conflict (it is not good any more, or was rotated before).
+        """
+        text = new_key_text()
+        new_id, digest = parse_key_text(text)
+
+        def write(connection: Connection) -> tuple[Key, Key]:
+            old = _find(connection, tenant, key_id)
+            may_touch(by, old.scopes)
+            if old.state(now_s) is not KeyState.ACTIVE:
+                raise Refused(Conflict(f"key {key_id}", f"is {old.state(now_s)}; create a new one"))
+            if old.successor is not None:
+                raise Refused(Conflict(f"key {key_id}", f"was rotated already; its successor is {old.successor}"))
+            ends_s = successors_end(old.created_at_s, old.expires_at_s, now_s)
+            new = Key(new_id, tenant, old.name, digest, old.scopes, old.models, now_s, ends_s)
+            _insert(connection, new)
+            expires_at_s = after_overlap(old.expires_at_s, now_s, overlap_s)
+            _set(connection, key_id, expires_at_s=expires_at_s, successor=new_id)
+            detail = f"to {new_id}, ends after {overlap_s} s"
+            audit.record(connection, by, now_s, tenant, Action.KEY_ROTATED, key_id, detail)
+            audit.record(connection, by, now_s, tenant, Action.KEY_CREATED, new_id, _detail(new))
+            return new, _find(connection, tenant, key_id)
+
+        async with self._turn:
+            new, old = await self._database.write(write)
+            self._publish(now_s, new, old)
+        return new, text, old
+
+    async def revoke(self, by: Principal, tenant: str, key_id: str, now_s: int) -> tuple[Key, bool]:
+        """End it now; a second time changes nothing. The key, and whether every activator was told within a second.
+
+        Raises Refused: NotFound, Forbidden, Conflict (the last key of an operator).
+        """
+
+        def write(connection: Connection) -> Key:
+            key = _find(connection, tenant, key_id)
+            may_touch(by, key.scopes)
+            if key.revoked_at_s is None:
+                check_not_last(key_id, key.scopes, _lasting_operators(connection))
+                _set(connection, key_id, revoked_at_s=now_s)
+                audit.record(connection, by, now_s, tenant, Action.KEY_REVOKED, key_id)
+            return _find(connection, tenant, key_id)
+
+        async with self._turn:
+            key = await self._database.write(write)
+            revision = self._publish(now_s, key)
+        return key, await self._publisher.settled(revision, TELL_S)
+
+    async def note_uses(self, used_at_s: dict[str, int]) -> None:
+        """When keys were last good, as activators tell; the later of two stands, an unknown key is passed over."""
+        table = schema.keys
+
+        def write(connection: Connection) -> None:
+            for key_id, at_s in used_at_s.items():
+                known = table.c.last_used_at_s
+                is_newer = known.is_(None) | (known < at_s)
+                connection.execute(update(table).where(table.c.key_id == key_id, is_newer).values(last_used_at_s=at_s))
+
+        await self._database.write(write)
+
+    def _publish(self, now_s: int, *keys: Key) -> int:
+        """Tell of those that are good, and take back the others, with whatever has expired since the last time."""
+        good = tuple(key.row() for key in keys if key.state(now_s) is KeyState.ACTIVE)
+        for row in good:
+            self._ends.pop(row.key_id, None)
+            if row.expires_at_s is not None:
+                self._ends[row.key_id] = row.expires_at_s
+        gone = {key.key_id for key in keys} - {row.key_id for row in good}
+        gone |= {key_id for key_id, ends_s in self._ends.items() if ends_s <= now_s}
+        for key_id in gone:
+            self._ends.pop(key_id, None)
+        return self._publisher.publish(keys=good, removed_keys=tuple(sorted(gone)))
 
 
-def _load(connection: Connection) -> list[KeyRow]:
-    return [
-        KeyRow(
-            key_id=row["key_id"],
-            secret_sha256=row["secret_sha256"],
-            tenant=row["tenant"],
-            scopes=tuple(Scope(scope) for scope in row["scopes"].split()),
+def _detail(key: Key) -> str:
+    models = f", models {' '.join(key.models)}" if key.models else ""
+    return f"'{key.name}', scopes {' '.join(key.scopes)}{models}"
+
+
+def _begin(connection: Connection, keys: list[Key], now_s: int) -> None:
+    known = connection.execute(select(schema.tenants.c.tenant).where(schema.tenants.c.tenant == DEFAULT_TENANT))
+    if known.first() is None:
+        insert_tenant(connection, audit.INSTALLATION, DEFAULT_TENANT, now_s)
+    for key in keys:
+        _insert(connection, key)
+        audit.record(connection, audit.INSTALLATION, now_s, key.tenant, Action.KEY_CREATED, key.key_id, _detail(key))
+
+
+def _insert(connection: Connection, key: Key) -> None:
+    connection.execute(
+        insert(schema.keys).values(
+            key_id=key.key_id,
+            tenant=key.tenant,
+            secret_sha256=key.secret_sha256,
+            scopes=" ".join(key.scopes),
+            created_at_s=key.created_at_s,
+            name=key.name,
+            models=" ".join(key.models),
+            expires_at_s=key.expires_at_s,
         )
-        for row in connection.execute(select(schema.keys).order_by(schema.keys.c.key_id)).mappings()
+    )
+
+
+def _set(connection: Connection, key_id: str, **columns: int | str | None) -> None:
+    connection.execute(update(schema.keys).where(schema.keys.c.key_id == key_id).values(**columns))
+
+
+def _load(connection: Connection, tenant: str | None = None) -> list[Key]:
+    table = schema.keys
+    wanted = select(table).order_by(table.c.created_at_s.desc(), table.c.key_id)
+    if tenant is not None:
+        wanted = wanted.where(table.c.tenant == tenant)
+    return [_key(row) for row in connection.execute(wanted).mappings()]
+
+
+def _find(connection: Connection, tenant: str, key_id: str) -> Key:
+    """Raises Refused(NotFound): another tenant's looks like none."""
+    table = schema.keys
+    wanted = select(table).where(table.c.tenant == tenant, table.c.key_id == key_id)
+    row = connection.execute(wanted).mappings().first()
+    if row is None:
+        raise Refused(NotFound("key", key_id[:63]))
+    return _key(row)
+
+
+def _lasting_operators(connection: Connection) -> list[str]:
+    return [
+        key.key_id
+        for key in _load(connection, OPERATORS)
+        if Scope.OPERATOR in key.scopes and key.expires_at_s is None and key.revoked_at_s is None
     ]
 
 
-def _insert(connection: Connection, rows: list[KeyRow], now_s: int) -> None:
-    tenants = schema.tenants
-    if connection.execute(select(tenants).where(tenants.c.tenant == DEFAULT_TENANT)).first() is None:
-        connection.execute(insert(tenants).values(tenant=DEFAULT_TENANT, created_at_s=now_s))
-    for row in rows:
-        scopes = " ".join(row.scopes)
-        connection.execute(
-            insert(schema.keys).values(
-                key_id=row.key_id, tenant=row.tenant, secret_sha256=row.secret_sha256, scopes=scopes, created_at_s=now_s
-            )
-        )
+def _key(row: RowMapping) -> Key:
+    return Key(
+        key_id=row["key_id"],
+        tenant=row["tenant"],
+        name=row["name"],
+        secret_sha256=row["secret_sha256"],
+        scopes=tuple(Scope(scope) for scope in row["scopes"].split()),
+        models=tuple(row["models"].split()),
+        created_at_s=row["created_at_s"],
+        expires_at_s=row["expires_at_s"],
+        revoked_at_s=row["revoked_at_s"],
+        last_used_at_s=row["last_used_at_s"],
+        successor=row["successor"],
+    )

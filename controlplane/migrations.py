@@ -49,7 +49,26 @@ def _registry(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-STEPS: Final[Sequence[Migration]] = (Migration(1, "registry", _registry),)
+def _access(connection: Connection) -> None:
+    """Until now there was one tenant with two keys; the one that administered it is the installation's first."""
+    for statement in (
+        "ALTER TABLE tenants ADD COLUMN state VARCHAR(16) DEFAULT 'active' NOT NULL",
+        "ALTER TABLE keys ADD COLUMN name VARCHAR(63) DEFAULT '' NOT NULL",
+        "ALTER TABLE keys ADD COLUMN models TEXT DEFAULT '' NOT NULL",
+        "ALTER TABLE keys ADD COLUMN expires_at_s BIGINT",
+        "ALTER TABLE keys ADD COLUMN revoked_at_s BIGINT",
+        "ALTER TABLE keys ADD COLUMN last_used_at_s BIGINT",
+        "ALTER TABLE keys ADD COLUMN successor VARCHAR(12)",
+        "UPDATE keys SET name = 'default' WHERE scopes = 'infer'",
+        "UPDATE keys SET name = 'admin', scopes = 'admin operator' WHERE scopes = 'admin' AND tenant = 'default'",
+        "CREATE TABLE audit (sequence BIGINT NOT NULL PRIMARY KEY, at_s BIGINT NOT NULL, tenant VARCHAR(63) NOT NULL, "
+        "actor_tenant VARCHAR(63) NOT NULL, actor VARCHAR(12) NOT NULL, action VARCHAR(32) NOT NULL, "
+        "subject VARCHAR(63) NOT NULL, detail TEXT NOT NULL)",
+    ):
+        connection.execute(text(statement))
+
+
+STEPS: Final[Sequence[Migration]] = (Migration(1, "registry", _registry), Migration(2, "access", _access))
 
 
 def migrate(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:

@@ -20,6 +20,7 @@ from controlplane import schema
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
 from controlplane.policy.lifecycle import VersionEvent, VersionState, move
 from controlplane.store import Database
+from controlplane.tenants import find_tenant
 
 MIN_PREFIX: Final = 12
 
@@ -237,9 +238,7 @@ def _scale_columns(scale: ScaleSettings) -> dict[str, float | int | None]:
 
 def _insert(connection: Connection, model: Model, version: Version, *, first: bool) -> None:
     of, owner = version.registration, {"tenant": model.tenant, "model": model.model}
-    tenants = select(schema.tenants.c.tenant).where(schema.tenants.c.tenant == model.tenant)
-    if connection.execute(tenants).first() is None:
-        raise Refused(NotFound("tenant", model.tenant[:80]))
+    find_tenant(connection, model.tenant)
     if first:
         row = {**owner, "created_at_s": model.created_at_s, **_scale_columns(model.scale)}
         connection.execute(insert(schema.models).values(row))

@@ -12,6 +12,7 @@ tenants = Table(
     metadata,
     Column("tenant", String(63), primary_key=True),
     Column("created_at_s", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),  # as in policy/access; a deleted one keeps its name for ever
 )
 
 keys = Table(
@@ -22,7 +23,27 @@ keys = Table(
     Column("secret_sha256", String(64), nullable=False),  # of the whole text of the key
     Column("scopes", Text, nullable=False),  # space-separated
     Column("created_at_s", BigInteger, nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("models", Text, nullable=False),  # space-separated; empty: all
+    Column("expires_at_s", BigInteger, nullable=True),
+    Column("revoked_at_s", BigInteger, nullable=True),
+    Column("last_used_at_s", BigInteger, nullable=True),
+    Column("successor", String(12), nullable=True),  # the key that it was rotated to
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
+)
+
+# Who changed which key or tenant, and when. Rows are only ever added.
+audit = Table(
+    "audit",
+    metadata,
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_s", BigInteger, nullable=False),
+    Column("tenant", String(63), nullable=False),  # whose it is
+    Column("actor_tenant", String(63), nullable=False),
+    Column("actor", String(12), nullable=False),  # the key that asked; empty: the installation itself
+    Column("action", String(32), nullable=False),
+    Column("subject", String(63), nullable=False),  # a key's id, or the tenant
+    Column("detail", Text, nullable=False),
 )
 
 models = Table(

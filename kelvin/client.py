@@ -9,13 +9,18 @@ import click
 import httpx
 import msgspec
 
+from contracts.secrets import redact
 from kelvin.settings import DEFAULT_PORT
+from service.private import keep_secrets
 
 TIMEOUT_S: Final = 60.0
 
 
 class DoorClosed(click.ClickException):
-    """The installation can't be reached, or refused the call. Exit code 1."""
+    """The installation can't be reached, or refused the call. Exit code 1. A key in the message loses its secret."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class Target:
 
     def door(self, key_file: str = "admin.key") -> httpx.Client:
         """A client with the address, the trust root and the key. Raises DoorClosed where one is missing."""
+        keep_secrets()
         url = self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}")
         ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
         for path, what in ((ca, "CA"), (key, "key")):

@@ -14,6 +14,7 @@ from kelvin.billing import billing_command
 from kelvin.client import DoorClosed, Target, target
 from kelvin.collect import collect_command
 from kelvin.fsck import fsck_command
+from kelvin.keys import keys_command
 from kelvin.logs import logs_command
 from kelvin.models import (
     deploy_command,
@@ -25,6 +26,7 @@ from kelvin.models import (
 )
 from kelvin.push import push_command
 from kelvin.settings import default_data, load_up
+from kelvin.tenants import tenants_command
 from kelvin.versions import versions_command
 
 
@@ -108,12 +110,14 @@ for _command in (
     collect_command,
     deploy_command,
     fsck_command,
+    keys_command,
     logs_command,
     models_command,
     push_command,
     scale_command,
     status_command,
     stop_command,
+    tenants_command,
     timeline_command,
     up_command,
     versions_command,

@@ -36,11 +36,12 @@ def status_command(as_json: bool) -> None:
     if as_json:
         _print_json(found)
         return
-    processes = Table("process", "healthy", "ready", title="processes")
-    for row in found["processes"]:
-        processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
-    Console().print(processes)
-    click.echo(cache_line(found["cache"]))
+    if found["processes"]:  # told to operators
+        processes = Table("process", "healthy", "ready", title="processes")
+        for row in found["processes"]:
+            processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
+        Console().print(processes)
+        click.echo(cache_line(found["cache"]))
     Console().print(_model_table(found["models"]))
 
 

@@ -5,6 +5,7 @@ import logging
 import sys
 from typing import Final
 
+from contracts.secrets import redact
 from service.cause import cause
 
 # The level is for these. Libraries stay at INFO: at DEBUG some of them write the headers that they send.
@@ -15,7 +16,7 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class JsonFormatter(logging.Formatter):
-    """`extra` keys become fields. Exceptions are one field, so that a line stays a line."""
+    """`extra` keys become fields. Exceptions are one field, so that a line stays a line. Secrets of keys stay out."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class JsonFormatter(logging.Formatter):
         line.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=repr, ensure_ascii=False)
+        return redact(json.dumps(line, default=repr, ensure_ascii=False))
 
 
 def configure_logging(process: str, level: int = logging.INFO) -> None:

@@ -1,11 +1,13 @@
 """Who calls an inner service: the activator authenticated them and says so in a header that our sockets trust."""
 
+from collections.abc import Callable
 from typing import Final
 
 from starlette.requests import Request
 
 from contracts.control import Principal, Scope
 from contracts.errors import Forbidden, Refused, Unauthenticated
+from contracts.scopes import allows
 from contracts.wire import decode
 
 HEADER: Final = "x-kelvin-principal"
@@ -19,9 +21,16 @@ def principal_of(request: Request) -> Principal:
     return decode(raw, Principal, what=HEADER)
 
 
-def admin_of(request: Request) -> Principal:
-    """The caller, who may administer their tenant. Usable as a FastAPI dependency. Raises Refused(Forbidden)."""
-    principal = principal_of(request)
-    if Scope.ADMIN not in principal.scopes:
-        raise Refused(Forbidden(Scope.ADMIN))
-    return principal
+def holder_of(scope: Scope) -> Callable[[Request], Principal]:
+    """The caller, whose key must allow `scope`. Usable as a FastAPI dependency. Raises Refused(Forbidden)."""
+
+    def holder(request: Request) -> Principal:
+        principal = principal_of(request)
+        if not allows(principal.scopes, scope):
+            raise Refused(Forbidden(scope))
+        return principal
+
+    return holder
+
+
+admin_of = holder_of(Scope.ADMIN)

@@ -5,11 +5,11 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
-from contracts.control import Principal
+from contracts.control import Principal, Scope
 from contracts.names import dns_label
 from contracts.push import CommitRequest, Committing, MissingRequest
 from contracts.wire import decode, encode
-from service.principal import admin_of
+from service.principal import holder_of
 from snapshotter.bodies import read_body, read_exactly
 from snapshotter.pushes import Pushes
 
@@ -22,15 +22,18 @@ DIGESTS_BYTES: Final = 48 << 20
 JSON: Final = "application/json"
 
 
-def _admin_tenant(request: Request) -> str:
-    return _tenant_of(admin_of(request))
+_pusher_of = holder_of(Scope.PUSH)
+
+
+def _pushing_tenant(request: Request) -> str:
+    return _tenant_of(_pusher_of(request))
 
 
 def _tenant_of(principal: Principal) -> str:
     return dns_label(principal.tenant, "tenant")  # it becomes the name of a directory
 
 
-Tenant = Annotated[str, Depends(_admin_tenant)]
+Tenant = Annotated[str, Depends(_pushing_tenant)]
 
 
 def push_routes(pushes: Pushes) -> APIRouter:

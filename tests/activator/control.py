@@ -14,12 +14,14 @@ from contracts.control import (
     ConcurrencyStat,
     Feed,
     KeyRow,
+    KeyUses,
     ModelRow,
     ReplicaRow,
     RequestBatch,
     RestoreFailure,
     Scope,
     Stats,
+    TenantRow,
     TimelineAnswer,
     VersionRow,
 )
@@ -35,6 +37,7 @@ OTHER = "ab" * 32
 KEY = "kv-abcdefghijkl-" + "x" * 43
 ADMIN = "kv-adminadminad-" + "y" * 43
 STRANGER = "kv-strangerstra-" + "z" * 43
+MARKER = "kv-markermarker-" + "m" * 43
 RESTORE = (Span(Stage.DECIDED, 1000), Span(Stage.PROMOTED, 2000), Span(Stage.READY, 30_000))
 
 
@@ -58,14 +61,16 @@ def replica_row(name: str, max_streams: int = 8, *, draining: bool = False, vers
 
 
 def snapshot() -> Feed:
-    """Two tenants, each with a model; three keys."""
+    """Two tenants, each with a model; three keys, and one by whose tenant is seen what was read."""
     return Feed(
         revision=1,
         full=True,
+        tenants=tuple(TenantRow(tenant=name, suspended=False) for name in ("default", "stranger")),
         keys=(
             key_row("k1", KEY, "default", Scope.INFER),
             key_row("k2", ADMIN, "default", Scope.INFER, Scope.ADMIN),
             key_row("k3", STRANGER, "stranger", Scope.INFER),
+            key_row("k4", MARKER, "marker", Scope.INFER),
         ),
         models=(
             ModelRow(tenant="default", model="m", aliases={"prod": VERSION, "next": OTHER}, created_at_s=7),
@@ -89,6 +94,7 @@ class FakeControl:
         self.stats: list[ConcurrencyStat] = []
         self.posts: list[Stats] = []
         self.records: list[RequestRecord] = []
+        self.used_at_s: dict[str, int] = {}
         self.seen_inward: list[tuple[str, str, dict[str, str], bytes]] = []
         self.timelines: dict[tuple[str, str], TimelineAnswer] = {}
         self.refuse_usage = False
@@ -103,6 +109,7 @@ class FakeControl:
         app.router.add_post("/internal/v1/stats", self._stats)
         app.router.add_post("/internal/v1/usage/requests", self._usage)
         app.router.add_get("/internal/v1/requests/{id}/timeline", self._timeline)
+        app.router.add_post("/internal/v1/keys/uses", self._key_uses)
         app.router.add_route("*", "/{path:.*}", self._echo)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
@@ -121,7 +128,9 @@ class FakeControl:
         *replicas: ReplicaRow,
         removed: tuple[str, ...] = (),
         failures: tuple[RestoreFailure, ...] = (),
+        keys: tuple[KeyRow, ...] = (),
         removed_keys: tuple[str, ...] = (),
+        tenants: tuple[TenantRow, ...] = (),
     ) -> None:
         """A change."""
         self.revision += 1
@@ -130,20 +139,23 @@ class FakeControl:
             self.replicas.pop(runtime_id, None)
         line = Feed(
             revision=self.revision, replicas=replicas, removed_replicas=removed, failures=failures,
-            removed_keys=removed_keys,
+            keys=keys, removed_keys=removed_keys, tenants=tenants,
         )  # fmt: skip
         for queue in self._readers:
             queue.put_nowait(encode(line) + b"\n")
 
     def mark(self) -> str:
-        """A key that is good once the activator has read everything up to here."""
+        """A model that MARKER's tenant has once the activator has read everything up to here."""
         self.revision += 1
-        key = f"kv-marker-{self.revision}"
-        row = key_row(f"marker{self.revision}", key, "marker", Scope.INFER)
-        self.rows = msgspec.structs.replace(self.rows, keys=(*self.rows.keys, row))
+        name = f"mark-{self.revision}"
+        model = ModelRow(tenant="marker", model=name, aliases={"prod": VERSION}, created_at_s=1)
+        version = version_row("marker", name, VERSION)
+        rows = self.rows
+        self.rows = msgspec.structs.replace(rows, models=(*rows.models, model), versions=(*rows.versions, version))
         for queue in self._readers:
-            queue.put_nowait(encode(Feed(revision=self.revision, keys=(row,))) + b"\n")
-        return key
+            line = Feed(revision=self.revision, models=(model,), versions=(version,))
+            queue.put_nowait(encode(line) + b"\n")
+        return name
 
     async def until_records(self, count: int) -> list[RequestRecord]:
         """Wait for that many records."""
@@ -163,7 +175,7 @@ class FakeControl:
         await answer.prepare(request)
         queue: asyncio.Queue[bytes] = asyncio.Queue()
         full = Feed(
-            revision=self.revision, full=True, keys=self.rows.keys, models=self.rows.models,
+            revision=self.revision, full=True, tenants=self.rows.tenants, keys=self.rows.keys, models=self.rows.models,
             versions=self.rows.versions, replicas=tuple(self.replicas.values()),
         )  # fmt: skip
         queue.put_nowait(encode(full) + b"\n")
@@ -188,6 +200,17 @@ class FakeControl:
         self.records += decode(await request.read(), RequestBatch).records
         await self._notify()
         return web.Response(status=204)
+
+    async def _key_uses(self, request: web.Request) -> web.Response:
+        self.used_at_s |= decode(await request.read(), KeyUses).used_at_s
+        await self._notify()
+        return web.Response(status=204)
+
+    async def until_used(self, key_id: str) -> int:
+        """When that key was last used, once it was told."""
+        async with asyncio.timeout(10), self._changed:
+            await self._changed.wait_for(lambda: key_id in self.used_at_s)
+        return self.used_at_s[key_id]
 
     async def _timeline(self, request: web.Request) -> web.Response:
         found = self.timelines.get((request.query["tenant"], request.match_info["id"]))

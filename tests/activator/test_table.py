@@ -1,10 +1,10 @@
 """The table follows the feed: full lines replace, others change, removals remove."""
 
-from activator.authenticate import authenticate
+import msgspec
+
 from activator.table import Table
-from contracts.control import Feed, ModelRow, Scope
-from contracts.errors import Failure, Forbidden, Refused, Unauthenticated
-from tests.activator.control import ADMIN, KEY, OTHER, VERSION, key_row, snapshot, version_row
+from contracts.control import Feed, ModelRow, Scope, TenantRow
+from tests.activator.control import KEY, OTHER, VERSION, key_row, snapshot, version_row
 
 
 def _table() -> Table:
@@ -16,9 +16,9 @@ def _table() -> Table:
 def test_a_snapshot_replaces_everything() -> None:
     """What it doesn't name is gone."""
     table = _table()
-    assert table.principal(KEY) is not None
+    assert table.principal(KEY, 0) is not None
     table.apply(Feed(revision=9, full=True))
-    assert (table.principal(KEY), table.model("default", "m"), table.revision) == (None, None, 9)
+    assert (table.principal(KEY, 0), table.model("default", "m"), table.revision) == (None, None, 9)
     table.check_integrity()
 
 
@@ -52,27 +52,30 @@ def test_a_key_is_revoked_and_rotated() -> None:
     """By its id; a row of the same id replaces the old secret."""
     table = _table()
     table.apply(Feed(revision=2, keys=(key_row("k1", "kv-new", "default", Scope.INFER),)))
-    assert table.principal(KEY) is None
-    assert table.principal("kv-new") is not None
+    assert table.principal(KEY, 0) is None
+    assert table.principal("kv-new", 0) is not None
     table.apply(Feed(revision=3, removed_keys=("k1", "unknown")))
-    assert table.principal("kv-new") is None
+    assert table.principal("kv-new", 0) is None
     table.check_integrity()
 
 
-def _refusal(authorization: bytes | None, scope: Scope) -> Failure | None:
-    try:
-        authenticate(_table(), authorization, scope)
-    except Refused as refused:
-        return refused.failure
-    return None
+def test_a_key_expires_by_itself() -> None:
+    """Whether or not the control plane is there to say so; in its second of expiry it is no longer good."""
+    table = _table()
+    row = msgspec.structs.replace(key_row("k1", KEY, "default", Scope.INFER), expires_at_s=100)
+    table.apply(Feed(revision=2, keys=(row,)))
+    assert table.principal(KEY, 99.9) is not None
+    assert table.principal(KEY, 100.0) is None
 
 
-def test_authenticate() -> None:
-    """Bearer and a known key with the scope; everything else is told no more than that."""
-    bearer = b"Bearer " + KEY.encode()
-    assert _refusal(bearer, Scope.INFER) is None
-    assert _refusal(b"bearer  " + KEY.encode(), Scope.INFER) is None
-    assert _refusal(b"Bearer " + ADMIN.encode(), Scope.ADMIN) is None
-    assert _refusal(bearer, Scope.ADMIN) == Forbidden("admin")
-    for wrong in (None, b"", KEY.encode(), b"Basic " + KEY.encode(), b"Bearer", b"Bearer x", b"Bearer \xff" * 999):
-        assert _refusal(wrong, Scope.INFER) == Unauthenticated()
+def test_tenants_are_suspended_resumed_and_removed() -> None:
+    """Their keys stay known; nothing is known of one that was removed."""
+    table = _table()
+    assert table.tenants() == {"default", "stranger"}
+    table.apply(Feed(revision=2, tenants=(TenantRow(tenant="default", suspended=True),)))
+    assert table.is_suspended("default")
+    assert table.principal(KEY, 0) is not None
+    resumed = TenantRow(tenant="default", suspended=False)
+    table.apply(Feed(revision=3, tenants=(resumed,), removed_tenants=("stranger",)))
+    assert not table.is_suspended("default")
+    assert table.tenants() == {"default"}

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 from yarl import URL
 
-from tests.activator.control import KEY, VERSION, FakeControl, replica_row
+from tests.activator.control import KEY, MARKER, VERSION, FakeControl, replica_row
 from tests.activator.replica import FakeReplica, Script, hello
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -83,10 +83,10 @@ class World:
         return replica
 
     async def settled(self) -> None:
-        """Return when the activator has read what the feed said until now: an unknown key's row, seen by its effect."""
+        """Return when the activator has read what the feed said until now: a model's row, seen by its effect."""
         marker = self.control.mark()
         async with asyncio.timeout(10):
-            while (await self.get("/v1/models", key=marker)).status != 200:
+            while (await self.get(f"/v1/models/{marker}", MARKER)).status != 200:
                 await asyncio.sleep(0.005)
 
     async def get(self, path: str, key: str = KEY, **headers: str) -> Got:

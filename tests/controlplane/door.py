@@ -17,7 +17,7 @@ from controlplane.settings import Settings, load
 from service.unix import SocketDirectory
 from tests.controlplane.ground import ROOT, eventually
 
-ADMIN = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "default", "scopes": ["admin"]})}
+ADMIN = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "default", "scopes": ["admin", "operator"]})}
 
 
 class Door:

@@ -1,17 +1,22 @@
 """The routes that the application really has, for tests that must not forget one."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from controlplane import admin_api, billing_api
+from controlplane import access_api, admin_api, billing_api
 
 
 def admin_routes() -> set[tuple[str, str]]:
     """(method, path below /admin/v1) of every route of an operator."""
     # Building routers touches nothing: what they act on is needed only when one is called.
-    nothing = cast(Any, None)
-    routers = (admin_api.router(nothing, nothing, nothing, nothing, nothing), billing_api.router(nothing, nothing))
+    nothing = cast(Any, SimpleNamespace(database=None, tenants=None, keys=None))
+    routers = (
+        admin_api.router(nothing, nothing, nothing, nothing, nothing),
+        access_api.router(nothing, nothing, nothing, nothing),
+        billing_api.router(nothing, nothing),
+    )
     return {
         (method, route.path.removeprefix("/admin/v1"))
         for router in routers

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, Scope, VersionRow
+from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, Scope, TenantRow, VersionRow
 from contracts.manifest import Limits
 from controlplane.feed import FeedEnded, FeedHub, FellBehind, Subscription
 
@@ -47,12 +47,19 @@ class Reader:
             self.rows.clear()
         else:
             assert self.revision, "a change before the snapshot"
-            silent = not (line.keys or line.models or line.versions or line.replicas or line.failures)
-            wanted = self.revision + (0 if silent and not line.removed_replicas else 1)
+            silent = not (line.keys or line.models or line.versions or line.replicas or line.failures or line.tenants)
+            removed = line.removed_replicas or line.removed_keys or line.removed_tenants
+            wanted = self.revision + (0 if silent and not removed else 1)
             assert line.revision == wanted, "a change is missing, or comes twice"
         self.revision = line.revision
+        for tenant in line.tenants:
+            self.rows["tenant", tenant.tenant] = tenant
+        for name in line.removed_tenants:
+            self.rows.pop(("tenant", name), None)
         for row in line.keys:
             self.rows["key", row.key_id] = row
+        for key_id in line.removed_keys:
+            self.rows.pop(("key", key_id), None)
         for model in line.models:
             self.rows["model", (model.tenant, model.model)] = model
         for version in line.versions:
@@ -78,7 +85,10 @@ def _state(hub: FeedHub) -> dict[tuple[str, object], object]:
 
 STEPS = st.lists(
     st.one_of(
+        st.tuples(st.just("tenant"), st.integers(0, 3)),
+        st.tuples(st.just("farewell"), st.integers(0, 3)),
         st.tuples(st.just("key"), st.integers(0, 3)),
+        st.tuples(st.just("revoke"), st.integers(0, 3)),
         st.tuples(st.just("model"), st.integers(0, 3)),
         st.tuples(st.just("version"), st.integers(0, 3)),
         st.tuples(st.just("replica"), st.integers(0, 3)),
@@ -96,6 +106,12 @@ def _publish(hub: FeedHub, step: str, number: int) -> None:
     match step:
         case "key":
             hub.publish(keys=(KeyRow(key_id=str(number), secret_sha256="0", tenant="t", scopes=(Scope.INFER,)),))
+        case "revoke":
+            hub.publish(removed_keys=(str(number),))
+        case "tenant":
+            hub.publish(tenants=(TenantRow(tenant=f"t{number}", suspended=number > 1),))
+        case "farewell":
+            hub.publish(removed_tenants=(f"t{number}",))
         case "model":
             hub.publish(models=(ModelRow(tenant="t", model=f"m{number}", aliases={"prod": "v"}, created_at_s=0),))
         case "version":

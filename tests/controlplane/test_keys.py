@@ -10,7 +10,8 @@ import pytest
 
 from contracts.control import KeyRow, Scope
 from controlplane.feed import FeedHub
-from controlplane.keys import BadKeyFile, KeyStore, ensure_key_file, key_row, new_key_text
+from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text
+from controlplane.keys import KeyStore
 from controlplane.store import Database, sqlite_engine
 from tests.controlplane.builders import NOW_S
 
@@ -28,12 +29,12 @@ def _bootstrap(data: Path) -> tuple[KeyRow, ...]:
 
 
 def test_the_first_start_makes_two_keys(tmp_path: Path) -> None:
-    """One key infers, the other administers, neither does both; files are 0600, the database has digests only."""
+    """One key infers, the other administers and operates, neither does both; files are 0600, digests are stored."""
     rows = _bootstrap(tmp_path)
-    assert {row.scopes for row in rows} == {(Scope.ADMIN,), (Scope.INFER,)}
+    assert {row.scopes for row in rows} == {(Scope.ADMIN, Scope.OPERATOR), (Scope.INFER,)}
     for name, scope in (("admin.key", Scope.ADMIN), ("default.key", Scope.INFER)):
         text = (tmp_path / name).read_text().strip()
-        row = next(row for row in rows if row.scopes == (scope,))
+        row = next(row for row in rows if scope in row.scopes)
         assert text.split("-")[1] == row.key_id
         assert row.secret_sha256 == hashlib.sha256(text.encode()).hexdigest()
         assert row.tenant == "default"
@@ -84,8 +85,8 @@ def test_keys_have_the_promised_form() -> None:
     texts = {new_key_text() for _ in range(100)}
     assert len(texts) == 100
     for text in texts:
-        assert key_row(text, "default", (Scope.INFER,)).key_id == text[3:15]
+        assert parse_key_text(text) == (text[3:15], hashlib.sha256(text.encode()).hexdigest())
         assert len(text) == 3 + 12 + 1 + 43
     for broken in ("", "kv-short-x", next(iter(texts))[:-1], next(iter(texts)) + "A", next(iter(texts)).upper()):
         with pytest.raises(BadKeyFile):
-            key_row(broken, "default", (Scope.INFER,))
+            parse_key_text(broken)

@@ -1,14 +1,19 @@
 """A database gets each step once, in order, whole or not at all; a newer one is refused; the result is the schema."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, Engine, inspect, text
 
+from contracts.control import Scope
 from controlplane import schema
+from controlplane.feed import FeedHub
+from controlplane.keys import KeyStore
 from controlplane.migrations import STEPS, Migration, NewerDatabase, migrate
-from controlplane.store import sqlite_engine
+from controlplane.store import Database, sqlite_engine
+from controlplane.tenants import TenantStore
 
 
 @pytest.fixture
@@ -81,3 +86,32 @@ def test_a_newer_database_is_refused(engine: Engine) -> None:
     migrate(engine, [*STEPS, Migration(len(STEPS) + 1, "future", lambda _: None)])
     with pytest.raises(NewerDatabase, match=f"at schema {len(STEPS) + 1}"):
         migrate(engine)
+
+
+def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> None:
+    """Both keys stay good under names of their own; the one that administered becomes the operators' first."""
+    migrate(engine, STEPS[:1])
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO tenants VALUES ('default', 5)"))
+        for key_id, scopes in (("aaaaaaaaaaaa", "admin"), ("bbbbbbbbbbbb", "infer")):
+            row = {"id": key_id, "sha": key_id * 4, "scopes": scopes}
+            connection.execute(text("INSERT INTO keys VALUES (:id, 'default', :sha, :scopes, 6)"), row)
+    database = Database(engine)
+    feed = FeedHub()
+
+    async def start() -> None:
+        tenants, keys = TenantStore(database, feed), KeyStore(database, feed)
+        await keys.bootstrap(Path("/nowhere"), 7)  # makes no key: there are two
+        await tenants.load(7)
+        assert [(key.name, key.scopes) for key in await keys.of_tenant("default", 7)] == [
+            ("admin", (Scope.ADMIN, Scope.OPERATOR)),
+            ("default", (Scope.INFER,)),
+        ]
+        assert [(each.tenant, each.state) for each in await tenants.all(7)] == [("default", "active")]
+
+    asyncio.run(start())
+    database.close()
+    assert {(row.key_id, row.secret_sha256) for row in feed.snapshot().keys} == {
+        (key_id, key_id * 4) for key_id in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
+    }
+    assert [row.tenant for row in feed.snapshot().tenants] == ["default"]

@@ -95,7 +95,8 @@ def routes_of_front() -> set[Route]:
 
 def routes_of_code(scratch: Path) -> set[Route]:
     """All of the three processes that are asked over HTTP from outside, straight or through the activator."""
-    nothing = cast(Any, SimpleNamespace(feed=None, registry=None, autoscaler=None, named=None))
+    parts = ("feed", "registry", "autoscaler", "named", "clock", "database", "tenants", "keys")
+    nothing = cast(Any, SimpleNamespace(**dict.fromkeys(parts)))
     # Building routers touches nothing: what they act on is needed only when one is called.
     control = cast(Any, compose)(*[nothing] * len(inspect.signature(compose).parameters))
 

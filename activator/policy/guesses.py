@@ -1,0 +1,103 @@
+"""What a key that is not good costs the one who shows it. A good key is never asked about: see design note 9.
+
+Per source a bucket of failures that leaks: up to `burst` in a row cost nothing (somebody pasted the wrong key); each
+one beyond is held back before it is answered, twice as long as the one before, up to `longest_s`. Sources are bounded
+in number: the one that was quiet for longest is forgotten, which only makes it cheaper for that one.
+"""
+
+import ipaddress
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GuessLimits:
+    """Failures and seconds."""
+
+    burst: int = 20
+    leak_s: float = 3.0  # for one failure to be forgotten
+    first_s: float = 0.1
+    longest_s: float = 5.0
+    beyond: int = 20  # failures over the burst that are counted at most: after a flood the source recovers
+    sources: int = 4096
+    held: int = 1024  # answers held back at once, of all sources
+    held_of_one: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """Hold the answer for `hold_s`, and say that another failure is free after `retry_after_s`."""
+
+    hold_s: float
+    retry_after_s: float
+    is_first: bool  # the source has just used up its burst
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    at_s: float
+
+
+class Guesses:
+    """All sources' buckets. Times are seconds of one clock that never steps back."""
+
+    def __init__(self, limits: GuessLimits | None = None) -> None:
+        self.limits = limits or GuessLimits()
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # the one that failed last comes last
+        self._held: dict[str, int] = {}
+        self.held_in_all = 0
+
+    def __repr__(self) -> str:
+        return f"<Guesses sources={len(self._buckets)} held={self.held_in_all}>"
+
+    def failed(self, source: str, now_s: float) -> Penalty | None:
+        """Count a failure. None within the burst."""
+        limits = self.limits
+        bucket = self._buckets.pop(source, None) or _Bucket(0.0, now_s)
+        before = max(0.0, bucket.level - (now_s - bucket.at_s) / limits.leak_s)
+        level = min(before + 1, float(limits.burst + limits.beyond))
+        self._buckets[source] = _Bucket(level, now_s)
+        if len(self._buckets) > limits.sources:
+            self._buckets.popitem(last=False)
+        over = level - limits.burst
+        if over <= 0:
+            return None
+        hold_s = min(limits.longest_s, limits.first_s * 2.0 ** (over - 1))
+        return Penalty(hold_s, (over + 1) * limits.leak_s, before <= limits.burst)
+
+    def try_hold(self, source: str) -> bool:
+        """Take a place for an answer that is held back; False where all are taken."""
+        of_one = self._held.get(source, 0)
+        if of_one >= self.limits.held_of_one or self.held_in_all >= self.limits.held:
+            return False
+        self._held[source] = of_one + 1
+        self.held_in_all += 1
+        return True
+
+    def let_go(self, source: str) -> None:
+        """Give the place back."""
+        left = self._held.pop(source) - 1
+        if left:
+            self._held[source] = left
+        self.held_in_all -= 1
+
+    def check_integrity(self) -> None:
+        """Bounds hold, and the places that are taken add up."""
+        assert len(self._buckets) <= self.limits.sources
+        assert sum(self._held.values()) == self.held_in_all <= self.limits.held
+        assert all(0 < count <= self.limits.held_of_one for count in self._held.values())
+        assert all(0 < each.level <= self.limits.burst + self.limits.beyond for each in self._buckets.values())
+
+
+def source_of(address: str) -> str:
+    """Who counts as one: an IPv4 address, or the /64 that one IPv6 subscriber has for itself (RFC 6177)."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:64]
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.IPv6Network((parsed, 64), strict=False))
+    return str(parsed)

@@ -1,0 +1,163 @@
+"""The routes of tenants, keys and their audit. An admin sees the own tenant; an operator names any with `?tenant=`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.routing import Route
+
+from contracts.control import KeyUses, Principal, Scope
+from contracts.scopes import allows
+from controlplane import audit
+from controlplane.access_answers import (
+    Audit,
+    Keys,
+    KeyStatus,
+    MadeKey,
+    NewKey,
+    NewTenant,
+    RevokedKey,
+    Rotate,
+    Tenants,
+    TenantStatus,
+)
+from controlplane.autoscaler import Autoscaler
+from controlplane.bodies import LARGE_BYTES, answer, nothing, read
+from controlplane.clock import Clock
+from controlplane.keys import Key, KeyStore
+from controlplane.policy.access import Grant, TenantState, whose
+from controlplane.registry import Registry
+from controlplane.store import Database
+from controlplane.tenants import Tenant, TenantStore
+from service.principal import admin_of, holder_of
+
+MAX_EVENTS: Final = 1000
+Admin = Annotated[Principal, Depends(admin_of)]
+Operator = Annotated[Principal, Depends(holder_of(Scope.OPERATOR))]
+Named = Annotated[str | None, Query(alias="tenant")]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may do what: the stores, and the database whose audit they write."""
+
+    database: Database
+    tenants: TenantStore
+    keys: KeyStore
+
+
+def internal_routes(keys: KeyStore) -> list[Route]:
+    """What activators tell of keys."""
+
+    async def uses(request: Request) -> Response:
+        await keys.note_uses((await read(request, KeyUses, LARGE_BYTES)).used_at_s)
+        return nothing()
+
+    return [Route("/internal/v1/keys/uses", uses, methods=["POST"])]
+
+
+def router(access: Access, registry: Registry, autoscaler: Autoscaler, clock: Clock) -> APIRouter:
+    """Routes under `/admin/v1`. A secret is in an answer that nobody may keep."""
+    routes = APIRouter(prefix="/admin/v1")
+    database, tenants, keys = access.database, access.tenants, access.keys
+
+    @routes.get("/tenants")
+    async def every_tenant(by: Admin) -> Response:
+        now_s = clock.wall_s()
+        sees_all = allows(by.scopes, Scope.OPERATOR)
+        found = await tenants.all(now_s) if sees_all else [await tenants.one(by.tenant, now_s)]
+        return answer(Tenants(tenants=tuple(map(_tenant, found))))
+
+    @routes.post("/tenants")
+    async def create_tenant(by: Operator, request: Request) -> Response:
+        wanted = await read(request, NewTenant)
+        return answer(_tenant(await tenants.create(by, wanted.tenant, clock.wall_s())), status=201)
+
+    @routes.post("/tenants/{tenant}/suspend")
+    async def suspend(by: Operator, tenant: str) -> Response:
+        found = await tenants.move(by, tenant, TenantState.SUSPENDED, clock.wall_s())
+        autoscaler.stop(tuple(version.key for model in registry.models(tenant) for version in model.versions))
+        return answer(_tenant(found))
+
+    @routes.post("/tenants/{tenant}/resume")
+    async def resume(by: Operator, tenant: str) -> Response:
+        found = await tenants.move(by, tenant, TenantState.ACTIVE, clock.wall_s())
+        for model in registry.models(tenant):
+            if model.scale.min:
+                autoscaler.resume(tuple(version.key for version in model.versions))
+        return answer(_tenant(found))
+
+    @routes.delete("/tenants/{tenant}")
+    async def delete(by: Operator, tenant: str) -> Response:
+        await tenants.delete(by, tenant, clock.wall_s())
+        return nothing()
+
+    @routes.get("/keys")
+    async def every_key(by: Admin, tenant: Named = None) -> Response:
+        now_s = clock.wall_s()
+        found = await keys.of_tenant(whose(by, tenant), now_s)
+        return answer(Keys(keys=tuple(_key(key, now_s) for key in found)))
+
+    @routes.post("/keys")
+    async def create_key(by: Admin, request: Request, tenant: Named = None) -> Response:
+        owner, wanted, now_s = whose(by, tenant), await read(request, NewKey), clock.wall_s()
+        grant = Grant(wanted.name, wanted.scopes, wanted.models)
+        key, text = await keys.create(by, owner, grant, wanted.expires_in_s, now_s)
+        return _secret(MadeKey(key=_key(key, now_s), secret=text))
+
+    @routes.post("/keys/{key_id}/rotate")
+    async def rotate(by: Admin, key_id: str, request: Request, tenant: Named = None) -> Response:
+        owner, wanted, now_s = whose(by, tenant), await read(request, Rotate), clock.wall_s()
+        key, text, old = await keys.rotate(by, owner, key_id, wanted.overlap_s, now_s)
+        return _secret(MadeKey(key=_key(key, now_s), secret=text, old=_key(old, now_s)))
+
+    @routes.post("/keys/{key_id}/revoke")
+    async def revoke(by: Admin, key_id: str, tenant: Named = None) -> Response:
+        now_s = clock.wall_s()
+        key, told = await keys.revoke(by, whose(by, tenant), key_id, now_s)
+        return answer(RevokedKey(key=_key(key, now_s), told=told))
+
+    @routes.get("/audit")
+    async def trail(
+        by: Admin,
+        tenant: Named = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
+        before: Annotated[int | None, Query(ge=1)] = None,
+    ) -> Response:
+        owner = whose(by, tenant)
+        found = await database.read(lambda connection: audit.events(connection, owner, by, limit, before))
+        return answer(Audit(events=tuple(found)))
+
+    return routes
+
+
+def _secret(made: MadeKey) -> Response:
+    response = answer(made, status=201)
+    response.headers["cache-control"] = "no-store"
+    return response
+
+
+def _tenant(tenant: Tenant) -> TenantStatus:
+    return TenantStatus(
+        tenant=tenant.tenant,
+        state=str(tenant.state),
+        created_at_s=tenant.created_at_s,
+        models=tenant.models,
+        keys=tenant.keys,
+    )
+
+
+def _key(key: Key, now_s: int) -> KeyStatus:
+    return KeyStatus(
+        key_id=key.key_id,
+        tenant=key.tenant,
+        name=key.name,
+        state=str(key.state(now_s)),
+        scopes=key.scopes,
+        models=key.models,
+        created_at_s=key.created_at_s,
+        expires_at_s=key.expires_at_s,
+        revoked_at_s=key.revoked_at_s,
+        last_used_at_s=key.last_used_at_s,
+        successor=key.successor,
+    )

@@ -1,0 +1,123 @@
+"""Who may give which key to whom, what a key may be called, and when one is good: tables and rules, no storage."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from contracts.control import Principal, Scope
+from contracts.errors import Conflict, Forbidden, InvalidRequest, NotFound, Refused
+from contracts.names import dns_label
+from contracts.scopes import allows
+from contracts.secrets import redact
+
+OPERATORS: Final = "default"  # the installation's own tenant: operators belong to it, and it is always there
+MAX_MODELS: Final = 64
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,62}")
+
+
+class TenantState(StrEnum):
+    """Life of a tenant. A deleted one is kept, so that nobody else gets its name and with it what it left."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    DELETED = "deleted"
+
+
+class KeyState(StrEnum):
+    """Whether a key is good."""
+
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a new key shall be."""
+
+    name: str
+    scopes: tuple[Scope, ...]
+    models: tuple[str, ...] = ()
+
+
+def key_state(expires_at_s: int | None, revoked_at_s: int | None, now_s: int) -> KeyState:
+    """Revoked weighs more; a key is good until its second of expiry begins."""
+    if revoked_at_s is not None:
+        return KeyState.REVOKED
+    return KeyState.EXPIRED if expires_at_s is not None and expires_at_s <= now_s else KeyState.ACTIVE
+
+
+def whose(by: Principal, tenant: str | None) -> str:
+    """The tenant whose keys `by` speaks of: the own one, or any for an operator. Another's looks like none."""
+    if tenant is None or tenant == by.tenant:
+        return by.tenant
+    if not allows(by.scopes, Scope.OPERATOR):
+        raise Refused(NotFound("tenant", tenant[:63]))
+    return tenant
+
+
+def check_grant(by: Principal, tenant: str, grant: Grant) -> Grant:
+    """The grant with its scopes and models in order. Raises Refused: InvalidRequest, Forbidden."""
+    if _NAME.fullmatch(grant.name) is None or redact(grant.name) != grant.name:
+        rule = "must be 1-63 letters, digits, spaces and . _ @ -, the first a letter or digit, and hold no key"
+        raise Refused(InvalidRequest("name", repr(grant.name[:80]), rule))
+    if not grant.scopes:
+        raise Refused(InvalidRequest("scopes", "[]", f"must be some of {', '.join(Scope)}"))
+    if Scope.OPERATOR in grant.scopes:
+        may_touch(by, grant.scopes)
+        if tenant != OPERATORS:
+            rule = f"operators belong to the tenant '{OPERATORS}'"
+            raise Refused(InvalidRequest("scopes", str(Scope.OPERATOR), rule))
+    for model in grant.models:
+        dns_label(model, "models")
+    if len(grant.models) > MAX_MODELS:
+        raise Refused(InvalidRequest("models", f"({len(grant.models)})", f"must be {MAX_MODELS} or fewer"))
+    if grant.models and set(grant.scopes) != {Scope.INFER}:
+        rule = f"only a key with the scope '{Scope.INFER}' alone can be held to some models"
+        raise Refused(InvalidRequest("models", ", ".join(grant.models)[:80], rule))
+    scopes = tuple(scope for scope in Scope if scope in grant.scopes)
+    return Grant(grant.name, scopes, tuple(sorted(set(grant.models))))
+
+
+def may_touch(by: Principal, scopes: Sequence[Scope]) -> None:
+    """Only an operator gives, renews or takes an operator's key. Raises Refused(Forbidden)."""
+    if Scope.OPERATOR in scopes and not allows(by.scopes, Scope.OPERATOR):
+        raise Refused(Forbidden(Scope.OPERATOR))
+
+
+def after_overlap(expires_at_s: int | None, now_s: int, overlap_s: int) -> int:
+    """When a key that was rotated ends: after the overlap, or earlier where it would have anyway."""
+    ends_s = now_s + overlap_s
+    return ends_s if expires_at_s is None else min(ends_s, expires_at_s)
+
+
+def successors_end(created_at_s: int, expires_at_s: int | None, now_s: int) -> int | None:
+    """When the key that follows another expires: it lives as long as that one was made for."""
+    return None if expires_at_s is None else now_s + expires_at_s - created_at_s
+
+
+def check_not_last(key_id: str, scopes: Sequence[Scope], lasting_operators: Sequence[str]) -> None:
+    """Nobody locks the installation's door from outside. `lasting_operators`: good keys that don't expire."""
+    if Scope.OPERATOR in scopes and set(lasting_operators) <= {key_id}:
+        rule = "it is the last key of an operator that does not expire; create another one first"
+        raise Refused(Conflict(f"key {key_id}", rule))
+
+
+def check_move(tenant: str, wanted: TenantState) -> None:
+    """The installation's own tenant stays. Raises Refused(Conflict)."""
+    if tenant == OPERATORS and wanted is not TenantState.ACTIVE:
+        raise Refused(Conflict(f"tenant '{tenant}'", "it is the operators' and stays active"))
+
+
+def check_empty(tenant: str, models: Sequence[str], keys: Sequence[str]) -> None:
+    """A tenant is deleted when it has no model and no good key. Raises Refused(Conflict) naming what is left."""
+    left = [f"{what} {_some(names)}" for what, names in (("models", models), ("keys", keys)) if names]
+    if left:
+        raise Refused(Conflict(f"tenant '{tenant}'", f"is not empty: {'; '.join(left)}"))
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,172 @@
+"""Tenants: the one writer of their table. A tenant is a DNS label; its rows in other tables are others' to write."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from contracts.control import Principal, TenantRow
+from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
+from contracts.names import dns_label
+from controlplane import audit, schema
+from controlplane.audit import Action
+from controlplane.policy.access import KeyState, TenantState, check_empty, check_move, key_state
+from controlplane.store import Database
+
+MAX_TENANTS: Final = 10_000  # as many as the activator makes certificates for
+TELL_S: Final = 1.0  # for every activator to be told of an end
+_ACTIONS: Final = {TenantState.ACTIVE: Action.TENANT_RESUMED, TenantState.SUSPENDED: Action.TENANT_SUSPENDED}
+
+
+class TenantPublisher(Protocol):
+    """Where tenants go once they are durable."""
+
+    def publish(self, *, tenants: tuple[TenantRow, ...] = (), removed_tenants: tuple[str, ...] = ()) -> int: ...
+
+    async def settled(self, revision: int, timeout_s: float) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant and how much it has."""
+
+    tenant: str
+    state: TenantState
+    created_at_s: int
+    models: int
+    keys: int  # good ones
+
+    def row(self) -> TenantRow:
+        """What activators know of it."""
+        return TenantRow(tenant=self.tenant, suspended=self.state is TenantState.SUSPENDED)
+
+
+class TenantStore:
+    """Owns the table of tenants. Load it once before use."""
+
+    def __init__(self, database: Database, publisher: TenantPublisher) -> None:
+        self._database = database
+        self._publisher = publisher
+        self._turn = asyncio.Lock()  # published in the order in which it was stored
+
+    async def load(self, now_s: int) -> None:
+        """Publish all of them."""
+        self._publisher.publish(tenants=tuple(tenant.row() for tenant in await self.all(now_s)))
+
+    async def all(self, now_s: int) -> list[Tenant]:
+        """Every tenant that is not deleted, by name."""
+        return await self._database.read(lambda connection: _load(connection, now_s))
+
+    async def one(self, tenant: str, now_s: int) -> Tenant:
+        """Raises Refused(NotFound)."""
+        return await self._database.read(lambda connection: _one(connection, tenant, now_s))
+
+    async def create(self, by: Principal, tenant: str, now_s: int) -> Tenant:
+        """Raises Refused: InvalidRequest for what is no DNS label, Conflict where the name is or was given."""
+        dns_label(tenant, "tenant")
+
+        def write(connection: Connection) -> Tenant:
+            table = schema.tenants
+            before = connection.execute(select(table.c.state).where(table.c.tenant == tenant)).scalar_one_or_none()
+            if before is not None:
+                rule = "was deleted, and its name is not given again" if before == TenantState.DELETED else "exists"
+                raise Refused(Conflict(f"tenant '{tenant}'", rule))
+            count = connection.execute(select(func.count()).select_from(table)).scalar_one()
+            if count >= MAX_TENANTS:
+                raise Refused(CapacityExceeded("tenants", count + 1, MAX_TENANTS))
+            insert_tenant(connection, by, tenant, now_s)
+            return _one(connection, tenant, now_s)
+
+        async with self._turn:
+            made = await self._database.write(write)
+            self._publisher.publish(tenants=(made.row(),))
+        return made
+
+    async def move(self, by: Principal, tenant: str, wanted: TenantState, now_s: int) -> Tenant:
+        """Suspend or resume; twice changes nothing. Returns once activators were told, or a second is over.
+
+        Raises Refused: NotFound, Conflict.
+        """
+
+        def write(connection: Connection) -> Tenant:
+            before = _one(connection, tenant, now_s)
+            if before.state is not wanted:
+                check_move(tenant, wanted)
+                _set_state(connection, tenant, wanted)
+                audit.record(connection, by, now_s, tenant, _ACTIONS[wanted], tenant)
+            return _one(connection, tenant, now_s)
+
+        async with self._turn:
+            moved = await self._database.write(write)
+            revision = self._publisher.publish(tenants=(moved.row(),))
+        await self._publisher.settled(revision, TELL_S)
+        return moved
+
+    async def delete(self, by: Principal, tenant: str, now_s: int) -> None:
+        """Raises Refused: NotFound, Conflict naming what is left of it."""
+
+        def write(connection: Connection) -> None:
+            _one(connection, tenant, now_s)
+            check_move(tenant, TenantState.DELETED)
+            check_empty(tenant, _models(connection, tenant), good_keys(connection, tenant, now_s))
+            _set_state(connection, tenant, TenantState.DELETED)
+            audit.record(connection, by, now_s, tenant, Action.TENANT_DELETED, tenant)
+
+        async with self._turn:
+            await self._database.write(write)
+            self._publisher.publish(removed_tenants=(tenant,))
+
+
+def find_tenant(connection: Connection, tenant: str) -> None:
+    """Raises Refused(NotFound) where there is no such tenant, or none any more."""
+    table = schema.tenants
+    known = select(table.c.tenant).where(table.c.tenant == tenant, table.c.state != TenantState.DELETED)
+    if connection.execute(known).first() is None:
+        raise Refused(NotFound("tenant", tenant[:63]))
+
+
+def insert_tenant(connection: Connection, by: Principal, tenant: str, now_s: int) -> None:
+    """A new row, and its line in the audit."""
+    values = {"tenant": tenant, "created_at_s": now_s, "state": str(TenantState.ACTIVE)}
+    connection.execute(insert(schema.tenants).values(values))
+    audit.record(connection, by, now_s, tenant, Action.TENANT_CREATED, tenant)
+
+
+def _set_state(connection: Connection, tenant: str, state: TenantState) -> None:
+    connection.execute(update(schema.tenants).where(schema.tenants.c.tenant == tenant).values(state=str(state)))
+
+
+def _one(connection: Connection, tenant: str, now_s: int) -> Tenant:
+    found = _load(connection, now_s, tenant)
+    if not found:
+        raise Refused(NotFound("tenant", tenant[:63]))
+    return found[0]
+
+
+def _load(connection: Connection, now_s: int, only: str | None = None) -> list[Tenant]:
+    table, keys, models = schema.tenants, schema.keys, schema.models
+    is_good = keys.c.revoked_at_s.is_(None) & (keys.c.expires_at_s.is_(None) | (keys.c.expires_at_s > now_s))
+    good = select(func.count()).where(keys.c.tenant == table.c.tenant, is_good).scalar_subquery()
+    had = select(func.count()).where(models.c.tenant == table.c.tenant).scalar_subquery()
+    wanted = select(table, had.label("models"), good.label("keys")).where(table.c.state != TenantState.DELETED)
+    if only is not None:
+        wanted = wanted.where(table.c.tenant == only)
+    return [
+        Tenant(row["tenant"], TenantState(row["state"]), row["created_at_s"], row["models"], row["keys"])
+        for row in connection.execute(wanted.order_by(table.c.tenant)).mappings()
+    ]
+
+
+def _models(connection: Connection, tenant: str) -> list[str]:
+    table = schema.models
+    return list(connection.execute(select(table.c.model).where(table.c.tenant == tenant).order_by("model")).scalars())
+
+
+def good_keys(connection: Connection, tenant: str, now_s: int) -> list[str]:
+    """Ids of the tenant's keys that are neither expired nor revoked."""
+    table = schema.keys
+    rows = connection.execute(select(table).where(table.c.tenant == tenant).order_by(table.c.key_id)).mappings()
+    return [
+        row["key_id"] for row in rows if key_state(row["expires_at_s"], row["revoked_at_s"], now_s) is KeyState.ACTIVE
+    ]

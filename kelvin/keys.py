@@ -1,0 +1,155 @@
+"""`kelvin keys`: who may call, for how long, and who said so. A secret is printed once, or goes into a file."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from contracts.control import Scope
+from kelvin.client import target
+from kelvin.instants import instant
+from kelvin.key_file import key_file
+from kelvin.policy.durations import parse_duration_s
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class Duration(click.ParamType[int]):
+    """Whole seconds, written as `24h`."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_duration_s(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_TENANT = click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
+_SCOPES = click.Choice([scope.value for scope in Scope])
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+_OUTPUT = click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the secret to this file, mode 0600."
+)
+
+
+@click.group("keys")
+def keys_command() -> None:
+    """Keys of a tenant. A secret is shown once and stored nowhere."""
+
+
+@keys_command.command("list")
+@_TENANT
+@_JSON
+def list_command(tenant: str | None, as_json: bool) -> None:
+    """Good keys and those that ended, without their secrets."""
+    with target().door() as door:
+        found = door.get("/admin/v1/keys", params=_named(tenant)).json()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table("id", "name", "state", "scopes", "models", "created", "expires", "last used", title="keys, UTC")
+    for row in found["keys"]:
+        table.add_row(
+            row["key_id"],
+            row["name"],
+            row["state"],
+            " ".join(row["scopes"]),
+            " ".join(row["models"]) or "all",
+            instant(row["created_at_s"]),
+            instant(row["expires_at_s"], "never"),
+            instant(row["last_used_at_s"], "never"),
+        )
+    Console(soft_wrap=True).print(table)
+
+
+@keys_command.command("create")
+@click.argument("name")
+@click.option("--scope", "scopes", type=_SCOPES, multiple=True, required=True, help="What it may do; repeat.")
+@click.option("--model", "models", multiple=True, help="Only this model may be called; repeat. [default: all]")
+@click.option("--expires", type=Duration(), help="How long it is good, such as 90d. [default: until it is revoked]")
+@_TENANT
+@_OUTPUT
+@_JSON
+def create_command(
+    name: str,
+    scopes: tuple[str, ...],
+    models: tuple[str, ...],
+    expires: int | None,
+    tenant: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Make a key. Standard output is its secret alone, which can't be shown again."""
+    body = {"name": name, "scopes": scopes, "models": models, "expires_in_s": expires}
+    _make("/admin/v1/keys", body, tenant, output, as_json, replace=False)
+
+
+@keys_command.command("rotate")
+@click.argument("key_id", metavar="ID")
+@click.option("--overlap", type=Duration(), default="24h", show_default=True, help="How long the old one stays good.")
+@_TENANT
+@_OUTPUT
+@_JSON
+def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path | None, as_json: bool) -> None:
+    """Make a key that may do what ID may, and let ID end after the overlap. The output's file is replaced."""
+    _make(f"/admin/v1/keys/{key_id}/rotate", {"overlap_s": overlap}, tenant, output, as_json, replace=True)
+
+
+@keys_command.command("revoke")
+@click.argument("key_id", metavar="ID")
+@_TENANT
+def revoke_command(key_id: str, tenant: str | None) -> None:
+    """End a key now. What is being answered is finished."""
+    with target().door() as door:
+        found = door.post(f"/admin/v1/keys/{key_id}/revoke", params=_named(tenant)).json()
+    late = "" if found["told"] else "; an activator has not taken it yet"
+    click.echo(f"{key_id}: revoked{late}")
+
+
+@keys_command.command("audit")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The latest so many.")
+@_TENANT
+@_JSON
+def audit_command(limit: int, tenant: str | None, as_json: bool) -> None:
+    """Who made, rotated and revoked which key or tenant, and when."""
+    with target().door() as door:
+        found = door.get("/admin/v1/audit", params={**_named(tenant), "limit": str(limit)}).json()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table("at", "by", "what", "which", "", title="audit, UTC")
+    for row in found["events"]:
+        table.add_row(instant(row["at_s"]), row["actor"], row["action"], row["subject"], row["detail"])
+    Console(soft_wrap=True).print(table)
+
+
+def _named(tenant: str | None) -> dict[str, str]:
+    return {} if tenant is None else {"tenant": tenant}
+
+
+def _make(
+    path: str, body: dict[str, Any], tenant: str | None, output: Path | None, as_json: bool, *, replace: bool
+) -> None:
+    """Ask for a key, and put its secret where it was asked for and nowhere else."""
+    with contextlib.ExitStack() as stack:
+        write = None if output is None else stack.enter_context(key_file(output, replace=replace))
+        door = stack.enter_context(target().door())
+        made = door.post(path, json=body, params=_named(tenant)).json()
+        if write is not None:
+            write(made.pop("secret"))
+    if as_json:
+        click.echo(json.dumps(made, indent=2))
+        return
+    key, old = made["key"], made["old"]
+    click.echo(f"{key['key_id']}: {key['name']}, {' '.join(key['scopes'])}", err=True)
+    if old is not None:
+        click.echo(f"{old['key_id']}: good until {instant(old['expires_at_s'])} UTC", err=True)
+    if output is None:
+        click.echo(made["secret"])

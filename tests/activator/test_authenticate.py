@@ -1,0 +1,177 @@
+"""Keys at the door of a real activator: scopes, models, expiry, suspension, revocation, and what wrong ones cost."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from activator.authenticate import find
+from activator.table import Table
+from contracts.control import Scope, TenantRow
+from tests.activator.control import ADMIN, KEY, STRANGER, key_row, snapshot
+from tests.activator.replica import DONE, Call, chunk
+from tests.activator.world import CHAT, World, world
+
+WRONG = "kv-abcdefghijkl-" + "w" * 43
+
+
+@pytest.mark.parametrize(
+    ("authorization", "is_good"),
+    [
+        pytest.param(b"Bearer " + KEY.encode(), True, id="a key"),
+        pytest.param(b"bearer  " + KEY.encode(), True, id="case and spaces do not matter"),
+        pytest.param(None, False, id="nothing"),
+        pytest.param(b"", False, id="an empty header"),
+        pytest.param(KEY.encode(), False, id="no scheme"),
+        pytest.param(b"Basic " + KEY.encode(), False, id="another scheme"),
+        pytest.param(b"Bearer", False, id="no key"),
+        pytest.param(b"Bearer " + KEY[:-1].encode(), False, id="a character less"),
+        pytest.param(b"Bearer " + KEY.upper().encode(), False, id="another case"),
+        pytest.param(b"Bearer \xff" * 999, False, id="much of nothing"),
+    ],
+)
+def test_find(authorization: bytes | None, is_good: bool) -> None:
+    """The whole key behind its scheme, and nothing else."""
+    table = Table()
+    table.apply(snapshot())
+    assert (find(table, authorization, 0) is not None) == is_good
+
+
+async def _scopes(here: World) -> None:
+    """Each key at each of the three doors; push and the bill do not need an admin."""
+    rows = {"kv-push": (Scope.PUSH,), "kv-bill": (Scope.BILLING_READ,), "kv-oper": (Scope.OPERATOR,)}
+    here.control.publish(keys=tuple(key_row(key, key, "default", *scopes) for key, scopes in rows.items()))
+    await here.settled()
+    doors = ("/v1/models", "/push/v1/plans", "/admin/v1/status")
+    want = {
+        KEY: (200, 403, 403), ADMIN: (200, 503, 201),  # nobody listens behind /push; /admin echoes
+        "kv-push": (403, 503, 403), "kv-bill": (403, 403, 201), "kv-oper": (403, 503, 201),
+    }  # fmt: skip
+    for key, statuses in want.items():
+        assert tuple([(await here.get(door, key)).status for door in doors]) == statuses, key
+
+
+async def _models(here: World) -> None:
+    """To a key for one model others are not listed, not found, not called, and their requests have no timeline."""
+    rows = [("kv-m", ("m",)), ("kv-other", ("other",))]
+    here.control.publish(
+        keys=tuple(
+            msgspec.structs.replace(key_row(key, key, "default", Scope.INFER), models=models) for key, models in rows
+        )
+    )
+    await here.settled()
+    answered = await here.post(key="kv-m")
+    assert answered.status == 200
+    timeline = f"/v1/requests/{answered.headers['x-request-id']}/timeline"
+    assert (await here.get(timeline, "kv-m")).status == 200
+    assert b'"m"' in (await here.get("/v1/models", "kv-m")).body
+    assert (await here.get("/v1/models", "kv-other")).json["data"] == []
+    for path in ("/v1/models/m", "/v1/models/none", timeline):
+        refused, unknown = await here.get(path, "kv-other"), await here.get(path, STRANGER)
+        assert (refused.status, refused.code) == (unknown.status, unknown.code)
+        assert refused.status == 404
+    refused, unknown = await here.post(key="kv-other"), await here.post(body={**CHAT, "model": "none"})
+    assert (refused.status, refused.code) == (unknown.status, unknown.code) == (404, "model_not_found")
+
+
+async def _bad_keys(here: World) -> None:
+    """Unknown, expired and revoked: same status, headers and body, but for the request's id."""
+    late = msgspec.structs.replace(key_row("late", "kv-late", "default", Scope.INFER), expires_at_s=1)
+    here.control.publish(keys=(late, key_row("gone", "kv-gone", "default", Scope.INFER)))
+    await here.settled()
+    assert (await here.get("/v1/models", "kv-gone")).status == 200
+    here.control.publish(removed_keys=("gone",))
+    await here.settled()
+    answers = []
+    for key in ("kv-late", "kv-gone", WRONG):
+        got = await here.get("/v1/models", key)
+        request_id = got.headers.pop("x-request-id")
+        answers.append((got.status, got.headers, got.body.replace(request_id.encode(), b"")))
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][0] == 401
+    assert {"late", "gone"} & set(here.control.used_at_s) <= {"gone"}  # it was good once
+
+
+async def _suspension(here: World) -> None:
+    """Is told, as the key is good; to the others nothing changes."""
+    for suspended, want in ((True, (403, "tenant_suspended")), (False, (200, None))):
+        here.control.publish(tenants=(TenantRow(tenant="default", suspended=suspended),))
+        await here.settled()
+        got = await here.get("/v1/models")
+        assert (got.status, None if want[1] is None else got.code) == want
+        assert (await here.get("/v1/models", STRANGER)).status == 200
+
+
+def test_what_a_key_opens(tmp_path: Path) -> None:
+    """Its scopes, its models, its time and its tenant decide; that it was used is told to the minute."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            before_s = int(time.time()) // 60 * 60
+            await here.replica("r1")
+            for part in (_scopes, _models, _bad_keys, _suspension):
+                await part(here)
+            assert before_s <= await here.control.until_used("k4") <= time.time()
+            assert {at_s % 60 for at_s in here.control.used_at_s.values()} == {0}
+
+    asyncio.run(scenario())
+
+
+def test_a_revocation_cuts_no_answer(tmp_path: Path) -> None:
+    """What was under way ends as if nothing had been; the next request is 401."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            half, rest = asyncio.Event(), asyncio.Event()
+
+            async def in_halves(call: Call) -> None:
+                await call.data(chunk("one "), 1)
+                half.set()
+                await rest.wait()
+                await call.data(chunk("two"), 2)
+                await call.data(DONE, 2)
+                await call.end(2)
+
+            await here.replica("r1", in_halves)
+            stream = asyncio.create_task(here.post(body={**CHAT, "stream": True}))
+            await half.wait()
+            here.control.publish(removed_keys=("k1",))
+            await here.settled()
+            assert (await here.post()).status == 401
+            rest.set()
+            got = await stream
+            assert (got.status, got.body.count(b"[DONE]")) == (200, 1)
+            (record,) = await here.control.until_records(1)
+            assert (record.key_id, record.outcome) == ("k1", "ok")
+
+    asyncio.run(scenario())
+
+
+def test_guessing_costs_the_guesser_alone(tmp_path: Path) -> None:
+    """A burst is 401, what follows waits and is 429 with its time; a good key of the same address is served at once."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            assert [(await here.get("/v1/models", WRONG)).status for _ in range(20)] == [401] * 20
+            began = time.monotonic()
+            got = await here.get("/v1/models", WRONG)
+            assert time.monotonic() - began >= 0.09  # held back; a failure within the burst is not
+            assert (got.status, got.code) == (429, "too_many_failures")
+            assert int(got.headers["retry-after"]) >= 1
+            waiting = [asyncio.create_task(here.get("/v1/models", WRONG)) for _ in range(12)]
+            while not any(task.done() for task in waiting):
+                await asyncio.sleep(0.01)
+            assert (await here.get("/v1/models")).status == 200
+            assert not all(task.done() for task in waiting), "the neighbour was served while the guesser waits"
+            async with here.client.get(here.url + "/v1/models") as keyless:
+                assert keyless.status == 401  # no key is no guess
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            log = (here.data / "log").read_text()
+            assert log.count("many keys that are not good") == 1
+            assert "127.0.0.1" in log
+
+    asyncio.run(scenario())

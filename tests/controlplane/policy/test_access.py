@@ -1,0 +1,161 @@
+"""Who may give which key to whom, and when one is good, as tables."""
+
+import pytest
+
+from contracts.control import Principal, Scope
+from contracts.errors import Conflict, Forbidden, InvalidRequest, NotFound, Refused
+from controlplane.policy.access import (
+    Grant,
+    KeyState,
+    TenantState,
+    after_overlap,
+    check_empty,
+    check_grant,
+    check_move,
+    check_not_last,
+    key_state,
+    successors_end,
+    whose,
+)
+
+ADMIN = Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))
+OPERATOR = Principal(key_id="o", tenant="default", scopes=(Scope.OPERATOR,))
+SECRET = "kv-abcdefghijkl-" + "x" * 43
+INFER, PUSH, BILLING, ADMINS, OPERATES = Scope.INFER, Scope.PUSH, Scope.BILLING_READ, Scope.ADMIN, Scope.OPERATOR
+
+
+@pytest.mark.parametrize(
+    ("expires_at_s", "revoked_at_s", "want"),
+    [
+        pytest.param(None, None, KeyState.ACTIVE, id="for ever"),
+        pytest.param(101, None, KeyState.ACTIVE, id="a second before"),
+        pytest.param(100, None, KeyState.EXPIRED, id="in the second of its end"),
+        pytest.param(None, 50, KeyState.REVOKED, id="revoked"),
+        pytest.param(60, 50, KeyState.REVOKED, id="revoked weighs more"),
+    ],
+)
+def test_key_state(expires_at_s: int | None, revoked_at_s: int | None, want: KeyState) -> None:
+    """At second 100."""
+    assert key_state(expires_at_s, revoked_at_s, 100) is want
+
+
+@pytest.mark.parametrize(
+    ("by", "tenant", "grant"),
+    [
+        pytest.param(ADMIN, "acme", Grant("ci", (PUSH,)), id="an admin gives a key to push"),
+        pytest.param(ADMIN, "acme", Grant("a.b_c@d-e f", (ADMINS,)), id="another admin"),
+        pytest.param(ADMIN, "acme", Grant("app", (INFER,), ("llama",)), id="for one model"),
+        pytest.param(ADMIN, "acme", Grant("books", (BILLING,)), id="for the bill"),
+        pytest.param(OPERATOR, "acme", Grant("first", (ADMINS,)), id="an operator makes a tenant's first"),
+        pytest.param(OPERATOR, "default", Grant("second", (ADMINS, OPERATES)), id="and another operator"),
+    ],
+)
+def test_what_may_be_granted(by: Principal, tenant: str, grant: Grant) -> None:
+    """As it was asked for."""
+    assert check_grant(by, tenant, grant) == grant
+
+
+def test_a_grant_is_put_in_order() -> None:
+    """The same key, however it was asked for."""
+    assert check_grant(ADMIN, "acme", Grant("x", (ADMINS, INFER, ADMINS))).scopes == (INFER, ADMINS)
+    assert check_grant(ADMIN, "acme", Grant("x", (INFER,), ("b", "a", "b"))).models == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("by", "tenant", "grant", "kind", "says"),
+    [
+        pytest.param(ADMIN, "acme", Grant("", (INFER,)), InvalidRequest, "name=''", id="no name"),
+        pytest.param(ADMIN, "acme", Grant("a\nb", (INFER,)), InvalidRequest, "letters", id="a line break"),
+        pytest.param(ADMIN, "acme", Grant("x" * 64, (INFER,)), InvalidRequest, "1-63", id="a long name"),
+        pytest.param(ADMIN, "acme", Grant(SECRET, (INFER,)), InvalidRequest, "hold no key", id="a key for a name"),
+        pytest.param(ADMIN, "acme", Grant("x", ()), InvalidRequest, "infer, push", id="no scope"),
+        pytest.param(ADMIN, "acme", Grant("x", (INFER,), ("No",)), InvalidRequest, "DNS label", id="no model's name"),
+        pytest.param(ADMIN, "acme", Grant("x", (ADMINS,), ("m",)), InvalidRequest, "alone", id="an admin of a model"),
+        pytest.param(ADMIN, "acme", Grant("x", (INFER, PUSH), ("m",)), InvalidRequest, "alone", id="half of each"),
+        pytest.param(ADMIN, "acme", Grant("x", (OPERATES,)), Forbidden, "operator", id="an admin makes no operator"),
+        pytest.param(OPERATOR, "acme", Grant("x", (OPERATES,)), InvalidRequest, "'default'", id="elsewhere"),
+        pytest.param(
+            ADMIN, "acme", Grant("x", (INFER,), tuple(f"m{n}" for n in range(65))), InvalidRequest, "64", id="many"
+        ),
+    ],
+)
+def test_what_may_not(by: Principal, tenant: str, grant: Grant, kind: type, says: str) -> None:
+    """The value and the rule are named; a secret is not."""
+    with pytest.raises(Refused, match=says) as caught:
+        check_grant(by, tenant, grant)
+    assert isinstance(caught.value.failure, kind)
+
+
+@pytest.mark.parametrize(
+    ("by", "tenant", "want"),
+    [
+        pytest.param(ADMIN, None, "acme", id="the own one"),
+        pytest.param(ADMIN, "acme", "acme", id="by its name"),
+        pytest.param(OPERATOR, "acme", "acme", id="an operator names any"),
+    ],
+)
+def test_whose(by: Principal, tenant: str | None, want: str) -> None:
+    """Whose keys are spoken of."""
+    assert whose(by, tenant) == want
+
+
+def test_another_tenant_looks_like_none() -> None:
+    """To an admin who is no operator."""
+    with pytest.raises(Refused) as caught:
+        whose(ADMIN, "other")
+    assert caught.value.failure == NotFound("tenant", "other")
+
+
+@pytest.mark.parametrize(
+    ("expires_at_s", "overlap_s", "want"),
+    [
+        pytest.param(None, 60, 160, id="after the overlap"),
+        pytest.param(150, 60, 150, id="not later than it would have ended"),
+        pytest.param(None, 0, 100, id="at once"),
+    ],
+)
+def test_after_overlap(expires_at_s: int | None, overlap_s: int, want: int) -> None:
+    """At second 100."""
+    assert after_overlap(expires_at_s, 100, overlap_s) == want
+
+
+def test_a_successor_lives_as_long() -> None:
+    """As the first was made for, from now on; for ever where that was."""
+    assert successors_end(40, 90, 100) == 150
+    assert successors_end(40, None, 100) is None
+
+
+@pytest.mark.parametrize(
+    ("key_id", "scopes", "lasting", "refused"),
+    [
+        pytest.param("a", (OPERATES,), ("a",), True, id="the last one stays"),
+        pytest.param("a", (OPERATES,), ("a", "b"), False, id="of two one may go"),
+        pytest.param("a", (OPERATES,), (), True, id="one that expires, without another"),
+        pytest.param("a", (ADMINS,), ("b",), False, id="no operator's"),
+    ],
+)
+def test_the_last_operator(key_id: str, scopes: tuple[Scope, ...], lasting: tuple[str, ...], refused: bool) -> None:
+    """Nobody is locked out."""
+    if not refused:
+        return check_not_last(key_id, scopes, lasting)
+    with pytest.raises(Refused, match="last key of an operator"):
+        check_not_last(key_id, scopes, lasting)
+    return None
+
+
+def test_the_operators_tenant_stays() -> None:
+    """Neither suspended nor deleted; every other may be."""
+    for state in (TenantState.SUSPENDED, TenantState.DELETED):
+        with pytest.raises(Refused, match="stays active"):
+            check_move("default", state)
+        check_move("acme", state)
+    check_move("default", TenantState.ACTIVE)
+
+
+def test_what_is_left_is_named() -> None:
+    """Models and keys, a few of many."""
+    check_empty("acme", [], [])
+    with pytest.raises(Refused) as caught:
+        check_empty("acme", [f"m{n}" for n in range(10)], ["k1"])
+    want = Conflict("tenant 'acme'", "is not empty: models m0, m1, m2, m3, m4, m5, m6, m7 and 2 more; keys k1")
+    assert caught.value.failure == want

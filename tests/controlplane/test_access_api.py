@@ -1,0 +1,270 @@
+"""Tenants, keys and their audit over the socket: what each caller may, what activators hear, what is on disk."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.control import Feed
+from tests.controlplane.door import Door, opened
+from tests.controlplane.ground import Run, fake_zygote
+from tests.controlplane.test_admin_api import push
+from tests.controlplane.test_internal_api import feed
+
+OPERATOR = {"x-kelvin-principal": json.dumps({"key_id": "oper", "tenant": "default", "scopes": ["operator"]})}
+ACME = {"x-kelvin-principal": json.dumps({"key_id": "acme-k", "tenant": "acme", "scopes": ["admin"]})}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "data"
+    with fake_zygote(Run(where / "run")):
+        yield where
+
+
+async def ask(
+    door: Door, who: dict[str, str], method: str, path: str, body: object = None, *, status: int = 200
+) -> Any:
+    got, found = await door.ask(method, f"/admin/v1{path}", body, who)
+    assert got == status, found
+    return found
+
+
+async def make(door: Door, who: dict[str, str], name: str = "k", **more: object) -> Any:
+    return await ask(door, who, "POST", "/keys", {"name": name, "scopes": ["infer"], **more}, status=201)
+
+
+def ids(line: Feed) -> set[str]:
+    return {row.key_id for row in line.keys}
+
+
+def test_a_tenants_life(data: Path) -> None:
+    """Made, given a first key, suspended, resumed, emptied, deleted; activators hear each; its name is gone."""
+
+    async def main() -> None:
+        async with opened(data) as door, feed(door) as reader:
+            assert [row.tenant for row in (await reader.line()).tenants] == ["default"]
+            made = await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
+            assert {**made, "created_at_s": 0} == {
+                "tenant": "acme", "state": "active", "created_at_s": 0, "models": 0, "keys": 0,
+            }  # fmt: skip
+            assert [(row.tenant, row.suspended) for row in (await reader.line()).tenants] == [("acme", False)]
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=409)
+            found = await ask(
+                door, OPERATOR, "POST", "/keys?tenant=acme", {"name": "a", "scopes": ["admin"]}, status=201
+            )
+            key_id = found["key"]["key_id"]
+            assert ids(await reader.line()) == {key_id}
+            suspended = asyncio.create_task(ask(door, OPERATOR, "POST", "/tenants/acme/suspend"))
+            assert [(row.tenant, row.suspended) for row in (await reader.line()).tenants] == [("acme", True)]
+            assert (await suspended)["state"] == "suspended"
+            resumed = asyncio.create_task(ask(door, OPERATOR, "POST", "/tenants/acme/resume"))
+            assert [(row.tenant, row.suspended) for row in (await reader.line()).tenants] == [("acme", False)]
+            assert (await resumed)["keys"] == 1
+            left = await ask(door, OPERATOR, "DELETE", "/tenants/acme", status=409)
+            assert left["detail"] == f"tenant 'acme': is not empty: keys {key_id}"
+            await ask(door, OPERATOR, "POST", f"/keys/{key_id}/revoke?tenant=acme")
+            assert (await reader.line()).removed_keys == (key_id,)
+            await ask(door, OPERATOR, "DELETE", "/tenants/acme", status=204)
+            assert (await reader.line()).removed_tenants == ("acme",)
+            again = await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=409)
+            assert "its name is not given again" in again["detail"]
+            await ask(door, OPERATOR, "POST", "/keys?tenant=acme", {"name": "a", "scopes": ["infer"]}, status=404)
+            actions = [each["action"] for each in (await ask(door, OPERATOR, "GET", "/audit?tenant=acme"))["events"]]
+            assert actions == [
+                "tenant.deleted", "key.revoked", "tenant.resumed", "tenant.suspended", "key.created", "tenant.created",
+            ]  # fmt: skip
+
+    asyncio.run(main())
+
+
+def test_a_tenant_with_a_model_is_not_deleted(data: Path) -> None:
+    """The model is named; nor are the operators suspended or deleted."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await push(door)
+            left = await ask(door, OPERATOR, "DELETE", "/tenants/default", status=409)
+            assert "stays active" in left["detail"]
+            assert (
+                "stays active" in (await ask(door, OPERATOR, "POST", "/tenants/default/suspend", status=409))["detail"]
+            )
+
+    asyncio.run(main())
+
+
+def test_a_key_is_shown_once_and_kept_as_a_digest(data: Path) -> None:
+    """The answer may not be stored; lists, the audit and the database have no secret; activators have its digest."""
+
+    async def main() -> str:
+        async with opened(data) as door, feed(door) as reader:
+            await reader.line()
+            url, body = "http://control/admin/v1/keys", json.dumps({"name": "ci", "scopes": ["push", "billing:read"]})
+            async with door.session.post(url, data=body, headers=OPERATOR) as answer:
+                made = await answer.json()
+                assert answer.headers["cache-control"] == "no-store"
+            secret: str = made["secret"]
+            (row,) = (await reader.line()).keys
+            assert row.secret_sha256 == hashlib.sha256(secret.encode()).hexdigest()
+            assert row.scopes == ("push", "billing:read")
+            listed = await ask(door, OPERATOR, "GET", "/keys")
+            assert {key["name"] for key in listed["keys"]} == {"admin", "default", "ci"}
+            assert secret not in json.dumps([listed, await ask(door, OPERATOR, "GET", "/audit")])
+            return secret
+
+    secret = asyncio.run(main())
+    assert secret.encode() not in b"".join(path.read_bytes() for path in data.glob("kelvin.db*"))
+
+
+def test_rotation_overlaps(data: Path) -> None:
+    """Both are good until the overlap ends; the new one may do the same and lives as long; once only."""
+
+    async def main() -> None:
+        async with opened(data) as door, feed(door) as reader:
+            await reader.line()
+            old = (await make(door, OPERATOR, models=["m"], expires_in_s=1000))["key"]
+            await reader.line()
+            turned = await ask(door, OPERATOR, "POST", f"/keys/{old['key_id']}/rotate", {"overlap_s": 60}, status=201)
+            new = turned["key"]
+            assert (new["scopes"], new["models"], new["name"]) == (["infer"], ["m"], "k")
+            assert new["expires_at_s"] - new["created_at_s"] == 1000
+            assert turned["old"]["expires_at_s"] == new["created_at_s"] + 60
+            assert turned["old"]["successor"] == new["key_id"]
+            told = {row.key_id: row.expires_at_s for row in (await reader.line()).keys}
+            assert told == {new["key_id"]: new["expires_at_s"], old["key_id"]: turned["old"]["expires_at_s"]}
+            again = await ask(door, OPERATOR, "POST", f"/keys/{old['key_id']}/rotate", {"overlap_s": 60}, status=409)
+            assert new["key_id"] in again["detail"]
+            await ask(door, OPERATOR, "POST", f"/keys/{new['key_id']}/rotate", {"overlap_s": 0}, status=201)
+            assert (await reader.line()).removed_keys == (new["key_id"],)
+            await ask(door, OPERATOR, "POST", f"/keys/{new['key_id']}/rotate", {"overlap_s": 0}, status=409)
+
+    asyncio.run(main())
+
+
+def test_a_revoked_key_stays_revoked(data: Path) -> None:
+    """Twice is once; after a restart activators never hear of it; it is listed with its time."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            key_id = (await make(door, OPERATOR))["key"]["key_id"]
+            first = await ask(door, OPERATOR, "POST", f"/keys/{key_id}/revoke")
+            assert (first["key"]["state"], first["told"]) == ("revoked", True)
+            assert await ask(door, OPERATOR, "POST", f"/keys/{key_id}/revoke") == first
+            events = (await ask(door, OPERATOR, "GET", "/audit"))["events"]
+            assert [each["action"] for each in events].count("key.revoked") == 1
+        async with opened(data) as door, feed(door) as reader:
+            line = await reader.line()
+            assert len(line.keys) == 2
+            assert key_id not in ids(line)
+            states = {key["key_id"]: key["state"] for key in (await ask(door, OPERATOR, "GET", "/keys"))["keys"]}
+            assert states[key_id] == "revoked"
+
+    asyncio.run(main())
+
+
+def test_nobody_is_locked_out(data: Path) -> None:
+    """The last lasting key of an operator is not revoked; with a second one it is."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            listed = (await ask(door, OPERATOR, "GET", "/keys"))["keys"]
+            first = next(key["key_id"] for key in listed if "operator" in key["scopes"])
+            await make(door, OPERATOR, scopes=["operator"], expires_in_s=60)
+            assert "last key" in (await ask(door, OPERATOR, "POST", f"/keys/{first}/revoke", status=409))["detail"]
+            await make(door, OPERATOR, scopes=["operator"])
+            await ask(door, OPERATOR, "POST", f"/keys/{first}/revoke")
+
+    asyncio.run(main())
+
+
+def test_an_admin_rules_the_own_tenant_alone(data: Path) -> None:
+    """Others' keys, the tenants and the operators' keys are out of reach, and look as if they were not there."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
+            theirs = (await make(door, OPERATOR))["key"]["key_id"]
+            mine = (await make(door, ACME))["key"]["key_id"]
+            assert [key["key_id"] for key in (await ask(door, ACME, "GET", "/keys"))["keys"]] == [mine]
+            assert [each["tenant"] for each in (await ask(door, ACME, "GET", "/tenants"))["tenants"]] == ["acme"]
+            for key_id in (theirs, "nothing"):
+                for act, body in (("revoke", None), ("rotate", {"overlap_s": 0})):
+                    problem = await ask(door, ACME, "POST", f"/keys/{key_id}/{act}", body, status=404)
+                    assert problem["detail"] == f"key '{key_id}' does not exist"
+            for tenant in ("default", "nothing"):
+                for method, path in (("GET", "/keys"), ("GET", "/audit"), ("POST", "/keys")):
+                    wanted = {"name": "x", "scopes": ["infer"]} if method == "POST" else None
+                    problem = await ask(door, ACME, method, f"{path}?tenant={tenant}", wanted, status=404)
+                    assert problem["detail"] == f"tenant '{tenant}' does not exist"
+            for method, path in (("POST", "/tenants"), ("DELETE", "/tenants/acme"), ("POST", "/tenants/acme/suspend")):
+                assert (await ask(door, ACME, method, path, {}, status=403))["code"] == "insufficient_scope"
+            await ask(door, ACME, "POST", "/keys", {"name": "x", "scopes": ["operator"]}, status=403)
+            own = {"x-kelvin-principal": json.dumps({"key_id": "d", "tenant": "default", "scopes": ["admin"]})}
+            listed = (await ask(door, own, "GET", "/keys"))["keys"]
+            operators = next(key["key_id"] for key in listed if "operator" in key["scopes"])
+            for act, body in (("revoke", None), ("rotate", {"overlap_s": 0})):
+                await ask(door, own, "POST", f"/keys/{operators}/{act}", body, status=403)
+
+    asyncio.run(main())
+
+
+def test_the_audit_says_who(data: Path) -> None:
+    """By key id; the installation itself; an operator without a name to another tenant. In pages, the newest first."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
+            key_id = (await make(door, ACME, name="app"))["key"]["key_id"]
+            mine = (await ask(door, ACME, "GET", "/audit"))["events"]
+            assert [(each["actor"], each["action"], each["subject"]) for each in mine] == [
+                ("acme-k", "key.created", key_id),
+                ("operator", "tenant.created", "acme"),
+            ]
+            assert mine[0]["detail"] == "'app', scopes infer"
+            own = (await ask(door, OPERATOR, "GET", "/audit"))["events"]
+            assert {each["actor"] for each in own} == {"installation"}
+            first = (await ask(door, ACME, "GET", "/audit?limit=1"))["events"]
+            rest = (await ask(door, ACME, "GET", f"/audit?limit=1&before={first[0]['sequence']}"))["events"]
+            assert [*first, *rest] == mine
+
+    asyncio.run(main())
+
+
+def test_uses_are_taken_forwards_only(data: Path) -> None:
+    """The later of two stands; what is not known is passed over."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            key_id = (await make(door, OPERATOR))["key"]["key_id"]
+            for used in ({key_id: 120}, {key_id: 60, "nobody": 60}):
+                status, _ = await door.ask("POST", "/internal/v1/keys/uses", {"used_at_s": used})
+                assert status == 204
+            listed = (await ask(door, OPERATOR, "GET", "/keys"))["keys"]
+            assert {key["key_id"]: key["last_used_at_s"] for key in listed}[key_id] == 120
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        pytest.param({"name": "x", "scopes": ["root"]}, "Invalid enum value 'root'", id="no such scope"),
+        pytest.param({"name": "x", "scopes": []}, "scopes=[]", id="no scope"),
+        pytest.param({"name": "x", "scopes": ["infer"], "expires_in_s": 0}, ">= 1", id="it would never be good"),
+        pytest.param({"name": "x", "scopes": ["infer"], "secret": "mine"}, "unknown field `secret`", id="of one's own"),
+        pytest.param({"name": "x", "scopes": ["admin"], "models": ["m"]}, "models=m", id="an admin of one model"),
+    ],
+)
+def test_refusals(data: Path, body: object, says: str) -> None:
+    """Value and rule; no key was made."""
+
+    async def main() -> None:
+        async with opened(data) as door:
+            assert says in (await ask(door, OPERATOR, "POST", "/keys", body, status=400))["detail"]
+            assert len((await ask(door, OPERATOR, "GET", "/keys"))["keys"]) == 2
+
+    asyncio.run(main())

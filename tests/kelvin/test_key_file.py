@@ -1,0 +1,44 @@
+"""The file of a new key: private, whole, never in place of another by accident, and tried before the key is made."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from kelvin.client import DoorClosed
+from kelvin.key_file import key_file
+
+
+def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Mode 0600, and nothing else is left."""
+    with key_file(tmp_path / "new.key", replace=False) as write:
+        assert not (tmp_path / "new.key").exists()
+        write("secret")
+    assert (tmp_path / "new.key").read_text() == "secret\n"
+    assert stat.S_IMODE((tmp_path / "new.key").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["new.key"]
+
+
+def test_a_refused_key_leaves_no_file(tmp_path: Path) -> None:
+    """Nor half of one."""
+    with pytest.raises(DoorClosed), key_file(tmp_path / "new.key", replace=False):
+        raise DoorClosed("refused")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_key_is_replaced_only_by_its_successor(tmp_path: Path) -> None:
+    """What exists is named; a rotation replaces it."""
+    path = tmp_path / "old.key"
+    path.write_text("old")
+    with pytest.raises(DoorClosed, match=r"old\.key exists"), key_file(path, replace=False):
+        raise AssertionError
+    with key_file(path, replace=True) as write:
+        assert path.read_text() == "old"
+        write("new")
+    assert path.read_text() == "new\n"
+
+
+def test_what_cannot_be_written_is_told_before(tmp_path: Path) -> None:
+    """Before a key exists whose secret would be lost."""
+    with pytest.raises(DoorClosed, match="can't be written"), key_file(tmp_path / "none" / "x", replace=False):
+        raise AssertionError
