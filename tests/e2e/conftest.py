@@ -14,6 +14,7 @@ SETTINGS = {
     "KELVIN_HOST_BYTES": str(512 << 20),
     "KELVIN_SLAB_BYTES": str(16 << 20),
     "KELVIN_KV_BYTES": str(64 << 20),
+    "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many
 }
 
 

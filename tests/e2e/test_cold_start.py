@@ -37,7 +37,7 @@ def test_two_hundred_at_once_on_zero_are_one_restore(kelvin: Installation, llama
     assert [answer.status for answer in answers] == [200] * 200
     assert {answer.text.strip() for answer in answers} == {text_of(llama, want)}
     assert cache(kelvin)["leases_granted"] == leases + 1
-    assert reads(kelvin) - before == len(chunks(kelvin, "llama"))
+    assert reads(kelvin) - before == len(set(chunks(kelvin, "llama")))
 
 
 def test_a_model_that_nobody_calls_goes_to_zero_by_itself(kelvin: Installation) -> None:
