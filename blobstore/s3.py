@@ -18,7 +18,6 @@ from blobstore.s3_client import (
     delete,
     get_range,
     head,
-    is_refused_condition,
     list_page,
     put,
     why_hopeless,
@@ -26,8 +25,6 @@ from blobstore.s3_client import (
 from blobstore.s3_place import S3Place
 from blobstore.s3_upload import PART_BYTES, Uploads
 from blobstore.store import (
-    BlobNotFound,
-    BlobShort,
     BlobStat,
     BlobUnavailable,
     Payload,
@@ -37,6 +34,7 @@ from blobstore.store import (
     is_segment,
 )
 from blobstore.threads import all_to_the_end, to_the_end
+from contracts.errors import Refused
 
 T = TypeVar("T")
 
@@ -162,12 +160,8 @@ class S3Store:
                 tag = (await self._ranges(key, offset, into, starts[:1], None))[0] or None
                 starts = starts[1:]
             await self._ranges(key, offset, into, starts, tag)
-        except BlobUnavailable as unavailable:
-            if is_refused_condition(unavailable):
-                self._tags.pop(key, None)  # it is another object now: the next try reads that one
-            raise
-        except (BlobNotFound, BlobShort):
-            self._tags.pop(key, None)
+        except Refused:
+            self._tags.pop(key, None)  # it may be another object now: the next try reads that one
             raise
         if tag is not None:
             self._remember(key, tag)

@@ -39,17 +39,17 @@ class Buckets:
         """An object, past every proxy; `path` begins with the bucket."""
         return self.ask("GET", path)
 
-    def ask(self, method: str, path: str) -> bytes:
-        """A request without a body, and its answer's."""
+    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """One request, and its answer's body."""
         connection = HTTPConnection(self.host, self.port, timeout=60)
         try:
-            connection.request(method, f"/{path}", headers={"authorization": _SIGNED})
+            connection.request(method, f"/{path}", body, headers={"authorization": _SIGNED})
             answer = connection.getresponse()
-            body = answer.read()
+            said = answer.read()
         finally:
             connection.close()
-        assert answer.status < 300, (answer.status, body)
-        return body
+        assert answer.status < 300, (answer.status, said)
+        return said
 
     def url(self, bucket: str, prefix: str = "", *, port: int | None = None, **parameters: object) -> str:
         """As `KELVIN_STORE` takes it; `port` is a proxy's."""

@@ -187,6 +187,12 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(OSError):
             super().handle()
 
+    def handle_expect_100(self) -> bool:
+        """At once, or a client that asks first would wait a second for it."""
+        passed = super().handle_expect_100()
+        self.wfile.flush()
+        return passed
+
     def log_message(self, format: str, *args: Any) -> None:
         """Silent: `seen` tells."""
 

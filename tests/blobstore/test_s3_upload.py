@@ -1,0 +1,170 @@
+"""An upload of many parts becomes an object by its last call, or leaves nothing, whatever happens on the way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+
+from blobstore.store import BlobUnavailable
+from tests.blobstore.s3_world import BODY, PART, World
+from tests.blobstore.suite import breaking, pieces
+from tests.faults.faults import CONFLICT, SLOW_DOWN, Altered, Exchange, Fault, Late, Lost, Refusal
+
+PARTS = len(BODY) // PART
+
+
+def test_parts_are_repeated_and_not_the_whole(world: World) -> None:
+    """A part that is refused, and one whose answer is lost, go up again; the pieces came once."""
+    world.proxy.inject(SLOW_DOWN, method="PUT", holding="partNumber=2")
+    world.proxy.inject(Lost(), method="PUT", holding="partNumber=5")
+    assert asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces()))
+    assert world.fetch("t/a") == BODY
+    assert world.proxy.count("PUT") == PARTS + 2
+    assert world.proxy.count("POST") == 2
+    assert world.uploads() == []
+
+
+@pytest.mark.parametrize(
+    ("method", "holding"),
+    [
+        pytest.param("PUT", "partNumber=3", id="a part"),
+        pytest.param("PUT", f"partNumber={PARTS}", id="the last part"),
+        pytest.param("POST", "uploadId", id="its completion"),
+    ],
+)
+def test_what_fails_for_good_leaves_nothing(world: World, method: str, holding: str) -> None:
+    """It is told, the upload is aborted, and the key may be put afterwards."""
+    store = world.store(part_bytes=PART)
+    with world.proxy.faulty(SLOW_DOWN, method=method, holding=holding), pytest.raises(BlobUnavailable):
+        asyncio.run(store.put_if_absent("t/a", pieces()))
+    assert world.uploads() == []
+    assert asyncio.run(store.put_if_absent("t/a", pieces()))
+    assert world.fetch("t/a") == BODY
+
+
+def test_a_source_that_breaks_leaves_no_upload(world: World) -> None:
+    """Its error is the caller's, and the parts are gone."""
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(world.store(part_bytes=2).put_if_absent("t/a", breaking(after=3)))
+    assert world.proxy.count("POST") == 1
+    assert world.uploads() == []
+
+
+def test_cancelled_while_parts_are_on_their_way(world: World) -> None:
+    """All of them end, and the upload with them."""
+    store = world.store(part_bytes=PART)
+    world.proxy.inject(Late(), method="PUT", times=None)
+
+    async def scenario() -> None:
+        put = asyncio.create_task(store.put_if_absent("t/a", pieces()))
+        await asyncio.to_thread(world.proxy.wait_until_seen, 3, "PUT")
+        put.cancel()
+        put.cancel()
+        world.proxy.lift()
+        with pytest.raises(asyncio.CancelledError):
+            await put
+
+    asyncio.run(scenario())
+    assert world.proxy.count("PUT") <= PARTS
+    assert world.uploads() == []
+
+
+def test_few_parts_are_in_memory(world: World) -> None:
+    """A source is asked no further than four parts ahead of what was taken."""
+    store = world.store(part_bytes=PART)
+    given = 0
+
+    async def counted() -> AsyncIterator[bytes]:
+        nonlocal given
+        for _ in range(40):
+            given += 1
+            yield bytes(PART)
+
+    async def scenario() -> None:
+        world.proxy.inject(Late(), method="PUT", times=None)
+        put = asyncio.create_task(store.put_if_absent("t/a", counted()))
+        await asyncio.to_thread(world.proxy.wait_until_seen, 4, "PUT")
+        await asyncio.sleep(0.05)  # were it to go on, it would now
+        assert given <= 6
+        world.proxy.lift()
+        assert await put
+
+    asyncio.run(scenario())
+    assert given == 40
+
+
+def _first(act: Fault | None, world: World, body: bytes) -> Fault:
+    """Somebody else's object appears just before the upload is completed."""
+
+    def fault(exchange: Exchange) -> None:
+        world.plant("t/a", body)
+        (act or (lambda passing: passing.send(passing.ask())))(exchange)
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    "answer", [pytest.param(None, id="412"), pytest.param(CONFLICT, id="409"), pytest.param(Lost(), id="a lost 412")]
+)
+def test_another_put_was_quicker(world: World, answer: Fault | None) -> None:
+    """However S3 says so: it is lost, the other object stays, and no upload is left."""
+    world.proxy.inject(_first(answer, world, b"theirs"), method="POST", holding="uploadId")
+    assert asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces())) is False
+    assert world.fetch("t/a") == b"theirs"
+    assert world.uploads() == []
+
+
+def test_a_conflict_without_a_winner(world: World) -> None:
+    """The upload is over, the object is not there: unavailable, for the pieces have to come again."""
+    world.proxy.inject(CONFLICT, method="POST", holding="uploadId")
+    with pytest.raises(BlobUnavailable):
+        asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces()))
+    assert world.uploads() == []
+
+
+def test_a_completion_whose_answer_was_lost(world: World) -> None:
+    """The object is whole; whether this call made it, endpoints answer differently."""
+    world.proxy.inject(Lost(), method="POST", holding="uploadId")
+    asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces()))
+    assert world.fetch("t/a") == BODY
+    assert world.uploads() == []
+
+
+def test_a_large_payload_is_repeated_by_the_caller_alone(world: World) -> None:
+    """Its bytes can come again: one part that is refused ends the try, and the retry around makes the next."""
+    store = world.store(part_bytes=PART)
+    world.proxy.inject(SLOW_DOWN, method="PUT", holding="partNumber=2")
+    with pytest.raises(BlobUnavailable):
+        asyncio.run(store.put_if_absent("t/a", BODY))
+    assert world.uploads() == []
+    world.proxy.inject(SLOW_DOWN, method="PUT", holding="partNumber=2")
+    assert asyncio.run(world.retrying(store).put_if_absent("t/a", BODY))
+    assert world.fetch("t/a") == BODY
+
+
+def _begun(when: datetime) -> Fault:
+    """A listing of uploads that began then; moto's all began in 2010."""
+    said = when.strftime("<Initiated>%Y-%m-%dT%H:%M:%S.000Z<").encode()
+    return Altered(lambda body: body.replace(b"<Initiated>2010-11-10T20:48:33.000Z<", said))
+
+
+def test_leftovers_are_aborted(world: World) -> None:
+    """Those older than a day below our prefix, and no others."""
+    store = world.store()
+    world.begin_upload("t/a")
+    world.begin_upload("t/b")
+    world.buckets.ask("POST", f"{world.bucket}/q/theirs?uploads")
+    world.proxy.inject(_begun(datetime.now(UTC)), method="GET")
+    assert asyncio.run(store.uploads.abort_leftovers()) == 0
+    assert len(world.uploads()) == 3
+    assert asyncio.run(store.uploads.abort_leftovers()) == 2
+    assert world.uploads() == ["q/theirs"]
+
+
+def test_an_abort_that_fails_hides_nothing(world: World) -> None:
+    """The error is the upload's own; what stays is a leftover."""
+    world.proxy.inject(Refusal(500, "InternalError"), method="DELETE")
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(world.store(part_bytes=2).put_if_absent("t/a", breaking(after=3)))
+    assert world.uploads() == ["p/t/a"]
