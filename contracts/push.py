@@ -16,7 +16,7 @@ class SmallFile(Wire, frozen=True):
 
 
 class WeightsFile(Wire, frozen=True):
-    """A safetensors file; only its header (the length prefix and the JSON) travels now."""
+    """A safetensors or tensorizer file; only its header travels now: length and JSON, or all up to the index's end."""
 
     path: str
     size: int

@@ -13,6 +13,7 @@ from kelvin.bench import bench_command
 from kelvin.billing import billing_command
 from kelvin.client import DoorClosed, Target, target
 from kelvin.collect import collect_command
+from kelvin.export import export_command
 from kelvin.fsck import fsck_command
 from kelvin.keys import keys_command
 from kelvin.logs import logs_command
@@ -109,6 +110,7 @@ for _command in (
     billing_command,
     collect_command,
     deploy_command,
+    export_command,
     fsck_command,
     keys_command,
     logs_command,

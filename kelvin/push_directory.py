@@ -33,8 +33,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that is pushed. `head` is a safetensors file's prefix and header, or all of a small file."""
+    """A file below `root` that is pushed. `head` is a weights file's header, or all of a small file."""
 
+    root: Path
     path: str
     identity: Identity
     head: bytes
@@ -42,9 +43,8 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A directory as it was when it was scanned."""
+    """What is pushed, as it was when it was scanned."""
 
-    root: Path
     small: tuple[SourceFile, ...]
     weights: tuple[SourceFile, ...]
     others: tuple[str, ...]  # neither served nor dangerous; directories that were not entered end in "/"
@@ -66,19 +66,19 @@ class Source:
         data = bytearray(chunk.length)  # what is not read stays zero: that is the padding
         at = 0
         for piece in chunk.pieces:
-            with _opened(self.root, known[piece.path].path) as fd:
+            with opened(known[piece.path].root, piece.path) as fd:
                 _check_same(known[piece.path], fd)
-                _read_into(fd, piece.offset, memoryview(data)[at : at + piece.length], piece.path)
+                read_into(fd, piece.offset, memoryview(data)[at : at + piece.length], piece.path)
             at += piece.length + piece.pad
         return bytes(data)
 
     def check_unchanged(self) -> None:
         """Raises `Refused(ArtifactRejected)` where a file was written or replaced since the scan."""
         for file in (*self.small, *self.weights):
-            with _opened(self.root, file.path) as fd:
+            with opened(file.root, file.path) as fd:
                 _check_same(file, fd)
                 head = bytearray(len(file.head))
-                _read_into(fd, 0, memoryview(head), file.path)
+                read_into(fd, 0, memoryview(head), file.path)
                 if head != file.head:
                     raise _changed(file.path)
 
@@ -90,14 +90,14 @@ def scan(directory: Path) -> Source:
     root = directory.resolve()
     files, unentered = _walk(root)
     check_paths(files)
-    small = [_small_file(root, path) for path in files if role_of(path) in (Role.PINNED, Role.INDEX)]
+    small = [small_file(root, path) for path in files if role_of(path) in (Role.PINNED, Role.INDEX)]
     index = next((file.head for file in small if file.path == INDEX_FILE), None)
     candidates = [path for path in files if role_of(path) is Role.WEIGHTS]
     chosen = choose_weights(candidates, None if index is None else indexed_files(index))
     weights = [_weights_file(root, path) for path in chosen]
     pushed = {file.path for file in (*small, *weights)}
     others = tuple(path for path in files if path not in pushed)
-    return Source(root, tuple(small), tuple(weights), others + unentered)
+    return Source(tuple(small), tuple(weights), others + unentered)
 
 
 def _walk(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -110,13 +110,13 @@ def _walk(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for name in sorted(directories):
             link = os.path.islink(os.path.join(parent, name))
             if link:
-                _check_link(root, prefix + name)
+                check_link(root, prefix + name)
             if link or name.startswith("."):  # a version control's or a download's own records
                 directories.remove(name)
                 unentered.append(f"{prefix}{name}/")
         for name in names:
             if os.path.islink(os.path.join(parent, name)):
-                _check_link(root, prefix + name)
+                check_link(root, prefix + name)
             files.append(prefix + name)
         if len(files) > MAX_PATHS:
             raise Refused(InvalidRequest("directory", str(root), f"holds more than {MAX_PATHS} files"))
@@ -127,7 +127,8 @@ def _raise(error: OSError) -> None:
     raise Refused(InvalidRequest("directory", str(error.filename), error.strerror or "can't be read")) from error
 
 
-def _check_link(root: Path, path: str) -> None:
+def check_link(root: Path, path: str) -> None:
+    """Raises `Refused(ArtifactRejected)` where the link leads out of `root`, or nowhere."""
     target = Path(os.path.realpath(root / path))
     if not target.is_relative_to(root):
         raise Refused(ArtifactRejected(path, f"it is a link out of the directory; {_COPY_HINT}"))
@@ -135,28 +136,29 @@ def _check_link(root: Path, path: str) -> None:
         raise Refused(ArtifactRejected(path, "it is a link to nothing"))
 
 
-def _small_file(root: Path, path: str) -> SourceFile:
-    with _opened(root, path) as fd:
-        identity = _identity(fd)
+def small_file(root: Path, path: str) -> SourceFile:
+    """A file that travels whole. Raises `Refused(ArtifactRejected)` where it is too large, or can't be read."""
+    with opened(root, path) as fd:
+        identity = identity_of(fd)
         if identity.size > max_bytes_of(path):
             rule = f"it has {identity.size} bytes; the limit is {max_bytes_of(path)}"
             raise Refused(ArtifactRejected(path, rule))
         content = bytearray(identity.size)
-        _read_into(fd, 0, memoryview(content), path)
-    return SourceFile(path, identity, bytes(content))
+        read_into(fd, 0, memoryview(content), path)
+    return SourceFile(root, path, identity, bytes(content))
 
 
 def _weights_file(root: Path, path: str) -> SourceFile:
-    with _opened(root, path) as fd:
-        identity = _identity(fd)
+    with opened(root, path) as fd:
+        identity = identity_of(fd)
         length = header_bytes(os.pread(fd, PREFIX_BYTES, 0), identity.size, path)
         head = bytearray(length)
-        _read_into(fd, 0, memoryview(head), path)
-    return SourceFile(path, identity, bytes(head))
+        read_into(fd, 0, memoryview(head), path)
+    return SourceFile(root, path, identity, bytes(head))
 
 
 @contextmanager
-def _opened(root: Path, path: str) -> Iterator[int]:
+def opened(root: Path, path: str) -> Iterator[int]:
     """A descriptor of a regular file; a named pipe is not waited for."""
     try:
         fd = os.open(root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -170,13 +172,14 @@ def _opened(root: Path, path: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _identity(fd: int) -> Identity:
+def identity_of(fd: int) -> Identity:
+    """What is open there."""
     found = os.fstat(fd)
     return Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _check_same(file: SourceFile, fd: int) -> None:
-    if _identity(fd) != file.identity:
+    if identity_of(fd) != file.identity:
         raise _changed(file.path)
 
 
@@ -184,7 +187,8 @@ def _changed(path: str) -> Refused:
     return Refused(ArtifactRejected(path, "it changed while it was being pushed; nothing was published: push again"))
 
 
-def _read_into(fd: int, offset: int, into: memoryview, path: str) -> None:
+def read_into(fd: int, offset: int, into: memoryview, path: str) -> None:
+    """Fill all of `into`. Raises `Refused(ArtifactRejected)` where the file ends first, or can't be read."""
     done = 0
     while done < into.nbytes:
         try:

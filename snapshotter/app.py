@@ -19,6 +19,7 @@ from service.run import serve_until
 from service.unix import SocketDirectory
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
+from snapshotter.exports import Exports
 from snapshotter.fsck import Fsck
 from snapshotter.jobs import ControlPlaneJobs, Jobs
 from snapshotter.publish import Publisher
@@ -52,7 +53,7 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
     app = FastAPI(title="Kelvin snapshotter", docs_url=None, redoc_url=None, openapi_url=None)
     install_failure_handlers(app)
     app.include_router(push_routes(pushes))
-    app.include_router(store_routes(fsck.check, collector.collect))
+    app.include_router(store_routes(fsck.check, collector.collect, Exports(store, catalog)))
     _add_health(app, store)
     sweeper = asyncio.create_task(_sweep(staging, settings.plan_age_s), name="sweep of staging")
     try:

@@ -1,4 +1,4 @@
-"""What is asked of a tenant's objects at rest: check them, free what nothing needs. Beside the push API, like it."""
+"""What is asked of a tenant's objects at rest: check them, free what nothing needs, give them out."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
@@ -10,16 +10,18 @@ from contracts.collect import CollectReport, CollectRequest
 from contracts.push import FsckLine
 from contracts.wire import decode, encode
 from snapshotter.bodies import read_body
+from snapshotter.exports import Exports
 from snapshotter.routes import JSON, Tenant
 
 NDJSON: Final = "application/x-ndjson"
+OCTETS: Final = "application/octet-stream"
 SMALL_BYTES: Final = 64 << 10
 
 Fsck = Callable[[str], AsyncIterator[FsckLine]]
 Collect = Callable[[str, bool], Awaitable[CollectReport]]
 
 
-def store_routes(fsck: Fsck, collect: Collect) -> APIRouter:
+def store_routes(fsck: Fsck, collect: Collect, exports: Exports) -> APIRouter:
     """Routes of `contracts/push.py` (the check) and `contracts/collect.py`."""
     router = APIRouter(prefix="/push/v1")
 
@@ -32,5 +34,14 @@ def store_routes(fsck: Fsck, collect: Collect) -> APIRouter:
     async def free(tenant: Tenant, request: Request) -> Response:
         wish = decode(await read_body(request, SMALL_BYTES), CollectRequest)
         return Response(encode(await collect(tenant, wish.run)), media_type=JSON)
+
+    @router.get("/manifests/{version}")
+    async def manifest(tenant: Tenant, version: str) -> Response:
+        return Response(await exports.manifest(tenant, version), media_type=JSON)
+
+    @router.get("/chunks/{digest}")
+    async def chunk(tenant: Tenant, digest: str) -> Response:
+        async with exports.turns.take():
+            return Response(await exports.chunk(tenant, digest), media_type=OCTETS)
 
     return router

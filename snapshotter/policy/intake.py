@@ -31,6 +31,8 @@ from snapshotter.policy.files import (
 )
 from snapshotter.policy.safetensors_header import SourceTensor, parse_header
 from snapshotter.policy.strict_json import JsonObject, parse_object
+from snapshotter.policy.tensors_index import SUFFIX as TENSORS_SUFFIX
+from snapshotter.policy.tensors_index import parse_index
 
 MAX_TENSORS: Final = 200_000
 MAX_TOTAL_HEADER_BYTES: Final = 100_000_000
@@ -126,6 +128,9 @@ def indexed_files(index: bytes) -> frozenset[str]:
 def _check_choice(request: PlanRequest, indexed: dict[str, str] | None) -> None:
     """What was sent as weights is what the directory holds as weights: none left out, none slipped in."""
     sent = {file.path for file in request.weights}
+    if any(path.endswith(TENSORS_SUFFIX) for path in sent):
+        _check_single(request, sent)
+        return
     candidates = sent | {path for path in request.other_paths if role_of(path) is Role.WEIGHTS}
     chosen = choose_weights(candidates, None if indexed is None else frozenset(indexed.values()))
     if sent != set(chosen):
@@ -136,19 +141,34 @@ def _check_choice(request: PlanRequest, indexed: dict[str, str] | None) -> None:
         raise Refused(ArtifactRejected(min(left_out), "it must be sent whole"))
 
 
+def _check_single(request: PlanRequest, sent: set[str]) -> None:
+    """A tensorizer file is named by who pushes it: it is all of the weights, whatever lies beside it."""
+    if len(sent) > 1 or (path := next(iter(sent))).count("/"):
+        rule = "a tensorizer file is pushed alone, without other weights"
+        raise Refused(ArtifactRejected(min(sent), rule))
+    if INDEX_FILE in {file.path for file in request.small_files}:
+        raise Refused(ArtifactRejected(INDEX_FILE, f"it says nothing of {path}"))
+
+
 def _read_headers(weights: tuple[WeightsFile, ...]) -> tuple[SourceTensor, ...]:
     if sum(len(file.header) for file in weights) > MAX_TOTAL_HEADER_BYTES:
         rule = f"the headers of all files have more than {MAX_TOTAL_HEADER_BYTES} bytes"
         raise Refused(ArtifactRejected(weights[0].path, rule))
     found: dict[str, SourceTensor] = {}
     for file in sorted(weights, key=lambda file: file.path):
-        for tensor in parse_header(file.path, file.header, file.size):
+        for tensor in _read_header(file):
             if (twin := found.get(tensor.name)) is not None:
                 raise Refused(ArtifactRejected(file.path, f"tensor {tensor.name[:80]!r} is in {twin.path} too"))
             found[tensor.name] = tensor
     if not 0 < len(found) <= MAX_TENSORS:
         raise Refused(ArtifactRejected(weights[0].path, f"a model has 1 to {MAX_TENSORS} tensors, not {len(found)}"))
     return tuple(found[name] for name in sorted(found))
+
+
+def _read_header(file: WeightsFile) -> tuple[SourceTensor, ...]:
+    if file.path.endswith(TENSORS_SUFFIX):
+        return tuple(entry.tensor for entry in parse_index(file.path, file.header, file.size))
+    return parse_header(file.path, file.header, file.size)
 
 
 def _check_index(indexed: dict[str, str], tensors: tuple[SourceTensor, ...]) -> None:

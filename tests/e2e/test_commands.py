@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import safetensors
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
@@ -176,6 +177,22 @@ def test_a_deleted_version_is_gone_and_comes_back(kelvin: Installation, two: tup
     assert kelvin.push(make_tiny(tmp_path / "b", "llama", seed=5), "two") == second
     assert complete(kelvin, f"two@{second[:12]}", "w1", max_tokens=1).status == 200
     kelvin.to_zero("two")
+
+
+def test_an_export_is_what_was_pushed(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
+    """By alias, into a directory that was not there: small files as they were, each tensor with its bits."""
+    out = tmp_path / "out"
+    told = json.loads(run(kelvin, "export", "llama", str(out), "--json"))
+    assert told["version"] == kelvin.model("llama")["version"]
+    files = {path.name for path in out.iterdir()}
+    assert files == set(told["files"]) == {path.name for path in llama.iterdir()}
+    for name in files - {"model.safetensors"}:
+        assert (out / name).read_bytes() == (llama / name).read_bytes()
+    ours, theirs = (dict(safetensors.deserialize((at / "model.safetensors").read_bytes())) for at in (out, llama))  # type: ignore[no-untyped-call]
+    assert ours == theirs
+    assert "exists already" in run(kelvin, "export", "llama", str(out), code=1)
+    assert "nobody" in run(kelvin, "export", "nobody", str(tmp_path / "no"), code=1)
+    assert "0123456789ab" in run(kelvin, "export", "llama@0123456789ab", str(tmp_path / "no"), code=1)
 
 
 def test_billing_report_in_every_format(kelvin: Installation) -> None:

@@ -1,0 +1,199 @@
+"""`kelvin export M@VERSION DIR`: a version as a directory that other programs read, each byte verified on its way."""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+from blake3 import blake3
+
+from contracts.artifact_errors import ChunkCorrupt
+from contracts.errors import InvalidRequest, ModelNotFound, Refused
+from contracts.manifest import Chunk, Manifest, decode_manifest
+from contracts.names import parse_reference
+from kelvin.export_tensors import TENSORS_FILE, check_fits, convert
+from kelvin.policy.export_layout import ExportLayout, lay_out, pieces
+from kelvin.push import Progress, shown_progress
+from kelvin.push_calls import Door, Patience, PushCalls, failure_of, open_door
+from snapshotter.policy.files import SINGLE_FILE
+
+RECEIVERS: Final = 4
+RESOLVE_S: Final = 60.0
+FORMATS: Final = ("safetensors", "tensors")
+
+
+class ExportCalls(PushCalls):
+    """The calls of an export, repeated while that may help, like those of a push."""
+
+    def manifest(self, version: str) -> Manifest:
+        """Checked against its version. Raises `Refused`."""
+        return decode_manifest(self._call("GET", f"/push/v1/manifests/{version}", b"").content, version)
+
+    def chunk(self, digest: str, length: int) -> bytes:
+        """Checked against its digest. Raises `Refused`."""
+        data = self._call("GET", f"/push/v1/chunks/{digest}", b"").content
+        if len(data) != length or blake3(data, max_threads=1).hexdigest() != digest:
+            raise Refused(ChunkCorrupt(digest, "transit"))
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What lies in the directory."""
+
+    version: str
+    files: tuple[str, ...]
+    total_bytes: int
+
+
+def export_version(
+    version: str, directory: Path, form: str, door: Door, progress: Progress, patience: Patience | None = None
+) -> Exported:
+    """Write the version's files to `directory`, which appears whole or not at all. Raises `Refused`."""
+    if directory.exists() or directory.is_symlink():
+        raise Refused(InvalidRequest("directory", str(directory), "exists already"))
+    progress.begin("looking", None)
+    calls = ExportCalls(door, patience or Patience())
+    manifest = calls.manifest(version)
+    layout = lay_out(manifest, version)
+    if form == "tensors":
+        check_fits(manifest)
+    try:
+        with _appearing(directory) as scratch:
+            _receive(calls, manifest, layout, scratch, progress)
+            _check_files(manifest, scratch)
+            if form == "tensors":
+                progress.begin("converting", None)
+                convert(scratch / SINGLE_FILE, scratch / TENSORS_FILE, manifest)
+            sizes = {path.name: path.stat().st_size for path in scratch.iterdir()}
+    except OSError as error:
+        rule = f"can't be written: {error.strerror or error}"
+        raise Refused(InvalidRequest("directory", str(directory), rule)) from error
+    return Exported(version, tuple(sorted(sizes)), sum(sizes.values()))
+
+
+@contextmanager
+def _appearing(directory: Path) -> Iterator[Path]:
+    """A directory beside it to write to. At the end all of it is synced, and gets its name."""
+    scratch = directory.absolute().with_name(f".{directory.name}.{secrets.token_hex(8)}")
+    scratch.mkdir()
+    try:
+        yield scratch
+        for path in (*scratch.iterdir(), scratch):
+            _sync(path)
+        scratch.rename(directory)
+        _sync(scratch.parent)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _receive(calls: ExportCalls, manifest: Manifest, layout: ExportLayout, scratch: Path, progress: Progress) -> None:
+    """All chunks to their places, each fetched once however often it occurs."""
+    wanted: dict[Chunk, list[int]] = {}
+    start = 0
+    for chunk in manifest.chunks:
+        wanted.setdefault(chunk, []).append(start)
+        start += chunk.length
+    progress.begin("receiving", sum(chunk.length for chunk in wanted))
+    with ExitStack() as stack:
+        files = {path: _create(stack, scratch / path, size) for path, size in layout.sizes.items()}
+        for path, head in layout.heads.items():
+            _write(files[path], head, 0)
+
+        def receive(chunk: Chunk) -> None:
+            data = memoryview(calls.chunk(chunk.digest, chunk.length))
+            for at in wanted[chunk]:
+                for path, offset, part in pieces(layout, at, chunk.length):
+                    _write(files[path], data[part], offset)
+            progress.advance(chunk.length)
+
+        pool = ThreadPoolExecutor(RECEIVERS)
+        try:
+            for _ in pool.map(receive, wanted):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _create(stack: ExitStack, path: Path, size: int) -> int:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    stack.callback(os.close, fd)
+    os.ftruncate(fd, size)
+    return fd
+
+
+def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        count = os.pwrite(fd, left, offset)
+        left, offset = left[count:], offset + count
+
+
+def _check_files(manifest: Manifest, scratch: Path) -> None:
+    """Chunks were right by their digests; this is whether the manifest speaks rightly of the files in them."""
+    for file in manifest.files:
+        if (found := blake3((scratch / file.path).read_bytes()).hexdigest()) != file.digest:
+            raise Refused(ChunkCorrupt(found, "transit"))
+
+
+def resolve(door: Door, reference: str) -> str:
+    """The version that `M`, `M@ALIAS` or `M@HEX` means. Raises `Refused`."""
+    named = parse_reference(reference)
+    answer = door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S)
+    if answer.status_code >= 400:
+        raise Refused(failure_of(answer))
+    found = msgspec.json.decode(answer.content, type=_Model)
+    if named.alias is not None:
+        fitting = [found.aliases[named.alias]] if named.alias in found.aliases else []
+    else:
+        prefix = named.version_prefix or ""
+        fitting = [each.version for each in found.versions if each.version.startswith(prefix)]
+    if len(fitting) > 1:
+        raise Refused(InvalidRequest("version", reference, f"fits {len(fitting)} versions; give more digits"))
+    if not fitting:
+        raise Refused(ModelNotFound(reference))
+    return fitting[0]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Model(msgspec.Struct):
+    """The part of the admin API's answer that names versions."""
+
+    aliases: dict[str, str]
+    versions: list[_Version]
+
+
+@click.command("export")
+@click.argument("reference", metavar="M@VERSION")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(FORMATS), default="safetensors", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export_command(reference: str, directory: Path, form: str, as_json: bool) -> None:
+    """Write a version to DIRECTORY, which must not exist: its pinned files as they were, its weights as one file."""
+    with open_door() as door, shown_progress(not as_json) as progress:
+        exported = export_version(resolve(door, reference), directory, form, door, progress)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(exported)))
+        return
+    click.echo(f"{directory}: {len(exported.files)} files, {exported.total_bytes} bytes")
+    click.echo(exported.version)
