@@ -26,6 +26,7 @@ from contracts.keys import (
     attestation_key,
     attestations_prefix,
     index_key,
+    inputs_key,
     manifest_key,
     pack_key,
 )
@@ -104,7 +105,7 @@ class Fsck:
             yield finding
         async for finding in self._check_attestations(tenant, keys, state):
             yield finding
-        async for finding in self._check_inputs(keys[INPUTS], state):
+        async for finding in self._check_inputs(tenant, keys[INPUTS], state):
             yield finding
         for key in keys[CONDEMNED]:
             if _last(key) not in state.manifests and not await self._is_there(manifest_key(tenant, _last(key))):
@@ -264,7 +265,8 @@ class Fsck:
             return "its name is not that of its fingerprint"
         return None
 
-    async def _check_inputs(self, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
+    async def _check_inputs(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
+        recorded = set()
         known = {version: _inputs_of(manifest) for version, manifest in state.manifests.items()}
         for key in keys:
             try:
@@ -276,6 +278,12 @@ class Fsck:
                 yield FsckFinding(key=key, fault=f"it names version {version[:64]!r}, which does not exist", mend=mend)
             elif known[version] != _last(key):
                 yield FsckFinding(key=key, fault=f"version {version} was made of other inputs", mend=mend)
+            else:
+                recorded.add(version)
+        for version in sorted((state.named & known.keys()) - recorded):
+            key = inputs_key(tenant, known[version])
+            if not await self._is_there(key):
+                yield FsckFinding(key=key, fault=f"nothing says of which inputs {version} was made", mend=PUSH_AGAIN)
 
     def _summary(self, tenant: str, state: _State) -> FsckSummary:
         used = {chunk.digest for manifest in state.manifests.values() for chunk in manifest.chunks}

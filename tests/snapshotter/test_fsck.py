@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.files import FileStore
-from blobstore.store import BlobStore, BlobUnavailable
+from blobstore.store import BlobStat, BlobStore, BlobUnavailable
 from blobstore.verifying import VerifyingStore
 from contracts.manifest import decode_manifest, encode_manifest, version_of
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
@@ -181,6 +181,11 @@ FAULTS = [
                  id="inputs that are not the version's"),
     pytest.param(lambda s: s.put(f"{TENANT}/drafts/{s.version}", s.first("manifests").read_bytes()), "did not end",
                  id="a draft that was left over"),
+    pytest.param(lambda s: remove(s, s.first("manifests")), "its manifest is missing",
+                 id="a named version's manifest that is gone"),
+    pytest.param(lambda s: remove(s, s.first("inputs")), "nothing says of which inputs", id="inputs that are gone"),
+    pytest.param(lambda s: s.put(f"{TENANT}/condemned/{'0' * 64}", b""), "marks a version that does not exist",
+                 id="a mark of nothing"),
     pytest.param(lambda s: s.put(f"{TENANT}/litter/a", b""), "no object of this format", id="an object of no kind"),
 ]  # fmt: skip
 
@@ -189,7 +194,7 @@ FAULTS = [
 def test_finds(tmp_path: Path, store: Store, plant: Callable[[Store], str], fault: str) -> None:
     """The fault is found under its key; what the finding says mends it; then the check is clean."""
     key = plant(store)
-    findings, _ = check(tmp_path)
+    findings, _ = check(tmp_path, named=(store.version,))
     fault = {"pack_corrupt": "pack "}.get(fault, fault)
     assert any(finding.key == key and fault in finding.fault for finding in findings), findings
     for _ in range(3):  # a version that is given up leaves what referred to it
@@ -208,6 +213,70 @@ def mend(data: Path, findings: list[FsckFinding]) -> None:
                 if word.startswith(f"{TENANT}/"):
                     (data / "store" / word).unlink(missing_ok=True)
     push(Bench.over(data), Model())
+
+
+KINDS = ("packs", "index", "manifests", "attestations", "inputs")
+HARMS: dict[str, Callable[[bytes, bytes], bytes | None]] = {
+    "missing": lambda raw, other: None,
+    "empty": lambda raw, other: b"",
+    "truncated": lambda raw, other: raw[: len(raw) // 2],
+    "grown": lambda raw, other: raw + b"x",
+    "flipped at its start": lambda raw, other: bytes([raw[0] ^ 1]) + raw[1:],
+    "flipped at its end": lambda raw, other: raw[:-1] + bytes([raw[-1] ^ 1]),
+    "zeros": lambda raw, other: bytes(len(raw)),
+    "another one's": lambda raw, other: other,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_in_every_way(tmp_path: Path, store: Store, kind: str, harm: str) -> None:
+    """Whichever object is harmed, however: something is found that names it or its version, and the advice mends it."""
+    other = push(Bench.over(tmp_path), OTHER).version
+    named = (store.version, other)
+    assert check(tmp_path, named=named)[0] == []
+    one, two = store.files(kind)[:2]
+    raw = HARMS[harm](one.read_bytes(), two.read_bytes())
+    if raw is None:
+        one.unlink()
+    else:
+        one.write_bytes(raw)
+    findings, _ = check(tmp_path, named=named)
+    names = {one.name, one.parent.name} & {store.version, other} or {one.name}
+    assert any(name in finding.key + finding.fault for finding in findings for name in names), findings
+    for _ in range(3):
+        mend(tmp_path, findings)
+        push(Bench.over(tmp_path), OTHER)
+        findings, _ = check(tmp_path, named=named)
+    assert findings == []
+
+
+def test_a_version_that_nobody_names_is_no_fault(tmp_path: Path, store: Store) -> None:
+    """It waits for a collection, with its mark or without: the summary counts it."""
+    push(Bench.over(tmp_path), OTHER)
+    store.put(f"{TENANT}/condemned/{store.version}", b"")
+    findings, summary = check(tmp_path, named=())
+    assert (findings, summary.versions, summary.unnamed_versions) == ([], 2, 2)
+
+
+def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> None:
+    """What it takes away while the check reads is not missed."""
+    push(Bench.over(tmp_path), OTHER)
+
+    class Collected(FileStore):
+        async def stat(self, key: str) -> BlobStat:
+            for kind in ("inputs", "manifests", "attestations", "index", "packs"):
+                for path in store.files(kind):
+                    path.unlink()
+            return await super().stat(key)
+
+    async def collect() -> list[FsckLine]:
+        inner = VerifyingStore(Collected(tmp_path / "store"))
+        return [line async for line in Fsck(inner, lambda tenant: True, naming()).check(TENANT)]
+
+    lines = asyncio.run(collect())
+    assert isinstance(lines[-1], FsckSummary)
+    assert [line for line in lines if isinstance(line, FsckFinding)] == []
 
 
 def test_clean(tmp_path: Path, store: Store) -> None:
