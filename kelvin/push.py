@@ -24,6 +24,7 @@ from contracts.problem import code_of, to_wire
 from contracts.push import Committed, Committing, Missing, Plan, PlannedChunk
 from kelvin.push_calls import Door, Patience, PushCalls, open_door
 from kelvin.push_directory import Source, scan
+from kelvin.push_tensors import is_tensors, scan_tensors
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -59,12 +60,20 @@ def push(directory: Path, model: str, door: Door, progress: Progress) -> Committ
 
 
 def push_directory(
-    directory: Path, model: str, door: Door, progress: Progress, patience: Patience | None = None
+    directory: Path,
+    model: str,
+    door: Door,
+    progress: Progress,
+    patience: Patience | None = None,
+    beside: Path | None = None,
 ) -> Pushed:
-    """As `push`, and says what was sent and what was left out. Holds at most a few chunks in memory."""
+    """As `push`, and says what was sent and what was left out. Holds at most a few chunks in memory.
+
+    `directory` may be a tensorizer file; `beside` is then where its small files are, unless they lie beside it.
+    """
     dns_label(model, "model")
     progress.begin("looking", None)
-    source = scan(directory)
+    source = scan_tensors(directory, beside, progress) if is_tensors(directory) else scan(directory)
     calls = PushCalls(door, patience or Patience())
     attempt = _Attempt(source, calls, progress)
     for _ in range(ROUNDS - 1):
@@ -205,12 +214,20 @@ def shown_progress(wanted: bool) -> Iterator[Progress]:
 @click.command("push")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--name", "model", required=True, help="The model; its first push creates it.")
+@click.option(
+    "--with", "beside", type=click.Path(path_type=Path), help="Where config and tokenizer of a .tensors file are."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, also for a refusal.")
-def push_command(directory: Path, model: str, as_json: bool) -> None:
-    """Make DIRECTORY (Hugging Face layout, safetensors) a version of a model; the last line printed is the version."""
+def push_command(directory: Path, model: str, beside: Path | None, as_json: bool) -> None:
+    """Make DIRECTORY (Hugging Face layout, safetensors; or a .tensors file) a version of a model.
+
+    The last line printed is the version.
+    """
+    if beside is not None and not is_tensors(directory):
+        raise click.UsageError(f"--with {beside}: only for a .tensors file, which {directory} is not")
     try:
         with open_door() as door, shown_progress(not as_json) as progress:
-            pushed = push_directory(directory, model, door, progress)
+            pushed = push_directory(directory, model, door, progress, beside=beside)
     except Refused as refused:
         if not as_json:
             raise

@@ -14,6 +14,8 @@ import safetensors
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
 from tests.e2e.models import make_tiny
+from tests.snapshotter.models import Weight
+from tests.snapshotter.tensors_files import TensorsFile
 
 ROOT = Path(__file__).parents[2]
 
@@ -193,6 +195,22 @@ def test_an_export_is_what_was_pushed(kelvin: Installation, llama: Path, tmp_pat
     assert "exists already" in run(kelvin, "export", "llama", str(out), code=1)
     assert "nobody" in run(kelvin, "export", "nobody", str(tmp_path / "no"), code=1)
     assert "0123456789ab" in run(kelvin, "export", "llama@0123456789ab", str(tmp_path / "no"), code=1)
+
+
+def test_a_tensorizer_file_is_the_same_version(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
+    """Its small files are where `--with` says; nothing of it is new, and a flipped bit is refused by name."""
+    raw = (llama / "model.safetensors").read_bytes()
+    read = safetensors.deserialize(raw)  # type: ignore[no-untyped-call]
+    tensors = {name: Weight(each["dtype"], tuple(each["shape"]), bytes(each["data"])) for name, each in read}
+    file = tmp_path / "llama.tensors"
+    file.write_bytes(TensorsFile(tensors, index_bytes=256 << 10).build())
+    words = ("push", str(file), "--name", "llama", "--with", str(llama), "--json")
+    told = json.loads(run(kelvin, *words))
+    assert (told["version"], told["created"]) == (kelvin.model("llama")["version"], False)
+    broken = bytearray(file.read_bytes())
+    broken[-100] ^= 1
+    file.write_bytes(broken)
+    assert "do not match the hash" in run(kelvin, *words[:-1], code=1)
 
 
 def test_billing_report_in_every_format(kelvin: Installation) -> None:

@@ -1,0 +1,73 @@
+"""A tensorizer file on its way to becoming a version, with the small files that lie beside it, or where one says.
+
+Its own hashes are checked before anything is sent: the library that wrote it reads what is cut or flipped without a
+word. What may enter is the snapshotter's policy; which of a directory's other files there are is not asked.
+"""
+
+import os
+from pathlib import Path
+from typing import Final, Protocol
+
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import InvalidRequest, Refused
+from kelvin.push_directory import Source, SourceFile, check_link, identity_of, opened, read_into, small_file
+from snapshotter.policy.files import PINNED, find_path_fault
+from snapshotter.policy.tensors_index import PREFIX_BYTES, SUFFIX, ContentCheck, Entry, index_end, parse_index
+
+_BLOCK: Final = 8 << 20
+
+
+class Progress(Protocol):
+    """Told what happens."""
+
+    def begin(self, stage: str, total_bytes: int | None) -> None: ...
+
+    def advance(self, nbytes: int) -> None: ...
+
+
+def is_tensors(path: Path) -> bool:
+    """Whether this is a file to push, and no directory."""
+    return path.name.endswith(SUFFIX) and path.is_file()
+
+
+def scan_tensors(file: Path, beside: Path | None, progress: Progress) -> Source:
+    """Look at the file and at pinned files in `beside` (or its own directory). Raises `Refused`."""
+    directory = file.absolute().parent if beside is None else beside.absolute()
+    if not directory.is_dir():
+        raise Refused(InvalidRequest("with", str(directory), "is not a directory"))
+    root = directory.resolve()
+    small = []
+    for path in sorted(PINNED & {entry.name for entry in os.scandir(root)}):
+        if (root / path).is_symlink():
+            check_link(root, path)
+        small.append(small_file(root, path))
+    return Source(tuple(small), (_weights(file, progress),), ())
+
+
+def _weights(file: Path, progress: Progress) -> SourceFile:
+    root, name = file.absolute().parent, file.name
+    if (fault := find_path_fault(name)) is not None:
+        raise Refused(ArtifactRejected(repr(name[:80]), fault))
+    with opened(root, name) as fd:
+        identity = identity_of(fd)
+        head = bytearray(index_end(os.pread(fd, PREFIX_BYTES, 0), identity.size, name))
+        read_into(fd, 0, memoryview(head), name)
+        entries = parse_index(name, bytes(head), identity.size)
+        progress.begin("checking", identity.size)
+        for entry in entries:
+            _check_content(fd, name, entry, progress)
+    return SourceFile(root, name, identity, bytes(head))
+
+
+def _check_content(fd: int, name: str, entry: Entry, progress: Progress) -> None:
+    """The tensor's own hash. Raises `Refused(ArtifactRejected)`."""
+    header = bytearray(entry.tensor.offset - entry.header_offset)
+    read_into(fd, entry.header_offset, memoryview(header), name)
+    check = ContentCheck(name, entry, bytes(header))
+    block = memoryview(bytearray(min(_BLOCK, entry.tensor.nbytes)))
+    for at in range(0, entry.tensor.nbytes, _BLOCK):
+        part = block[: min(_BLOCK, entry.tensor.nbytes - at)]
+        read_into(fd, entry.tensor.offset + at, part, name)
+        check.update(part)
+        progress.advance(len(part))
+    check.finish()
