@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 WORDS = 61
+EOS = 1
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
@@ -40,7 +41,7 @@ def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, d
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
         "bos_token_id": 0,
-        "eos_token_id": None,
+        "eos_token_id": EOS,
         "tie_word_embeddings": False,
         **FAMILIES[family],
     }
@@ -51,6 +52,7 @@ def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, d
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.3)  # far from ties, so that a wrong bit shows
+        model.get_output_embeddings().weight[EOS] = 0  # an answer ends where the caller ends it
     model.save_pretrained(directory)
     words = {"<s>": 0, "</s>": 1, "<unk>": 2, **{f"▁w{n}": n + 3 for n in range(WORDS)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))

@@ -60,7 +60,7 @@ def test_nothing_leaks_after_many_hangups(kelvin: Installation) -> None:
     for events in (0, 1, 2, 5, 9):
         for _ in range(4):
             connection = connect(kelvin)
-            body = '{"model": "llama", "prompt": "w1 w2", "max_tokens": 400, "stream": true}'
+            body = '{"model": "llama", "prompt": "w1 w2", "max_tokens": 3000, "stream": true}'
             connection.request("POST", "/v1/completions", body, headers(kelvin))
             if events:
                 answer = connection.getresponse()
