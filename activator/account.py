@@ -29,6 +29,7 @@ class Account:
     delivered_tokens: int = 0
     status: int = 200
     is_settled: bool = False
+    is_recorded: bool = False  # durably
 
     def answer(self) -> TimelineAnswer:
         """The timeline as it stands."""

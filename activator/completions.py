@@ -69,6 +69,7 @@ class _Call:
     deadline: Deadline
     stage: str = "admitting"
     dispatched_us: int = 0
+    upstream: Upstream | None = None  # at the replica that the record will name
 
 
 class Completions:
@@ -99,7 +100,12 @@ class Completions:
         """Answer it. Raises Refused for what names no model of the caller's: such a request leaves no record."""
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         with self._room(exchange.body_bound(self._limits.body_bytes)):
-            await self._serve(await self._open(exchange, asked, principal))
+            call = await self._open(exchange, asked, principal)
+            try:
+                await self._serve(call)
+            finally:
+                if call.upstream is not None and call.account.is_recorded:
+                    call.upstream.recorded()
 
     async def _serve(self, call: _Call) -> None:
         exchange = call.exchange
@@ -190,16 +196,17 @@ class Completions:
                 self._dispatched(call, replica, waits_since_us)
                 account = call.account
                 remaining_ms = call.deadline.remaining_ms(time.monotonic())
-                told = Told(account.request_id, account.principal.key_id, remaining_ms)
+                told = Told(account.request_id, account.principal.key_id, self._usage.source, remaining_ms)
                 try:
                     async with self._upstreams.send(replica, call.path, call.body, told) as upstream:
+                        call.upstream = upstream
                         await self._relay(call, answer, upstream)
                         return
                 except Lost as lost:
                     self._throttler.report_lost(replica)
                     if not lost.untouched:
                         raise Refused(ReplicaLost()) from lost
-                    account.runtime_id = None  # it served nothing of this
+                    account.runtime_id = call.upstream = None  # it served nothing of this
                     if attempt == ATTEMPTS:
                         raise Refused(ReplicaLost()) from lost
                 except Declined as declined:
@@ -242,6 +249,8 @@ class Completions:
             if last.kind is FrameKind.FAILED:
                 raise Refused(_failure(last))
             if last.kind is FrameKind.END:
+                if account.delivered_tokens > acknowledged:  # if we die before the record is durable, it is charged
+                    upstream.acknowledge(account.delivered_tokens)
                 account.timeline.graft(_end(last).spans, call.dispatched_us)
 
 

@@ -13,8 +13,10 @@ import msgspec
 
 from activator.errands import Errands
 from activator.line import Replica
+from activator.receipts import Desk
 from contracts.errors import Failure, Internal, RemoteFailure, ReplicaLost
 from contracts.frames import Frame, FrameDecoder, FrameKind
+from contracts.usage import Receipt
 from service.cause import TRACEPARENT, cause
 from service.unix import SocketDirectory
 
@@ -51,6 +53,7 @@ class Told:
 
     request_id: str
     key_id: str
+    source: str  # our spool: while we live, we owe the record
     remaining_ms: int
 
 
@@ -70,7 +73,7 @@ class Upstreams:
         address = replica.row.address
         session = self._sessions.get(address)
         if session is None:
-            session = self._sessions[address] = _Session(self._directory.address(address))
+            session = self._sessions[address] = _Session(self._directory.address(address), self._errands)
         return Upstream(session, self._errands, path, body, told)
 
     def retain(self, addresses: set[str]) -> None:
@@ -88,7 +91,7 @@ class Upstreams:
 class _Session:
     """Connections to one socket."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, errands: Errands) -> None:
         # Slots bound the connections; acknowledgements and cancellations need some beside them.
         connector = aiohttp.UnixConnector(path=path, limit=0, keepalive_timeout=KEEP_S)
         self.http = aiohttp.ClientSession(
@@ -99,6 +102,7 @@ class _Session:
             timeout=_TIMEOUT,
             read_bufsize=BUFFER,
         )
+        self.desk = Desk(self.http, errands)
         self.busy = 0
         self._retired = False
 
@@ -126,6 +130,7 @@ class Upstream:
             "content-type": "application/json",
             "x-kelvin-request-id": told.request_id,
             "x-kelvin-key-id": told.key_id,
+            "x-kelvin-source": told.source,
             "x-kelvin-deadline-ms": str(told.remaining_ms),
         }
         if (asked := cause()) is not None and asked.trace is not None:
@@ -134,7 +139,6 @@ class Upstream:
         self._decoder = FrameDecoder()
         self._began = False  # a byte of the answer has come
         self._over = False  # nothing is left to cancel
-        self._acknowledging = False
         self._delivered = 0
 
     async def __aenter__(self) -> "Upstream":
@@ -183,23 +187,14 @@ class Upstream:
                 yield frames
 
     def acknowledge(self, completion_tokens: int) -> None:
-        """Tell the replica how many tokens were delivered; one call at a time, the last count is always told."""
+        """Tell the replica how many tokens were delivered."""
         self._delivered = completion_tokens
-        if not self._acknowledging:
-            self._acknowledging = True
-            self._errands.start(self._acknowledge(), ERRAND_S)
+        self._session.desk.tell(Receipt(request_id=self._request_id, completion_tokens=completion_tokens))
 
-    async def _acknowledge(self) -> None:
-        path, told = f"http://replica/v1/requests/{self._request_id}/delivered", 0
-        try:
-            while told < self._delivered:
-                told = self._delivered
-                async with self._session.http.post(path, json={"completion_tokens": told}) as answer:
-                    await answer.read()
-        except (aiohttp.ClientError, OSError, RuntimeError):
-            return  # the next one tells more; a lost replica bills nothing by it
-        finally:
-            self._acknowledging = False
+    def recorded(self) -> None:
+        """Tell the replica that the request's record is durable: it may forget it."""
+        receipt = Receipt(request_id=self._request_id, completion_tokens=self._delivered, recorded=True)
+        self._session.desk.tell(receipt)
 
     async def _leave(self) -> None:
         """Keep the connection where the answer is whole; otherwise cancel first, close then."""

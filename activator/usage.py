@@ -40,6 +40,11 @@ class Usage:
         self._wall = wall
 
     @property
+    def source(self) -> str:
+        """The spool that records go to."""
+        return self._spool.source
+
+    @property
     def failing(self) -> bool:
         """Whether the last record could not be made durable: take on nothing that must be recorded."""
         return self._spool.failing
@@ -59,6 +64,7 @@ class Usage:
         self._ended(account, failure, outcome, status)
         record = account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
         await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
+        account.is_recorded = True
 
 
 def poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None]]:

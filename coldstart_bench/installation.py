@@ -141,12 +141,17 @@ class Installation:
 
 @contextlib.contextmanager
 def running(
-    data: Path, port: int | None = None, settings: dict[str, str] | None = None, *, options: Sequence[str] = ()
+    data: Path,
+    port: int | None = None,
+    settings: dict[str, str] | None = None,
+    *,
+    options: Sequence[str] = (),
+    program: str = "kelvin.main",
 ) -> Iterator[Installation]:
-    """`kelvin up` on `data` until the block ends; nothing of it is left then."""
+    """`kelvin up` on `data` until the block ends; nothing of it is left then. `program` is run as `kelvin`."""
     chosen = port or free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "kelvin.main", "up", "--data", str(data), "--port", str(chosen), *options],
+        [sys.executable, "-m", program, "up", "--data", str(data), "--port", str(chosen), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,4 +1,7 @@
-"""What is metered: one record per request, one per lifetime of a replica. Both are idempotent by their id."""
+"""What is metered: one record per request, one per lifetime of a replica. Both are idempotent by their id.
+
+Receipts are what an activator tells a replica meanwhile, so that one of the two writes the record whoever dies.
+"""
 
 from enum import StrEnum
 
@@ -60,3 +63,17 @@ class LifetimeRecord(Wire, frozen=True):
     exit_status: int  # as Popen.returncode: negative is the signal
     cpu_us: int
     max_rss_kb: int
+
+
+class Receipt(Wire, frozen=True):
+    """Of one request. Cumulative: a repeated or lost one changes nothing."""
+
+    request_id: str
+    completion_tokens: int  # that the client's socket has accepted
+    recorded: bool = False  # the activator's record is durable: the replica may forget the request
+
+
+class Receipts(Wire, frozen=True):
+    """Body of `POST /v1/receipts` at a replica."""
+
+    receipts: tuple[Receipt, ...]

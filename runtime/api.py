@@ -26,13 +26,15 @@ from contracts.errors import (
     Refused,
 )
 from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, status_of
-from contracts.wire import Wire, decode
+from contracts.usage import Receipt, Receipts
+from contracts.wire import decode
+from runtime.accounts import Account
 from runtime.answer import Answer
 from runtime.delivery import Delivery, Exchange, watch_connection
 from runtime.engine.interface import GenerationRequest
 from runtime.openai_answers import Heading, renderer_for
 from runtime.openai_requests import Ask, decode_chat, decode_completion
-from runtime.orphans import Orphan, Orphans
+from runtime.orphans import Orphans
 from runtime.replica import Replica
 from runtime.serving import Serving
 from runtime.stream import Streams
@@ -42,21 +44,16 @@ log = logging.getLogger(__name__)
 REQUEST_ID: Final = "x-kelvin-request-id"
 DEADLINE: Final = "x-kelvin-deadline-ms"
 KEY_ID: Final = "x-kelvin-key-id"
+SOURCE: Final = "x-kelvin-source"
 LONGEST_S: Final = 3600.0  # of a request that brings no deadline, too
 
 _REQUESTS: Final = "/v1/requests/"
-_DELIVERED: Final = "/delivered"
+_RECEIPTS: Final = "/v1/receipts"
 _DECODERS: Final[Mapping[str, Callable[[bytes], Ask]]] = {
     "/v1/chat/completions": decode_chat,
     "/v1/completions": decode_completion,
 }
-_MAX_ACKNOWLEDGEMENT_BYTES: Final = 256
-
-
-class Delivered(Wire, frozen=True):
-    """Body of `POST /v1/requests/ID/delivered`: how many tokens the client's socket has accepted."""
-
-    completion_tokens: int
+_MAX_RECEIPTS_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +62,7 @@ class Call:
 
     request_id: str
     key_id: str
+    source: str  # the spool of the activator that asks
     timeout_s: float
     deadline_s: float  # on the loop's clock
     began_us: int  # monotonic
@@ -99,10 +97,10 @@ class ServingApi:
             if (decoder := _DECODERS.get(path)) is not None:
                 _require_method(method, "POST")
                 await self._generate(_call(scope), decoder, receive, send)
-            elif path.startswith(_REQUESTS) and path.endswith(_DELIVERED):
+            elif path == _RECEIPTS:
                 _require_method(method, "POST")
-                raw = await _read_body(receive, _MAX_ACKNOWLEDGEMENT_BYTES)
-                self._acknowledge(path[len(_REQUESTS) : -len(_DELIVERED)], decode(raw, Delivered))
+                for receipt in decode(await _read_body(receive, _MAX_RECEIPTS_BYTES), Receipts).receipts:
+                    self._take(receipt)
                 await _respond(send, 204)
             elif path.startswith(_REQUESTS):
                 _require_method(method, "DELETE")
@@ -148,7 +146,7 @@ class ServingApi:
     def _exchange(
         self, call: Call, streams: Streams, request: GenerationRequest, bind: Bind, stream: bool
     ) -> Iterator[Exchange]:
-        """From the engine's acceptance to the last byte; left, the engine is let go of, and an orphan is noted."""
+        """From the engine's acceptance to the last byte; left, the engine is let go of, and the account is kept."""
         exchange = Exchange(call.request_id, streams.open(request), call.began_us, _now_us())
         self._exchanges[call.request_id] = exchange
         try:
@@ -158,12 +156,13 @@ class ServingApi:
             log.debug("a request ended", extra={"completion_tokens": exchange.counts.completion_tokens})
             if self._exchanges.get(call.request_id) is exchange:  # a retry may have taken the name
                 del self._exchanges[call.request_id]
-            if exchange.orphaned:
-                self._orphans.adopt(self._orphan(call, exchange, bind, stream))
+            if exchange.unrecorded:
+                self._orphans.keep(self._account(call, exchange, bind, stream), lost=exchange.lost)
 
-    def _orphan(self, call: Call, exchange: Exchange, bind: Bind, stream: bool) -> Orphan:
-        return Orphan(
+    def _account(self, call: Call, exchange: Exchange, bind: Bind, stream: bool) -> Account:
+        return Account(
             request_id=call.request_id,
+            activator=call.source,
             tenant=bind.tenant,
             model=bind.model,
             version=bind.version,
@@ -177,14 +176,16 @@ class ServingApi:
         )
 
     def _delete(self, request_id: str) -> None:
-        self._orphans.disown(request_id)
+        self._orphans.claimed(request_id)
         if (exchange := self._exchanges.get(request_id)) is not None:
             exchange.delete()
 
-    def _acknowledge(self, request_id: str, delivered: Delivered) -> None:
-        self._orphans.delivered(request_id, delivered.completion_tokens)
-        if (exchange := self._exchanges.get(request_id)) is not None:
-            exchange.delivered_tokens = max(exchange.delivered_tokens, delivered.completion_tokens)
+    def _take(self, receipt: Receipt) -> None:
+        """It may come before the last frame is out of our hands, or after all is over."""
+        self._orphans.take(receipt)
+        if (exchange := self._exchanges.get(receipt.request_id)) is not None:
+            exchange.delivered_tokens = max(exchange.delivered_tokens, receipt.completion_tokens)
+            exchange.recorded = exchange.recorded or receipt.recorded
 
 
 def _answer(ask: Ask, call: Call, serving: Serving, request: GenerationRequest) -> Answer:
@@ -205,6 +206,7 @@ def _call(scope: Scope) -> Call:
     return Call(
         request_id=request_id,
         key_id=_header(scope, KEY_ID) or "",
+        source=_header(scope, SOURCE) or "",
         timeout_s=timeout_s,
         deadline_s=asyncio.get_running_loop().time() + timeout_s,
         began_us=_now_us(),

@@ -15,7 +15,7 @@ from runtime.api import ServingApi
 from runtime.control_api import attach
 from runtime.gate import examine
 from runtime.metering import MeterPage
-from runtime.orphans import batch_of, orphanage
+from runtime.orphans import Orphans, batch_of, orphanage
 from runtime.replica import Replica, Wiring, Work
 from runtime.restore import Acquire, Weights, device_of, restore
 from runtime.serving import Serving
@@ -34,6 +34,7 @@ _USAGE: Final = "/internal/v1/usage/requests"
 _SHIP_S: Final = 10.0
 _WARM_AFTER_S: Final = 0.25  # one that was borne because it is waited for is bound by then
 _LAST_FRAMES_S: Final = 5  # for what is answered already and not yet read
+_LAST_RECEIPTS_S: Final = 1.0  # for activators to say that they recorded it; less than the lifeline's grace
 
 
 async def serve(
@@ -57,7 +58,9 @@ async def serve(
                     tasks.create_task(replica.warm_up(_WARM_AFTER_S), name="warm up"),
                     tasks.create_task(_drain_with(stop, replica, settings.drain_s), name="drain"),
                 )
-                await serve_until(api, listener, replica.over, _LAST_FRAMES_S)
+                ended = asyncio.Event()
+                tasks.create_task(_end_with(replica, orphans, ended), name="end")
+                await serve_until(api, listener, ended, _LAST_FRAMES_S)
                 for task in beside:
                     task.cancel()
         finally:
@@ -85,6 +88,13 @@ def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
         return jobs.seal(job, acquire_on(torch.device("cpu")))
 
     return Work(restore=do_restore, gate=examine, seal=do_seal, warm_up=WarmUp().steps)
+
+
+async def _end_with(replica: Replica, orphans: Orphans, ended: asyncio.Event) -> None:
+    """Nothing is in flight: what was answered a moment ago may yet be said to be recorded."""
+    await replica.over.wait()
+    await orphans.settled(_LAST_RECEIPTS_S)
+    ended.set()
 
 
 async def _drain_with(stop: asyncio.Event, replica: Replica, drain_s: float) -> None:

@@ -41,12 +41,18 @@ class Exchange:
     ended: bool = False  # so did the last frame
     disconnected: bool = False
     deleted: bool = False
+    recorded: bool = False  # the activator's record is durable
     counts: Counts = field(default_factory=Counts)
 
     @property
-    def orphaned(self) -> bool:
-        """Whether its activator may be gone without a record."""
-        return self.committed and self.disconnected and not self.ended and not self.deleted
+    def unrecorded(self) -> bool:
+        """Whether a record must exist, and nobody has said that it does."""
+        return self.committed and not self.recorded
+
+    @property
+    def lost(self) -> bool:
+        """Whether its connection ended with nothing said: its activator may be gone, or have taken another replica."""
+        return self.disconnected and not self.ended and not self.deleted
 
     def delete(self) -> None:
         """The activator wants no more, and lives to say so."""

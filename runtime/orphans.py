@@ -1,71 +1,31 @@
 """Requests whose activator went away: their records are written here, so that what was delivered is still charged.
 
-An activator that lives says so with a DELETE before it lets go of a request; its own record then stands. Where both
-write one, the activator's stands over the orphan's of the same id.
+Every request that cost something is kept here from the moment it leaves the engine until its activator's record is
+durable. Whether an activator lives is told by the lock on its spool. Where both write, the activator's stands.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
-from contracts.errors import Cancelled, Refused
-from contracts.frames import Counts
-from contracts.usage import Origin, RequestRecord
+from contracts.errors import Refused
+from contracts.usage import Receipt
 from contracts.wire import encode
-from spool import Shipper, Spool
+from runtime.accounts import Account
+from spool import Shipper, Spool, has_owner
 from spool.shipper import Post
 
 log = logging.getLogger(__name__)
 
-GRACE_S: Final = 1.0  # a DELETE on another connection may come after the end of this one
-MAX_PENDING: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """A request as the runtime knows it at the loss of its connection."""
-
-    request_id: str
-    tenant: str
-    model: str
-    version: str
-    key_id: str
-    runtime_id: str
-    started_at_us: int
-    ended_at_us: int
-    stream: bool
-    counts: Counts
-    delivered_tokens: int  # the last count that the activator acknowledged
-
-    def record(self, source: str, sequence: int) -> RequestRecord:
-        """What is charged: tokens that were acknowledged, not those that were made."""
-        return RequestRecord(
-            request_id=self.request_id,
-            origin=Origin.ORPHAN,
-            source=source,
-            sequence=sequence,
-            tenant=self.tenant,
-            model=self.model,
-            version=self.version,
-            key_id=self.key_id,
-            runtime_id=self.runtime_id,
-            started_at_us=self.started_at_us,
-            ended_at_us=self.ended_at_us,
-            queued_us=0,
-            outcome=Cancelled.code,
-            status=Cancelled.status,
-            stream=self.stream,
-            prompt_tokens=self.counts.prompt_tokens,
-            cached_tokens=self.counts.cached_tokens,
-            completion_tokens=self.delivered_tokens,
-            device_us=self.counts.device_us,
-        )
+GRACE_S: Final = 1.0  # a DELETE on another connection may come after the end of this one; between two looks, too
+MAX_KEPT: Final = 4096
 
 
 class Records(Protocol):
@@ -76,67 +36,126 @@ class Records(Protocol):
         ...
 
 
-class Orphans:
-    """Keeps each lost request for a moment, then records it, unless its activator turned out to live."""
+@dataclass(slots=True)
+class _Kept:
+    account: Account
+    lost_at_s: float | None  # on the loop's clock: its connection ended with nothing said
 
-    def __init__(self, source: str, open_records: Callable[[], Records], grace_s: float = GRACE_S) -> None:
-        """`open_records` is called at the first record: most replicas never lose an activator."""
+
+class Orphans:
+    """Keeps the account of each request that has left the engine, until its activator says that the record is durable.
+
+    Where the activator is dead, or broke off with nothing said, the record is written here. Bounded: over MAX_KEPT the
+    oldest is written at once. A record too many does no harm: in the ledger the activator's stands.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        open_records: Callable[[], Records],
+        lives: Callable[[str], bool],
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """`open_records` is called at the first record: most replicas never lose an activator. `lives(activator)`."""
         self._source = source
         self._open_records = open_records
+        self._lives = lives
         self._grace_s = grace_s
         self._records: Records | None = None
-        self._pending: dict[str, tuple[Orphan, asyncio.TimerHandle]] = {}
+        self._kept: dict[str, _Kept] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
         self._writing: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Orphans pending={len(self._pending)} writing={len(self._writing)}>"
+        return f"<Orphans kept={len(self._kept)} writing={len(self._writing)}>"
 
-    def adopt(self, orphan: Orphan) -> None:
-        """Its connection is lost. Over MAX_PENDING the oldest is written at once."""
-        if len(self._pending) >= MAX_PENDING:
-            self._write(next(iter(self._pending)))
-        timer = asyncio.get_running_loop().call_later(self._grace_s, self._write, orphan.request_id)
-        previous = self._pending.pop(orphan.request_id, None)
-        if previous is not None:
-            previous[1].cancel()
-        self._pending[orphan.request_id] = (orphan, timer)
+    def __len__(self) -> int:
+        return len(self._kept)
 
-    def disown(self, request_id: str) -> None:
-        """Its activator lives after all."""
-        pending = self._pending.pop(request_id, None)
-        if pending is not None:
-            pending[1].cancel()
+    def keep(self, account: Account, *, lost: bool) -> None:
+        """It has left the engine, and nobody has said that its record is durable."""
+        previous = self._kept.pop(account.request_id, None)
+        if previous is None and len(self._kept) >= MAX_KEPT:
+            self._write(next(iter(self._kept)))
+        loop = asyncio.get_running_loop()
+        self._kept[account.request_id] = _Kept(account, loop.time() if lost else None)
+        self._empty.clear()
+        self._look = self._look or loop.call_later(self._grace_s, self._look_after)
 
-    def delivered(self, request_id: str, tokens: int) -> None:
-        """An acknowledgement that came after the loss."""
-        pending = self._pending.get(request_id)
-        if pending is not None:
-            orphan, timer = pending
-            tokens = max(orphan.delivered_tokens, min(tokens, orphan.counts.completion_tokens))
-            self._pending[request_id] = (replace(orphan, delivered_tokens=tokens), timer)
+    def claimed(self, request_id: str) -> None:
+        """Its activator lives, and will write the record."""
+        if (kept := self._kept.get(request_id)) is not None:
+            kept.lost_at_s = None
+
+    def take(self, receipt: Receipt) -> None:
+        """An acknowledgement that came after the request had left, or the end of it all."""
+        if receipt.recorded:
+            if self._kept.pop(receipt.request_id, None) is not None:
+                self._look_no_more()
+        elif (kept := self._kept.get(receipt.request_id)) is not None:
+            kept.account = kept.account.delivered(receipt.completion_tokens)
+
+    async def settled(self, patience_s: float) -> None:
+        """Until nothing is kept, for at most that long: a replica about to end gives its activators a last chance."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._empty.wait()
 
     async def flush(self) -> None:
-        """Write what is pending, and return when all of it is durable or given up."""
-        for request_id in list(self._pending):
+        """Write what is kept, and return when all of it is durable or given up."""
+        for request_id in list(self._kept):
             self._write(request_id)
         while self._writing:
             await asyncio.wait(self._writing)
 
+    def _look_after(self) -> None:
+        """Write what nobody else will: once in a while, as long as anything is kept."""
+        self._look = None
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() - self._grace_s
+        dead = {
+            activator
+            for activator in {kept.account.activator for kept in self._kept.values()}
+            if not self._is_alive(activator)
+        }
+        for request_id, kept in list(self._kept.items()):
+            left = kept.lost_at_s is not None and kept.lost_at_s <= due_s
+            if left or (kept.lost_at_s is None and kept.account.activator in dead):
+                self._write(request_id)
+        if self._kept:
+            self._look = loop.call_later(self._grace_s, self._look_after)
+
+    def _is_alive(self, activator: str) -> bool:
+        try:
+            return bool(activator) and self._lives(activator)
+        except OSError as error:  # out of descriptors, say: look again
+            log.warning("an activator can't be looked for", extra={"error": repr(error)})
+            return True
+
+    def _look_no_more(self) -> None:
+        if not self._kept:
+            self._empty.set()
+            if self._look is not None:
+                self._look.cancel()
+                self._look = None
+
     def _write(self, request_id: str) -> None:
-        orphan, timer = self._pending.pop(request_id)
-        timer.cancel()
-        task = asyncio.get_running_loop().create_task(self._append(orphan), name=f"orphan-{request_id}")
+        account = self._kept.pop(request_id).account
+        self._look_no_more()
+        task = asyncio.get_running_loop().create_task(self._append(account), name=f"orphan-{request_id}")
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
-    async def _append(self, orphan: Orphan) -> None:
+    async def _append(self, account: Account) -> None:
         try:
             self._records = self._records or self._open_records()
-            await self._records.append(lambda sequence: encode(orphan.record(self._source, sequence)))
-            log.warning("activator lost", extra={"request_id": orphan.request_id, "tokens": orphan.delivered_tokens})
+            await self._records.append(lambda sequence: encode(account.record(self._source, sequence)))
+            log.warning("activator lost", extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
         except (Refused, OSError) as error:
             # The request stays counted in the meter page: reconciliation names it.
-            log.error("record lost", extra={"request_id": orphan.request_id, "error": repr(error)})
+            log.error("record lost", extra={"request_id": account.request_id, "error": repr(error)})
 
 
 class SpooledRecords:
@@ -172,9 +191,9 @@ def batch_of(payloads: Sequence[bytes]) -> object:
 
 @asynccontextmanager
 async def orphanage(directory: Path, source: str, post: Post) -> AsyncIterator[Orphans]:
-    """Orphans over a spool of their own; left, everything pending is durable."""
+    """Orphans over a spool of their own, beside those of the activators; left, everything kept is durable."""
     records = SpooledRecords(directory, source, post)
-    orphans = Orphans(source, records.open)
+    orphans = Orphans(source, records.open, partial(has_owner, directory))
     try:
         yield orphans
     finally:

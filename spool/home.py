@@ -79,6 +79,23 @@ class Home:
         os.close(fd)
         return None
 
+    @staticmethod
+    def has_owner(root: Path, source: str) -> bool:
+        """Whether a live process has it. Whoever asks holds the lock for an instant: that source's recovery is
+        put off until it looks again.
+        """
+        try:
+            fd = os.open(root / source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     @property
     def is_open(self) -> bool:
         """Whether the lock is still held."""

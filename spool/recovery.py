@@ -34,6 +34,11 @@ def leftovers(directory: Path) -> list[str]:
     return found
 
 
+def has_owner(directory: Path, source: str) -> bool:
+    """Whether the process that writes `source`, or one that ships what it left, is alive. Raises OSError."""
+    return Home.has_owner(directory, source)
+
+
 async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> list[Recovered]:
     """Ship every leftover source once, and remove its directory when all of it was acknowledged.
 

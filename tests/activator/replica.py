@@ -11,7 +11,8 @@ from contracts.errors import Failure
 from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame, failed_frame
 from contracts.problem import headers_of, openai_error, status_of, to_wire
 from contracts.timeline import Span, Stage
-from contracts.wire import encode
+from contracts.usage import Receipts
+from contracts.wire import decode, encode
 
 Script = Callable[["Call"], Awaitable[None]]
 DONE = b"data: [DONE]\n\n"
@@ -108,6 +109,7 @@ class FakeReplica:
         self.deleted: list[str] = []
         self.deleted_before_close: list[str] = []
         self.acknowledged: list[int] = []
+        self.recorded: list[str] = []
         self.running = 0
         self.most = 0
         self.events = asyncio.Condition()
@@ -120,7 +122,7 @@ class FakeReplica:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_delete("/v1/requests/{id}", self._delete)
-        app.router.add_post("/v1/requests/{id}/delivered", self._delivered)
+        app.router.add_post("/v1/receipts", self._receipts)
         self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
         await self._runner.setup()
         await web.UnixSite(self._runner, str(run / f"rt-{name}.sock")).start()
@@ -177,7 +179,10 @@ class FakeReplica:
         await self.changed()
         return web.Response(status=204)
 
-    async def _delivered(self, request: web.Request) -> web.Response:
-        self.acknowledged.append((await request.json())["completion_tokens"])
+    async def _receipts(self, request: web.Request) -> web.Response:
+        for receipt in decode(await request.read(), Receipts).receipts:
+            self.acknowledged.append(receipt.completion_tokens)
+            if receipt.recorded:
+                self.recorded.append(receipt.request_id)
         await self.changed()
         return web.Response(status=204)

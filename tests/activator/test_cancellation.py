@@ -45,6 +45,7 @@ def test_leaving_mid_stream_cancels_upstream_and_frees_the_slot(tmp_path: Path) 
             (record,) = await here.control.until_records(1)
             assert (record.outcome, record.status) == ("cancelled", 499)
             assert record.completion_tokens >= 1
+            await replica.until(lambda r: r.recorded == r.deleted)
             replica.script = hello
             assert (await here.post()).status == 200
 

@@ -82,6 +82,9 @@ def fake_work(engine: ScriptedEngine, *, failure: Failure | None = None) -> Work
     return Work(restore, gate, seal)
 
 
+LIVES = "activator-lives"  # any other activator is dead
+
+
 @dataclass
 class Bench:
     """A replica that is served on a socket, and a client of it."""
@@ -115,11 +118,17 @@ class Bench:
         assert self.engine.kv_blocks_free == BLOCKS
 
     def open(self, path: str = "/v1/completions", body: Mapping[str, Any] | bytes | None = None, **headers: str) -> Any:
-        """A request as the activator sends it; headers by `request_id`, `deadline_ms`, `key_id`."""
-        lines = {"x-kelvin-request-id": "r1"}
+        """A request as the activator sends it; headers by `request_id`, `deadline_ms`, `key_id`, `source`."""
+        lines = {"x-kelvin-request-id": "r1", "x-kelvin-source": LIVES}
         lines |= {f"x-kelvin-{name.replace('_', '-')}": value for name, value in headers.items()}
         content = body if isinstance(body, bytes) else json.dumps({"prompt": "Once"} | dict(body or {})).encode()
         return self.session.post(f"http://rt{path}", data=content, headers=lines)
+
+    async def told(self, request_id: str, tokens: int, *, recorded: bool = False) -> None:
+        """What the activator says of a request."""
+        receipt = {"request_id": request_id, "completion_tokens": tokens, "recorded": recorded}
+        async with self.session.post("http://rt/v1/receipts", json={"receipts": [receipt]}) as answer:
+            assert answer.status == 204, await answer.text()
 
     async def frames(self, *args: Any, **kwargs: Any) -> list[Frame]:
         """All frames of an answer that must be 200."""
@@ -152,7 +161,7 @@ async def bench(
     meter = create_meter_page(tmp_path / "meters", "x")
     replica = Replica("x", meter, fake_work(engine, failure=failure))
     records = MemoryRecords()
-    orphans = Orphans("x", lambda: records, grace_s)
+    orphans = Orphans("x", lambda: records, lambda source: source == LIVES, grace_s)
     control = build_control_app()
     attach(control, replica)
     api = ServingApi(replica, orphans, control)

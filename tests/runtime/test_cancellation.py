@@ -59,6 +59,7 @@ async def _one(each: Bench, number: int, chance: random.Random) -> str:
             assert not {FrameKind.END, FrameKind.FAILED} & set(kinds[:-1])
         else:
             assert answer.status in (503, 504, 499)
+    await each.told(request_id, 0, recorded=True)
     return way
 
 

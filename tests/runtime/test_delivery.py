@@ -51,7 +51,7 @@ def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
 
 
 def test_delete_cancels(tmp_path: Path) -> None:
-    """204 at once; the answer ends as cancelled, the blocks are free, and no orphan is made of it."""
+    """204 at once; the answer ends as cancelled, the blocks are free, and the record is the activator's."""
 
     async def scene(each: Bench) -> None:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
@@ -63,6 +63,7 @@ def test_delete_cancels(tmp_path: Path) -> None:
             frames += decoder.feed(await answer.read())
         assert failure_of(frames[-1]).code == "cancelled"
         await each.quiet()
+        await each.told("r1", 0, recorded=True)
         await each.orphans.flush()
         assert each.records.records == []
         async with each.session.delete("http://rt/v1/requests/r1") as deleted:
@@ -79,9 +80,7 @@ def test_a_lost_activator_leaves_a_record(tmp_path: Path) -> None:
             each.engine.allow(5)
             await frames_until(answer, FrameDecoder(), 5)
             for tokens in (3, 2):
-                url = "http://rt/v1/requests/r1/delivered"
-                async with each.session.post(url, data=json.dumps({"completion_tokens": tokens})) as acknowledged:
-                    assert acknowledged.status == 204
+                await each.told("r1", tokens)
             answer.close()
         await each.quiet()
         async with asyncio.timeout(10):
@@ -100,7 +99,7 @@ def test_a_lost_activator_leaves_a_record(tmp_path: Path) -> None:
 
 
 def test_a_delete_that_comes_late_takes_the_orphan_back(tmp_path: Path) -> None:
-    """The activator lives: its own record stands, none is written here."""
+    """The activator lives and owes the record; once it says that it is durable, none is written here."""
 
     async def scene(each: Bench) -> None:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
@@ -110,20 +109,63 @@ def test_a_delete_that_comes_late_takes_the_orphan_back(tmp_path: Path) -> None:
         await each.quiet()
         async with each.session.delete("http://rt/v1/requests/r1"):
             pass
+        assert len(each.orphans) == 1
+        await each.told("r1", 1, recorded=True)
+        assert len(each.orphans) == 0
         await each.orphans.flush()
         assert each.records.records == []
 
     play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene, grace_s=60.0)
 
 
-def test_an_answer_that_ended_leaves_no_orphan(tmp_path: Path) -> None:
-    """Closing a connection after END is how connections end."""
+@pytest.mark.parametrize("after", ["its end", "a DELETE"])
+def test_an_activator_that_dies_before_its_record_is_durable_leaves_one_here(tmp_path: Path, after: str) -> None:
+    """However the answer ended: what was acknowledged last is charged, whenever that came."""
 
     async def scene(each: Bench) -> None:
-        async with each.open(body={"stream": True}) as answer:
+        async with each.open(body={"stream": True, "max_tokens": 5}, source="activator-dead") as answer:
+            each.engine.allow(1)
+            await frames_until(answer, FrameDecoder(), 1)
+            if after == "a DELETE":
+                async with each.session.delete("http://rt/v1/requests/r1"):
+                    pass
+            each.engine.free_running()
             await answer.read()
-            answer.close()
-        await each.quiet()
+        await each.told("r1", 1)
+        await each.until("a record", lambda: bool(each.records.records))
+        (record,) = each.records.records
+        assert (record.request_id, record.origin, record.completion_tokens) == ("r1", Origin.ORPHAN, 1)
+        assert len(each.orphans) == 0
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene, grace_s=0.05)
+
+
+def test_a_slow_activator_that_lives_is_waited_for(tmp_path: Path) -> None:
+    """However often it is looked for: its record will come. At the end of the replica's own life it is written."""
+
+    async def scene(each: Bench) -> None:
+        await each.frames(body={"stream": True, "max_tokens": 5})
+        await each.frames(body={"stream": True, "max_tokens": 5}, request_id="dead", source="activator-dead")
+        await each.until("the dead one's is written", lambda: len(each.records.records) == 1)
+        assert each.records.records[0].request_id == "dead"
+        assert len(each.orphans) == 1
+        await each.orphans.settled(0.01)
+        await each.orphans.flush()
+        assert [record.request_id for record in each.records.records] == ["dead", "r1"]
+
+    play(tmp_path, ScriptedEngine(saying(TEXT)), scene, grace_s=0.01)
+
+
+def test_receipts_that_nobody_waits_for_change_nothing(tmp_path: Path) -> None:
+    """Repeated, late, of a stranger: 204. What is no list of receipts is refused as such."""
+
+    async def scene(each: Bench) -> None:
+        await each.frames(body={"max_tokens": 5})
+        for _ in range(2):
+            await each.told("r1", 5, recorded=True)
+        await each.told("stranger", 5)
+        async with each.session.post("http://rt/v1/receipts", json={"receipts": [{"request_id": 1}]}) as answer:
+            assert answer.status == 400
         await each.orphans.flush()
         assert each.records.records == []
 

@@ -9,17 +9,25 @@ import msgspec
 from contracts.control import RequestBatch
 from contracts.errors import Refused, Unavailable
 from contracts.frames import Counts
-from contracts.usage import RequestRecord
+from contracts.usage import Receipt, RequestRecord
 from contracts.wire import decode, encode
 from runtime import orphans as module
-from runtime.orphans import Orphan, Orphans, batch_of, orphanage
+from runtime.accounts import Account
+from runtime.orphans import Orphans, batch_of, orphanage
 from spool import leftovers, recover
 from tests.runtime.fakes import MemoryRecords
 
+LIVE = "activator-lives"
 
-def _orphan(request_id: str, delivered: int = 0) -> Orphan:
-    return Orphan(
+
+def _lives(source: str) -> bool:
+    return source == LIVE
+
+
+def _account(request_id: str, delivered: int = 0, activator: str = "activator-dead") -> Account:
+    return Account(
         request_id=request_id,
+        activator=activator,
         tenant="acme",
         model="m",
         version="ab" * 32,
@@ -38,11 +46,10 @@ def test_an_orphan_is_written_after_a_moment() -> None:
 
     async def main() -> None:
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, grace_s=0.02)
-        orphans.adopt(_orphan("a", 2))
-        orphans.delivered("a", 5)
-        orphans.delivered("a", 4)
-        orphans.delivered("b", 4)
+        orphans = Orphans("rt1", lambda: records, _lives, grace_s=0.02)
+        orphans.keep(_account("a", 2), lost=True)
+        for name, tokens in (("a", 5), ("a", 4), ("b", 4)):
+            orphans.take(Receipt(request_id=name, completion_tokens=tokens))
         assert records.records == []
         async with asyncio.timeout(5):
             await records.written.wait()
@@ -54,18 +61,46 @@ def test_an_orphan_is_written_after_a_moment() -> None:
     asyncio.run(main())
 
 
-def test_a_disowned_one_is_not_written() -> None:
-    """Its activator lives."""
+def test_one_that_is_recorded_is_not_written() -> None:
+    """Its activator's record is durable; the other one's is owed by nobody else."""
 
     async def main() -> None:
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, grace_s=60)
-        orphans.adopt(_orphan("a"))
-        orphans.adopt(_orphan("b"))
-        orphans.disown("a")
-        orphans.disown("nobody")
+        orphans = Orphans("rt1", lambda: records, _lives, grace_s=60)
+        orphans.keep(_account("a"), lost=True)
+        orphans.keep(_account("b"), lost=True)
+        for name in ("a", "nobody"):
+            orphans.take(Receipt(request_id=name, completion_tokens=0, recorded=True))
         await orphans.flush()
         assert [record.request_id for record in records.records] == ["b"]
+
+    asyncio.run(main())
+
+
+def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> None:
+    """A lock that can't be looked at, for want of descriptors, is no death."""
+    alive = True
+
+    def lives(_: str) -> bool:
+        if alive:
+            raise OSError
+        return False
+
+    async def main() -> None:
+        nonlocal alive
+        records = MemoryRecords()
+        orphans = Orphans("rt1", lambda: records, lives, grace_s=0.001)
+        orphans.keep(_account("a"), lost=True)
+        orphans.claimed("a")
+        orphans.keep(_account("lost"), lost=True)
+        async with asyncio.timeout(5):
+            await records.written.wait()
+        assert [record.request_id for record in records.records] == ["lost"]
+        alive = False
+        async with asyncio.timeout(5):
+            while len(records.records) < 2:
+                await asyncio.sleep(0.001)
+        assert len(orphans) == 0
 
     asyncio.run(main())
 
@@ -75,14 +110,14 @@ def test_the_pending_are_bounded() -> None:
 
     async def main() -> None:
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, grace_s=60)
-        for number in range(module.MAX_PENDING + 1):
-            orphans.adopt(_orphan(f"r{number}"))
+        orphans = Orphans("rt1", lambda: records, _lives, grace_s=60)
+        for number in range(module.MAX_KEPT + 1):
+            orphans.keep(_account(f"r{number}"), lost=True)
         async with asyncio.timeout(5):
             await records.written.wait()
         assert [record.request_id for record in records.records] == ["r0"]
         await orphans.flush()
-        assert len(records.records) == module.MAX_PENDING + 1
+        assert len(records.records) == module.MAX_KEPT + 1
 
     asyncio.run(main())
 
@@ -99,10 +134,10 @@ def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
 
     async def main() -> None:
         records = Failing()
-        orphans = Orphans("rt1", lambda: records, grace_s=60)
-        orphans.adopt(_orphan("a"))
+        orphans = Orphans("rt1", lambda: records, _lives, grace_s=60)
+        orphans.keep(_account("a"), lost=True)
         await orphans.flush()
-        orphans.adopt(_orphan("b"))
+        orphans.keep(_account("b"), lost=True)
         await orphans.flush()
         assert [record.request_id for record in records.records] == ["b"]
 
@@ -123,7 +158,7 @@ def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_path: P
 
         async with orphanage(tmp_path, "rt1", post) as orphans:
             for name in "abc":
-                orphans.adopt(_orphan(name))
+                orphans.keep(_account(name), lost=True)
             await orphans.flush()
             async with asyncio.timeout(10):
                 await done.wait()
@@ -141,7 +176,7 @@ def test_what_could_not_be_shipped_is_left_for_whoever_recovers_it(tmp_path: Pat
 
     async def leave() -> None:
         async with orphanage(tmp_path, "rt1", away) as orphans:
-            orphans.adopt(_orphan("a"))
+            orphans.keep(_account("a"), lost=True)
 
     recovered: list[str] = []
 

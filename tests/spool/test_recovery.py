@@ -7,7 +7,7 @@ from pathlib import Path
 from contracts.errors import Refused, Unavailable
 from spool.disk import segment_name, segments
 from spool.home import Home
-from spool.recovery import Recovered, leftovers, recover
+from spool.recovery import Recovered, has_owner, leftovers, recover
 from spool.shipper import Post
 from spool.spool import Spool
 from tests.spool.test_journal import make
@@ -130,3 +130,13 @@ def test_no_directory_is_no_leftover(tmp_path: Path) -> None:
     """Before the first spool."""
     assert leftovers(tmp_path / "none") == []
     assert asyncio.run(recover(tmp_path / "none", Receiver().post_for)) == []
+
+
+def test_whether_a_source_has_an_owner(tmp_path: Path) -> None:
+    """A live one's lock tells; asking disturbs nobody. One that is left over, or gone, has none."""
+    live = Spool.open(tmp_path, "live-1")
+    leave(tmp_path, "dead-1", 1)
+    assert [has_owner(tmp_path, source) for source in ("live-1", "dead-1", "never")] == [True, False, False]
+    assert leftovers(tmp_path) == ["dead-1"]
+    live.close()
+    assert not has_owner(tmp_path, "live-1")

@@ -1,0 +1,77 @@
+"""Receipts: one call at a time, the last word of each request, and nothing is held up by a replica that is gone."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+
+from activator.errands import Errands
+from activator.receipts import Desk
+from contracts.usage import Receipt
+from tests.activator.replica import Call, FakeReplica, chunk
+from tests.activator.world import CHAT, world
+
+
+def _receipt(name: str, tokens: int, *, recorded: bool = False) -> Receipt:
+    return Receipt(request_id=name, completion_tokens=tokens, recorded=recorded)
+
+
+def test_what_is_said_meanwhile_goes_with_the_next_call(tmp_path: Path) -> None:
+    """The first goes at once; of the others only the last word of each request."""
+
+    async def scenario() -> None:
+        replica, errands = FakeReplica(), Errands()
+        await replica.start(tmp_path, "a")
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "rt-a.sock"))) as http:
+            desk = Desk(http, errands)
+            desk.tell(_receipt("x", 1))
+            await asyncio.sleep(0)
+            desk.tell(_receipt("x", 2))
+            desk.tell(_receipt("y", 7))
+            desk.tell(_receipt("x", 3, recorded=True))
+            await replica.until(lambda r: len(r.acknowledged) == 3)
+            await errands.close()
+        assert replica.acknowledged == [1, 3, 7]
+        assert replica.recorded == ["x"]
+        await replica.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_is_gone_is_told_nothing(tmp_path: Path) -> None:
+    """No error, no backlog: it keeps the account, or its death is recorded."""
+
+    async def scenario() -> None:
+        errands = Errands()
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "rt-a.sock"))) as http:
+            desk = Desk(http, errands)
+            for name in "abc":
+                desk.tell(_receipt(name, 1))
+            await errands.close()
+        assert repr(desk) == "<Desk due=0>"
+        desk.tell(_receipt("late", 1))  # its session is closed
+        await errands.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_a_stream_is_acknowledged_before_its_record_is_durable(tmp_path: Path) -> None:
+    """Tokens that the client has are charged even if this process dies now; then the replica may forget them."""
+
+    async def script(call: Call) -> None:
+        for tokens in range(1, 71):
+            await call.data(chunk("x"), tokens)
+        await call.end(70)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a", script)
+            assert (await here.post(body=CHAT | {"stream": True})).status == 200
+            await replica.until(lambda r: r.recorded == [r.calls[0].request_id])
+            assert replica.acknowledged[-1] == 70
+            assert replica.calls[0].headers["x-kelvin-source"].startswith("activator-")
+            (record,) = await here.control.until_records(1)
+            assert json.dumps(record.completion_tokens) == "70"
+
+    asyncio.run(scenario())

@@ -1,0 +1,130 @@
+"""An activator killed at every point between an answer's last frame and its last receipt: the bill is the client's."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from coldstart_bench.installation import Installation, running
+from tests.e2e.calls import complete, connect, headers
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.held_up import POINTS
+from tests.e2e.inside import is_recorded
+
+TOKENS = 100  # more than one acknowledgement tells of, and not a multiple
+ACK_TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def held(scratch: Path, llama: Path) -> Iterator[Installation]:
+    """An installation whose activator stops where a test says."""
+    with running(scratch / "held", settings=SETTINGS, program="tests.e2e.held_up") as installation:
+        installation.push(llama, "llama")
+        complete(installation, "llama", "w1", max_tokens=1)
+        yield installation
+
+
+def _activator(kelvin: Installation) -> psutil.Process:
+    supervisors = [p for p in psutil.Process().children() if str(kelvin.data) in " ".join(p.cmdline())]
+    (found,) = [p for p in supervisors[0].children() if "tests.e2e.held_activator" in p.cmdline()]
+    return found
+
+
+def _words(stream: bytes) -> int:
+    """Tokens in the text of a stream: the tiny models write one word per token."""
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith(b"data: {")]
+    text = "".join(choice["text"] for event in events for choice in event.get("choices", ()))
+    return len(re.findall(r"w\d+|<s>|</s>|<unk>", text))
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    try:
+        return answer.read()
+    except http.client.IncompleteRead as cut:
+        return cut.partial
+
+
+def _talkative(kelvin: Installation) -> str:
+    """A prompt whose greedy answer is as long as it may be; on return all that was asked for is recorded."""
+    for prompt in (f"w{number} w{number + 1}" for number in range(1, 60)):
+        answer = complete(kelvin, "llama", prompt, max_tokens=TOKENS)
+        if answer.json["usage"]["completion_tokens"] == TOKENS:
+            last = answer.headers["x-request-id"]
+            kelvin.wait(lambda last=last: is_recorded(kelvin, last), "it is recorded")  # type: ignore[misc]
+            return prompt
+    raise AssertionError("every answer ends early")
+
+
+def _cut_off(kelvin: Installation, point: str, prompt: str, *, stream: bool) -> bytes:
+    """Ask, kill the activator when it stops at the point, and return what the client has by then."""
+    before = _activator(kelvin)
+    body = {"model": "llama", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": stream}
+    (kelvin.data / "hold").write_text(point)
+    connection = connect(kelvin)
+    connection.request("POST", "/v1/completions", json.dumps(body), headers(kelvin))
+    kelvin.wait(lambda: before.status() == psutil.STATUS_STOPPED, f"the activator stopped at '{point}'")
+    os.kill(before.pid, signal.SIGKILL)
+    try:
+        return _read(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def _report(kelvin: Installation) -> Any:
+    """This month's report, as soon as an activator is there to be asked."""
+    found: list[Any] = []
+
+    def answers() -> bool:
+        connection = connect(kelvin)
+        try:
+            path = time.strftime("/admin/v1/billing/report?month=%Y-%m", time.gmtime())
+            connection.request("GET", path, headers=headers(kelvin, "admin.key"))
+            answer = connection.getresponse()
+            found[:] = [json.loads(answer.read())] if answer.status == 200 else []
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+        return bool(found)
+
+    kelvin.wait(answers, "the bill can be asked for")
+    return found[0]
+
+
+def _charged(kelvin: Installation, point: str, before: Any) -> int:
+    """Tokens of the one request that the bill has now and had not before."""
+
+    def is_there() -> bool:
+        return bool(sum(_report(kelvin)["requests"].values()) == sum(before["requests"].values()) + 1)
+
+    kelvin.wait(is_there, f"the request of '{point}' is recorded")
+    tokens: int = _report(kelvin)["completion_tokens"] - before["completion_tokens"]
+    return tokens
+
+
+def test_at_every_point_the_bill_is_the_clients_own_count(held: Installation) -> None:
+    """One record and the tokens that the client has, wherever it died; and once the replica is gone it balances.
+
+    Only one that dies with the last frame in its hands, before it could say a word, leaves up to 64 tokens uncharged.
+    """
+    prompt = _talkative(held)
+    for point in POINTS:
+        before = _report(held)
+        counted = _words(_cut_off(held, point, prompt, stream=True))
+        assert counted == TOKENS, point
+        short = ACK_TOKENS if point == "end read" else 0
+        assert counted - short <= _charged(held, point, before) <= counted, point
+    before = _report(held)
+    _cut_off(held, "end read", prompt, stream=False)
+    assert _charged(held, "a whole answer", before) == 0, "the client has no whole answer"
+    held.to_zero("llama")
+    held.wait(lambda: not _report(held)["open_runtimes"], "the replica's life is recorded")
+    assert _report(held)["balance"]["problems"] == []
