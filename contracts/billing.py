@@ -15,6 +15,7 @@ class BillLine(Wire, frozen=True):
     price_micros: int
     per: int  # units that the price buys
     amount_micros: int
+    adjusts: str | None = None  # the closed month, YYYY-MM, whose late arrivals this is: it may be negative
 
 
 class DeviceUse(Wire, frozen=True):
@@ -46,7 +47,10 @@ class Balance(Wire, frozen=True):
 
 
 class BillingReport(Wire, frozen=True):
-    """`GET /admin/v1/billing/report`. The month (UTC) is that of a request's end, of a replica's death."""
+    """`GET /admin/v1/billing/report`. The month (UTC) is that of a request's end, of a replica's death.
+
+    What came after that month was closed is in the lines of another one, as an adjustment, and in none of its counts.
+    """
 
     tenant: str
     month: str  # YYYY-MM
@@ -60,3 +64,45 @@ class BillingReport(Wire, frozen=True):
     total_micros: int
     open_runtimes: tuple[str, ...]  # served requests of the month; their device time comes with their death
     balance: Balance
+    closed_at_us: int | None = None  # since then nothing of it changes
+
+
+class LedgerDifference(Wire, frozen=True):
+    """Something that is not what the ledger's rows make of it."""
+
+    month: str  # "" for what spans months
+    subject: str  # the row, total or end that it is about
+    detail: str
+
+
+class ChainReport(Wire, frozen=True):
+    """A tenant's month, recomputed from its rows. After the first difference nothing is looked at."""
+
+    month: str
+    links: int  # that hold
+    chain: str  # the digest up to there: note it elsewhere, and nobody can make another past
+    closed: bool
+    differences: tuple[LedgerDifference, ...]
+
+
+class VerifyReport(Wire, frozen=True):
+    """`GET /admin/v1/billing/verify`."""
+
+    tenant: str
+    sound: bool
+    months: tuple[ChainReport, ...]
+    replicas: tuple[LedgerDifference, ...] = ()  # the first total of a replica's requests that is wrong; of all months
+
+
+class CloseMonth(Wire, frozen=True):
+    """Body of `POST /admin/v1/billing/close`."""
+
+    month: str
+    tenant: str | None = None  # the caller's
+
+
+class ClosingReport(Wire, frozen=True):
+    """Its answer: `chain` is the digest of all of the month, its bill and prices included."""
+
+    report: BillingReport
+    chain: str

@@ -12,8 +12,11 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import encode
-from controlplane.ledger_schema import conflicts, received, sources
+from controlplane.chains import Chains
+from controlplane.ledger_schema import CONFLICT_VALUES, conflicts, received, sources
+from controlplane.months import Closed
 from controlplane.policy.balance import Range, add_to_ranges, covers
+from controlplane.policy.chain import Kind
 from controlplane.policy.standing import MAX_FIGURE, Conflict
 
 T = TypeVar("T")
@@ -86,12 +89,18 @@ class Conflicts:
             "record": raw.decode(),
         }
 
-    def write(self, connection: Connection) -> int:
-        """Store those that are not known yet; how many there were."""
+    def write(self, connection: Connection, chains: Chains, shut: Closed) -> int:
+        """Store those that are not known yet, as links of the chain; how many there were."""
         known: set[str] = set()
         for some in chunks(sorted(self._rows)):
             known |= set(connection.execute(select(conflicts.c.digest).where(conflicts.c.digest.in_(some))).scalars())
-        insert_rows(connection, conflicts, [row for digest, row in self._rows.items() if digest not in known])
+        fresh = []
+        for row in (row for digest, row in self._rows.items() if digest not in known):
+            tenant = row["tenant"] or ""
+            values = [row[column.name] for column in CONFLICT_VALUES]
+            month = shut.month_for(tenant, row["at_us"])
+            fresh.append(row | chains.add(tenant, month, Kind.CONFLICT, values))
+        insert_rows(connection, conflicts, fresh)
         return len(self._rows)
 
 

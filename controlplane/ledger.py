@@ -6,7 +6,7 @@ Every function takes a connection within a transaction; `Ledger` runs them on th
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,10 +19,16 @@ from contracts.timeline import Stage, Stamp
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
 from contracts.wire import encode
 from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
-from controlplane.ledger_schema import ensure_ledger, lifetime_records, request_records
+from controlplane.chains import Chains
+from controlplane.ledger_migrations import ensure_ledger
+from controlplane.ledger_schema import LIFETIME_VALUES, REQUEST_VALUES, lifetime_records, request_records
+from controlplane.months import Closed
+from controlplane.policy.booking import Booked, RowKey, book, key_of
+from controlplane.policy.chain import Kind
 from controlplane.policy.rating import is_billable
-from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request, standing
+from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request
 from controlplane.store import Database
+from controlplane.totals import Totals
 
 log = logging.getLogger(__name__)
 
@@ -77,33 +83,44 @@ class Ledger:
 def append_requests(connection: Connection, records: Sequence[RequestRecord]) -> Appended:
     """Enter the records, in any order and however often."""
     arrived = Arrivals(connection, {record.source for record in records})
+    shut = Closed(connection, {record.tenant for record in records})
     known = _known_requests(connection, {(record.tenant, record.request_id) for record in records})
-    fresh: list[RequestRecord] = []
+    groups = {name: list(booked) for name, booked in known.items()}
+    touched: dict[tuple[str, str], None] = {}  # an ordered set
     aside, placements = Conflicts(), defaultdict[Placement, int](int)
     for record in records:
-        group = known[record.tenant, record.request_id]
+        group = groups[record.tenant, record.request_id]
         taken = arrived.has(record.source, record.sequence)
-        placement = place_request(group, record, sequence_taken=taken)
+        placement = place_request([booked.record for booked in group], record, sequence_taken=taken)
         if placement is Known.NEW:
-            group.append(record)
-            fresh.append(record)
+            group.append(Booked(record, shut.month_for(record.tenant, record.ended_at_us)))
+            touched[record.tenant, record.request_id] = None
         elif isinstance(placement, Conflict):
             aside.add(record, f"{record.request_id} ({record.source}#{record.sequence})", record.ended_at_us, placement)
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.ended_at_us)
-    insert_rows(connection, request_records, [_request_row(record, known) for record in fresh])
-    for tenant, request_id in {(record.tenant, record.request_id) for record in fresh}:
-        group = known[tenant, request_id]
-        if len(group) > 1:
-            _set_standing(connection, group)
+    chains, totals, rows = Chains(connection), Totals(connection), list[dict[str, Any]]()
+    for name in touched:
+        before, after = known[name], book(groups[name], shut.of(name[0]))
+        totals.add_requests(before, after)
+        rows += [_request_row(booked, chains) for booked in after[len(before) :]]
+        for old, new in zip(before, after, strict=False):
+            if old != new:
+                _set_standing(connection, new)
+    insert_rows(connection, request_records, rows)
+    aside_count = aside.write(connection, chains, shut)
+    totals.write()
+    chains.write()
     arrived.write(connection)
-    return Appended(placements[Known.NEW], placements[Known.DUPLICATE], aside.write(connection))
+    return Appended(placements[Known.NEW], placements[Known.DUPLICATE], aside_count)
 
 
 def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) -> Appended:
     """Enter the records, in any order and however often."""
     arrived = Arrivals(connection, {record.source for record in records})
+    shut = Closed(connection, {record.tenant or "" for record in records})
     known = _known_lifetimes(connection, {record.runtime_id for record in records})
+    chains, totals = Chains(connection), Totals(connection)
     aside, placements = Conflicts(), defaultdict[Placement, int](int)
     fresh = []
     for record in records:
@@ -111,14 +128,21 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
         placement = place_lifetime(known.get(record.runtime_id), record, sequence_taken=taken)
         if placement is Known.NEW:
             known[record.runtime_id] = record
-            fresh.append({field: getattr(record, field) for field in _LIFETIME_FIELDS})
+            row = {field: getattr(record, field) for field in _LIFETIME_FIELDS}
+            month = shut.month_for(record.tenant or "", record.died_at_us)
+            values = [row[column.name] for column in LIFETIME_VALUES]
+            fresh.append(row | chains.add(record.tenant or "", month, Kind.LIFETIME, values))
+            totals.add_lifetime(record, month)
         elif isinstance(placement, Conflict):
             aside.add(record, f"{record.runtime_id} ({record.source}#{record.sequence})", record.died_at_us, placement)
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.died_at_us)
     insert_rows(connection, lifetime_records, fresh)
+    aside_count = aside.write(connection, chains, shut)
+    totals.write()
+    chains.write()
     arrived.write(connection)
-    return Appended(placements[Known.NEW], placements[Known.DUPLICATE], aside.write(connection))
+    return Appended(placements[Known.NEW], placements[Known.DUPLICATE], aside_count)
 
 
 def timeline_of(connection: Connection, tenant: str, request_id: str) -> TimelineAnswer | None:
@@ -130,7 +154,7 @@ def timeline_of(connection: Connection, tenant: str, request_id: str) -> Timelin
     row = connection.execute(query).mappings().first()
     if row is None:
         return None
-    stamps = _request_of(row).timeline or ()
+    stamps = booked_of(row).record.timeline or ()
     return TimelineAnswer(
         request_id=request_id,
         model=row["model"],
@@ -150,14 +174,12 @@ def _check_size(records: Sequence[object]) -> None:
         raise Refused(InvalidRequest("records", str(len(records)), f"must be at most {MAX_BATCH}"))
 
 
-def _known_requests(
-    connection: Connection, names: Collection[tuple[str, str]]
-) -> dict[tuple[str, str], list[RequestRecord]]:
-    known: dict[tuple[str, str], list[RequestRecord]] = {name: [] for name in names}
+def _known_requests(connection: Connection, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[Booked]]:
+    known: dict[tuple[str, str], list[Booked]] = {name: [] for name in names}
     name = tuple_(request_records.c.tenant, request_records.c.request_id)
     for some in chunks(sorted(names)):
         for row in connection.execute(select(request_records).where(name.in_(some))).mappings():
-            known[row["tenant"], row["request_id"]].append(_request_of(row))
+            known[row["tenant"], row["request_id"]].append(booked_of(row))
     return known
 
 
@@ -170,33 +192,45 @@ def _known_lifetimes(connection: Connection, names: Collection[str]) -> dict[str
     return known
 
 
-def _request_of(row: RowMapping) -> RequestRecord:
+def booked_of(row: RowMapping) -> Booked:
+    """A row of requests, whole."""
     fields = {field: row[field] for field in _REQUEST_FIELDS}
-    timeline = row["timeline"]
+    timeline, replaces = row["timeline"], row["replaces"]
     fields["origin"] = Origin(fields["origin"])
     fields["timeline"] = None if timeline is None else msgspec.json.decode(timeline, type=tuple[Stamp, ...])
-    return RequestRecord(**fields)
+    return Booked(RequestRecord(**fields), row["month"], row["stands"], _unpacked(replaces))
 
 
-def _request_row(record: RequestRecord, known: Mapping[tuple[str, str], Sequence[RequestRecord]]) -> dict[str, Any]:
-    return {
-        **{field: getattr(record, field) for field in _REQUEST_FIELDS},
-        "origin": record.origin.value,
-        "orphan_of": _orphan_of(record),
-        "timeline": None if record.timeline is None else encode(record.timeline).decode(),
-        "stands": standing(known[record.tenant, record.request_id]) == record,
-        "billable": is_billable(record),
-    }
+def _request_row(booked: Booked, chains: Chains) -> dict[str, Any]:
+    record = booked.record
+    row: dict[str, Any] = {field: getattr(record, field) for field in _REQUEST_FIELDS}
+    origin, orphan_of = key_of(record)
+    row["origin"], row["orphan_of"] = origin, orphan_of
+    row["timeline"] = None if record.timeline is None else encode(record.timeline).decode()
+    values = [row[column.name] for column in REQUEST_VALUES]
+    row |= chains.add(record.tenant, booked.month, Kind.REQUEST, values)
+    row["stands"], row["billable"], row["replaces"] = booked.stands, is_billable(record), _packed(booked.replaces)
+    return row
 
 
-def _orphan_of(record: RequestRecord) -> str:
-    return (record.runtime_id or "") if record.origin is Origin.ORPHAN else ""
+def _set_standing(connection: Connection, booked: Booked) -> None:
+    record, columns = booked.record, request_records.c
+    origin, orphan_of = key_of(record)
+    it = update(request_records).where(
+        columns.tenant == record.tenant,
+        columns.request_id == record.request_id,
+        columns.origin == origin,
+        columns.orphan_of == orphan_of,
+    )
+    connection.execute(it.values(stands=booked.stands, replaces=_packed(booked.replaces)))
 
 
-def _set_standing(connection: Connection, group: Sequence[RequestRecord]) -> None:
-    """Exactly one of the records of a request is charged."""
-    chosen, columns = standing(group), request_records.c
-    same = update(request_records).where(columns.tenant == chosen.tenant, columns.request_id == chosen.request_id)
-    connection.execute(same.values(stands=False))
-    it = same.where(columns.origin == chosen.origin.value, columns.orphan_of == _orphan_of(chosen))
-    connection.execute(it.values(stands=True))
+def _packed(key: RowKey | None) -> str | None:
+    return None if key is None else ":".join(key)
+
+
+def _unpacked(text: str | None) -> RowKey | None:
+    if text is None:
+        return None
+    origin, _, orphan_of = text.partition(":")
+    return origin, orphan_of

@@ -1,15 +1,24 @@
-"""The ledger's tables: usage records as they came, in the registry's database but with a schema number of their own.
+"""The ledger's tables: usage records as they came, chained, and the sums that bills are made of.
 
-Nothing is ever deleted or rewritten here; only which of several records of one request stands (is charged) may change.
+A record is never deleted or rewritten, and neither is its place in the chain. What may change while its month is open
+is whether it stands (is charged). How a database came to have these tables is `ledger_migrations`'.
 """
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Engine, Index, Integer, MetaData, String, Table, Text, text
-
-LEDGER_SCHEMA: Final = 1
+from sqlalchemy import BigInteger, Boolean, Column, ColumnElement, Index, Integer, MetaData, String, Table, Text
 
 metadata = MetaData()
+
+
+def _chained() -> list[Column[object]]:
+    """Where a row is in its tenant's chain of a month: rows of all kinds are numbered together."""
+    return [
+        Column("month", String(7), nullable=False),  # YYYY-MM, in which it is booked
+        Column("link", BigInteger, nullable=False),  # 1, 2, 3, ...
+        Column("chain", String(64), nullable=False),  # the digest of this row and all before it
+    ]
+
 
 request_records = Table(
     "ledger_requests",
@@ -37,10 +46,12 @@ request_records = Table(
     Column("timeline", Text),  # JSON of a list of stamps
     Column("stands", Boolean, nullable=False),
     Column("billable", Boolean, nullable=False),
-    Index("ledger_requests_by_end", "tenant", "ended_at_us"),
-    # All that a balance asks of a replica, so that it reads nothing but the index.
-    Index("ledger_requests_by_runtime", "runtime_id", "tenant", "request_id", "device_us"),
+    *_chained(),
+    Column("replaces", String(145)),  # "origin:orphan_of" of the record of a closed month whose charge it takes back
+    Index("ledger_requests_by_link", "tenant", "month", "link", unique=True),
 )
+_orphans = request_records.c.origin == "orphan"
+Index("ledger_requests_of_orphans", request_records.c.tenant, request_records.c.month, sqlite_where=_orphans)
 
 lifetime_records = Table(
     "ledger_lifetimes",
@@ -64,7 +75,8 @@ lifetime_records = Table(
     Column("exit_status", Integer, nullable=False),
     Column("cpu_us", BigInteger, nullable=False),
     Column("max_rss_kb", BigInteger, nullable=False),
-    Index("ledger_lifetimes_by_end", "tenant", "died_at_us"),
+    *_chained(),
+    Index("ledger_lifetimes_by_link", "tenant", "month", "link", unique=True),
 )
 
 # Which sequences of a source arrived, as ranges: a healthy source has one, however many records it sent.
@@ -93,21 +105,96 @@ conflicts = Table(
     Column("at_us", BigInteger, nullable=False),
     Column("reason", Text, nullable=False),
     Column("record", Text, nullable=False),
-    Index("ledger_conflicts_by_end", "tenant", "at_us"),
+    *_chained(),
+    Index("ledger_conflicts_by_link", "tenant", "month", "link", unique=True),
 )
 
+# The end of each chain. The platform's own (standbys that died unused) is that of the tenant "".
+chains = Table(
+    "ledger_chains",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("month", String(7), primary_key=True),
+    Column("links", BigInteger, nullable=False),
+    Column("chain", String(64), nullable=False),
+)
 
-class NewerLedger(RuntimeError):
-    """A newer program wrote this ledger."""
+# The last row of a closed month's chain: its prices and its bill, as they are for ever.
+closings = Table(
+    "ledger_closings",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("closed_at_us", BigInteger, nullable=False),
+    Column("prices", Text, nullable=False),  # JSON of a price book
+    Column("report", Text, nullable=False),  # JSON of a BillingReport
+    Column("month", String(7), primary_key=True),
+    Column("link", BigInteger, nullable=False),
+    Column("chain", String(64), nullable=False),
+)
+
+# As many rows as a month has days, models and outcomes: what a bill is made of, however many requests there were.
+request_totals = Table(
+    "ledger_request_totals",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("month", String(7), primary_key=True),  # in which it is booked
+    Column("day", Integer, primary_key=True),  # of the requests' end, since 1970 (UTC): prices begin at midnight
+    Column("model", String(63), primary_key=True),
+    Column("outcome", String(64), primary_key=True),
+    Column("billable", Boolean, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+)
+
+device_totals = Table(
+    "ledger_device_totals",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("month", String(7), primary_key=True),
+    Column("day", Integer, primary_key=True),  # of death
+    Column("model", String(63), primary_key=True),
+    Column("device_class", String(64), primary_key=True),
+    Column("lifetimes", BigInteger, nullable=False),
+    Column("restore_us", BigInteger, nullable=False),
+    Column("active_us", BigInteger, nullable=False),
+    Column("idle_us", BigInteger, nullable=False),
+)
+
+# All that a balance asks of a replica's requests, whenever they ended.
+runtime_totals = Table(
+    "ledger_runtime_totals",
+    metadata,
+    Column("runtime_id", String(128), primary_key=True),
+    Column("tenant", String(63), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("answered", BigInteger, nullable=False),  # of these, that cost device time or delivered tokens
+    Column("device_us", BigInteger, nullable=False),
+    Column("first_at_us", BigInteger, nullable=False),  # earliest and latest end
+    Column("last_at_us", BigInteger, nullable=False),
+    Index("ledger_runtime_totals_by_end", "tenant", "last_at_us"),
+)
+
+# What a digest covers, in this order: a released list is never edited.
+REQUEST_VALUES: Final = tuple(column for column in request_records.c if column.name in (
+    "tenant", "request_id", "origin", "orphan_of", "source", "sequence", "model", "version", "key_id", "runtime_id",
+    "started_at_us", "ended_at_us", "queued_us", "outcome", "status", "stream", "prompt_tokens", "cached_tokens",
+    "completion_tokens", "device_us", "timeline",
+))  # fmt: skip
+LIFETIME_VALUES: Final = tuple(column for column in lifetime_records.c if column.name in (
+    "runtime_id", "source", "sequence", "pid", "tenant", "model", "version", "device_class", "born_at_us",
+    "died_at_us", "total_us", "standby_us", "restore_us", "active_us", "idle_us", "requests", "exit_status", "cpu_us",
+    "max_rss_kb",
+))  # fmt: skip
+CONFLICT_VALUES: Final = tuple(column for column in conflicts.c if column.name in (
+    "digest", "tenant", "subject", "at_us", "reason", "record",
+))  # fmt: skip
+CLOSING_VALUES: Final = tuple(column for column in closings.c if column.name in (
+    "tenant", "closed_at_us", "prices", "report",
+))  # fmt: skip
 
 
-def ensure_ledger(engine: Engine) -> None:
-    """Make the tables where they are missing. Raises NewerLedger where another version of them is there."""
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE IF NOT EXISTS ledger_schema (number INTEGER PRIMARY KEY)"))
-        found = connection.execute(text("SELECT MAX(number) FROM ledger_schema")).scalar_one()
-        if found is None:
-            metadata.create_all(connection)
-            connection.execute(text("INSERT INTO ledger_schema (number) VALUES (:number)"), {"number": LEDGER_SCHEMA})
-        elif found != LEDGER_SCHEMA:
-            raise NewerLedger(f"the ledger has schema {found}; this program knows {LEDGER_SCHEMA}")
+def owned_by(table: Table, tenant: str) -> ColumnElement[bool]:
+    """Rows of that tenant; of the platform where it is ""."""
+    return table.c.tenant == tenant if tenant or not table.c.tenant.nullable else table.c.tenant.is_(None)

@@ -1,45 +1,20 @@
-"""Reads a price book from TOML, strictly: an unknown or missing field, or a fraction of a micro-unit, is refused."""
+"""Reads a price book from TOML, strictly: each error names the field, its value and the rule that it breaks."""
 
 import tomllib
+from collections.abc import Sequence
 from datetime import date
 from importlib.resources import files
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from controlplane.policy.month import day_us
-from controlplane.policy.rating import DevicePrices, PriceBook, Prices
+from controlplane.policy.rating import ANY_CLASS, DevicePrices, PriceBook, Prices
 
 MAX_MICROS = 10**15  # a billion per unit
 
 
 class BadPriceBook(ValueError):
     """The file is not a price book; the text says where and why."""
-
-
-class _Strict(msgspec.Struct, forbid_unknown_fields=True):
-    pass
-
-
-class _Device(_Strict):
-    restore: int
-    active: int
-    idle: int
-
-
-class _Entry(_Strict):
-    since: date = msgspec.field(name="from")
-    per_tokens: int
-    prompt: int
-    cached: int
-    completion: int
-    request: int
-    device: dict[str, _Device]
-
-
-class _Book(_Strict):
-    currency: str
-    prices: list[_Entry]
 
 
 def default_price_book() -> PriceBook:
@@ -53,42 +28,85 @@ def load_price_book(path: Path) -> PriceBook:
 
 
 def parse_price_book(text: str, name: str) -> PriceBook:
-    """Raises BadPriceBook naming `name`, the field and the rule."""
+    """Raises BadPriceBook naming `name`, the field, its value and the rule."""
     try:
-        book = msgspec.convert(tomllib.loads(text), _Book)
-        return PriceBook(_currency(book.currency), tuple(_prices(entry) for entry in book.prices))
-    except (tomllib.TOMLDecodeError, ValueError) as error:  # msgspec's are ValueErrors
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadPriceBook(f"{name}: {error}") from error
+    try:
+        return _book(raw)
+    except ValueError as error:
         raise BadPriceBook(f"{name}: {error}") from error
 
 
-def _currency(text: str) -> str:
-    if len(text) != 3 or not text.isascii() or not text.isupper():
-        raise ValueError(f"currency={text}: must be three capital letters (ISO 4217)")
-    return text
+def _book(raw: dict[str, Any]) -> PriceBook:
+    _fields("", raw, ("currency", "prices"))
+    entries = raw["prices"]
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"prices={entries!r}: must have at least one entry")
+    prices: list[Prices] = []
+    for number, entry in enumerate(entries):
+        at = f"prices[{number}]"
+        prices.append(_prices(f"{at}.", _table(at, entry)))
+        if number and prices[-1].from_us <= prices[-2].from_us:
+            before = entries[number - 1]["from"]
+            raise ValueError(f"{at}.from={entry['from']}: must be later than that of the entry before, {before}")
+    return PriceBook(_currency(raw["currency"]), tuple(prices))
 
 
-def _prices(entry: _Entry) -> Prices:
-    if entry.per_tokens not in (1_000, 1_000_000):
-        raise ValueError(f"per_tokens={entry.per_tokens}: must be 1000 or 1000000")
+def _prices(at: str, entry: dict[str, Any]) -> Prices:
+    _fields(at, entry, ("from", "per_tokens", "prompt", "cached", "completion", "request", "device"))
+    since, per_tokens, device = entry["from"], entry["per_tokens"], _table(f"{at}device", entry["device"])
+    if type(since) is not date:
+        raise ValueError(f"{at}from={since!r}: must be a date, as 2026-01-31")
+    if type(per_tokens) is not int or per_tokens not in (1_000, 1_000_000):
+        raise ValueError(f"{at}per_tokens={per_tokens!r}: must be 1000 or 1000000")
+    if ANY_CLASS not in device:
+        named = ", ".join(sorted(device)) or "none"
+        raise ValueError(f'{at}device={named}: must have the class "{ANY_CLASS}", for those that are not named')
     return Prices(
-        from_us=day_us(entry.since),
-        per_tokens=entry.per_tokens,
-        prompt=_micros("prompt", entry.prompt),
-        cached=_micros("cached", entry.cached),
-        completion=_micros("completion", entry.completion),
-        request=_micros("request", entry.request),
-        device={
-            name: DevicePrices(
-                restore=_micros(f"device.{name}.restore", device.restore),
-                active=_micros(f"device.{name}.active", device.active),
-                idle=_micros(f"device.{name}.idle", device.idle),
-            )
-            for name, device in entry.device.items()
-        },
+        from_us=day_us(since),
+        per_tokens=per_tokens,
+        prompt=_micros(f"{at}prompt", entry["prompt"]),
+        cached=_micros(f"{at}cached", entry["cached"]),
+        completion=_micros(f"{at}completion", entry["completion"]),
+        request=_micros(f"{at}request", entry["request"]),
+        device={name: _device(f"{at}device.{name}", prices) for name, prices in device.items()},
     )
 
 
-def _micros(field: str, value: int) -> int:
-    if not 0 <= value <= MAX_MICROS:
-        raise ValueError(f"{field}={value}: must be whole micro-units from 0 to {MAX_MICROS}")
+def _device(at: str, raw: object) -> DevicePrices:
+    prices = _table(at, raw)
+    _fields(f"{at}.", prices, ("restore", "active", "idle"))
+    return DevicePrices(
+        restore=_micros(f"{at}.restore", prices["restore"]),
+        active=_micros(f"{at}.active", prices["active"]),
+        idle=_micros(f"{at}.idle", prices["idle"]),
+    )
+
+
+def _table(at: str, raw: object) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{at}={raw!r}: must be a table")
+    return raw
+
+
+def _fields(at: str, raw: dict[str, Any], wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in raw:
+            raise ValueError(f"{at}{name}: is required")
+    for name, value in raw.items():
+        if name not in wanted:
+            raise ValueError(f"{at}{name}={value!r}: is no field; there are {', '.join(wanted)}")
+
+
+def _currency(text: object) -> str:
+    if not isinstance(text, str) or len(text) != 3 or not text.isascii() or not text.isalpha() or not text.isupper():
+        raise ValueError(f"currency={text!r}: must be three capital letters (ISO 4217)")
+    return text
+
+
+def _micros(field: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_MICROS:
+        raise ValueError(f"{field}={value!r}: must be whole micro-units from 0 to {MAX_MICROS}")
     return value

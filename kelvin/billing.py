@@ -1,4 +1,4 @@
-"""`kelvin billing report`: a tenant's month as a table, CSV or JSON; exit code 2 where the ledger does not balance."""
+"""`kelvin billing`: a month as a table, CSV or JSON, its closing and its proofs; exit code 2 where one fails."""
 
 import csv
 import sys
@@ -10,12 +10,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from contracts.billing import BillingReport, BillLine
+from contracts.billing import BillingReport, BillLine, ClosingReport, VerifyReport
 from contracts.wire import decode
 
 UNBALANCED_EXIT: Final = 2
+VERIFY_S: Final = 600.0  # a month of millions of rows is read row by row
 CSV_COLUMNS: Final = (
     "section", "item", "model", "device_class", "since", "quantity", "unit", "price_micros", "per", "amount_micros",
+    "adjusts",
 )  # fmt: skip
 
 
@@ -56,6 +58,50 @@ def report_command(context: click.Context, tenant: str, month: str | None, form:
         context.exit(UNBALANCED_EXIT)
 
 
+@billing_command.command("close")
+@click.option("--tenant", default="default", show_default=True, help="Whose month.")
+@click.option("--month", metavar="YYYY-MM", required=True, help="Calendar month, UTC; over for an hour at least.")
+@click.pass_context
+def close_command(context: click.Context, tenant: str, month: str) -> None:
+    """Freeze a month: prices and bill stay what they are, what comes later is an adjustment of another month.
+
+    Prints the digest of all of it; note it elsewhere. Exits with code 2 where the month does not balance.
+    """
+    with context.obj.door() as door:
+        answer = door.post("/admin/v1/billing/close", json={"tenant": tenant, "month": month})
+    closing = decode(answer.content, ClosingReport, what="answer of the control plane")
+    total = f"{closing.report.currency} {money(closing.report.total_micros)}"
+    click.echo(f"{tenant} {month} is closed: {total}, chain {closing.chain}")
+    if not closing.report.balance.balanced:
+        for line in problem_lines(closing.report):
+            click.echo(line, err=True)
+        context.exit(UNBALANCED_EXIT)
+
+
+@billing_command.command("verify")
+@click.option("--tenant", default="default", show_default=True, help="Whose ledger.")
+@click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: all]")
+@click.pass_context
+def verify_command(context: click.Context, tenant: str, month: str | None) -> None:
+    """Recompute chain, totals and closed bills from the ledger's rows.
+
+    Exits with code 2 where a row was changed, removed, added or moved; the first difference of each month is named.
+    """
+    asked = {"tenant": tenant} if month is None else {"tenant": tenant, "month": month}
+    with context.obj.door() as door:
+        raw = door.get("/admin/v1/billing/verify", params=asked, timeout=VERIFY_S).content
+    report = decode(raw, VerifyReport, what="answer of the control plane")
+    for chain in report.months:
+        state = "closed" if chain.closed else "open"
+        click.echo(f"{tenant} {chain.month} ({state}): {chain.links:,} links hold, chain {chain.chain}")
+        for difference in chain.differences:
+            click.echo(f"{tenant} {chain.month}: {difference.subject}: {difference.detail}", err=True)
+    for difference in report.replicas:
+        click.echo(f"{tenant}: {difference.subject}: {difference.detail}", err=True)
+    if not report.sound:
+        context.exit(UNBALANCED_EXIT)
+
+
 def _fetch(door: _Door, tenant: str, month: str) -> bytes:
     content = door.get("/admin/v1/billing/report", params={"tenant": tenant, "month": month}).content
     assert isinstance(content, bytes)
@@ -86,20 +132,22 @@ def write_csv(report: BillingReport, out: TextIO) -> None:
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(CSV_COLUMNS)
     for outcome, count in sorted(report.requests.items()):
-        rows.writerow(["requests", outcome, "", "", "", count, "request", "", "", ""])
+        rows.writerow(["requests", outcome, "", "", "", count, "request", "", "", "", ""])
     for item in ("prompt_tokens", "cached_tokens", "completion_tokens"):
-        rows.writerow(["tokens", item, "", "", "", getattr(report, item), "token", "", "", ""])
+        rows.writerow(["tokens", item, "", "", "", getattr(report, item), "token", "", "", "", ""])
     for use in report.device:
         for item in ("restore_us", "active_us", "idle_us"):
-            rows.writerow(["device", item[:-3], "", use.device_class, "", getattr(use, item), "device_us", "", "", ""])
+            rows.writerow(
+                ["device", item[:-3], "", use.device_class, "", getattr(use, item), "device_us", "", "", "", ""]
+            )
     for line in report.lines:
         rows.writerow(
             ["line", line.item, line.model, line.device_class or "", line.since, line.quantity, line.unit,
-             line.price_micros, line.per, line.amount_micros]
+             line.price_micros, line.per, line.amount_micros, line.adjusts or ""]
         )  # fmt: skip
-    rows.writerow(["total", report.currency, "", "", "", "", "", "", "", report.total_micros])
+    rows.writerow(["total", report.currency, "", "", "", "", "", "", "", report.total_micros, ""])
     for problem in report.balance.problems:
-        rows.writerow(["problem", f"{problem.kind}: {problem.subject}: {problem.detail}", *[""] * 8])
+        rows.writerow(["problem", f"{problem.kind}: {problem.subject}: {problem.detail}", *[""] * 9])
 
 
 def _words(line: BillLine) -> tuple[str, str, str]:
@@ -133,6 +181,7 @@ def print_tables(report: BillingReport, console: Console) -> None:
     for line in report.lines:
         item, quantity, price = _words(line)
         dated = f"{item}, from {line.since}" if len(dates) > 1 else item
+        dated = f"{dated}, adjusts {line.adjusts}" if line.adjusts else dated
         bill.add_row(line.model, dated, quantity, price, money(line.amount_micros))
     bill.add_section()
     bill.add_row("total", "", "", "", money(report.total_micros))
@@ -142,5 +191,7 @@ def print_tables(report: BillingReport, console: Console) -> None:
         console.print(table)
     if report.open_runtimes:
         console.print(f"replicas still open, charged at their end: {', '.join(report.open_runtimes)}")
+    if report.closed_at_us is not None:
+        console.print(f"closed at {datetime.fromtimestamp(report.closed_at_us / 1e6, UTC):%Y-%m-%d %H:%M} UTC")
     verdict = "balanced" if report.balance.balanced else "DOES NOT BALANCE"
     console.print(f"ledger: {verdict}; {report.balance.lifetimes} replicas, {report.balance.sources} sources compared")

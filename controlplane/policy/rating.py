@@ -64,16 +64,9 @@ class PriceBook:
         if not dates or dates != sorted(set(dates)):
             raise ValueError("a price book has at least one entry, and their dates ascend")
 
-    def periods(self, begin_us: int, end_us: int) -> list[tuple[int, int, Prices]]:
-        """The parts of [begin, end) in which one entry holds: (begin, end, prices), without holes."""
-        parts = []
-        for number, prices in enumerate(self.prices):
-            since = begin_us if number == 0 else max(begin_us, prices.from_us)
-            last = number + 1 == len(self.prices)
-            until = end_us if last else min(end_us, self.prices[number + 1].from_us)
-            if since < until:
-                parts.append((since, until, prices))
-        return parts
+    def at(self, at_us: int) -> Prices:
+        """What holds at an instant."""
+        return next((prices for prices in reversed(self.prices) if prices.from_us <= at_us), self.prices[0])
 
 
 def is_billable(record: RequestRecord) -> bool:
@@ -89,6 +82,7 @@ def amount_micros(quantity: int, price_micros: int, per: int) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Key:
+    adjusts: str  # a closed month, or ""
     model: str
     item: Item
     device_class: str
@@ -115,18 +109,30 @@ class Bill:
         prompt_tokens: int,
         cached_tokens: int,
         completion_tokens: int,
+        adjusts: str = "",
     ) -> None:
-        """Billable requests that ended while `prices` held. `prompt_tokens` includes `cached_tokens`."""
+        """Billable requests that ended while `prices` held. `prompt_tokens` includes `cached_tokens`.
+
+        `adjusts` is the closed month for which they came too late; such a line may take back what that month charged.
+        """
         for item, quantity, price, per in (
             (Item.PROMPT, prompt_tokens - cached_tokens, prices.prompt, prices.per_tokens),
             (Item.CACHED, cached_tokens, prices.cached, prices.per_tokens),
             (Item.COMPLETION, completion_tokens, prices.completion, prices.per_tokens),
             (Item.REQUEST, requests, prices.request, 1),
         ):
-            self._add(_Key(model, item, "", prices.from_us, price, per), quantity)
+            self._add(_Key(adjusts, model, item, "", prices.from_us, price, per), quantity)
 
     def add_device_time(
-        self, prices: Prices, model: str, device_class: str, *, restore_us: int, active_us: int, idle_us: int
+        self,
+        prices: Prices,
+        model: str,
+        device_class: str,
+        *,
+        restore_us: int,
+        active_us: int,
+        idle_us: int,
+        adjusts: str = "",
     ) -> None:
         """Time of replicas that died while `prices` held. A class that no price names is free."""
         rate = prices.device.get(device_class) or prices.device.get(ANY_CLASS) or DevicePrices(0, 0, 0)
@@ -135,14 +141,14 @@ class Bill:
             (Item.ACTIVE, active_us, rate.active),
             (Item.IDLE, idle_us, rate.idle),
         ):
-            self._add(_Key(model, item, device_class, prices.from_us, price, SECOND_US), quantity)
+            self._add(_Key(adjusts, model, item, device_class, prices.from_us, price, SECOND_US), quantity)
 
     def lines(self) -> tuple[BillLine, ...]:
-        """By model, item, device class and date; items without quantity have no line."""
+        """By adjusted month (none first), model, item, device class, date; items without quantity have no line."""
         return tuple(_line(key, quantity) for key, quantity in sorted(self._quantities.items()) if quantity)
 
     def _add(self, key: _Key, quantity: int) -> None:
-        if quantity < 0:
+        if quantity < 0 and not key.adjusts:
             raise ValueError(f"{key.item} of {key.model}: negative quantity {quantity}")
         self._quantities[key] += quantity
 
@@ -159,4 +165,5 @@ def _line(key: _Key, quantity: int) -> BillLine:
         price_micros=key.price,
         per=key.per,
         amount_micros=amount_micros(quantity, key.price, key.per),
+        adjusts=key.adjusts or None,
     )

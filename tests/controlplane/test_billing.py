@@ -13,10 +13,12 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.pool import StaticPool
 
 from contracts.billing import BillingReport, DeviceUse
+from contracts.errors import Conflict, Refused
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
 from controlplane.billing import MAX_PROBLEMS, billing_report
 from controlplane.ledger import append_lifetimes, append_requests
-from controlplane.ledger_schema import ensure_ledger
+from controlplane.ledger_migrations import ensure_ledger
+from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.balance import SETTLE_US, Kind
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import DevicePrices, PriceBook, Prices
@@ -37,6 +39,9 @@ def prices(since: date, *, prompt: int = 1_000) -> Prices:
     )
 
 
+ORPHANED = request_record(
+    2, origin=Origin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", status=499, completion_tokens=64
+)
 BOOK = PriceBook("EUR", (prices(date(2026, 1, 1)),))
 
 
@@ -321,3 +326,66 @@ def test_memory_does_not_grow_with_the_month(tmp_path: Path) -> None:
         assert found.balance.lifetimes == count
         engine.dispose()
     assert peaks[1] < 2 * peaks[0] + 200_000
+
+
+def _steps(engine: Engine) -> int:
+    """How much SQLite's machine does for a report, in tens of its instructions."""
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    report(engine)
+    with engine.connect() as connection:
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        raw.set_progress_handler(count, 10)
+        billing_report(connection, BOOK, "acme", MONTH, live=None, now_us=END_US)
+        raw.set_progress_handler(None, 10)
+    return steps
+
+
+def test_the_work_of_a_report_does_not_grow_with_the_requests() -> None:
+    """Ten times the requests, the same work; the control: reading them is ten times the work."""
+    work = []
+    for count in (300, 3000):
+        engine = fresh_engine()
+        enter(engine, [request_record(number) for number in range(1, count + 1)])
+        enter(engine, [lifetime_record(1, requests=count, active_us=count * 1_000)])
+        assert report(engine).balance.balanced
+        work.append(_steps(engine))
+        engine.dispose()
+    assert work[1] <= work[0] + 2
+
+
+def test_what_comes_after_a_month_was_closed_adjusts_another(engine: Engine) -> None:
+    """The closed bill stays, also at other prices; a better record of its requests takes back what it charged."""
+    enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
+    with engine.begin() as connection:
+        first = close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+    enter(engine, [request_record(3, sequence=2), request_record(2, sequence=3, completion_tokens=100)])
+    dear = PriceBook("EUR", (prices(date(2026, 1, 1), prompt=9_000),))
+    assert report(engine, book=dear) == first.report
+    assert first.report.closed_at_us == END_US + LATE_US
+    with engine.begin() as connection:
+        assert close_month(connection, dear, "acme", MONTH, live=None, now_us=END_US + 2 * LATE_US) == first
+    december = report(engine, book=dear, month="2026-12")
+    assert (december.requests, december.completion_tokens) == ({}, 0)
+    lines = {line.item: (line.quantity, line.price_micros, line.adjusts) for line in december.lines}
+    # One more request of 6 uncached, 4 cached and 7 completion tokens, and 100 tokens instead of 64.
+    assert lines == {
+        "prompt_tokens": (6, 1_000, MONTH),
+        "cached_tokens": (4, 100, MONTH),
+        "completion_tokens": (7 + 100 - 64, 3_000, MONTH),
+        "requests": (1, 5, MONTH),
+    }
+
+
+@pytest.mark.parametrize("early_us", [1, END_US - BEGIN_US])
+def test_a_month_that_is_not_over_is_not_closed(engine: Engine, early_us: int) -> None:
+    """Nor in the hour after it: its last records may be on their way."""
+    with engine.begin() as connection, pytest.raises(Refused) as caught:
+        close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US - early_us)
+    assert caught.value.failure == Conflict("month", "2026-11 can be closed an hour after its end")

@@ -32,6 +32,10 @@ request = 40
 restore = 50
 active = 60
 idle = 70
+[prices.device."*"]
+restore = 0
+active = 0
+idle = 0
 """
 
 
@@ -44,7 +48,7 @@ def test_a_book_of_two_entries(tmp_path: Path) -> None:
     assert (first.from_us, second.from_us) == (day_us(date(2026, 1, 1)), day_us(date(2026, 11, 15)))
     assert (first.per_tokens, first.prompt, first.cached, first.completion, first.request) == (1_000, 1, 2, 3, 4)
     assert first.device == {ANY_CLASS: DevicePrices(5, 6, 7)}
-    assert second.device == {"cpu-2": DevicePrices(50, 60, 70)}
+    assert second.device == {"cpu-2": DevicePrices(50, 60, 70), ANY_CLASS: DevicePrices(0, 0, 0)}
 
 
 def test_the_shipped_book() -> None:
@@ -57,18 +61,28 @@ def test_the_shipped_book() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        pytest.param("prompt = 1\n", "", "prompt", id="a field is missing"),
-        pytest.param("prompt = 1\n", "prompt = 1\nprompd = 1\n", "prompd", id="a field is unknown"),
-        pytest.param("prompt = 1\n", "prompt = 0.5\n", "int", id="half a micro-unit"),
-        pytest.param("prompt = 1\n", "prompt = -1\n", "prompt=-1", id="a negative price"),
-        pytest.param("idle = 7", "idle = -7", "device.*.idle=-7", id="a negative device price"),
-        pytest.param("per_tokens = 1_000\n", "per_tokens = 100\n", "per_tokens=100", id="an odd number of tokens"),
-        pytest.param('"EUR"', '"euro"', "currency=euro", id="no currency"),
-        pytest.param("2026-11-15", "2026-01-01", "ascend", id="two entries of one date"),
-        pytest.param("2026-11-15", '"soon"', "date", id="no date"),
+        pytest.param("prompt = 1\n", "", "prices[0].prompt: is required", id="a field is missing"),
+        pytest.param("prompt = 1\n", "prompt = 1\nprompd = 1\n", "prices[0].prompd=1: is no field", id="unknown"),
+        pytest.param("currency", "monney = 1\ncurrency", "monney=1: is no field", id="the book has one too many"),
+        pytest.param("prompt = 1\n", "prompt = 0.5\n", "prices[0].prompt=0.5: must be whole", id="half a micro-unit"),
+        pytest.param("prompt = 1\n", "prompt = true\n", "prices[0].prompt=True: must be whole", id="no number"),
+        pytest.param("prompt = 1\n", "prompt = -1\n", "prices[0].prompt=-1: must be", id="a negative price"),
+        pytest.param("request = 40", "request = 10000000000000000", "prices[1].request=1", id="a price without bounds"),
+        pytest.param("idle = 7 ", "idle = -7 ", "prices[0].device.*.idle=-7: must be", id="a negative device price"),
+        pytest.param("idle = 70\n", "", "prices[1].device.cpu-2.idle: is required", id="a phase without a price"),
+        pytest.param("idle = 70\n", "idle = 70\nrest = 1\n", "prices[1].device.cpu-2.rest=1: is no", id="no phase"),
+        pytest.param('"*"]', '"cpu-4"]', '[1].device=cpu-2, cpu-4: must have the class "*"', id="a missing class"),
+        pytest.param('device = { "*" = { restore = 5, active = 6, idle = 7 } }', "device = 1", "[0].device=1: must",
+                     id="no table of classes"),
+        pytest.param("1_000\n", "100\n", "prices[0].per_tokens=100: must be 1000 or", id="an odd number of tokens"),
+        pytest.param('"EUR"', '"euro"', "currency='euro': must be three capital", id="no currency"),
+        pytest.param("2026-11-15", "2026-01-01", "prices[1].from=2026-01-01: must be later", id="two of one date"),
+        pytest.param("2026-11-15", "2025-11-15", "prices[1].from=2025-11-15: must be later", id="periods that overlap"),
+        pytest.param("2026-11-15", '"soon"', "prices[1].from='soon': must be a date", id="no date"),
+        pytest.param("2026-11-15", "2026-11-15T00:00:00Z", "must be a date", id="an instant"),
         pytest.param("[[prices]]", "[[prices", "book.toml", id="not TOML"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_book(before: str, after: str, says: str) -> None:
     """Refused with the name of the file and what is wrong."""
     assert before in GOOD

@@ -1,7 +1,9 @@
 """Every command of the command line, run as a user runs it, against an installation."""
 
+import contextlib
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ import safetensors
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
+from tests.e2e.inside import is_recorded
 from tests.e2e.models import make_tiny
 from tests.snapshotter.models import Weight
 from tests.snapshotter.tensors_files import TensorsFile
@@ -224,6 +227,38 @@ def test_billing_report_in_every_format(kelvin: Installation) -> None:
     assert "completion_tokens" in run(kelvin, *words, "csv")
     assert "total" in run(kelvin, *words, "table")
     assert "2026-13" in run(kelvin, "billing", "report", "--tenant", "default", "--month", "2026-13", code=1)
+
+
+def test_billing_verify_finds_a_row_that_was_changed_by_hand(kelvin: Installation) -> None:
+    """Sound before and after; in between the row and its month are named, and the exit code is 2."""
+    last = complete(kelvin, "llama", "w1", max_tokens=1).headers["x-request-id"]
+    kelvin.wait(lambda: is_recorded(kelvin, last), "the request is in the ledger")
+    month = time.strftime("%Y-%m", time.gmtime())
+    assert f"default {month} (open): " in run(kelvin, "billing", "verify")
+
+    def change(by: int) -> None:
+        with contextlib.closing(sqlite3.connect(kelvin.data / "kelvin.db", timeout=30)) as database, database:
+            changed = "UPDATE ledger_requests SET prompt_tokens = prompt_tokens + ? WHERE request_id = ?"
+            assert database.execute(changed, (by, last)).rowcount == 1
+
+    change(1)
+    assert f"default {month}: request {last}: " in run(kelvin, "billing", "verify", "--month", month, code=2)
+    change(-1)
+    run(kelvin, "billing", "verify", "--tenant", "default")
+
+
+def test_billing_close_freezes_a_month(kelvin: Installation) -> None:
+    """One that is over; again is harmless; the current one is refused."""
+    now = time.gmtime()
+    over = f"{now.tm_year - 1}-01"
+    first = run(kelvin, "billing", "close", "--month", over)
+    assert f"default {over} is closed: USD 0.00, chain " in first
+    assert run(kelvin, "billing", "close", "--tenant", "default", "--month", over) == first
+    assert f"default {over} (closed): 1 links hold" in run(kelvin, "billing", "verify", "--month", over)
+    assert "closed at" in run(kelvin, "billing", "report", "--month", over)
+    assert "can be closed an hour after" in run(
+        kelvin, "billing", "close", "--month", time.strftime("%Y-%m", now), code=1
+    )
 
 
 def test_another_installation_is_reached_by_url_ca_and_key(kelvin: Installation) -> None:

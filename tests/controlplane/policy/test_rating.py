@@ -1,7 +1,6 @@
 """Money is exact: integers, one rounding per line, the same whatever the order or the batches."""
 
 from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -133,34 +132,23 @@ def test_what_is_charged(outcome: str, delivered: int, want: bool) -> None:
     assert is_billable(request_record(1, outcome=outcome, completion_tokens=delivered)) is want
 
 
-def test_periods_of_a_book() -> None:
-    """Each instant has one price, also before the first date; an entry that begins later does not show."""
+def test_what_holds_at_an_instant() -> None:
+    """The first entry also before its date; each of the others from its midnight on."""
     book = PriceBook("USD", (prices(10), prices(20), prices(40)))
-    got = [
-        (begin // DAY_US, end // DAY_US, of.from_us // DAY_US)
-        for begin, end, of in book.periods(5 * DAY_US, 30 * DAY_US)
-    ]
-    assert got == [(5, 20, 10), (20, 30, 20)]
-    assert [of.from_us // DAY_US for _, _, of in book.periods(50 * DAY_US, 60 * DAY_US)] == [40]
-    assert [of.from_us // DAY_US for _, _, of in book.periods(20 * DAY_US, 21 * DAY_US)] == [20]
+    at = {5: 10, 10: 10, 19: 10, 20: 20, 39: 20, 40: 40, 99: 40}
+    assert {day: book.at(day * DAY_US).from_us // DAY_US for day in at} == at
+    assert book.at(20 * DAY_US - 1).from_us // DAY_US == 10
 
 
 @given(
     st.lists(st.integers(min_value=0, max_value=100), min_size=1, max_size=6, unique=True).map(sorted),
-    st.integers(min_value=0, max_value=100),
-    st.integers(min_value=1, max_value=100),
+    st.integers(min_value=0, max_value=120),
 )
-def test_periods_have_no_holes(dates: list[int], begin: int, length: int) -> None:
-    """They follow one another from begin to end, each with the latest entry that has begun."""
-    book = PriceBook("USD", tuple(prices(day) for day in dates))
-    periods = book.periods(begin * DAY_US, (begin + length) * DAY_US)
-    assert periods[0][0] == begin * DAY_US
-    assert periods[-1][1] == (begin + length) * DAY_US
-    for (_, end, _), (following, _, _) in pairwise(periods):
-        assert end == following
-    for since, _, of in periods:
-        begun = [day for day in dates if day * DAY_US <= since]
-        assert of.from_us == (begun[-1] if begun else dates[0]) * DAY_US
+def test_every_day_has_the_latest_entry_that_has_begun(dates: list[int], day: int) -> None:
+    """There is always one."""
+    begun = [date for date in dates if date <= day]
+    book = PriceBook("USD", tuple(prices(date) for date in dates))
+    assert book.at(day * DAY_US).from_us == (begun[-1] if begun else dates[0]) * DAY_US
 
 
 @pytest.mark.parametrize(
@@ -181,3 +169,15 @@ def test_a_negative_quantity_is_a_defect() -> None:
     """It never becomes a credit."""
     with pytest.raises(ValueError, match="negative"):
         Bill().add_requests(prices(), "m", requests=1, prompt_tokens=1, cached_tokens=2, completion_tokens=0)
+
+
+def test_an_adjustment_may_take_back() -> None:
+    """A line of its own, named by the month that it adjusts, rounded as every other."""
+    bill = Bill()
+    bill.add_requests(prices(), "m", requests=1, prompt_tokens=5, cached_tokens=0, completion_tokens=0)
+    bill.add_requests(
+        prices(), "m", requests=-1, prompt_tokens=-5, cached_tokens=0, completion_tokens=0, adjusts="2026-10"
+    )
+    own, taken_back = (line for line in bill.lines() if line.item == "prompt_tokens")
+    assert (own.adjusts, own.quantity) == (None, 5)
+    assert (taken_back.adjusts, taken_back.quantity, taken_back.amount_micros) == ("2026-10", -5, -own.amount_micros)

@@ -1,0 +1,61 @@
+"""Closed months: prices and bill as they were when the month was closed, the last link of its chain."""
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Row, Select, insert, select
+
+from contracts.billing import BillingReport
+from contracts.wire import encode
+from controlplane.chains import Chains
+from controlplane.ledger_schema import CLOSING_VALUES, closings
+from controlplane.policy.chain import Kind
+from controlplane.policy.rating import PriceBook
+
+
+def frozen_report(connection: Connection, tenant: str, month: str) -> BillingReport | None:
+    """The bill of a closed month."""
+    row = _closing(connection, tenant, month)
+    return None if row is None else msgspec.json.decode(row.report, type=BillingReport)
+
+
+def frozen_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
+    """What held when it was closed. Raises LookupError for an open month."""
+    row = _closing(connection, tenant, month)
+    if row is None:
+        raise LookupError(f"{month} of {tenant} is not closed, and something of it is booked in another month")
+    return prices_of(row.prices)
+
+
+def prices_of(text: str) -> PriceBook:
+    """A closing's price book."""
+    return msgspec.json.decode(text, type=PriceBook)
+
+
+def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> str:
+    """Close the month of this bill; the chain's last digest."""
+    assert report.closed_at_us is not None
+    row: dict[str, str | int] = {
+        "tenant": report.tenant,
+        "closed_at_us": report.closed_at_us,
+        "prices": msgspec.json.encode(book, order="deterministic").decode(),
+        "report": encode(report).decode(),
+    }
+    chains = Chains(connection)
+    place = chains.add(report.tenant, report.month, Kind.CLOSING, [row[column.name] for column in CLOSING_VALUES])
+    connection.execute(insert(closings).values({**row, **place}))
+    chains.write()
+    return str(place["chain"])
+
+
+def seal_of(connection: Connection, tenant: str, month: str) -> str:
+    """The last digest of a closed month."""
+    row = _closing(connection, tenant, month)
+    assert row is not None
+    return str(row.chain)
+
+
+def _closing(connection: Connection, tenant: str, month: str) -> Row[Any] | None:
+    c = closings.c
+    query: Select[Any] = select(c.prices, c.report, c.chain).where(c.tenant == tenant, c.month == month)
+    return connection.execute(query).first()

@@ -1,0 +1,157 @@
+"""Forward migrations of the ledger, with numbers of their own: its tables share a file with the registry, no more.
+
+As in `migrations`: a released step is never edited, runs once, whole or not at all, and a newer ledger is refused.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import Connection, Engine, Table, bindparam, select, text, update
+
+from controlplane.chains import Chains
+from controlplane.ledger_schema import (
+    CONFLICT_VALUES,
+    LIFETIME_VALUES,
+    REQUEST_VALUES,
+    conflicts,
+    lifetime_records,
+    request_records,
+)
+from controlplane.migrations import Migration
+from controlplane.policy.chain import Kind
+from controlplane.policy.month import month_of
+
+_ROWS: Final = 2_000
+
+
+class NewerLedger(RuntimeError):
+    """A newer program wrote this ledger."""
+
+
+def _records(connection: Connection) -> None:
+    """Records, and which of them arrived."""
+    for statement in (
+        "CREATE TABLE ledger_requests (tenant VARCHAR(63) NOT NULL, request_id VARCHAR(128) NOT NULL, "
+        "origin VARCHAR(16) NOT NULL, orphan_of VARCHAR(128) NOT NULL, source VARCHAR(128) NOT NULL, "
+        "sequence BIGINT NOT NULL, model VARCHAR(63) NOT NULL, version VARCHAR(64), key_id VARCHAR(64) NOT NULL, "
+        "runtime_id VARCHAR(128), started_at_us BIGINT NOT NULL, ended_at_us BIGINT NOT NULL, "
+        "queued_us BIGINT NOT NULL, outcome VARCHAR(64) NOT NULL, status INTEGER NOT NULL, stream BOOLEAN NOT NULL, "
+        "prompt_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL, completion_tokens BIGINT NOT NULL, "
+        "device_us BIGINT NOT NULL, timeline TEXT, stands BOOLEAN NOT NULL, billable BOOLEAN NOT NULL, "
+        "PRIMARY KEY (tenant, request_id, origin, orphan_of))",
+        "CREATE INDEX ledger_requests_by_end ON ledger_requests (tenant, ended_at_us)",
+        "CREATE INDEX ledger_requests_by_runtime ON ledger_requests (runtime_id, tenant, request_id, device_us)",
+        "CREATE TABLE ledger_lifetimes (runtime_id VARCHAR(128) NOT NULL, source VARCHAR(128) NOT NULL, "
+        "sequence BIGINT NOT NULL, pid INTEGER NOT NULL, tenant VARCHAR(63), model VARCHAR(63), version VARCHAR(64), "
+        "device_class VARCHAR(64) NOT NULL, born_at_us BIGINT NOT NULL, died_at_us BIGINT NOT NULL, "
+        "total_us BIGINT NOT NULL, standby_us BIGINT NOT NULL, restore_us BIGINT NOT NULL, active_us BIGINT NOT NULL, "
+        "idle_us BIGINT NOT NULL, requests BIGINT NOT NULL, exit_status INTEGER NOT NULL, cpu_us BIGINT NOT NULL, "
+        "max_rss_kb BIGINT NOT NULL, PRIMARY KEY (runtime_id))",
+        "CREATE INDEX ledger_lifetimes_by_end ON ledger_lifetimes (tenant, died_at_us)",
+        "CREATE TABLE ledger_received (source VARCHAR(128) NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL, "
+        "PRIMARY KEY (source, first))",
+        "CREATE TABLE ledger_sources (source VARCHAR(128) NOT NULL, first_at_us BIGINT NOT NULL, "
+        "last_at_us BIGINT NOT NULL, PRIMARY KEY (source))",
+        "CREATE TABLE ledger_conflicts (digest VARCHAR(64) NOT NULL, tenant VARCHAR(63), "
+        "subject VARCHAR(300) NOT NULL, at_us BIGINT NOT NULL, reason TEXT NOT NULL, record TEXT NOT NULL, "
+        "PRIMARY KEY (digest))",
+        "CREATE INDEX ledger_conflicts_by_end ON ledger_conflicts (tenant, at_us)",
+    ):
+        connection.execute(text(statement))
+
+
+def _chains(connection: Connection) -> None:
+    """Chains and totals, made of the records that are there; closings; indices that reports no longer need go."""
+    chained = ("month VARCHAR(7) NOT NULL DEFAULT ''", "link BIGINT NOT NULL DEFAULT 0",
+               "chain VARCHAR(64) NOT NULL DEFAULT ''")  # fmt: skip
+    tables = ("ledger_requests", "ledger_lifetimes", "ledger_conflicts")
+    for table in tables:
+        for column in chained:
+            connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column}"))
+    for statement in (
+        "ALTER TABLE ledger_requests ADD COLUMN replaces VARCHAR(145)",
+        "CREATE TABLE ledger_chains (tenant VARCHAR(63) NOT NULL, month VARCHAR(7) NOT NULL, links BIGINT NOT NULL, "
+        "chain VARCHAR(64) NOT NULL, PRIMARY KEY (tenant, month))",
+        "CREATE TABLE ledger_closings (tenant VARCHAR(63) NOT NULL, closed_at_us BIGINT NOT NULL, "
+        "prices TEXT NOT NULL, report TEXT NOT NULL, month VARCHAR(7) NOT NULL, link BIGINT NOT NULL, "
+        "chain VARCHAR(64) NOT NULL, PRIMARY KEY (tenant, month))",
+        "CREATE TABLE ledger_request_totals (tenant VARCHAR(63) NOT NULL, month VARCHAR(7) NOT NULL, "
+        "day INTEGER NOT NULL, model VARCHAR(63) NOT NULL, outcome VARCHAR(64) NOT NULL, billable BOOLEAN NOT NULL, "
+        "requests BIGINT NOT NULL, prompt_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL, "
+        "completion_tokens BIGINT NOT NULL, PRIMARY KEY (tenant, month, day, model, outcome, billable))",
+        "CREATE TABLE ledger_device_totals (tenant VARCHAR(63) NOT NULL, month VARCHAR(7) NOT NULL, "
+        "day INTEGER NOT NULL, model VARCHAR(63) NOT NULL, device_class VARCHAR(64) NOT NULL, "
+        "lifetimes BIGINT NOT NULL, restore_us BIGINT NOT NULL, active_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, "
+        "PRIMARY KEY (tenant, month, day, model, device_class))",
+        "CREATE TABLE ledger_runtime_totals (runtime_id VARCHAR(128) NOT NULL, tenant VARCHAR(63) NOT NULL, "
+        "requests BIGINT NOT NULL, answered BIGINT NOT NULL, device_us BIGINT NOT NULL, first_at_us BIGINT NOT NULL, "
+        "last_at_us BIGINT NOT NULL, PRIMARY KEY (runtime_id, tenant))",
+        "CREATE INDEX ledger_runtime_totals_by_end ON ledger_runtime_totals (tenant, last_at_us)",
+    ):
+        connection.execute(text(statement))
+    links = Chains(connection)
+    _chain(connection, links, request_records, Kind.REQUEST, [column.name for column in REQUEST_VALUES], "ended_at_us")
+    lifetime_values = [column.name for column in LIFETIME_VALUES]
+    _chain(connection, links, lifetime_records, Kind.LIFETIME, lifetime_values, "died_at_us")
+    _chain(connection, links, conflicts, Kind.CONFLICT, [column.name for column in CONFLICT_VALUES], "at_us")
+    links.write()
+    for statement in (
+        "INSERT INTO ledger_request_totals SELECT tenant, month, ended_at_us / 86400000000, model, outcome, billable, "
+        "COUNT(*), SUM(prompt_tokens), SUM(cached_tokens), SUM(completion_tokens) FROM ledger_requests "
+        "WHERE stands GROUP BY 1, 2, 3, 4, 5, 6",
+        "INSERT INTO ledger_device_totals SELECT tenant, month, died_at_us / 86400000000, COALESCE(model, ''), "
+        "device_class, COUNT(*), SUM(restore_us), SUM(active_us), SUM(idle_us) FROM ledger_lifetimes "
+        "WHERE tenant IS NOT NULL GROUP BY 1, 2, 3, 4, 5",
+        "INSERT INTO ledger_runtime_totals SELECT runtime_id, tenant, COUNT(*), "
+        "SUM(CASE WHEN device_us > 0 OR tokens > 0 THEN 1 ELSE 0 END), SUM(device_us), MIN(first_us), MAX(last_us) "
+        "FROM (SELECT runtime_id, tenant, MAX(device_us) AS device_us, MAX(completion_tokens) AS tokens, "
+        "MIN(ended_at_us) AS first_us, MAX(ended_at_us) AS last_us FROM ledger_requests WHERE runtime_id IS NOT NULL "
+        "GROUP BY runtime_id, tenant, request_id) AS each_request GROUP BY 1, 2",
+        "DROP INDEX ledger_requests_by_end",
+        "DROP INDEX ledger_requests_by_runtime",
+        "DROP INDEX ledger_lifetimes_by_end",
+        "DROP INDEX ledger_conflicts_by_end",
+        "CREATE INDEX ledger_requests_of_orphans ON ledger_requests (tenant, month) WHERE origin = 'orphan'",
+        *(f"CREATE UNIQUE INDEX {table}_by_link ON {table} (tenant, month, link)" for table in tables),
+    ):
+        connection.execute(text(statement))
+
+
+def _chain(connection: Connection, links: Chains, table: Table, kind: Kind, values: list[str], end: str) -> None:
+    """Link the rows in the order of their ends; as they lie in no chain yet, none is read twice."""
+    names = [column.name for column in table.primary_key]
+    same = [table.c[name] == bindparam(f"of_{name}") for name in names]
+    place = update(table).where(*same).values(
+        month=bindparam("new_month"), link=bindparam("new_link"), chain=bindparam("new_chain")
+    )  # fmt: skip
+    columns = [table.c[name] for name in values]
+    connection.execute(text(f"CREATE INDEX ledger_unchained ON {table.name} (link, {end})"))
+    while True:
+        rows = connection.execute(
+            select(*columns).where(table.c.link == 0).order_by(table.c[end], *table.primary_key).limit(_ROWS)
+        ).mappings()
+        placed = []
+        for row in rows:
+            link = links.add(row["tenant"] or "", month_of(row[end]), kind, [row[name] for name in values])
+            placed.append({f"of_{name}": row[name] for name in names} | {f"new_{k}": v for k, v in link.items()})
+        if not placed:
+            break
+        connection.execute(place, placed)
+    connection.execute(text("DROP INDEX ledger_unchained"))
+
+
+STEPS: Final[Sequence[Migration]] = (Migration(1, "records", _records), Migration(2, "chains", _chains))
+LEDGER_SCHEMA: Final = len(STEPS)
+
+
+def ensure_ledger(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:
+    """Apply what is missing. Raises NewerLedger."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS ledger_schema (number INTEGER PRIMARY KEY)"))
+        done = connection.execute(text("SELECT COALESCE(MAX(number), 0) FROM ledger_schema")).scalar_one()
+    if done > len(steps):
+        raise NewerLedger(f"the ledger has schema {done}; this program knows {len(steps)}")
+    for step in steps[done:]:
+        with engine.begin() as connection:
+            step.apply(connection)
+            connection.execute(text("INSERT INTO ledger_schema (number) VALUES (:number)"), {"number": step.number})

@@ -1,0 +1,116 @@
+"""How the records of one request are booked: which is charged, in which month, and what it adds to which sum.
+
+A month that is closed never changes. Where a better record of one of its requests comes later, that record is booked in
+an open month and takes back what the closed month charged: it *replaces* it. The rest of a request's records charge
+nothing. All of it depends on the set of records and on when months were closed, not on the order of arrival.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from contracts.usage import LifetimeRecord, Origin, RequestRecord
+from controlplane.policy.month import DAY_US
+from controlplane.policy.rating import is_billable
+from controlplane.policy.standing import standing
+
+RowKey = tuple[str, str]  # origin, and the runtime that wrote it where that is an orphan's
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A record as the ledger holds it."""
+
+    record: RequestRecord
+    month: str  # where it is booked: that of its end, or an open one where that was closed when it came
+    stands: bool = False  # charged
+    replaces: RowKey | None = None  # the record of a closed month whose charge it takes back
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SumKey:
+    """One sum of requests: within a tenant's month, those of a day that have all this in common."""
+
+    tenant: str
+    month: str
+    day: int  # of their end, since 1970; outside of `month` where it is an adjustment
+    model: str
+    outcome: str
+    billable: bool
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DeviceKey:
+    """Likewise for device time, by the day of death."""
+
+    tenant: str
+    month: str
+    day: int
+    model: str
+    device_class: str
+
+
+Sums = tuple[int, int, int, int]  # requests and prompt, cached, completion tokens; or lives, restore, active, idle us
+Use = tuple[int, int, int]  # of a runtime: requests, those that cost or delivered anything, device us
+
+
+def key_of(record: RequestRecord) -> RowKey:
+    """What tells it from the other records of its request."""
+    return record.origin.value, (record.runtime_id or "") if record.origin is Origin.ORPHAN else ""
+
+
+def book(group: Sequence[Booked], closed: Collection[str]) -> list[Booked]:
+    """All records of one request, with the one that is charged marked. Those of closed months are as they were."""
+    best = standing([booked.record for booked in group])
+    taken_back = {booked.replaces for booked in group if booked.month in closed and booked.stands}
+    frozen = [b for b in group if b.month in closed and b.stands and key_of(b.record) not in taken_back]
+    charged = key_of(frozen[0].record) if frozen else None
+    return [
+        booked
+        if booked.month in closed
+        else replace(booked, stands=True, replaces=charged)
+        if booked.record is best
+        else replace(booked, stands=False, replaces=None)
+        for booked in group
+    ]
+
+
+def request_sums(group: Iterable[Booked]) -> dict[SumKey, Sums]:
+    """What the records of one request add to the sums."""
+    records = {key_of(booked.record): booked.record for booked in group}
+    sums: defaultdict[SumKey, Sums] = defaultdict(lambda: (0, 0, 0, 0))
+    for booked in group:
+        if booked.stands:
+            _add(sums, booked.month, booked.record, 1)
+            if booked.replaces is not None:
+                _add(sums, booked.month, records[booked.replaces], -1)
+    return dict(sums)
+
+
+def device_sums(record: LifetimeRecord, month: str) -> dict[DeviceKey, Sums]:
+    """What a replica's life adds. A standby that died unused is nobody's."""
+    if record.tenant is None:
+        return {}
+    day = record.died_at_us // DAY_US
+    key = DeviceKey(record.tenant, month, day, record.model or "", record.device_class)
+    return {key: (1, record.restore_us, record.active_us, record.idle_us)}
+
+
+def runtime_uses(records: Iterable[RequestRecord]) -> dict[str, Use]:
+    """What the records of one request say of each runtime: an orphan's and an activator's are one request of it."""
+    uses: dict[str, Use] = {}
+    for record in records:
+        if record.runtime_id is not None:
+            _, answered, device_us = uses.get(record.runtime_id, (1, 0, 0))
+            cost = int(record.device_us > 0 or record.completion_tokens > 0)
+            uses[record.runtime_id] = (1, max(answered, cost), max(device_us, record.device_us))
+    return uses
+
+
+def _add(sums: defaultdict[SumKey, Sums], month: str, record: RequestRecord, sign: int) -> None:
+    key = SumKey(record.tenant, month, record.ended_at_us // DAY_US, record.model, record.outcome, is_billable(record))
+    figures = (1, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+    old = sums[key]
+    sums[key] = (
+        old[0] + sign * figures[0], old[1] + sign * figures[1], old[2] + sign * figures[2], old[3] + sign * figures[3]
+    )  # fmt: skip
