@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from contracts.manifest import Chunk, Manifest, decode_manifest
 from contracts.names import parse_reference
 from kelvin.export_tensors import TENSORS_FILE, check_fits, convert
 from kelvin.policy.export_layout import ExportLayout, lay_out, pieces
-from kelvin.push import Progress, shown_progress
+from kelvin.progress import Progress, shown_progress
 from kelvin.push_calls import Door, Patience, PushCalls, failure_of, open_door
 from snapshotter.policy.files import SINGLE_FILE
 
@@ -61,7 +62,7 @@ def export_version(
     if directory.exists() or directory.is_symlink():
         raise Refused(InvalidRequest("directory", str(directory), "exists already"))
     progress.begin("looking", None)
-    calls = ExportCalls(door, patience or Patience())
+    calls = ExportCalls(door, patience or Patience(), threading.Event())
     manifest = calls.manifest(version)
     layout = lay_out(manifest, version)
     if form == "tensors":

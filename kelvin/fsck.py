@@ -13,7 +13,7 @@ from contracts.errors import Refused, Unavailable
 from contracts.problem import from_wire
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from contracts.wire import decode
-from kelvin.push import Progress, shown_progress
+from kelvin.progress import Progress, shown_progress
 from kelvin.push_calls import Door, failure_of, open_door
 
 # Between two lines: the largest pack is read, from a slow store.

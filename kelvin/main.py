@@ -25,7 +25,7 @@ from kelvin.models import (
     stop_command,
     timeline_command,
 )
-from kelvin.push import push_command
+from kelvin.push_command import push_command
 from kelvin.settings import default_data, load_up
 from kelvin.tenants import tenants_command
 from kelvin.versions import versions_command

@@ -1,48 +1,35 @@
-"""`kelvin push DIR --name M`: make a directory a version of a model. Sends headers first, then only missing chunks."""
+"""Make a directory a version of a model: headers first, then only missing chunks. The command is `push_command`'s."""
 
-import json
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
-import click
-import msgspec
 from blake3 import blake3
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.progress import Progress as RichProgress
+from msgspec import structs
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import DeadlineExceeded, Refused
 from contracts.names import dns_label
-from contracts.problem import code_of, to_wire
+from contracts.problem import code_of
 from contracts.push import Committed, Committing, Missing, Plan, PlannedChunk
-from kelvin.push_calls import Door, Patience, PushCalls, open_door
-from kelvin.push_directory import Source, scan
+from kelvin.pace import Pace
+from kelvin.policy.rate import senders
+from kelvin.progress import Progress
+from kelvin.push_calls import Door, Patience, PushCalls
+from kelvin.push_directory import scan
 from kelvin.push_tensors import is_tensors, scan_tensors
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 READERS: Final = 2
-SENDERS: Final = 4
+PARALLEL: Final = 4
 ROUNDS: Final = 4  # a plan may expire, a staged chunk may be lost: then it begins again, with what is there
 COMMIT_S: Final = 4 * 3600.0
-
-
-class Progress(Protocol):
-    """Told what happens. Called from several threads."""
-
-    def begin(self, stage: str, total_bytes: int | None) -> None:
-        """A stage begins; None where its length is unknown."""
-
-    def advance(self, nbytes: int) -> None:
-        """So much more of it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +37,30 @@ class Pushed:
     """What came of a push."""
 
     committed: Committed
+    sent_chunks: int
     sent_bytes: int
     ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What would come of it. `missing_*` would be sent."""
+
+    version: str
+    exists: bool
+    total_bytes: int
+    missing_chunks: int
+    missing_bytes: int
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """How bytes go out: by how many senders at once, how fast all together (None: as fast as they can)."""
+
+    parallel: int = PARALLEL
+    bytes_s: int | None = None
+    patience: Patience = field(default_factory=Patience)
 
 
 def push(directory: Path, model: str, door: Door, progress: Progress) -> Committed:
@@ -64,47 +73,83 @@ def push_directory(
     model: str,
     door: Door,
     progress: Progress,
-    patience: Patience | None = None,
+    line: Line | None = None,
     beside: Path | None = None,
 ) -> Pushed:
-    """As `push`, and says what was sent and what was left out. Holds at most a few chunks in memory.
+    """As `push`, and says what was sent and what was left out. Holds at most a chunk per sender in memory.
 
     `directory` may be a tensorizer file; `beside` is then where its small files are, unless they lie beside it.
     """
-    dns_label(model, "model")
-    progress.begin("looking", None)
-    source = scan_tensors(directory, beside, progress) if is_tensors(directory) else scan(directory)
-    calls = PushCalls(door, patience or Patience())
-    attempt = _Attempt(source, calls, progress)
-    for _ in range(ROUNDS - 1):
-        try:
-            return attempt.run(model)
-        except Refused as refused:
-            # Only what another round can mend: the push is no longer open, or chunks of it were lost.
-            if code_of(refused.failure) not in ("not_found", "conflict"):
-                raise
-    return attempt.run(model)
+    return _repeated(_Attempt(directory, model, door, progress, line or Line(), beside), _Attempt.run)
+
+
+def rehearse(
+    directory: Path,
+    model: str,
+    door: Door,
+    progress: Progress,
+    line: Line | None = None,
+    beside: Path | None = None,
+) -> Rehearsed:
+    """All of a push but the sending; nothing is kept of it. Raises `Refused` as the push would."""
+    return _repeated(_Attempt(directory, model, door, progress, line or Line(), beside), _Attempt.rehearse)
+
+
+def _repeated(attempt: "_Attempt", way: "Callable[[_Attempt], T]") -> T:
+    try:
+        for _ in range(ROUNDS - 1):
+            try:
+                return way(attempt)
+            except Refused as refused:
+                # Only what another round can mend: the push is no longer open, or chunks of it were lost.
+                if code_of(refused.failure) not in ("not_found", "conflict"):
+                    raise
+        return way(attempt)
+    finally:
+        attempt.stop()
 
 
 class _Attempt:
     """One push, over as many rounds as it takes; digests are kept between them."""
 
-    def __init__(self, source: Source, calls: PushCalls, progress: Progress) -> None:
-        self._source = source
-        self._calls = calls
+    def __init__(
+        self, directory: Path, model: str, door: Door, progress: Progress, line: Line, beside: Path | None
+    ) -> None:
+        self._model = dns_label(model, "model")
+        progress.begin("looking", None)
+        self._source = scan_tensors(directory, beside, progress) if is_tensors(directory) else scan(directory)
+        self._line = line
+        self._stopped = threading.Event()
+        pace = None if line.bytes_s is None else Pace(line.bytes_s, sleep=self._stopped.wait)
+        self._calls = PushCalls(door, line.patience, self._stopped, pace)
         self._progress = progress
         self._digests: dict[PlannedChunk, str] = {}
-        self._sent_bytes = 0
+        self._sent: list[int] = []
 
-    def run(self, model: str) -> Pushed:
+    def stop(self) -> None:
+        """Nothing more is sent, whoever waits to."""
+        self._stopped.set()
+
+    def run(self) -> Pushed:
         """Plan, hash, ask, send, commit. Raises `Refused`."""
-        plan = self._calls.plan(self._source.request(model))
+        plan = self._calls.plan(self._source.request(self._model))
         digests = self._hash(plan)
         missing = self._calls.missing(plan.plan_id, digests)
-        self._send(plan, digests, missing)
+        self._send(missing, _chunks_of(missing, plan, digests))
         self._source.check_unchanged()
         committed = self._commit(missing.plan_id, digests)
-        return Pushed(committed, self._sent_bytes, self._source.others)
+        return Pushed(committed, len(self._sent), sum(self._sent), self._source.others)
+
+    def rehearse(self) -> Rehearsed:
+        """Plan, hash, ask. Raises `Refused`."""
+        plan = self._calls.plan(structs.replace(self._source.request(self._model), dry_run=True))
+        digests = self._hash(plan)
+        missing = self._calls.missing(plan.plan_id, digests)
+        lengths = [chunk.length for chunk in _chunks_of(missing, plan, digests).values()]
+        self._source.check_unchanged()
+        return Rehearsed(
+            missing.version, missing.exists, plan.total_bytes, len(lengths), sum(lengths), self._source.others
+        )
 
     def _hash(self, plan: Plan) -> tuple[str, ...]:
         self._progress.begin("hashing", plan.total_bytes)
@@ -115,14 +160,13 @@ class _Attempt:
             self._progress.advance(chunk.length)
             return digest
 
-        digests = tuple(_in_threads(READERS, digest_of, plan.chunks))
+        digests = tuple(self._in_threads(READERS, digest_of, plan.chunks))
         self._digests = dict(zip(plan.chunks, digests, strict=True))
         return digests
 
-    def _send(self, plan: Plan, digests: tuple[str, ...], missing: Missing) -> None:
-        lacking = frozenset(missing.digests)
-        wanted = {digest: chunk for digest, chunk in zip(digests, plan.chunks, strict=True) if digest in lacking}
+    def _send(self, missing: Missing, wanted: dict[str, PlannedChunk]) -> None:
         self._progress.begin("sending", sum(chunk.length for chunk in wanted.values()))
+        longest = max((chunk.length for chunk in wanted.values()), default=0)
 
         def send(pair: tuple[str, PlannedChunk]) -> int:
             digest, chunk = pair
@@ -134,8 +178,9 @@ class _Attempt:
             self._progress.advance(chunk.length)
             return chunk.length
 
-        for length in _in_threads(SENDERS, send, wanted.items()):
-            self._sent_bytes += length
+        threads = senders(self._line.parallel, self._line.bytes_s, longest)
+        for length in self._in_threads(threads, send, wanted.items()):
+            self._sent.append(length)
 
     def _commit(self, plan_id: str, digests: tuple[str, ...]) -> Committed:
         give_up_at = time.monotonic() + COMMIT_S
@@ -149,6 +194,25 @@ class _Attempt:
                 step = answer.step
                 self._progress.begin(step, None)
 
+    def _in_threads(self, threads: int, function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+        """Results in order; a failure (or Ctrl-C) ends it: what had not begun is not begun, who waits stops."""
+        pool = ThreadPoolExecutor(threads)
+        try:
+            yield from pool.map(function, items)
+        except Refused:
+            raise
+        except BaseException:
+            self._stopped.set()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _chunks_of(missing: Missing, plan: Plan, digests: tuple[str, ...]) -> dict[str, PlannedChunk]:
+    """A place of each missing chunk, by its digest."""
+    lacking = frozenset(missing.digests)
+    return {digest: chunk for digest, chunk in zip(digests, plan.chunks, strict=True) if digest in lacking}
+
 
 def _check_time(give_up_at: float, answer: Committing) -> None:
     if time.monotonic() > give_up_at:
@@ -157,92 +221,3 @@ def _check_time(give_up_at: float, answer: Committing) -> None:
 
 def _digest(data: bytes) -> str:
     return blake3(data, max_threads=1).hexdigest()  # our threads share the cores already
-
-
-def _in_threads(threads: int, function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-    """Results in order; the first failure ends it, and what had not begun is not begun."""
-    pool = ThreadPoolExecutor(threads)
-    try:
-        yield from pool.map(function, items)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-class Silence:
-    """`Progress` that shows nothing."""
-
-    def begin(self, stage: str, total_bytes: int | None) -> None:
-        """See `Progress`."""
-
-    def advance(self, nbytes: int) -> None:
-        """See `Progress`."""
-
-
-class Bar:
-    """`Progress` as a bar on a terminal's standard error; each stage replaces the one before it."""
-
-    def __init__(self, bar: RichProgress) -> None:
-        self._bar = bar
-        self._task: TaskID | None = None
-
-    def begin(self, stage: str, total_bytes: int | None) -> None:
-        """See `Progress`."""
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(stage, total=total_bytes)
-
-    def advance(self, nbytes: int) -> None:
-        """See `Progress`."""
-        if self._task is not None:
-            self._bar.advance(self._task, nbytes)
-
-
-@contextmanager
-def shown_progress(wanted: bool) -> Iterator[Progress]:
-    """A bar where it is wanted and standard error is a terminal."""
-    console = Console(stderr=True)
-    if not (wanted and console.is_terminal):
-        yield Silence()
-        return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with RichProgress(*columns, console=console, transient=True) as bar:
-        yield Bar(bar)
-
-
-@click.command("push")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--name", "model", required=True, help="The model; its first push creates it.")
-@click.option(
-    "--with", "beside", type=click.Path(path_type=Path), help="Where config and tokenizer of a .tensors file are."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, also for a refusal.")
-def push_command(directory: Path, model: str, beside: Path | None, as_json: bool) -> None:
-    """Make DIRECTORY (Hugging Face layout, safetensors; or a .tensors file) a version of a model.
-
-    The last line printed is the version.
-    """
-    if beside is not None and not is_tensors(directory):
-        raise click.UsageError(f"--with {beside}: only for a .tensors file, which {directory} is not")
-    try:
-        with open_door() as door, shown_progress(not as_json) as progress:
-            pushed = push_directory(directory, model, door, progress, beside=beside)
-    except Refused as refused:
-        if not as_json:
-            raise
-        click.echo(json.dumps({"error": msgspec.to_builtins(to_wire(refused.failure))}))
-        sys.exit(1)
-    committed = pushed.committed
-    if as_json:
-        facts = {"sent_bytes": pushed.sent_bytes, "ignored": pushed.ignored}
-        click.echo(json.dumps(msgspec.to_builtins(committed) | facts))
-        return
-    for path in pushed.ignored:
-        click.echo(f"left out: {path}", err=True)
-    news = "a new version" if committed.created else "no change: this version was there already"
-    size = (
-        f"{committed.new_chunks} new chunks, {pushed.sent_bytes / 1e6:.1f} of {committed.total_bytes / 1e6:.1f} MB sent"
-    )
-    click.echo(f"{committed.model}: {news}; {size}")
-    click.echo(committed.version)

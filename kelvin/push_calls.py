@@ -2,6 +2,7 @@
 
 import random
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +17,8 @@ from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
 from contracts.problem import is_retryable
 from contracts.push import CommitRequest, Committed, Committing, Missing, MissingRequest, Plan, PlanRequest
 from contracts.wire import decode, encode
+from kelvin.client import DoorClosed
+from kelvin.pace import Pace
 
 T = TypeVar("T")
 
@@ -32,7 +35,7 @@ class Door(Protocol):
         method: str,
         url: str,
         *,
-        content: bytes | None = None,
+        content: bytes | Iterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> httpx.Response:
@@ -44,8 +47,12 @@ class Door(Protocol):
 
 @contextmanager
 def open_door() -> Iterator[Door]:
-    """The door of the running command: its context's object opens it."""
-    with click.get_current_context().obj.door() as door:
+    """The door of the running command: its context's object opens it. Raises `Refused` where it can't be found."""
+    try:
+        opened = click.get_current_context().obj.door()
+    except DoorClosed as closed:
+        raise Refused(RemoteFailure("unavailable", Unavailable.status, closed.message, None, True)) from closed
+    with opened as door:
         # This API's refusals say whether a repeat may help: they are read here, not raised as sentences.
         door.event_hooks = {}
         yield door
@@ -60,7 +67,7 @@ class Patience:
     base_s: float = 0.2
     cap_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], object] | None = None  # None: until the push is stopped
     chance: Callable[[], float] = random.random
 
     def pause_s(self, failed: int, failure: Failure) -> float:
@@ -72,9 +79,11 @@ class Patience:
 class PushCalls:
     """Each method raises `Refused` with the failure that the installation answered, or Unavailable. Thread-safe."""
 
-    def __init__(self, door: Door, patience: Patience) -> None:
+    def __init__(self, door: Door, patience: Patience, stopped: threading.Event, pace: Pace | None = None) -> None:
         self._door = door
         self._patience = patience
+        self._stopped = stopped  # then nothing is repeated any more
+        self._pace = pace
         self._reached = False
 
     def __repr__(self) -> str:
@@ -110,6 +119,7 @@ class PushCalls:
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
         patience = self._patience
+        sleep = patience.sleep or self._stopped.wait
         give_up_at = patience.clock() + (patience.give_up_s if self._reached else patience.first_s)
         failed = 0
         while True:
@@ -119,22 +129,18 @@ class PushCalls:
                 return failure
             failed += 1
             pause_s = patience.pause_s(failed, failure)
-            if not retryable or patience.clock() + pause_s > give_up_at:
+            if not retryable or self._stopped.is_set() or patience.clock() + pause_s > give_up_at:
                 raise Refused(failure)
-            patience.sleep(pause_s)
+            sleep(pause_s)
 
     def _attempt(
         self, method: str, path: str, content: bytes, timeout_s: float, headers: Mapping[str, str] | None
     ) -> tuple[httpx.Response | Failure, bool]:
         """The answer, or a failure and whether a repeat may help."""
+        named = {**(headers or {"content-type": "application/json"}), "content-length": str(len(content))}
+        body = content if self._pace is None else self._pace.pieces(content)
         try:
-            answer = self._door.request(
-                method,
-                path,
-                content=content,
-                headers=headers or {"content-type": "application/json"},
-                timeout=timeout_s,
-            )
+            answer = self._door.request(method, path, content=body, headers=named, timeout=timeout_s)
         except httpx.TransportError as error:
             if (reason := _distrust(error)) is not None:
                 return RemoteFailure("untrusted", 0, f"the installation's certificate is not trusted: {reason}"), False

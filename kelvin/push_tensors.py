@@ -6,23 +6,16 @@ word. What may enter is the snapshotter's policy; which of a directory's other f
 
 import os
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused
+from kelvin.progress import Progress
 from kelvin.push_directory import Source, SourceFile, check_link, identity_of, opened, read_into, small_file
 from snapshotter.policy.files import PINNED, find_path_fault
 from snapshotter.policy.tensors_index import PREFIX_BYTES, SUFFIX, ContentCheck, Entry, index_end, parse_index
 
 _BLOCK: Final = 8 << 20
-
-
-class Progress(Protocol):
-    """Told what happens."""
-
-    def begin(self, stage: str, total_bytes: int | None) -> None: ...
-
-    def advance(self, nbytes: int) -> None: ...
 
 
 def is_tensors(path: Path) -> bool:

@@ -8,10 +8,11 @@ from starlette.requests import ClientDisconnect, Request
 from contracts.errors import BodyTooLarge, Cancelled, DeadlineExceeded, InvalidRequest, Refused
 
 BODY_S: Final = 120.0
+LEAST_BYTES_S: Final = 64 << 10  # what a body may be slowed down to on purpose (`kelvin push --limit-rate`)
 
 
 async def read_body(request: Request, limit: int, timeout_s: float = BODY_S) -> bytearray:
-    """The whole body of at most `limit` bytes.
+    """The whole body of at most `limit` bytes, within `timeout_s` and what they take at `LEAST_BYTES_S`.
 
     Raises `Refused` with BodyTooLarge, DeadlineExceeded, or Cancelled where the client went away.
     """
@@ -20,9 +21,11 @@ async def read_body(request: Request, limit: int, timeout_s: float = BODY_S) -> 
         raise Refused(BodyTooLarge(limit))
     body = bytearray()
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s) as timeout:
+            began = asyncio.get_running_loop().time()
             async for piece in request.stream():
                 body += piece
+                timeout.reschedule(began + timeout_s + len(body) / LEAST_BYTES_S)
                 if len(body) > limit:
                     raise Refused(BodyTooLarge(limit))
     except TimeoutError:

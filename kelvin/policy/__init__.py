@@ -1,1 +1,1 @@
-"""Pure decisions of the supervisor and the command line."""
+"""What the command line decides: pure functions of what it was told."""

@@ -57,7 +57,7 @@ def test_a_pickle_is_refused_by_name(kelvin: Installation, llama: Path, tmp_path
     """The reason is on standard error, the exit code is not zero, no version appears."""
     shutil.copytree(llama, tmp_path / "model")
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    assert "pytorch_model.bin" in run(kelvin, "push", str(tmp_path / "model"), "--name", "pickled", code=1)
+    assert "pytorch_model.bin" in run(kelvin, "push", str(tmp_path / "model"), "--name", "pickled", code=3)
     assert "pickled" not in run(kelvin, "models")
 
 
@@ -213,7 +213,7 @@ def test_a_tensorizer_file_is_the_same_version(kelvin: Installation, llama: Path
     broken = bytearray(file.read_bytes())
     broken[-100] ^= 1
     file.write_bytes(broken)
-    assert "do not match the hash" in run(kelvin, *words[:-1], code=1)
+    assert "do not match the hash" in run(kelvin, *words[:-1], code=3)
 
 
 def test_billing_report_in_every_format(kelvin: Installation) -> None:

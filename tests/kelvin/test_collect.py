@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 from contracts.errors import Unavailable
 from kelvin.collect import collect_command
 from kelvin.fsck import fsck_command
-from kelvin.push import Silence, push
-from tests.kelvin.test_push import Doors
+from kelvin.progress import Silence
+from kelvin.push import push
+from tests.kelvin.doors import Doors
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights, weight
 

@@ -16,7 +16,8 @@ from contracts.manifest import DTYPE_BYTES
 from contracts.problem import code_of
 from kelvin import export_tensors
 from kelvin.export import export_version
-from kelvin.push import Silence, push
+from kelvin.progress import Silence
+from kelvin.push import push
 from kelvin.push_calls import Door
 from tests.kelvin.test_push import FAST, Told
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
@@ -49,7 +50,7 @@ def pushed(house: House, tmp_path: Path, model: Model = SHARDED) -> str:
 
 def exported(house: House, version: str, directory: Path, form: str = "safetensors") -> Path:
     with house.client() as door:
-        export_version(version, directory, form, door, Silence(), FAST)
+        export_version(version, directory, form, door, Silence(), FAST.patience)
     return directory
 
 
@@ -173,7 +174,7 @@ def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Pa
 
     for what in ("/manifests/", "/chunks/"):
         with house.client() as door, pytest.raises(Refused):
-            export_version(version, out, "safetensors", Lying(door, what), Silence(), FAST)  # type: ignore[arg-type]
+            export_version(version, out, "safetensors", Lying(door, what), Silence(), FAST.patience)  # type: ignore[arg-type]
         assert not out.exists()
 
 
@@ -183,7 +184,7 @@ def test_too_many_tensors_for_the_other_format(house: House, tmp_path: Path, mon
     version = pushed(house, tmp_path)
     told = Told()
     with house.client() as door, pytest.raises(Refused) as refused:
-        export_version(version, tmp_path / "out", "tensors", door, told, FAST)
+        export_version(version, tmp_path / "out", "tensors", door, told, FAST.patience)
     assert code_of(refused.value.failure) == "capacity_exceeded"
     assert [stage for stage, _ in told.stages] == ["looking"]
 

@@ -13,8 +13,10 @@ from contracts.problem import to_wire
 from contracts.push import FsckBroken, FsckProgress
 from contracts.wire import encode
 from kelvin.fsck import check_store, collect, fsck_command
-from kelvin.push import Silence, push
-from tests.kelvin.test_push import Doors, Told
+from kelvin.progress import Silence
+from kelvin.push import push
+from tests.kelvin.doors import Doors
+from tests.kelvin.test_push import Told
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model
 

@@ -1,34 +1,26 @@
 """A whole push against a real snapshotter: what is sent, what is said, and what happens when something changes."""
 
-import io
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import click
 import httpx
 import pytest
-from click.testing import CliRunner, Result
 from msgspec import structs
-from rich.console import Console
-from rich.progress import Progress as RichProgress
 
 from contracts.errors import Refused, Unavailable
 from contracts.problem import code_of
-from contracts.push import CommitStep
-from kelvin.push import SENDERS, Bar, Silence, push, push_command, push_directory
+from kelvin.progress import Silence
+from kelvin.push import PARALLEL, Line, push, push_directory
 from kelvin.push_calls import Patience
 from kelvin.push_directory import Source
-from snapshotter.app import SOCKET
-from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
+from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights, resharded, weight
 from tests.snapshotter.reader import assert_whole, read_version, versions_of
-from tests.snapshotter.unix import unix_transport
 
-FAST = Patience(give_up_s=30, first_s=30, base_s=0.001, cap_s=0.01)
+FAST = Line(patience=Patience(give_up_s=30, first_s=30, base_s=0.001, cap_s=0.01))
 
 
 @pytest.fixture
@@ -221,80 +213,4 @@ def test_holds_few_chunks(house: House, tmp_path: Path, monkeypatch: pytest.Monk
     with house.client() as door:
         pushed = push_directory(directory, "toy", door, Silence())
     assert pushed.committed.new_chunks >= 60
-    assert 1 <= most[0] <= SENDERS
-
-
-@dataclass
-class Doors:
-    """The context object of the command line."""
-
-    house: House
-
-    def door(self) -> httpx.Client:
-        transport = unix_transport(self.house.directory.address(SOCKET))
-        refuse = {"response": [lambda answer: answer.raise_for_status()]}
-        return httpx.Client(transport=transport, base_url="http://x", headers=principal(), event_hooks=refuse)
-
-
-def run(house: House, *arguments: str) -> Result:
-    return CliRunner().invoke(push_command, arguments, obj=Doors(house))
-
-
-def test_command(house: House, tmp_path: Path) -> None:
-    """The last line on standard output is the version; what was left out is told apart; no bar without a terminal."""
-    directory = Model().write(tmp_path / "model")
-    first = run(house, str(directory), "--name", "toy")
-    assert first.exit_code == 0, first.output
-    (version,) = versions_of(house.store, TENANT)
-    assert first.stdout.splitlines()[-1] == version
-    assert "a new version" in first.stdout
-    assert first.stderr == "left out: README.md\n"
-    assert "no change" in run(house, str(directory), "--name", "toy").stdout
-
-
-def test_command_in_json(house: House, tmp_path: Path) -> None:
-    """One object, for a success and for a refusal; the exit code tells which."""
-    directory = Model().write(tmp_path / "model")
-    good = run(house, str(directory), "--name", "toy", "--json")
-    assert good.exit_code == 0
-    found = json.loads(good.stdout)
-    assert found["version"] == versions_of(house.store, TENANT)[0]
-    assert (found["created"], found["ignored"]) == (True, ["README.md"])
-    (directory / "x.pt").write_bytes(b"")
-    bad = run(house, str(directory), "--name", "toy", "--json")
-    assert bad.exit_code == 1
-    error = json.loads(bad.stdout)["error"]
-    assert (error["code"], error["param"]) == ("artifact_rejected", "x.pt")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        pytest.param(["DIR"], None, id="no name"),
-        pytest.param(["DIR", "--name", "Not A Label"], "invalid_request", id="a bad name"),
-        pytest.param(["nowhere", "--name", "toy"], "invalid_request", id="no directory"),
-    ],
-)
-def test_command_refuses(house: House, tmp_path: Path, arguments: list[str], code: str | None) -> None:
-    """Wrong use is click's to say; a refusal leaves as `Refused`, which the command line turns into a sentence."""
-    directory = str(Model().write(tmp_path / "model"))
-    result = run(house, *(directory if argument == "DIR" else argument for argument in arguments))
-    assert result.exit_code != 0
-    if code is None:
-        assert result.exit_code == click.UsageError.exit_code
-    else:
-        assert isinstance(result.exception, Refused)
-        assert result.exception.failure.code == code
-
-
-def test_bar() -> None:
-    """On a terminal each stage has its bar, and only one is shown."""
-    out = io.StringIO()
-    with RichProgress(console=Console(file=out, force_terminal=True, width=80)) as bar:
-        shown = Bar(bar)
-        shown.advance(1)
-        shown.begin("hashing", 100)
-        shown.advance(40)
-        assert [(task.description, task.completed) for task in bar.tasks] == [("hashing", 40)]
-        shown.begin(CommitStep.SEALING, None)
-        assert [task.description for task in bar.tasks] == ["sealing"]
+    assert 1 <= most[0] <= PARALLEL

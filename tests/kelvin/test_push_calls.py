@@ -1,7 +1,8 @@
 """A call is repeated while that may help and its time lasts, and a failure reads the same whoever wrote it."""
 
 import ssl
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -33,8 +34,8 @@ class ScriptedDoor:
     calls: int = 0
 
     def request(
-        self, method: str, url: str, *, content: bytes | None = None, headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        self, method: str, url: str, *, content: bytes | Iterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None, timeout: float | None = None,
     ) -> httpx.Response:  # fmt: skip
         assert timeout is not None
         answer = self.answers[min(self.calls, len(self.answers) - 1)]
@@ -90,7 +91,7 @@ def missing(calls: PushCalls) -> Missing:
 def test_repeats(before: list[Answer], calls: int) -> None:
     """What passes is waited out."""
     door, clock = ScriptedDoor([*before, GOOD]), Clock()
-    assert missing(PushCalls(door, clock.patience())) == NOTHING
+    assert missing(PushCalls(door, clock.patience(), threading.Event())) == NOTHING
     assert door.calls == calls
     assert len(clock.pauses) == calls - 1
 
@@ -107,7 +108,7 @@ def test_does_not_repeat(failure: Failure) -> None:
     """What stays is told at once, with its code and status."""
     door = ScriptedDoor([problem(failure)])
     with pytest.raises(Refused) as caught:
-        missing(PushCalls(door, Clock().patience()))
+        missing(PushCalls(door, Clock().patience(), threading.Event()))
     assert door.calls == 1
     assert (code_of(caught.value.failure), status_of(caught.value.failure)) == (failure.code, failure.status)
     assert caught.value.failure.message == failure.message
@@ -118,10 +119,10 @@ def test_gives_up() -> None:
     clock = Clock()
     door = ScriptedDoor([CUT])
     with pytest.raises(Refused, match="the installation is not available"):
-        missing(PushCalls(door, clock.patience()))
+        missing(PushCalls(door, clock.patience(), threading.Event()))
     assert 5 < clock.now - 1000 <= 10
     door, clock = ScriptedDoor([GOOD, CUT]), Clock()
-    calls = PushCalls(door, clock.patience())
+    calls = PushCalls(door, clock.patience(), threading.Event())
     missing(calls)
     with pytest.raises(Refused):
         missing(calls)
@@ -133,7 +134,9 @@ def test_gives_up() -> None:
 def test_waits_as_asked() -> None:
     """A time to wait that the answer names is kept, whatever chance says."""
     clock = Clock()
-    missing(PushCalls(ScriptedDoor([problem(Overloaded("x", 1, 7.0)), GOOD]), clock.patience(chance=0.0)))
+    missing(
+        PushCalls(ScriptedDoor([problem(Overloaded("x", 1, 7.0)), GOOD]), clock.patience(chance=0.0), threading.Event())
+    )
     assert clock.pauses == [7.0]
 
 
@@ -153,14 +156,14 @@ def test_distrust() -> None:
 
     door = ScriptedDoor([untrusted()])
     with pytest.raises(Refused, match="not trusted: self-signed certificate"):
-        missing(PushCalls(door, Clock().patience()))
+        missing(PushCalls(door, Clock().patience(), threading.Event()))
     assert door.calls == 1
 
 
 def test_a_commit_that_runs_on() -> None:
     """202 is not yet a version."""
     running = httpx.Response(202, content=encode(Committing(step=CommitStep.SEALING)))
-    calls = PushCalls(ScriptedDoor([running]), Clock().patience())
+    calls = PushCalls(ScriptedDoor([running]), Clock().patience(), threading.Event())
     assert calls.commit("0" * 32, ()) == Committing(step=CommitStep.SEALING)
 
 

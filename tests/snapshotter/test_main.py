@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kelvin.push import Silence, push_directory
+from kelvin.progress import Silence
+from kelvin.push import Line, push_directory
 from kelvin.push_calls import Patience
 from service.unix import SocketDirectory
 from snapshotter.app import CONTROL_SOCKET, SOCKET
@@ -24,7 +25,7 @@ from tests.snapshotter.reader import assert_whole, read_version, versions_of
 from tests.snapshotter.unix import unix_transport
 
 # Short pauses: what is waited for is a process that starts.
-PATIENT = Patience(give_up_s=60, first_s=60, base_s=0.02, cap_s=0.1)
+PATIENT = Line(patience=Patience(give_up_s=60, first_s=60, base_s=0.02, cap_s=0.1))
 
 
 class Process:

@@ -13,7 +13,8 @@ from contracts.errors import Refused
 from contracts.problem import code_of
 from contracts.push import MissingRequest, Plan
 from contracts.wire import decode, encode
-from kelvin.push import Silence, push_directory
+from kelvin.progress import Silence
+from kelvin.push import push_directory
 from snapshotter.policy.quota import Promise
 from snapshotter.staging import IDLE_S, Staging
 from tests.snapshotter.bench import TENANT, Bench

@@ -1,0 +1,30 @@
+"""What the exit code of a push says: whom to ask, and whether to repeat it. Documented in `docs/api.md`."""
+
+from enum import IntEnum
+
+from contracts.errors import Failure, InvalidRequest
+from contracts.problem import code_of
+
+
+class Exit(IntEnum):
+    """0 is success."""
+
+    FAILED = 1  # unreachable, not allowed, given up: the same command may succeed later
+    USAGE = 2  # as click does: the command itself is wrong
+    ARTIFACT = 3  # what the directory holds may not be served, now or later
+    ROOM = 4  # no room: the tenant's quota, a version's limit, the disk
+
+
+_BY_CODE = {
+    "artifact_rejected": Exit.ARTIFACT,
+    "probe_failed": Exit.ARTIFACT,
+    "capacity_exceeded": Exit.ROOM,
+    "storage_quota_exceeded": Exit.ROOM,
+}
+
+
+def exit_of(failure: Failure) -> Exit:
+    """The code that a push ends with. An InvalidRequest of our own names an argument."""
+    if isinstance(failure, InvalidRequest):
+        return Exit.USAGE
+    return _BY_CODE.get(code_of(failure), Exit.FAILED)

@@ -1,0 +1,112 @@
+"""`kelvin push DIR --name M`: what the command takes, prints and ends with. The pushing is `push`'s."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+
+from contracts.errors import Refused
+from contracts.problem import to_wire
+from kelvin.policy.exits import exit_of
+from kelvin.policy.rate import parse_rate
+from kelvin.progress import shown_progress
+from kelvin.push import PARALLEL, Line, Pushed, Rehearsed, push_directory, rehearse
+from kelvin.push_calls import open_door
+from kelvin.push_tensors import is_tensors
+
+
+class _Rate(click.ParamType[int]):
+    name = "RATE"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_rate(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("push")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--name", "model", required=True, help="The model; its first push creates it.")
+@click.option(
+    "--with", "beside", type=click.Path(path_type=Path), help="Where config and tokenizer of a .tensors file are."
+)
+@click.option(
+    "--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True, help="Chunks sent at once, at most."
+)
+@click.option("--limit-rate", "bytes_s", type=_Rate(), help="Bytes sent a second, at most: 500K, 10M, 1G.")
+@click.option("--dry-run", is_flag=True, help="Say what would be sent and what it makes; send and keep nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, also for a refusal.")
+def push_command(
+    directory: Path,
+    model: str,
+    beside: Path | None,
+    parallel: int,
+    bytes_s: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Make DIRECTORY (Hugging Face layout, safetensors; or a .tensors file) a version of a model.
+
+    The last line printed is the version.
+    A push that was cut is taken up by pushing again: only what is missing is sent. Exit codes: 0 the version is there
+    (or would be), 1 it could not be done now, 2 wrong usage, 3 the directory may not be served, 4 no room for it.
+    """
+    if beside is not None and not is_tensors(directory):
+        raise click.UsageError(f"--with {beside}: only for a .tensors file, which {directory} is not")
+    line = Line(parallel, bytes_s)
+    with _ending(as_json), open_door() as door, shown_progress(not as_json) as progress:
+        if dry_run:
+            _tell_rehearsed(model, rehearse(directory, model, door, progress, line, beside), as_json)
+        else:
+            _tell_pushed(push_directory(directory, model, door, progress, line, beside), as_json)
+
+
+@contextmanager
+def _ending(as_json: bool) -> Iterator[None]:
+    try:
+        yield
+    except Refused as refused:
+        if as_json:
+            click.echo(json.dumps({"error": msgspec.to_builtins(to_wire(refused.failure))}))
+        else:
+            click.echo(f"Error: {refused.failure.message}", err=True)
+        sys.exit(exit_of(refused.failure))
+
+
+def _tell_pushed(pushed: Pushed, as_json: bool) -> None:
+    committed = pushed.committed
+    if as_json:
+        sent = {"sent_chunks": pushed.sent_chunks, "sent_bytes": pushed.sent_bytes, "ignored": pushed.ignored}
+        click.echo(json.dumps({"dry_run": False, **msgspec.to_builtins(committed), **sent}))
+        return
+    _tell_ignored(pushed.ignored)
+    news = "a new version" if committed.created else "no change: this version was there already"
+    size = (
+        f"{committed.new_chunks} new chunks, {pushed.sent_bytes / 1e6:.1f} of {committed.total_bytes / 1e6:.1f} MB sent"
+    )
+    click.echo(f"{committed.model}: {news}; {size}")
+    click.echo(committed.version)
+
+
+def _tell_rehearsed(model: str, rehearsed: Rehearsed, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"dry_run": True, "model": model, **msgspec.to_builtins(rehearsed)}))
+        return
+    _tell_ignored(rehearsed.ignored)
+    news = "no change: this version is there already" if rehearsed.exists else "would be a new version"
+    size = (
+        f"{rehearsed.missing_chunks} chunks, {rehearsed.missing_bytes / 1e6:.1f} "
+        f"of {rehearsed.total_bytes / 1e6:.1f} MB would be sent"
+    )
+    click.echo(f"{model}: {news}; {size}")
+    click.echo(rehearsed.version)
+
+
+def _tell_ignored(ignored: tuple[str, ...]) -> None:
+    for path in ignored:
+        click.echo(f"left out: {path}", err=True)
