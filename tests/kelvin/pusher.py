@@ -1,0 +1,33 @@
+"""`kelvin push` as a process of its own, whose door is a snapshotter's socket: what the tests kill.
+
+Arguments: the directory of the socket, then those of the command. Says on standard error when it begins.
+"""
+
+import sys
+from pathlib import Path
+
+import httpx
+
+from contracts.control import Principal, Scope
+from contracts.wire import encode
+from kelvin.push_command import push_command
+from service.unix import SocketDirectory
+from tests.snapshotter.unix import unix_transport
+
+
+class Door:
+    """The context object of the command line."""
+
+    def __init__(self, directory: SocketDirectory) -> None:
+        self._address = directory.address("snapshotter.sock")
+
+    def door(self) -> httpx.Client:
+        who = Principal(key_id="k1", tenant="acme", scopes=(Scope.ADMIN,))
+        headers = {"x-kelvin-principal": encode(who).decode()}
+        return httpx.Client(transport=unix_transport(self._address), base_url="http://snapshotter", headers=headers)
+
+
+if __name__ == "__main__":
+    door = Door(SocketDirectory(Path(sys.argv[1])))
+    print("begins", file=sys.stderr, flush=True)
+    push_command.main(sys.argv[2:], obj=door)
