@@ -1,1 +1,1 @@
-"""What the command line decides: pure functions of what it was told."""
+"""Pure decisions of the supervisor and the command line."""
