@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from activator.policy.traffic import ModelEntry
 from contracts.control import Feed, KeyRow, ModelRow, Principal, VersionRow
+from contracts.errors import Refused, Unavailable
 
 
 class _Holder(NamedTuple):
@@ -22,6 +23,7 @@ class Table:
 
     def __init__(self) -> None:
         self.revision = 0
+        self._fed = False
         self._suspended: dict[str, bool] = {}  # by tenant
         self._holders: dict[str, _Holder] = {}  # by SHA-256 of the key's text
         self._sha_of_key: dict[str, str] = {}
@@ -32,7 +34,12 @@ class Table:
         return f"<Table revision={self.revision} keys={len(self._holders)} models={models}>"
 
     def principal(self, key: str, now_s: float) -> Principal | None:
-        """Who holds this key, which has not expired. The look-up is by digest: its timing tells nothing of a secret."""
+        """Who holds this key, which has not expired. The look-up is by digest: its timing tells nothing of a secret.
+
+        Raises `Refused(Unavailable)` before the feed's first line: a door that has just opened knows nobody.
+        """
+        if not self._fed:
+            raise Refused(Unavailable("the list of keys"))
         holder = self._holders.get(hashlib.sha256(key.encode()).hexdigest())
         return None if holder is None or holder.expires_at_s <= now_s else holder.principal
 
@@ -56,6 +63,7 @@ class Table:
     def apply(self, line: Feed) -> None:
         """Take one line over; replicas and failures are the throttler's."""
         if line.full:
+            self._fed = True
             self._suspended, self._holders, self._sha_of_key, self._models = {}, {}, {}, {}
         self.revision = line.revision
         self._suspended.update((row.tenant, row.suspended) for row in line.tenants)

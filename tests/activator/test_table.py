@@ -1,9 +1,11 @@
 """The table follows the feed: full lines replace, others change, removals remove."""
 
 import msgspec
+import pytest
 
 from activator.table import Table
 from contracts.control import Feed, ModelRow, Scope, TenantRow
+from contracts.errors import Refused
 from tests.activator.control import KEY, OTHER, VERSION, key_row, snapshot, version_row
 
 
@@ -20,6 +22,16 @@ def test_a_snapshot_replaces_everything() -> None:
     table.apply(Feed(revision=9, full=True))
     assert (table.principal(KEY, 0), table.model("default", "m"), table.revision) == (None, None, 9)
     table.check_integrity()
+
+
+def test_nobody_is_known_before_the_first_line() -> None:
+    """A right key is not called wrong by a door that has just opened: its caller is told to come back."""
+    table = Table()
+    with pytest.raises(Refused) as caught:
+        table.principal(KEY, 0)
+    assert caught.value.failure.retryable
+    table.apply(snapshot())
+    assert table.principal(KEY, 0) is not None
 
 
 def test_changes_add_up() -> None:

@@ -1,5 +1,6 @@
 """`kelvin up` as an operator meets it: one ready line, one per directory, what dies comes back, nothing is left."""
 
+import json
 import os
 import signal
 import socket
@@ -32,7 +33,8 @@ def hurt(place: Path) -> Iterator[Installation]:
     book = place.parent / "prices.toml"
     book.parent.mkdir(parents=True)
     book.write_text((ROOT / "controlplane" / "price_book.toml").read_text().replace('"USD"', '"EUR"'))
-    with running(place, settings={**SETTINGS, "KELVIN_PRICE_BOOK": str(book)}) as installation:
+    settings = {**SETTINGS, "KELVIN_PRICE_BOOK": str(book), "KELVIN_CHUNK_BYTES": str(64 << 10)}
+    with running(place, settings=settings) as installation:
         installation.push(make_tiny(place.parent / "model", "llama", seed=3), "m")
         yield installation
 
@@ -54,7 +56,7 @@ def up(hurt: Installation) -> Installation:
 
 def _processes(up: Installation) -> dict[str, psutil.Process]:
     """The services of the installation that live, by module."""
-    (supervisor,) = [p for p in psutil.Process().children() if str(up.data) in _command(p)]
+    (supervisor,) = [p for p in psutil.Process().children() if {"up", str(up.data)} <= set(_command(p))]
     return {_command(p)[2]: p for p in supervisor.children() if len(_command(p)) == 3}
 
 
@@ -135,6 +137,31 @@ def test_a_killed_process_comes_back(up: Installation, module: str) -> None:
             return False
 
     up.wait(served, "a request is answered")
+
+
+def test_a_push_outlives_the_door_and_the_snapshotter(up: Installation, tmp_path: Path) -> None:
+    """Both are killed while it sends, one after the other: it ends well, and has nothing to say about it."""
+    directory = make_tiny(tmp_path / "model", "llama", seed=8, layers=4)
+    command = [sys.executable, "-m", "kelvin.main", "push", str(directory), "--name", "m", "--data", str(up.data)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, "--limit-rate", "128K", "--json"], stdout=pipe, stderr=pipe, text=True) as pusher:
+        try:
+            for module in ("snapshotter", "activator"):
+                had = _staged(up)
+                up.wait(lambda had=had: _staged(up) > had or pusher.poll() is not None, "a chunk is staged")
+                assert pusher.poll() is None, pusher.communicate()
+                _running(up, module).kill()
+            out, err = pusher.communicate(timeout=120)
+        finally:
+            pusher.kill()
+    assert (pusher.returncode, err) == (0, ""), out
+    assert json.loads(out)["created"]
+
+
+def _staged(up: Installation) -> int:
+    """Chunks of open pushes."""
+    pushes = (up.data / "staging" / "default").glob("*/declared.json")
+    return sum(len(list((push.parent / "chunks").glob("[!.]*"))) for push in pushes)
 
 
 def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
