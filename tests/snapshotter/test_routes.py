@@ -15,6 +15,7 @@ from contracts.errors import Unavailable
 from contracts.push import CommitRequest, Missing, MissingRequest, Plan, PlanRequest
 from contracts.wire import decode, encode
 from snapshotter.app import SOCKET
+from snapshotter.catalog import Catalog, Holdings
 from snapshotter.policy.layout import assemble
 from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
@@ -123,6 +124,22 @@ def test_tenants_are_apart(house: House) -> None:
         pinned = {piece.path for chunk in theirs.chunks for piece in chunk.pieces if piece.path.endswith(".json")}
         weights = [chunk for chunk in theirs.chunks if not {piece.path for piece in chunk.pieces} & pinned]
         assert len(missing.digests) == len(weights)
+
+
+def test_presence_for_everybody_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a catalog that answers whoever asks with what one tenant has tells the others what that is."""
+    honest = Catalog.holdings
+
+    async def one_for_all(self: Catalog, tenant: str) -> Holdings:
+        return await honest(self, "alpha")
+
+    with open_house(settings_for(tmp_path)) as house, house.client("alpha") as alpha, house.client("beta") as beta:
+        digests = digests_of(planned(alpha), Model().files())
+        before = announced(alpha, planned(alpha), digests)
+        push_whole(alpha, planned(alpha))
+        assert announced(beta, planned(beta), digests).digests == before.digests
+        monkeypatch.setattr(Catalog, "holdings", one_for_all)
+        assert announced(beta, planned(beta), digests).digests == ()
 
 
 def announced(client: httpx.Client, plan: Plan, digests: tuple[str, ...]) -> Missing:
