@@ -147,8 +147,7 @@ def test_a_push_outlives_the_door_and_the_snapshotter(up: Installation, tmp_path
     with subprocess.Popen([*command, "--limit-rate", "128K", "--json"], stdout=pipe, stderr=pipe, text=True) as pusher:
         try:
             for module in ("snapshotter", "activator"):
-                had = _staged(up)
-                up.wait(lambda had=had: _staged(up) > had or pusher.poll() is not None, "a chunk is staged")
+                _wait_for_a_chunk(up)
                 assert pusher.poll() is None, pusher.communicate()
                 _running(up, module).kill()
             out, err = pusher.communicate(timeout=120)
@@ -156,6 +155,12 @@ def test_a_push_outlives_the_door_and_the_snapshotter(up: Installation, tmp_path
             pusher.kill()
     assert (pusher.returncode, err) == (0, ""), out
     assert json.loads(out)["created"]
+
+
+def _wait_for_a_chunk(up: Installation) -> None:
+    """One more than is staged now."""
+    had = _staged(up)
+    up.wait(lambda: _staged(up) > had, "a chunk is staged")
 
 
 def _staged(up: Installation) -> int:
