@@ -16,7 +16,7 @@ from activator.key_uses import KeyUses
 from activator.policy.guesses import Guesses, Penalty, source_of
 from activator.table import Table
 from contracts.control import Principal, Scope
-from contracts.errors import Forbidden, Refused, TenantSuspended, TooManyFailures, Unauthenticated
+from contracts.errors import Forbidden, Refused, TenantSuspended, TooManyFailures, Unauthenticated, Unavailable
 from contracts.scopes import allows
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,10 @@ class Authenticator:
     async def authenticate(self, exchange: Exchange, *scopes: Scope) -> Principal:
         """Who calls, with a key for one of these scopes. Raises Refused, ClientGone.
 
-        Unauthenticated, TooManyFailures; TenantSuspended, Forbidden for a key that is good.
+        Unauthenticated, TooManyFailures; TenantSuspended, Forbidden for a good key; Unavailable before the feed.
         """
+        if not self._table.revision:  # every key would look wrong
+            raise Refused(Unavailable("the table of keys"))
         authorization = exchange.header(b"authorization")
         now_s = self._wall_s()
         principal = find(self._table, authorization, now_s)

@@ -159,7 +159,8 @@ class KeyStore:
 
         async with self._turn:
             await self._database.write(write)
-            self._publish(now_s, key)
+            revision = self._publish(now_s, key)
+        await self._publisher.settled(revision, TELL_S)  # so that it is good where it is used next
         return key, text
 
     async def rotate(self, by: Principal, tenant: str, key_id: str, overlap_s: int, now_s: int) -> tuple[Key, str, Key]:
@@ -189,7 +190,8 @@ class KeyStore:
 
         async with self._turn:
             new, old = await self._database.write(write)
-            self._publish(now_s, new, old)
+            revision = self._publish(now_s, new, old)
+        await self._publisher.settled(revision, TELL_S)
         return new, text, old
 
     async def revoke(self, by: Principal, tenant: str, key_id: str, now_s: int) -> tuple[Key, bool]:

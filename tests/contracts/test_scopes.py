@@ -1,0 +1,24 @@
+"""What each scope brings, as a table."""
+
+import pytest
+
+from contracts.control import Scope
+from contracts.scopes import allows
+
+INFER, PUSH, BILLING, ADMIN, OPERATOR = Scope.INFER, Scope.PUSH, Scope.BILLING_READ, Scope.ADMIN, Scope.OPERATOR
+
+
+@pytest.mark.parametrize(
+    ("held", "brings"),
+    [
+        (INFER, {INFER}),
+        (PUSH, {PUSH}),
+        (BILLING, {BILLING}),
+        (ADMIN, {ADMIN, PUSH, BILLING}),
+        (OPERATOR, {OPERATOR, ADMIN, PUSH, BILLING}),
+    ],
+)
+def test_a_scope_brings(held: Scope, brings: set[Scope]) -> None:
+    """Exactly these; several add up."""
+    assert {scope for scope in Scope if allows((held,), scope)} == brings
+    assert allows((INFER, held), INFER)

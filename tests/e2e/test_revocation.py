@@ -1,0 +1,92 @@
+"""A revocation reaches every activator within a second: one control plane, two activators, all of them real."""
+
+import os
+import ssl
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from coldstart_bench.installation import free_port
+from tests.controlplane.door import program
+from tests.controlplane.ground import ROOT, Run, fake_zygote
+
+PATIENCE_S = 30.0
+WITHIN_S = 1.0
+
+
+@contextmanager
+def _activator(data: Path) -> Iterator[str]:
+    """Its URL."""
+    port = free_port()
+    environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port)}
+    with (data.parent / "activator.log").open("ab") as log:
+        process = subprocess.Popen([sys.executable, "-m", "activator"], cwd=ROOT, env=environment, stderr=log)
+    try:
+        yield f"https://localhost:{port}"
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def _status(client: httpx.Client, url: str, key: str) -> int:
+    try:
+        return client.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def _seconds_until(client: httpx.Client, urls: list[str], key: str, status: int, limit_s: float) -> float | None:
+    """Until each of them answers the key so; None where one does not within the limit."""
+    began = time.monotonic()
+    for url in urls:
+        while _status(client, url, key) != status:
+            if time.monotonic() - began > limit_s:
+                return None
+            time.sleep(0.002)
+    return time.monotonic() - began
+
+
+def test_a_revoked_key_is_bad_everywhere_within_a_second(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Measured from the call that revokes it. Negative control: a rotated one, within its overlap, stays good."""
+    data = tmp_path / "data"
+    (data / "run").mkdir(parents=True)
+    with fake_zygote(Run(data / "run")), program(data), _activator(data) as first:
+        deadline = time.monotonic() + PATIENCE_S
+        while not ((data / "ca.pem").exists() and (data / "admin.key").exists()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        trust = ssl.create_default_context(cafile=str(data / "ca.pem"))
+        infer, admin = ((data / name).read_text().strip() for name in ("default.key", "admin.key"))
+        with _activator(data) as second, httpx.Client(verify=trust, trust_env=False) as client:
+            urls = [first, second]
+            assert _seconds_until(client, urls, infer, 200, PATIENCE_S) is not None
+            by = {"authorization": f"Bearer {admin}"}
+
+            def make(path: str, body: dict[str, object]) -> tuple[str, str]:
+                made = client.post(f"{first}/admin/v1/keys{path}", json=body, headers=by).raise_for_status().json()
+                return made["key"]["key_id"], made["secret"]
+
+            took: list[float] = []
+            for number in range(7):
+                key_id, secret = make("", {"name": f"k{number}", "scopes": ["infer"]})
+                assert [_status(client, url, secret) for url in urls] == [200, 200]
+                began = time.monotonic()
+                told = client.post(f"{first}/admin/v1/keys/{key_id}/revoke", headers=by).raise_for_status().json()
+                assert told["told"]
+                assert _seconds_until(client, urls, secret, 401, PATIENCE_S) is not None
+                took.append(time.monotonic() - began)
+            record_property("revocation_s", took)
+            print("revoked within", [f"{each * 1000:.1f} ms" for each in took])
+            assert statistics.median(took) < WITHIN_S  # one may meet a busy machine
+
+            key_id, old = make("", {"name": "control", "scopes": ["infer"]})
+            make(f"/{key_id}/rotate", {"overlap_s": 3600})
+            assert _seconds_until(client, urls, old, 401, WITHIN_S) is None
