@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 import pytest
 from blake3 import blake3
 
+from blobstore.s3_client import Halt
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from blobstore.verifying import VerifyingStore
 from tests.blobstore.s3_world import BODY, PART, World
@@ -260,19 +261,6 @@ def test_silence_ends(world: World, fault: Fault) -> None:
         asyncio.run(store.read_into("t/a", 0, memoryview(bytearray(1000))))
 
 
-async def _cancelled(work: Awaitable[object], world: World, seen: int, lift: bool) -> None:
-    """Start, wait until so many requests are under way, cancel, and see it end."""
-    task = asyncio.ensure_future(work)
-    await asyncio.to_thread(world.proxy.wait_until_seen, seen, "GET")
-    task.cancel()
-    await asyncio.sleep(0)
-    if lift:
-        world.proxy.lift()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.wait_for(asyncio.shield(task), 30)
-    assert task.cancelled()
-
-
 def test_a_cancelled_read_ends_at_once(world: World) -> None:
     """Its connections are shut although the client would wait for a minute; nothing writes to the memory any more."""
     world.plant("t/a")
@@ -282,14 +270,37 @@ def test_a_cancelled_read_ends_at_once(world: World) -> None:
     async def scenario() -> None:
         await store.stat("t/a")  # the ETag: all ranges at once
         world.proxy.inject(Stalled(300), method="GET", times=None)
-        work = store.read_into("t/a", 0, memoryview(into))
-        await _cancelled(work, world, 4, lift=False)
+        read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(into)))
+        await asyncio.to_thread(world.proxy.wait_until_seen, 4, "GET")
+        read.cancel()
+        await asyncio.wait({read}, timeout=30)
+        assert read.cancelled()
 
     asyncio.run(scenario())
     found = bytes(into)
     world.proxy.lift()
     assert asyncio.run(store.read("t/a")) == BODY
     assert bytes(into) == found
+
+
+def test_control_without_the_halt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same read waits for as long as the client does."""
+    monkeypatch.setattr(Halt, "set", lambda halt: None)
+    world.plant("t/a")
+    store = world.store()
+
+    async def scenario() -> None:
+        world.proxy.inject(Stalled(300), method="GET", times=None)
+        read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(bytearray(1000))))
+        await asyncio.to_thread(world.proxy.wait_until_seen, 1, "GET")
+        read.cancel()
+        await asyncio.wait({read}, timeout=0.2)
+        assert not read.done()
+        world.proxy.lift()
+        with pytest.raises(asyncio.CancelledError):
+            await read
+
+    asyncio.run(scenario())
 
 
 def test_a_read_that_fails_ends_its_other_ranges(world: World) -> None:

@@ -15,7 +15,7 @@ from tests.e2e.calls import complete
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.models import greedy, prompt_of, text_of
 from tests.faults.buckets import ENVIRONMENT, Buckets
-from tests.faults.faults import SLOW_DOWN, Cut, Refused, flipped, truncated
+from tests.faults.faults import SLOW_DOWN, Cut, Lost, Refused, flipped, truncated
 from tests.faults.proxy import FaultProxy
 
 PROMPT = [8, 12, 15]
@@ -36,10 +36,15 @@ def bucket(buckets: Buckets) -> str:
 
 @pytest.fixture(scope="module")
 def up(scratch: Path, llama: Path, buckets: Buckets, bucket: str, proxy: FaultProxy) -> Iterator[Installation]:
-    """`kelvin up --store s3://…` with a model pushed."""
+    """`kelvin up --store s3://…` with a model pushed, over a line that faltered."""
     url = buckets.url(bucket, "here", port=proxy.port, read_s=5)
     with running(scratch / "s3", settings={**SETTINGS, **ENVIRONMENT}, options=["--store", url]) as installation:
+        proxy.inject(SLOW_DOWN, method="PUT", holding="/packs/")
+        proxy.inject(Lost(), method="PUT", holding="/packs/")
+        proxy.inject(Cut(1000), method="GET", holding="/packs/")
+        proxy.inject(Lost(), method="PUT", holding="/manifests/")
         installation.push(llama, "llama")
+        assert sum(seen.fault is not None for seen in proxy.seen) == 4
         yield installation
 
 
