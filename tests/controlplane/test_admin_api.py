@@ -63,6 +63,8 @@ ROUTES = [
     ("GET", "/cache"),
     ("POST", "/cache/evict"),
     ("GET", "/billing/report"),
+    ("POST", "/billing/close"),
+    ("GET", "/billing/verify"),
     ("GET", "/tenants"),
     ("POST", "/tenants"),
     ("POST", "/tenants/t/suspend"),
