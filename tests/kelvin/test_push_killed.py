@@ -172,6 +172,6 @@ def test_what_arrived_is_not_sent_again(tmp_path: Path) -> None:
 
 def killed_half_way(data: Path, directory: Path) -> None:
     """A client that had sent five chunks, and not all."""
-    with pushing(data, directory, "--limit-rate", "128K", "--parallel", "1") as client:
+    with pushing(data, directory, "--limit-rate", "64K", "--parallel", "1") as client:
         while len(staged(data)) < 5:
             assert not client.is_over(0.02)
