@@ -63,7 +63,7 @@ class Guesses:
         over = level - limits.burst
         if over <= 0:
             return None
-        hold_s = min(limits.longest_s, limits.first_s * 2.0 ** (over - 1))
+        hold_s = min(limits.longest_s, limits.first_s * 2.0 ** max(0.0, over - 1))
         return Penalty(hold_s, (over + 1) * limits.leak_s, before <= limits.burst)
 
     def try_hold(self, source: str) -> bool:
