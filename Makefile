@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := contracts service spool blobstore weightcache snapshotter runtime activator controlplane kelvin coldstart_bench
+PACKAGES := contracts service spool telemetry blobstore weightcache snapshotter runtime activator controlplane kelvin coldstart_bench
 
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -14,7 +14,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[runtime,s3,tensorizer,test,demo]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[runtime,s3,tensorizer,telemetry,test,demo]'
 	touch $@
 
 demo: $(STAMP)

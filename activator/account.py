@@ -6,6 +6,7 @@ from typing import Final
 from contracts.control import Principal, TimelineAnswer
 from contracts.frames import Counts
 from contracts.timeline import Timeline
+from contracts.trace import TraceContext
 from contracts.usage import Origin, RequestRecord
 
 OK: Final = "ok"
@@ -21,6 +22,7 @@ class Account:
     stream: bool
     started_at_us: int
     timeline: Timeline
+    caller: TraceContext | None = None  # the trace that it belongs to, where its caller brought one
     version: str | None = None
     runtime_id: str | None = None
     queued_us: int = 0

@@ -15,12 +15,15 @@ from activator.certificates import Authority, Certificates
 from activator.completions import Completions
 from activator.door import Door
 from activator.edge import Gate
+from activator.endings import Endings
 from activator.errands import Errands
 from activator.exchange import new_request_id
 from activator.feed import FeedClient
+from activator.gauges import describe
 from activator.health import health
 from activator.key_uses import KeyUses
 from activator.lists import Lists
+from activator.meters import Meters
 from activator.passthrough import Passthrough
 from activator.proxy import Upstreams
 from activator.reporter import Reporter
@@ -38,6 +41,7 @@ from service.client import ServiceClient
 from service.run import serve_until
 from service.unix import SocketDirectory
 from spool import Post, Shipper, Spool, recover
+from telemetry.telemetry import open_telemetry
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +56,7 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
     authority = Authority.load_or_make(settings.data / "ca.pem", settings.data / "tls" / "ca.key")
     certificates = Certificates(authority, settings.domain)
     async with AsyncExitStack() as ladder:
+        telemetry = await ladder.enter_async_context(open_telemetry("activator", settings.telemetry))
         directory = SocketDirectory(settings.run)
         ladder.callback(directory.close)
         control = ServiceClient(directory, "control.sock", "the control plane")
@@ -75,7 +80,8 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
         waker = Waker(reporter)
         ladder.push_async_callback(waker.close)
         throttler = Throttler(settings.queue, waker)
-        usage = Usage(spool, timelines)
+        meters = Meters(telemetry.page)
+        usage = Usage(spool, timelines, ended=Endings(meters, telemetry))
         tenants = asyncio.Event()
 
         def apply(line: Feed) -> None:
@@ -95,13 +101,16 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             settings.domain,
             limits,
+            meters,
         )
+        describe(telemetry.page, door, throttler, shipper, feed)
         listener = _listen(settings)
         ladder.callback(listener.close)
         own = directory.listen("activator.sock")
         ladder.callback(own.close)
         log.info("listening", extra={"host": settings.host, "port": listener.getsockname()[1], "source": name})
 
+        well = health(lambda: feed.synced.is_set() and not stop.is_set())
         background = [
             feed.run(),
             reporter.run(),
@@ -112,7 +121,7 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
         await _while_serving(
             background,
             serve_tls(door, Gate(certificates.default, settings.edge), listener, stop, settings.drain_s),
-            lambda ended: serve_until(health(lambda: feed.synced.is_set() and not stop.is_set()), own, ended, 1),
+            lambda ended: serve_until(telemetry.exposing(well), own, ended, 1),
         )
 
 

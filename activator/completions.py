@@ -156,6 +156,7 @@ class Completions:
             stream=wanted.stream is True,
             started_at_us=exchange.arrived_at_us,
             timeline=Timeline(exchange.arrived_us),
+            caller=exchange.caller,
         )
         return _Call(exchange, asked.path, body, reference, entry, account, self._deadline(exchange))
 

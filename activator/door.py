@@ -12,6 +12,7 @@ from activator.completions import Completions
 from activator.edge_http import EXTENSION
 from activator.exchange import ClientGone, Connection, Exchange, Headers
 from activator.lists import Lists
+from activator.meters import Meters
 from activator.passthrough import Passthrough
 from activator.routes import Asked, Complete, Inward, ListModels, ShowTimeline, Wrong, host_of, route
 from activator.settings import RequestLimits
@@ -40,12 +41,14 @@ class Door:
         passthrough: Passthrough,
         domain: str,
         limits: RequestLimits,
+        meters: Meters,
     ) -> None:
         self._completions = completions
         self._lists = lists
         self._passthrough = passthrough
         self._domain = domain
         self._limits = limits
+        self._meters = meters
         self.inside = 0
 
     def __repr__(self) -> str:
@@ -61,6 +64,7 @@ class Door:
             asked = self._asked(exchange, scope["http_version"])
             await self._serve(exchange, asked)
         except Refused as refused:
+            self._meters.refused(refused.failure)
             await _refuse(exchange, asked, refused.failure)
         except ClientGone:
             connection.abort()

@@ -9,6 +9,8 @@ from activator.policy.admission import QueueLimits
 from activator.policy.queue import Bound
 from contracts import settings
 from contracts.names import dns_label
+from telemetry.settings import OFF, TelemetrySettings
+from telemetry.settings import read_settings as read_telemetry
 
 MIB = 1 << 20
 
@@ -51,6 +53,7 @@ class ActivatorSettings:
     edge: EdgeLimits
     request: RequestLimits
     queue: QueueLimits
+    telemetry: TelemetrySettings = OFF
 
     @property
     def run(self) -> Path:
@@ -100,6 +103,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             ),
             wait_s=settings.number(env, "KELVIN_QUEUE_S", 600.0, low=0.1, high=86400),
         ),
+        telemetry=read_telemetry(env),
     )
 
 

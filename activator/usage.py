@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from activator.account import OK, Account
-from activator.endings import say
 from activator.timelines import Timelines
 from contracts.errors import Failure
 from contracts.problem import code_of, status_of
@@ -30,7 +29,7 @@ class Usage:
         spool: Spool,
         timelines: Timelines,
         *,
-        ended: Callable[[Account, Failure | None, str, int], None] = say,
+        ended: Callable[[Account, Failure | None, str, int], None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`ended` is told of each account when it is settled: why it failed, its outcome and its status."""

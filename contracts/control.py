@@ -172,6 +172,7 @@ class Bound(Wire, frozen=True):
     runtime_id: str
     max_streams: int
     spans: tuple[Span, ...]
+    bytes_by_tier: dict[str, int]  # where its bytes came from
 
 
 class RuntimeState(StrEnum):

@@ -1,6 +1,6 @@
 """The stages of a start, each stamped once. Durations nest by hop: what a process stamped is relative to its start."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -53,6 +53,11 @@ class Timeline:
         """Take over another process's spans, whose zero was `call_began_us` here (the hop's latency is in it)."""
         for span in spans:
             self.stamp(span.stage, call_began_us + span.after_us)
+
+    @property
+    def at_us(self) -> Mapping[Stage, int]:
+        """When each stage ended, so far."""
+        return self._at_us
 
     def stamps(self) -> tuple[Stamp, ...]:
         """In order of time."""

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, closing
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from controlplane import access_api, admin_api, billing_api, internal_api, usage_api
+from controlplane import access_api, admin_api, billing_api, internal_api, metrics_api, usage_api
 from controlplane.access_api import Access
 from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock, SystemClock
@@ -16,6 +16,7 @@ from controlplane.internal_api import Internals
 from controlplane.jobs import JobDesk
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
+from controlplane.meters import RestoreMeters
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Peers
 from controlplane.policy.rating import PriceBook
@@ -35,6 +36,7 @@ from controlplane.tenants import TenantStore
 from service.failures import install_failure_handlers
 from service.run import serve_until
 from service.unix import SocketDirectory
+from telemetry.telemetry import Telemetry, open_telemetry
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
     book = default_price_book() if settings.price_book is None else load_price_book(settings.price_book)
     settings.data.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as ladder:
+        telemetry = await ladder.enter_async_context(open_telemetry("controlplane", settings.telemetry))
         database = ladder.enter_context(closing(Database(sqlite_engine(settings.database))))
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
         ledger, feed = Ledger(database), FeedHub()
@@ -76,6 +79,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         outcomes = Outcomes(registry, tasks)
         actuator.listen(autoscaler)
         actuator.listen(outcomes)
+        actuator.listen(RestoreMeters(telemetry, table))
 
         adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
         adopted = await adopter.sweep()
@@ -86,9 +90,9 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
 
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, clock, peers.zygote_answers)
-        app = compose(internals, access, table, outcomes, peers, ledger, book)
+        app = compose(internals, access, table, outcomes, peers, ledger, book, telemetry)
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
-        await serve_until(app, directory.listen(SOCKET), stop, DRAIN_S)
+        await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
 
 
 async def _end_with(feed: FeedHub, stop: asyncio.Event) -> None:
@@ -105,6 +109,7 @@ def compose(
     peers: Peers,
     ledger: Ledger,
     book: PriceBook,
+    telemetry: Telemetry,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
@@ -112,6 +117,7 @@ def compose(
     app.router.routes.extend(internal_api.routes(internals))
     app.router.routes.extend(usage_api.routes(ledger))
     app.router.routes.extend(access_api.internal_routes(access.keys))
+    app.include_router(metrics_api.router(telemetry, peers, table))
     app.include_router(admin_api.router(internals.registry, table, outcomes, internals.autoscaler, peers))
     app.include_router(access_api.router(access, internals.registry, internals.autoscaler, internals.clock))
     app.include_router(

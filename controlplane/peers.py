@@ -1,11 +1,15 @@
 """The other processes of the installation, as far as operators ask about them here: health, and the weight cache."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final, Literal
+
+import aiohttp
 
 from contracts.errors import NotFound, Refused
 from contracts.wire import Wire, decode, encode
 from controlplane.answers import CacheStatus, ProcessStatus
+from controlplane.scaling.process import socket_name
 from controlplane.scaling.zygote import ZygoteClient
 from service.client import ServiceClient
 from service.unix import SocketDirectory
@@ -28,11 +32,17 @@ class Peers:
     """Clients to the siblings. Close it where you opened it."""
 
     def __init__(self, directory: SocketDirectory, zygote: ZygoteClient) -> None:
+        self._directory = directory
         self._zygote = zygote
         self._clients = {name: ServiceClient(directory, socket, name) for name, socket in _SOCKETS.items()}
 
     def __repr__(self) -> str:
         return f"<Peers {sorted(self._clients)}>"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The siblings that are asked over HTTP."""
+        return frozenset(self._clients)
 
     async def statuses(self) -> tuple[ProcessStatus, ...]:
         """All of them by name, ourselves included, asked at once."""
@@ -60,6 +70,26 @@ class Peers:
             async with self._clients[CACHE].open("GET", "/v1/state", timeout_s=ASK_S) as answer:
                 return decode(await answer.read(), CacheStatus, what="state of the weight cache")
         except Refused:
+            return None
+
+    async def metrics(self, runtimes: Iterable[str]) -> dict[str, str | None]:
+        """The page of each sibling by its name, and of these runtimes by their ids; None of who does not answer."""
+        asked = {name: self._page(client) for name, client in self._clients.items()}
+        asked |= {runtime_id: self._page_of_runtime(runtime_id) for runtime_id in runtimes}
+        return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
+
+    async def _page_of_runtime(self, runtime_id: str) -> str | None:
+        client = ServiceClient(self._directory, socket_name(runtime_id), "the runtime", limit=1)
+        try:
+            return await self._page(client)
+        finally:
+            await client.close()
+
+    async def _page(self, client: ServiceClient) -> str | None:
+        try:
+            async with client.open("GET", "/metrics", timeout_s=ASK_S) as answer:
+                return (await answer.read()).decode()
+        except (Refused, aiohttp.ClientError, TimeoutError, OSError):
             return None
 
     async def evict(self, tenant: str, evict: Evict) -> None:

@@ -4,8 +4,8 @@ The one writer is the local fleet. A start counts as a replica from the moment i
 callers at zero begin one. Device slots are held from there until the process is dead, not until it was told to die.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -32,6 +32,7 @@ class Replica:
     device_class: str = ""
     max_streams: int = 0
     restore: tuple[Span, ...] = ()
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # empty where another control plane had it restored
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts import settings
+from telemetry.settings import OFF, TelemetrySettings
+from telemetry.settings import read_settings as read_telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Settings:
     kv_bytes: int
     drain_s: float
     price_book: Path | None
+    telemetry: TelemetrySettings = OFF
 
     @property
     def run(self) -> Path:
@@ -46,4 +49,5 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         kv_bytes=settings.integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20),
         drain_s=settings.number(env, "KELVIN_SCALE_DOWN_S", 600.0, low=0, high=86_400),
         price_book=Path(env["KELVIN_PRICE_BOOK"]) if env.get("KELVIN_PRICE_BOOK") else None,
+        telemetry=read_telemetry(env),
     )

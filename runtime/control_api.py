@@ -6,8 +6,10 @@ from fastapi import FastAPI, Request, Response
 
 from contracts.control import Bind, GateJob, RuntimeState, SealJob
 from contracts.wire import decode, encode
+from runtime.meters import metrics_of
 from runtime.replica import Replica
 from service.failures import install_failure_handlers
+from telemetry.policy.exposition import CONTENT_TYPE
 
 T = TypeVar("T")
 
@@ -37,6 +39,10 @@ def build_control_app() -> FastAPI:
     async def drain(request: Request) -> Response:
         _replica(request).drain()
         return Response(status_code=202)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        return Response(metrics_of(_replica(request)), media_type=CONTENT_TYPE)
 
     @app.get("/healthz")
     async def healthz() -> Response:

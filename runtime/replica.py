@@ -143,7 +143,12 @@ class Replica:
         self._move(RuntimeState.READY)
         took_us = max((span.after_us for span in serving.spans), default=0)
         log.info("ready", extra={"version": request.version, "restore_ms": took_us / 1000})
-        return Bound(runtime_id=self.runtime_id, max_streams=serving.limits.max_streams, spans=serving.spans)
+        return Bound(
+            runtime_id=self.runtime_id,
+            max_streams=serving.limits.max_streams,
+            spans=serving.spans,
+            bytes_by_tier=dict(serving.bytes_by_tier),
+        )
 
     def serving(self) -> tuple[Serving, Streams]:
         """For a new request. Raises `Refused` where none is taken."""

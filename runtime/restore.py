@@ -6,7 +6,7 @@ is a `Refused`, after which the process serves nothing.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -45,6 +45,11 @@ class Lease(Protocol):
     @property
     def attestations(self) -> Sequence[SealAttestation]:
         """What sealing jobs found, under any fingerprint."""
+        ...
+
+    @property
+    def bytes_by_tier(self) -> Mapping[str, int]:
+        """Where they came from."""
         ...
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -163,6 +168,7 @@ def restore(request: Bind, wiring: Wiring, acquire: Acquire) -> Serving:
         engine=engine,
         thread=thread,
         spans=tuple(spans),
+        bytes_by_tier=weights.lease.bytes_by_tier,
     )
     thread.start()
     return serving

@@ -4,7 +4,8 @@ How it came to be is `restore.py`'s; who may use it, and when, is `replica.py`'s
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from contracts.control import Bind
@@ -47,6 +48,7 @@ class Serving:
     engine: Engine
     thread: EngineThread
     spans: tuple[Span, ...]
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Serving {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"

@@ -10,7 +10,8 @@ from service.cause import cause
 
 # The level is for these. Libraries stay at INFO: at DEBUG some of them write the headers that they send.
 OURS: Final = (
-    "activator", "blobstore", "controlplane", "kelvin", "runtime", "service", "snapshotter", "spool", "weightcache",
+    "activator", "blobstore", "controlplane", "kelvin", "runtime", "service", "snapshotter", "spool", "telemetry",
+    "weightcache",
 )  # fmt: skip
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 

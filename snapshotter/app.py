@@ -28,6 +28,7 @@ from snapshotter.routes import push_routes
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.staging import Staging
 from snapshotter.store_routes import store_routes
+from telemetry.telemetry import open_telemetry
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
 async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
     """Serve the push API on its socket until `stop`."""
     async with AsyncExitStack() as stack:
+        telemetry = await stack.enter_async_context(open_telemetry("snapshotter", settings.telemetry))
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
         client = ServiceClient(directory, CONTROL_SOCKET, "the control plane")
@@ -76,7 +78,7 @@ async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
         app = await stack.enter_async_context(open_app(settings, store, jobs))
         listener = stack.enter_context(directory.listen(SOCKET))
         log.info("serving", extra={"socket": SOCKET})
-        await serve_until(app, listener, stop)
+        await serve_until(telemetry.exposing(app), listener, stop)
 
 
 def _add_health(app: FastAPI, store: BlobStore) -> None:

@@ -9,6 +9,8 @@ from urllib.parse import quote
 
 from contracts import settings
 from contracts.manifest import CHUNK_BYTES, PAGE
+from telemetry.settings import OFF, TelemetrySettings
+from telemetry.settings import read_settings as read_telemetry
 
 _TIB: Final = 1 << 40
 
@@ -31,6 +33,7 @@ class SnapshotterSettings:
     gate_s: int = 180
     seal_s: int = 1800
     collect_grace_s: int = 86_400
+    telemetry: TelemetrySettings = OFF
 
     @property
     def run(self) -> Path:
@@ -63,6 +66,7 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
         gate_s=settings.integer(env, "KELVIN_GATE_S", 180, low=1, high=3600),
         seal_s=settings.integer(env, "KELVIN_SEAL_S", 1800, low=1, high=86_400),
         collect_grace_s=settings.integer(env, "KELVIN_COLLECT_GRACE_S", 86_400, low=0),
+        telemetry=read_telemetry(env),
     )
 
 

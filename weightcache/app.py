@@ -7,9 +7,11 @@ from blobstore.factory import opened
 from blobstore.store import BlobStore
 from service.run import serve_until
 from service.unix import SocketDirectory
-from weightcache.api import make_app
+from telemetry.telemetry import open_telemetry
+from weightcache.api import make_app, state_of
 from weightcache.cache import open_cache
 from weightcache.leases import LeaseServer
+from weightcache.meters import describe_cache
 from weightcache.settings import CacheSettings
 from weightcache.sources import Verify, is_digest_of
 from weightcache.wire import SOCKET
@@ -29,13 +31,18 @@ async def serve(
     """As `run`, over a given store."""
     directory = SocketDirectory(settings.run)
     try:
-        async with open_cache(settings, store, verify=verify) as cache:
+        async with (
+            open_telemetry("weightcache", settings.telemetry) as telemetry,
+            open_cache(settings, store, verify=verify) as cache,
+        ):
             leases = LeaseServer(
                 directory.listen(SOCKET, socket.SOCK_SEQPACKET), cache.residents, cache.arena, cache.counters
             )
+            describe_cache(telemetry.page, lambda: state_of(cache, leases))
             leases.open()
+            app = telemetry.exposing(make_app(cache, leases))
             try:
-                await serve_until(make_app(cache, leases), directory.listen(HTTP_SOCKET), stop)
+                await serve_until(app, directory.listen(HTTP_SOCKET), stop)
             finally:
                 await leases.close()
     finally:

@@ -9,6 +9,8 @@ from typing import Final
 
 from contracts import settings
 from contracts.settings import BadSetting
+from telemetry.settings import OFF, TelemetrySettings
+from telemetry.settings import read_settings as read_telemetry
 from weightcache.policy.extents import HUGE_PAGE
 
 SLAB_BYTES: Final = 256 << 20
@@ -26,6 +28,7 @@ class CacheSettings:
     slab_bytes: int
     nvme_bytes: int
     lifeline_fd: int | None = None
+    telemetry: TelemetrySettings = OFF
 
     @property
     def run(self) -> Path:
@@ -53,6 +56,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         slab_bytes=slab_bytes,
         nvme_bytes=settings.integer(env, "KELVIN_NVME_BYTES", _disk_bytes(data), low=0, high=_LIMIT),
         lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
+        telemetry=read_telemetry(env),
     )
 
 

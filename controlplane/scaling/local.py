@@ -6,7 +6,9 @@ should be is the autoscaler's to say, how one drains is `drain`'s, and what an e
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from contracts.control import Bind, RestoreFailure
@@ -110,11 +112,17 @@ class LocalActuator:
         if live > replicas:
             self._shrink(key, live - replicas)
 
-    def serve(self, process: Process, max_streams: int, spans: tuple[Span, ...]) -> None:
+    def serve(
+        self,
+        process: Process,
+        max_streams: int,
+        spans: tuple[Span, ...],
+        bytes_by_tier: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """A restore has ended well: tell activators and listeners. One that was stopped meanwhile stays stopped."""
         if process.is_leaving:
             return
-        learned = {"max_streams": max_streams, "restore": spans}
+        learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier}
         replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
         self._feed.publish(replicas=(replica_row(replica),))
         took_us = max((span.after_us for span in spans), default=0)
@@ -210,7 +218,7 @@ class LocalActuator:
         else:
             own = (Span(Stage.DECIDED, asked.decided_us - zero_us), Span(Stage.PROMOTED, began_us - zero_us))
             shifted = (Span(span.stage, span.after_us + began_us - zero_us) for span in bound.spans)
-            self.serve(process, bound.max_streams, (*own, *shifted))
+            self.serve(process, bound.max_streams, (*own, *shifted), bound.bytes_by_tier)
         await self._fleet.clock.sleep(SETTLE_S)
         self._pool.balance()
 

@@ -108,7 +108,7 @@ class Standby:
             time.sleep(0.002)
         self.state = RuntimeState.READY
         spans = (Span(Stage.LEASED, 100), Span(Stage.READY, 300))
-        return Bound(runtime_id=self.runtime_id, max_streams=4, spans=spans)
+        return Bound(runtime_id=self.runtime_id, max_streams=4, spans=spans, bytes_by_tier={"host": 1})
 
     def drain(self) -> None:
         self.note("drain")

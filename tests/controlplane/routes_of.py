@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from controlplane import access_api, admin_api, billing_api
+from controlplane import access_api, admin_api, billing_api, metrics_api
 
 
 def admin_routes() -> set[tuple[str, str]]:
@@ -16,6 +16,7 @@ def admin_routes() -> set[tuple[str, str]]:
         admin_api.router(nothing, nothing, nothing, nothing, nothing),
         access_api.router(nothing, nothing, nothing, nothing),
         billing_api.router(nothing, nothing),
+        metrics_api.router(nothing, nothing, nothing),
     )
     return {
         (method, route.path.removeprefix("/admin/v1"))

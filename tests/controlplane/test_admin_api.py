@@ -62,6 +62,7 @@ ROUTES = [
     ("POST", "/models/m/stop"),
     ("GET", "/cache"),
     ("POST", "/cache/evict"),
+    ("GET", "/metrics"),
     ("GET", "/billing/report"),
     ("POST", "/billing/close"),
     ("GET", "/billing/verify"),

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NAMES = {
     "activator", "blobstore", "coldstart_bench", "contracts", "controlplane", "kelvin", "runtime", "service",
-    "snapshotter", "spool", "weightcache",
+    "snapshotter", "spool", "telemetry", "weightcache",
 }  # fmt: skip
 
 

@@ -104,6 +104,10 @@ class MemoryLease:
     def manifest(self) -> Manifest:
         return self.version.manifest
 
+    @property
+    def bytes_by_tier(self) -> dict[str, int]:
+        return {"host": len(self._linear)}
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self._linear)[offset : offset + nbytes].toreadonly()
 

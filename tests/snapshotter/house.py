@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ Wrap = Callable[[BlobStore], BlobStore]
 def settings_for(data: Path, **more: int) -> SnapshotterSettings:
     """Chunks of two pages and packs of eight, so that a toy model has several of both."""
     defaults = {"chunk_bytes": 8192, "pack_bytes": 32768}
-    return SnapshotterSettings(data=data, store_url=f"file://{data}/store", **(defaults | more))
+    settings = SnapshotterSettings(data=data, store_url=f"file://{data}/store")
+    return replace(settings, **(defaults | more))  # type: ignore[arg-type]
 
 
 def principal(tenant: str = TENANT, *scopes: Scope) -> dict[str, str]:

@@ -1,0 +1,65 @@
+"""What the activator counts and times. A tenant and a model have series of their own up to a bound, then share one."""
+
+from typing import Final
+
+from activator.account import Account
+from contracts.errors import Failure
+from contracts.problem import code_of, status_of
+from contracts.timeline import Stage
+from telemetry.policy.instruments import Page
+from telemetry.policy.labels import Cap, outcome_of
+
+MODELS: Final = 64  # named in labels; further ones are "other"
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_WHOSE: Final = ("tenant", "model")
+_KINDS: Final = ("prompt", "cached", "completion")
+
+
+class Meters:
+    """Instruments on one page."""
+
+    def __init__(self, page: Page, models: int = MODELS) -> None:
+        self._cap = Cap(models)
+        self._requests = page.counter(
+            "kelvin_requests_total",
+            "Requests that left a record, by what came of them.",
+            (*_WHOSE, "outcome", "status", "start"),
+        )
+        self._refusals = page.counter(
+            "kelvin_refusals_total", "Requests that left no record: bad keys, unknown names.", ("outcome", "status")
+        )
+        self._first = page.histogram(
+            "kelvin_first_token_seconds", "From arrival to an answer's first bytes.", (*_WHOSE, "start"), SECONDS
+        )
+        self._per_token = page.histogram(
+            "kelvin_token_seconds", "Mean time of a token after the first, by streamed request.", _WHOSE, PER_TOKEN
+        )
+        self._queue = page.histogram(
+            "kelvin_queue_seconds", "Waiting for a slot, a start included.", (*_WHOSE, "start"), SECONDS
+        )
+        self._tokens = page.counter("kelvin_tokens_total", "Tokens by kind.", (*_WHOSE, "kind"))
+
+    def refused(self, failure: Failure) -> None:
+        """A request ended before it had an account."""
+        self._refusals.add((outcome_of(code_of(failure)), str(status_of(failure))))
+
+    def ended(self, account: Account, outcome: str, status: int) -> None:
+        """A request ended, one way or another."""
+        whose = self._cap.fold((account.principal.tenant, account.model))
+        start = "cold" if account.cold else "warm"
+        self._requests.add((*whose, outcome_of(outcome), str(status), start))
+        at_us = account.timeline.at_us
+        if Stage.DISPATCHED in at_us:
+            self._queue.observe((*whose, start), account.queued_us / 1e6)
+        if Stage.FIRST_TOKEN in at_us:
+            first_us = at_us[Stage.FIRST_TOKEN]
+            self._first.observe((*whose, start), first_us / 1e6)
+            further = account.delivered_tokens - 1
+            if account.stream and further > 0:
+                self._per_token.observe(whose, (at_us[Stage.DONE] - first_us) / 1e6 / further)
+        seen = account.seen
+        counts = (seen.prompt_tokens, seen.cached_tokens, account.delivered_tokens)
+        for kind, count in zip(_KINDS, counts, strict=True):
+            if count:
+                self._tokens.add((*whose, kind), count)

@@ -1,0 +1,1 @@
+"""What is told, under which names, and of which requests. Pure."""

@@ -1,0 +1,151 @@
+"""Counters, histograms and readings of one process, and a consistent copy of all of them. One thread writes and copies.
+
+Cheap enough for every request: a look-up and an addition. How a copy is written down is `exposition`'s and `otlp`'s.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from telemetry.policy.labels import OTHER
+
+MAX_SERIES: Final = 2048  # of one family, however its labels are bounded
+Labels = tuple[str, ...]
+
+
+class Kind(StrEnum):
+    """What a family's values mean."""
+
+    COUNTER = "counter"  # only grows while the process lives
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A histogram's state. `counts` are of the intervals up to each bound, and of what lies above the last."""
+
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All series of one name, as they were at one moment."""
+
+    name: str
+    help: str
+    kind: Kind
+    labels: Labels
+    values: Mapping[Labels, float]
+    bounds: tuple[float, ...] = ()
+    spreads: Mapping[Labels, Spread] | None = None  # of a histogram, instead of values
+
+
+class Counter:
+    """Grows."""
+
+    def __init__(self, name: str, help: str, labels: Labels) -> None:
+        self._name, self._help, self._labels = name, help, labels
+        self._values: dict[Labels, float] = {}
+
+    def add(self, labels: Labels, amount: float = 1) -> None:
+        """`labels` are the values, in the order of the names."""
+        values = self._values
+        if labels not in values:
+            labels = _bounded(values, labels)
+        values[labels] = values.get(labels, 0) + amount
+
+    def family(self) -> Family:
+        """A copy."""
+        return Family(self._name, self._help, Kind.COUNTER, self._labels, dict(self._values))
+
+
+class Histogram:
+    """Counts observations by interval."""
+
+    def __init__(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> None:
+        assert list(bounds) == sorted(set(bounds)), "bounds ascend"
+        self._name, self._help, self._labels, self._bounds = name, help, labels, bounds
+        self._counts: dict[Labels, list[int]] = {}
+        self._totals: dict[Labels, float] = {}
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """A value on a bound belongs below it."""
+        counts = self._counts.get(labels)
+        if counts is None:
+            labels = _bounded(self._counts, labels)
+            counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
+        counts[bisect_left(self._bounds, value)] += 1
+        self._totals[labels] = self._totals.get(labels, 0.0) + value
+
+    def family(self) -> Family:
+        """A copy."""
+        spreads = {labels: Spread(tuple(counts), self._totals[labels]) for labels, counts in self._counts.items()}
+        return Family(self._name, self._help, Kind.HISTOGRAM, self._labels, {}, self._bounds, spreads)
+
+
+class Reading:
+    """Values that another keeps: asked for when a copy is made."""
+
+    def __init__(
+        self, name: str, help: str, kind: Kind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
+    ) -> None:
+        self._name, self._help, self._kind, self._labels, self._read = name, help, kind, labels, read
+
+    def family(self) -> Family:
+        """A copy. Its labels are from closed sets, or its reader bounds them."""
+        return Family(self._name, self._help, self._kind, self._labels, dict(self._read()))
+
+
+class Page:
+    """The families of one process; `process` becomes a label of each series. Families keep their order."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+        self._instruments: dict[str, Counter | Histogram | Reading] = {}
+
+    def __repr__(self) -> str:
+        return f"<Page {self.process} families={len(self._instruments)}>"
+
+    def counter(self, name: str, help: str, labels: Labels = ()) -> Counter:
+        """A new one. Raises ValueError where the name is taken."""
+        made = Counter(name, help, labels)
+        self._put(name, made)
+        return made
+
+    def histogram(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> Histogram:
+        """Likewise."""
+        made = Histogram(name, help, labels, bounds)
+        self._put(name, made)
+        return made
+
+    def read(
+        self, name: str, help: str, kind: Kind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
+    ) -> None:
+        """Likewise, of values that are kept elsewhere."""
+        self._put(name, Reading(name, help, kind, labels, read))
+
+    def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
+        """One value without labels."""
+        self.read(name, help, Kind.GAUGE, (), lambda: {(): read()})
+
+    def families(self) -> tuple[Family, ...]:
+        """A copy of all, at one moment."""
+        return tuple(instrument.family() for instrument in self._instruments.values())
+
+    def _put(self, name: str, made: Counter | Histogram | Reading) -> None:
+        if name in self._instruments:
+            raise ValueError(f"{name} is taken")
+        self._instruments[name] = made
+
+
+def by(name_of: Iterable[tuple[str, float]]) -> dict[Labels, float]:
+    """Values under one label each."""
+    return {(name,): value for name, value in name_of}
+
+
+def _bounded(present: Mapping[Labels, object], labels: Labels) -> Labels:
+    return labels if len(present) < MAX_SERIES else (OTHER,) * len(labels)

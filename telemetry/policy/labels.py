@@ -1,0 +1,50 @@
+"""Values of labels: from closed sets, or capped. Whatever callers do, a family has a bounded number of series."""
+
+from typing import Final
+
+from contracts import artifact_errors, errors
+
+OTHER: Final = "other"
+OK: Final = "ok"
+TIERS: Final = ("host", "nvme", "store")  # quickest first
+
+
+def _kinds(kind: type[errors.Failure]) -> list[type[errors.Failure]]:
+    return [kind] + [below for child in kind.__subclasses__() for below in _kinds(child)]
+
+
+_KNOWN: Final = (errors, artifact_errors)  # subclasses exist once their module is imported
+OUTCOMES: Final = frozenset({OK} | {kind.code for kind in _kinds(errors.Failure)})
+
+
+def outcome_of(code: str) -> str:
+    """A failure's code, or `ok`; what no process of ours says is `other`."""
+    return code if code in OUTCOMES else OTHER
+
+
+def slowest_tier(bytes_by_tier: dict[str, int]) -> str:
+    """The tier that a restore had to reach down to; `other` where nothing is known, or something unknown."""
+    found = [tier for tier, nbytes in bytes_by_tier.items() if nbytes]
+    if not found or any(tier not in TIERS for tier in found):
+        return OTHER
+    return max(found, key=TIERS.index)
+
+
+class Cap:
+    """The first `limit` values that were seen keep their names; all others share one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._named: set[tuple[str, ...]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Cap {len(self._named)}/{self._limit}>"
+
+    def fold(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """The values, or as many times `other`."""
+        if values in self._named:
+            return values
+        if len(self._named) < self._limit:
+            self._named.add(values)
+            return values
+        return (OTHER,) * len(values)

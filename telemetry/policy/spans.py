@@ -1,0 +1,165 @@
+"""A request's or a restore's trace, made of its finished stages: one span for the whole, one for each stage in it.
+
+A stage's span begins where the stage before it ended, as in the timeline. Ids follow from the request's or the
+replica's own, so a request can refer to the restore that it waited for without having met it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from contracts.timeline import Stage, Stamp
+from contracts.trace import TraceContext, span_id_of, trace_id_of
+from telemetry.policy.labels import OK
+
+Value = str | int | bool
+_BY_CONTROL_PLANE: Final = frozenset({Stage.DECIDED, Stage.PROMOTED})
+_BY_RUNTIME: Final = frozenset({Stage.LEASED, Stage.BOUND, Stage.READY, Stage.TOKENIZED, Stage.PREFILLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Times are microseconds of the wall clock. `failure` is a code."""
+
+    name: str
+    trace_id: int
+    span_id: int
+    parent_id: int | None
+    begin_us: int
+    end_us: int
+    attributes: Mapping[str, Value]
+    failure: str | None = None
+    serves: bool = False  # it answers a caller of ours
+    follows: tuple[int, int] | None = None  # trace and span that it waited for
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What is known of a request that ended."""
+
+    request_id: str
+    caller: TraceContext | None
+    tenant: str
+    model: str
+    version: str | None
+    runtime_id: str | None
+    cold: bool
+    outcome: str
+    status: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    began_at_us: int
+    stamps: tuple[Stamp, ...]
+
+    @property
+    def trace_id(self) -> int:
+        """The caller's, where one was brought."""
+        return trace_id_of(self.request_id) if self.caller is None else self.caller.trace_id
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether it is told whatever the share."""
+        return self.cold or self.outcome != OK
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFacts:
+    """What is known of a restore that ended. Of one that failed there are no stamps."""
+
+    name: str  # the replica's, or one of the failure's own
+    tenant: str
+    model: str
+    version: str
+    outcome: str
+    began_at_us: int
+    stamps: tuple[Stamp, ...] = ()
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
+
+
+def request_spans(facts: RequestFacts) -> list[Span]:
+    """The whole first."""
+    waited_for = None
+    if facts.cold and facts.runtime_id is not None:
+        waited_for = (trace_id_of(facts.runtime_id), span_id_of(facts.runtime_id))
+    attributes: dict[str, Value | None] = {
+        "kelvin.request_id": facts.request_id,
+        "kelvin.tenant": facts.tenant,
+        "kelvin.model": facts.model,
+        "kelvin.version": facts.version,
+        "kelvin.runtime_id": facts.runtime_id,
+        "kelvin.cold": facts.cold,
+        "kelvin.outcome": facts.outcome,
+        "http.response.status_code": facts.status,
+        "gen_ai.usage.input_tokens": facts.prompt_tokens,
+        "gen_ai.usage.output_tokens": facts.completion_tokens,
+        "kelvin.cached_tokens": facts.cached_tokens,
+    }
+    whole = Span(
+        name="request",
+        trace_id=facts.trace_id,
+        span_id=span_id_of(facts.request_id),
+        parent_id=None if facts.caller is None else facts.caller.span_id,
+        begin_us=facts.began_at_us,
+        end_us=_end(facts.began_at_us, facts.stamps),
+        attributes=_known(attributes),
+        failure=None if facts.outcome == OK else facts.outcome,
+        serves=True,
+        follows=waited_for,
+    )
+    return [whole, *_stages(whole, facts.request_id, facts.stamps)]
+
+
+def restore_spans(facts: RestoreFacts) -> list[Span]:
+    """Likewise."""
+    whole = Span(
+        name="restore",
+        trace_id=trace_id_of(facts.name),
+        span_id=span_id_of(facts.name),
+        parent_id=None,
+        begin_us=facts.began_at_us,
+        end_us=_end(facts.began_at_us, facts.stamps),
+        attributes={
+            "kelvin.tenant": facts.tenant,
+            "kelvin.model": facts.model,
+            "kelvin.version": facts.version,
+            "kelvin.outcome": facts.outcome,
+            **({"kelvin.runtime_id": facts.name} if facts.outcome == OK else {}),
+            **{f"kelvin.bytes.{tier}": nbytes for tier, nbytes in facts.bytes_by_tier.items()},
+        },
+        failure=None if facts.outcome == OK else facts.outcome,
+    )
+    return [whole, *_stages(whole, facts.name, facts.stamps)]
+
+
+def _stages(whole: Span, name: str, stamps: Iterable[Stamp]) -> list[Span]:
+    spans, before_us = [], 0
+    for stamp in stamps:
+        spans.append(
+            Span(
+                name=str(stamp.stage),
+                trace_id=whole.trace_id,
+                span_id=span_id_of(name, str(stamp.stage)),
+                parent_id=whole.span_id,
+                begin_us=whole.begin_us + before_us,
+                end_us=whole.begin_us + stamp.at_us,
+                attributes={"kelvin.process": _process(stamp.stage)},
+            )
+        )
+        before_us = stamp.at_us
+    return spans
+
+
+def _process(stage: Stage) -> str:
+    """Who stamps it."""
+    if stage in _BY_CONTROL_PLANE:
+        return "controlplane"
+    return "runtime" if stage in _BY_RUNTIME else "activator"
+
+
+def _end(began_us: int, stamps: tuple[Stamp, ...]) -> int:
+    return began_us + (stamps[-1].at_us if stamps else 0)
+
+
+def _known(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in attributes.items() if value is not None}

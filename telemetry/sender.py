@@ -1,0 +1,128 @@
+"""Hands traces and metrics to a collector from a thread of its own. Nobody waits: what doesn't fit is dropped, counted.
+
+Offering is an append; the thread looks twice a second. Batches are small: making one holds Python's lock, and the
+event loop should get it back soon.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from telemetry.policy.instruments import Family, Page
+from telemetry.policy.sampling import Allowance
+from telemetry.policy.spans import RequestFacts, RestoreFacts
+
+log = logging.getLogger(__name__)
+
+Facts = RequestFacts | RestoreFacts
+LIMIT: Final = 2048
+BATCH: Final = 16
+LOOK_S: Final = 0.5
+TRACES_PER_S: Final = 100.0
+BURST: Final = 200.0
+FLUSH_S: Final = 1.0
+
+
+class Collector(Protocol):
+    """Where it goes. Blocking, each call with a bound of its own; used by one thread."""
+
+    def traces(self, batch: Sequence[Facts]) -> bool:
+        """Whether they were taken."""
+        ...
+
+    def metrics(self, families: Sequence[Family]) -> bool:
+        """Likewise."""
+        ...
+
+    def close(self) -> None:
+        """Called from another thread: a call under way gives up soon."""
+        ...
+
+
+class Sender:
+    """`make` connects, in the thread: what it imports is slow to import. Open from `start` to `close`."""
+
+    def __init__(self, make: Callable[[], Collector], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._make = make
+        self._clock = clock
+        self._allowance = Allowance(TRACES_PER_S, BURST, clock())
+        self._traces: deque[Facts] = deque()
+        self._metrics: deque[Sequence[Family]] = deque(maxlen=1)  # totals: the newest says it all
+        self._collector: Collector | None = None
+        self._closing = threading.Event()
+        self._ended = threading.Event()
+        self.sent = 0
+        self.dropped = 0  # not taken in: too many
+        self.lost = 0  # not taken by the collector
+        self._failures = 0
+
+    def __repr__(self) -> str:
+        return f"<Sender waiting={len(self._traces)} sent={self.sent} dropped={self.dropped} lost={self.lost}>"
+
+    def start(self) -> None:
+        """Begin to send."""
+        threading.Thread(target=self._run, name="telemetry", daemon=True).start()
+
+    def offer(self, facts: Facts) -> None:
+        """Send it some time, if there is room. Never waits."""
+        if len(self._traces) >= LIMIT or not self._allowance.take(self._clock()):
+            self.dropped += 1
+        else:
+            self._traces.append(facts)
+
+    def tell(self, families: Sequence[Family]) -> None:
+        """Send these metrics, unless newer ones come first."""
+        self._metrics.append(families)
+
+    async def close(self, within_s: float = FLUSH_S) -> bool:
+        """Send what waits; whether that was done in time. The thread is left behind otherwise, and ends by itself."""
+        self._closing.set()
+        if await asyncio.to_thread(self._ended.wait, within_s):
+            return True
+        if self._collector is not None:
+            self._collector.close()
+        log.warning("telemetry is left unsent", extra={"traces": len(self._traces)})
+        return False
+
+    def _run(self) -> None:
+        try:
+            collector = self._collector = self._make()
+            while not self._closing.wait(LOOK_S):
+                self._send(collector)
+            self._send(collector)
+            collector.close()
+        except Exception:
+            log.exception("telemetry ends; nothing more is sent")
+        finally:
+            self._ended.set()
+
+    def _send(self, collector: Collector) -> None:
+        if self._metrics:
+            self._note(collector.metrics(self._metrics.popleft()))
+        while self._traces:
+            batch = [self._traces.popleft() for _ in range(min(BATCH, len(self._traces)))]
+            taken = collector.traces(batch)
+            self._note(taken)
+            if taken:
+                self.sent += len(batch)
+            else:
+                self.lost += len(batch)
+
+    def _note(self, taken: bool) -> None:
+        if taken:
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            log.warning("the collector does not take telemetry", extra={"failures": self._failures})
+
+
+async def tell_forever(page: Page, sender: Sender, period_s: float) -> None:
+    """Copy the page each period, on the loop that writes it."""
+    while True:
+        await asyncio.sleep(period_s)
+        sender.tell(page.families())

@@ -1,0 +1,88 @@
+"""One process's telemetry: its page, and its sender where a collector is named. Composition roots open it."""
+
+import asyncio
+import importlib.metadata
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from telemetry.policy.exposition import CONTENT_TYPE, render
+from telemetry.policy.instruments import Page
+from telemetry.policy.sampling import is_wanted
+from telemetry.policy.spans import RequestFacts, RestoreFacts
+from telemetry.process import describe_process
+from telemetry.sender import Collector, Sender, tell_forever
+from telemetry.settings import TelemetrySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Used on one event loop. `sender` is None where nothing leaves the machine."""
+
+    page: Page
+    sender: Sender | None
+    share: float
+
+    def request(self, facts: RequestFacts) -> None:
+        """Tell its trace if it is notable, or in the share. Never waits, never fails."""
+        if self.sender is not None and (facts.is_notable or is_wanted(facts.trace_id, facts.caller, self.share)):
+            self.sender.offer(facts)
+
+    def restore(self, facts: RestoreFacts) -> None:
+        """Tell its trace, as every restore's is. Likewise."""
+        if self.sender is not None:
+            self.sender.offer(facts)
+
+    def text(self) -> str:
+        """The page as Prometheus reads it."""
+        return render(self.page.families(), self.page.process)
+
+    def exposing(self, app: ASGIApp) -> ASGIApp:
+        """The application with `GET /metrics` before it, for a socket of the installation's own."""
+
+        async def exposed(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and scope["path"] == "/metrics" and scope["method"] == "GET":
+                body = self.text().encode()
+                headers = [(b"content-type", CONTENT_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": body})
+            else:
+                await app(scope, receive, send)
+
+        return exposed
+
+
+def local(process: str) -> Telemetry:
+    """Of a process that is asked, and sends nothing by itself."""
+    page = Page(process)
+    describe_process(page, None)
+    return Telemetry(page, None, 0.0)
+
+
+@asynccontextmanager
+async def open_telemetry(process: str, settings: TelemetrySettings) -> AsyncIterator[Telemetry]:
+    """Until the block is left; what waits then is sent for a moment longer."""
+    if settings.endpoint is None:
+        yield local(process)
+        return
+    endpoint, page = settings.endpoint, Page(process)
+
+    def connect() -> Collector:
+        from telemetry.otlp import OtlpCollector  # in the thread: a third of a second, and nothing where it is off
+
+        version = importlib.metadata.version("kelvin-serving")
+        return OtlpCollector(endpoint, process, f"{process}-{secrets.token_hex(6)}", version)
+
+    sender = Sender(connect)
+    describe_process(page, sender)
+    sender.start()
+    telling = asyncio.create_task(tell_forever(page, sender, settings.period_s))
+    try:
+        yield Telemetry(page, sender, settings.share)
+    finally:
+        telling.cancel()
+        sender.tell(page.families())
+        await sender.close()

@@ -1,0 +1,69 @@
+"""What the activator tells a collector costs its callers nothing, whatever the collector does."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.activator.world import World, world
+from tests.telemetry import receiver
+from tests.telemetry.receiver import Receiver
+
+
+async def _until(collector: Receiver, request_id: str) -> None:
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(collector.trace_of, request_id):
+            await asyncio.sleep(0.05)
+
+
+async def _page(here: World) -> str:
+    connector = aiohttp.UnixConnector(path=str(here.data / "run" / "activator.sock"))
+    async with aiohttp.ClientSession(connector=connector) as own, own.get("http://activator/metrics") as answer:
+        return await answer.text()
+
+
+@pytest.mark.parametrize("mode", ["hang", "refuse"])
+def test_a_collector_that_does_not_take_costs_nothing(tmp_path: Path, mode: str) -> None:
+    """Requests are answered, and the end comes in time; one that takes again is told again."""
+
+    async def scenario(collector: Receiver) -> None:
+        async with world(tmp_path, otlp_endpoint=collector.endpoint, trace_share=1, metrics_s=0.1) as here:
+            await here.replica("a")
+            await asyncio.to_thread(collector.become, mode)
+            for _ in range(40):
+                assert (await here.post()).status == 200
+            async with asyncio.timeout(60):
+                while not (await asyncio.to_thread(collector.seen))["asked"]:
+                    await asyncio.sleep(0.05)
+            assert (await here.post()).status == 200
+            page = await _page(here)
+            assert 'kelvin_traces_total{process="activator",result="sent"} 0' in page
+            assert 'kelvin_requests_total{process="activator",tenant="default",model="m",outcome="ok"' in page
+            if mode == "refuse":
+                await asyncio.to_thread(collector.become, "take")
+                got = await here.post()
+                await _until(collector, got.headers["x-request-id"])
+            assert await here.terminate() == 0
+
+    with receiver.running() as collector:
+        asyncio.run(scenario(collector))
+
+
+def test_what_waits_is_sent_before_the_end(tmp_path: Path) -> None:
+    """A request right before the stop; and the replica hears of its caller's trace, with our span as who calls."""
+
+    async def scenario(collector: Receiver) -> None:
+        async with world(tmp_path, otlp_endpoint=collector.endpoint, trace_share=1) as here:
+            replica = await here.replica("a")
+            got = await here.post(traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+            assert await here.terminate() == 0
+            (whole, *stages) = await asyncio.to_thread(collector.trace_of, got.headers["x-request-id"])
+            assert {span["name"] for span in stages} >= {"routed", "dispatched", "first_token", "done"}
+            assert whole["parent_span_id"]
+            (call,) = replica.calls
+            assert call.headers["traceparent"].startswith(f"00-{'ab' * 16}-")
+            assert "cd" * 8 not in call.headers["traceparent"]
+
+    with receiver.running() as collector:
+        asyncio.run(scenario(collector))

@@ -1,0 +1,82 @@
+"""Pages are Prometheus' text format; several processes' make one."""
+
+import pytest
+
+from telemetry.policy.exposition import merge, render
+from telemetry.policy.instruments import MAX_SERIES, Kind, Page, by
+
+
+def page(process: str = "activator") -> Page:
+    """One of each kind."""
+    made = Page(process)
+    made.counter("k_requests_total", "Requests.", ("tenant", "outcome"))
+    made.histogram("k_wait_seconds", "Waiting.", ("start",), (0.1, 1.0))
+    made.read("k_replicas", "Replicas.", Kind.GAUGE, ("state",), lambda: by((("ready", 2), ("parked", 0))))
+    return made
+
+
+def test_a_page_is_rendered() -> None:
+    """Names, help, types, labels, cumulative buckets; a family without series is left out."""
+    made = Page("activator")
+    requests = made.counter("k_requests_total", "Requests.", ("tenant", "outcome"))
+    waits = made.histogram("k_wait_seconds", "Waiting.", ("start",), (0.1, 1.0))
+    made.counter("k_never_total", "Never.")
+    made.gauge("k_half", "Half.", lambda: 0.5)
+    requests.add(("a", "ok"))
+    requests.add(("a", "ok"), 2)
+    for seconds in (0.1, 0.5, 7.0):
+        waits.observe(("cold",), seconds)
+    assert render(made.families(), made.process) == (
+        "# HELP k_requests_total Requests.\n"
+        "# TYPE k_requests_total counter\n"
+        'k_requests_total{process="activator",tenant="a",outcome="ok"} 3\n'
+        "# HELP k_wait_seconds Waiting.\n"
+        "# TYPE k_wait_seconds histogram\n"
+        'k_wait_seconds_bucket{process="activator",start="cold",le="0.1"} 1\n'
+        'k_wait_seconds_bucket{process="activator",start="cold",le="1"} 2\n'
+        'k_wait_seconds_bucket{process="activator",start="cold",le="+Inf"} 3\n'
+        'k_wait_seconds_sum{process="activator",start="cold"} 7.6\n'
+        'k_wait_seconds_count{process="activator",start="cold"} 3\n'
+        "# HELP k_half Half.\n"
+        "# TYPE k_half gauge\n"
+        'k_half{process="activator"} 0.5\n'
+    )
+
+
+def test_values_of_labels_are_escaped() -> None:
+    """A quote, a backslash or a line's end stays within its value."""
+    made = Page("p")
+    made.counter("k_total", "K.", ("name",)).add(('a"b\\c\nd',))
+    assert r'name="a\"b\\c\nd"' in render(made.families(), "p")
+
+
+def test_pages_are_merged() -> None:
+    """Families are said once; the same series of two runtimes is added up, that of another process stands beside it."""
+    one, two, other = page("runtime"), page("runtime"), page("activator")
+    merged = merge(render(each.families(), each.process) for each in (one, two, other))
+    assert merged.count("# TYPE k_replicas gauge") == 1
+    assert 'k_replicas{process="runtime",state="ready"} 4\n' in merged
+    assert 'k_replicas{process="activator",state="ready"} 2\n' in merged
+
+
+def test_a_family_never_outgrows_its_bound() -> None:
+    """Whatever labels come, there are MAX_SERIES of them, and one that takes the rest."""
+    made = Page("p")
+    counter, histogram = made.counter("k_total", "K.", ("x",)), made.histogram("k_seconds", "K.", ("x",), (1.0,))
+    for number in range(MAX_SERIES + 500):
+        counter.add((str(number),))
+        histogram.observe((str(number),), 0.5)
+    counted, timed = made.families()
+    assert len(counted.values) == MAX_SERIES + 1
+    assert counted.values[("other",)] == 500
+    assert sum(counted.values.values()) == MAX_SERIES + 500
+    assert timed.spreads is not None
+    assert len(timed.spreads) == MAX_SERIES + 1
+    assert timed.spreads[("other",)].counts == (500, 0)
+
+
+def test_a_name_is_taken_once() -> None:
+    """Two instruments of one name would be one series with two writers."""
+    made = page()
+    with pytest.raises(ValueError, match="k_replicas is taken"):
+        made.gauge("k_replicas", "Again.", lambda: 1)

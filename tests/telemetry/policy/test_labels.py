@@ -1,0 +1,44 @@
+"""Labels come from closed sets, or from as many values as were allowed."""
+
+import pytest
+
+from telemetry.policy.labels import Cap, outcome_of, slowest_tier
+
+
+@pytest.mark.parametrize(
+    ("code", "want"),
+    [
+        ("ok", "ok"),
+        ("overloaded", "overloaded"),
+        ("chunk_corrupt", "chunk_corrupt"),
+        pytest.param("made_up", "other", id="what nobody says is other"),
+        ("", "other"),
+    ],
+)
+def test_outcome_of(code: str, want: str) -> None:
+    """A code of ours, or other."""
+    assert outcome_of(code) == want
+
+
+@pytest.mark.parametrize(
+    ("bytes_by_tier", "want"),
+    [
+        pytest.param({"host": 5, "nvme": 0, "store": 0}, "host", id="all in memory"),
+        pytest.param({"host": 5, "nvme": 1, "store": 0}, "nvme", id="a byte from nvme"),
+        pytest.param({"store": 1, "host": 5, "nvme": 7}, "store", id="a byte from the store"),
+        pytest.param({}, "other", id="nothing known"),
+        pytest.param({"host": 0}, "other", id="nothing read"),
+        pytest.param({"host": 1, "moon": 1}, "other", id="a tier that is none of ours"),
+    ],
+)
+def test_slowest_tier(bytes_by_tier: dict[str, int], want: str) -> None:
+    """What a restore had to wait for."""
+    assert slowest_tier(bytes_by_tier) == want
+
+
+def test_beyond_the_cap_all_share_a_name() -> None:
+    """The first two keep theirs, for good; a thousand others are one."""
+    cap = Cap(2)
+    assert [cap.fold(("a", "m")), cap.fold(("b", "m"))] == [("a", "m"), ("b", "m")]
+    assert {cap.fold((f"t{number}", "m")) for number in range(1000)} == {("other", "other")}
+    assert cap.fold(("a", "m")) == ("a", "m")

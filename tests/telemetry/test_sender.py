@@ -1,0 +1,137 @@
+"""Telling never waits: a collector that hangs, refuses or breaks costs what was for it, and that is counted."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from contracts.timeline import Stage, Stamp
+from telemetry import sender as module
+from telemetry.policy.instruments import Family, Kind
+from telemetry.policy.spans import RequestFacts
+from telemetry.sender import LIMIT, Facts, Sender
+from tests.telemetry.receiver import until
+
+FAMILY = Family("k", "K.", Kind.GAUGE, (), {(): 1.0})
+
+
+def facts(number: int = 0, **fields: Any) -> RequestFacts:
+    """A request that went well."""
+    known: dict[str, Any] = {
+        "request_id": f"req_{number}", "caller": None, "tenant": "t", "model": "m", "version": None,
+        "runtime_id": None, "cold": False, "outcome": "ok", "status": 200, "prompt_tokens": 1, "cached_tokens": 0,
+        "completion_tokens": 1, "began_at_us": 1, "stamps": (Stamp(Stage.DONE, 5),),
+    }  # fmt: skip
+    return RequestFacts(**(known | fields))
+
+
+@dataclass
+class FakeCollector:
+    """Takes, refuses, raises or hangs."""
+
+    answer: Callable[[], bool] = lambda: True
+    batches: list[Sequence[Facts]] = field(default_factory=list)
+    told: list[Sequence[Family]] = field(default_factory=list)
+    closed: threading.Event = field(default_factory=threading.Event)
+
+    def traces(self, batch: Sequence[Facts]) -> bool:
+        self.batches.append(batch)
+        return self.answer()
+
+    def metrics(self, families: Sequence[Family]) -> bool:
+        self.told.append(families)
+        return self.answer()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often."""
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+
+
+def started(collector: FakeCollector, clock: Callable[[], float] = lambda: 0.0) -> Sender:
+    """A sender to it."""
+    sender = Sender(lambda: collector, clock=clock)
+    sender.start()
+    return sender
+
+
+def test_what_is_offered_arrives_once_and_in_order() -> None:
+    """Also what waited when it was closed; of the metrics the newest."""
+    collector = FakeCollector()
+    sender = started(collector)
+    for number in range(50):
+        sender.offer(facts(number))
+    sender.tell([])
+    sender.tell([FAMILY])
+    assert asyncio.run(sender.close(10))
+    assert [fact.request_id for batch in collector.batches for fact in batch] == [f"req_{n}" for n in range(50)]  # type: ignore[union-attr]
+    assert collector.told[-1] == [FAMILY]
+    assert (sender.sent, sender.dropped, sender.lost) == (50, 0, 0)
+    assert collector.closed.is_set()
+
+
+def test_a_collector_that_hangs_costs_nothing() -> None:
+    """Offering goes on at once; beyond the queue's room it is dropped and counted; the end waits only so long."""
+    hold = threading.Event()
+    collector = FakeCollector(hold.wait)
+    ticks = iter(range(10**9))
+    sender = started(collector, lambda: float(next(ticks)))
+    sender.offer(facts())
+    until(lambda: collector.batches, "the thread hangs")
+    for number in range(LIMIT + 100):
+        sender.offer(facts(number))
+    assert sender.dropped == 100
+    assert not asyncio.run(sender.close(0.05))
+    assert collector.closed.is_set()
+    hold.set()
+
+
+def test_a_collector_that_refuses_is_told_of_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """What it did not take is counted; the 1st, 2nd, 4th … refusal is logged."""
+    collector = FakeCollector(lambda: False)
+    sender = started(collector)
+    for number in range(16 * 5):
+        sender.offer(facts(number))
+    assert asyncio.run(sender.close(10))
+    assert (sender.sent, sender.lost) == (0, 80)
+    said = [record.failures for record in caplog.records if record.message.startswith("the collector")]  # type: ignore[attr-defined]
+    assert said == [number for number in (1, 2, 4, 8) if number <= len(collector.batches)]
+
+
+@pytest.mark.parametrize("where", ["making", "sending"])
+def test_a_defect_ends_telling_and_nothing_else(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged; offering and closing are as before."""
+
+    def broken() -> bool:
+        raise RuntimeError("a defect")
+
+    def make() -> FakeCollector:
+        if where == "making":
+            raise RuntimeError("a defect")
+        return FakeCollector(broken)
+
+    sender = Sender(make, clock=lambda: 0.0)
+    sender.start()
+    sender.offer(facts())
+    assert asyncio.run(sender.close(10))
+    assert "telemetry ends; nothing more is sent" in caplog.text
+
+
+def test_there_is_an_allowance_a_second() -> None:
+    """A flood of errors is told in part: so many at once, then so many a second."""
+    now = [0.0]
+    sender = Sender(FakeCollector, clock=lambda: now[0])
+    for number in range(1000):
+        sender.offer(facts(number))
+    assert sender.dropped == 1000 - module.BURST
+    now[0] = 1.0
+    for number in range(1000):
+        sender.offer(facts(number))
+    assert sender.dropped == 2000 - module.BURST - module.TRACES_PER_S

@@ -1,0 +1,51 @@
+"""The agent's state and counters as metrics: bytes and chunks by tier, what was wrong with them, leases."""
+
+from collections.abc import Callable, Mapping
+
+from telemetry.policy.instruments import Kind, Labels, Page, by
+from telemetry.policy.labels import outcome_of
+from weightcache.api import State
+
+
+def describe_cache(page: Page, state: Callable[[], State]) -> None:
+    """Each reads the state when it is asked."""
+
+    def counter(name: str, help: str, labels: Labels, read: Callable[[State], Mapping[Labels, float]]) -> None:
+        page.read(name, help, Kind.COUNTER, labels, lambda: read(state()))
+
+    def gauge(name: str, help: str, read: Callable[[State], Mapping[Labels, float]]) -> None:
+        page.read(name, help, Kind.GAUGE, ("tier",), lambda: read(state()))
+
+    tier = ("tier",)
+    counter("kelvin_chunk_reads_total", "Chunks read.", tier, lambda now: by(now.chunk_reads.items()))
+    counter("kelvin_read_bytes_total", "Bytes read.", tier, lambda now: by(now.bytes_read.items()))
+    counter("kelvin_chunk_faults_total", "Copies that were faulty.", ("tier", "kind"), _faults)
+    counter("kelvin_healed_chunks_total", "Those for which a good one was found there.", tier, _healed)
+    counter("kelvin_refused_chunks_total", "Chunks without any.", ("outcome",), lambda now: _codes(now.refused_chunks))
+    counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)
+    counter("kelvin_leases_refused_total", "Leases refused.", ("outcome",), lambda now: _codes(now.leases_refused))
+    gauge("kelvin_tier_bytes", "Bytes held.", lambda now: by((("host", now.host.bytes), ("nvme", now.nvme.bytes))))
+    gauge(
+        "kelvin_tier_budget_bytes",
+        "Bytes that it may hold.",
+        lambda now: by((("host", now.host.budget_bytes), ("nvme", now.nvme.budget_bytes))),
+    )
+
+
+def _leases(now: State) -> dict[Labels, float]:
+    return by((("hot", now.leases_hot), ("cold", now.leases_granted - now.leases_hot)))
+
+
+def _faults(now: State) -> dict[Labels, float]:
+    return {(tier, kind): count for tier, kinds in now.chunk_faults.items() for kind, count in kinds.items()}
+
+
+def _healed(now: State) -> dict[Labels, float]:
+    return by(now.healed_chunks.items())
+
+
+def _codes(counted: Mapping[str, int]) -> dict[Labels, float]:
+    found: dict[Labels, float] = {}
+    for code, count in counted.items():
+        found[(outcome_of(code),)] = found.get((outcome_of(code),), 0) + count
+    return found
