@@ -76,6 +76,7 @@ LISTS: dict[Route, str] = {
 # The installation's, for operators: 403 to every other key, whatever it names.
 OPERATORS: set[Route] = {
     ("GET", "/admin/v1/cache"),
+    ("GET", "/admin/v1/metrics"),
     ("POST", "/admin/v1/tenants"),
     ("DELETE", "/admin/v1/tenants/{}"),
     ("POST", "/admin/v1/tenants/{}/suspend"),
