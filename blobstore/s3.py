@@ -14,17 +14,17 @@ from typing import Any, Final, TypeVar
 
 from blobstore.retrying import Retry, RetryBudget
 from blobstore.s3_client import (
-    Halt,
     delete,
-    get_range,
     head,
     list_page,
     put,
     why_hopeless,
 )
 from blobstore.s3_place import S3Place
+from blobstore.s3_reads import Halt, get_beginning, get_range
 from blobstore.s3_upload import PART_BYTES, Uploads
 from blobstore.store import (
+    BlobShort,
     BlobStat,
     BlobUnavailable,
     Payload,
@@ -86,13 +86,19 @@ class S3Store:
         return await self._run(partial(put, self._client, self.place, key, data))
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """See `BlobStore`."""
+        """See `BlobStore`. Without a length one round trip brings a small object."""
         check_key(key)
-        if length is None or length <= 0 or offset < 0:
-            length = check_range(key, (await self.stat(key)).size, offset, length)
-        into = bytearray(length)
-        await self._read_into(key, offset, memoryview(into))
-        return bytes(into)
+        if length is not None and length > 0 and offset >= 0:
+            into = bytearray(length)
+            await self._read_into(key, offset, memoryview(into))
+            return bytes(into)
+        if length is None and offset >= 0:
+            try:
+                return await self._read_on(key, offset)
+            except BlobShort:  # nothing begins there: an empty rest, or none
+                pass
+        check_range(key, (await self.stat(key)).size, offset, length)
+        return b""
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
         """See `BlobStore`."""
@@ -150,6 +156,19 @@ class S3Store:
 
     async def _run(self, call: Callable[[], T]) -> T:
         return await to_the_end(self._threads, call)
+
+    async def _read_on(self, key: str, offset: int) -> bytes:
+        halt = Halt()
+        get = partial(get_beginning, self._client, self.place, key, offset, self._read_bytes, halt)
+        (found,) = await all_to_the_end(self._threads, [get], halt.set)
+        self._remember(key, found.etag)
+        begun = len(found.data)
+        if offset + begun == found.size:
+            return bytes(found.data)
+        into = bytearray(found.size - offset)
+        into[:begun] = found.data
+        await self._read_into(key, offset + begun, memoryview(into)[begun:])
+        return bytes(into)
 
     async def _read_into(self, key: str, offset: int, into: memoryview) -> None:
         """In ranges side by side, all of the same object: of the one whose ETag is known, or of the first answer's."""

@@ -1,13 +1,12 @@
 """The blocking half of the S3 store: boto3's client, one call at a time, its errors as the store's.
 
-The only module that imports boto3. Each call runs in a thread of the store's pool, ends within the timeouts of its
-place, and can be ended earlier by its `Halt`.
+The only module that imports boto3. Each call runs in a thread of the store's pool, and ends within the timeouts of its
+place. Reading bytes is `s3_reads`' work.
 """
 
 import logging
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,9 +22,8 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from blobstore.s3_place import S3Place
-from blobstore.store import BlobNotFound, BlobShort, BlobUnavailable
+from blobstore.store import BlobNotFound, BlobUnavailable
 
-_PIECE_BYTES: Final = 1 << 20  # between two looks at the halt; larger ones are no faster
 _DEFAULT_REGION: Final = "us-east-1"  # what compatible endpoints take where nobody names one
 
 
@@ -55,56 +53,6 @@ def make_client(place: S3Place) -> Any:
         response_checksum_validation="when_required",
     )
     return session.client("s3", region_name=region, endpoint_url=place.endpoint, config=config)
-
-
-class Halted(Exception):
-    """The call was told to end. Never leaves the store: whoever halts has an error of its own to raise."""
-
-
-class Halt:
-    """Ends calls from another thread: what waits for a body wakes up, what has not begun does not begin."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._bodies: set[Any] = set()
-        self._set = False
-
-    def __repr__(self) -> str:
-        return f"<Halt set={self._set} bodies={len(self._bodies)}>"
-
-    def set(self) -> None:
-        """Any number of times."""
-        with self._lock:
-            self._set = True
-            for body in self._bodies:
-                _interrupt(body)
-
-    def check(self) -> None:
-        """Raises `Halted`."""
-        if self._set:
-            raise Halted
-
-    @contextmanager
-    def over(self, body: Any) -> Iterator[None]:
-        """While the block reads `body`. Whatever breaks because of the halt is `Halted`."""
-        with self._lock:
-            self.check()
-            self._bodies.add(body)
-        try:
-            yield
-        except Exception as error:
-            if self._set:
-                raise Halted from error
-            raise
-        finally:
-            with self._lock:
-                self._bodies.discard(body)
-
-
-def _interrupt(body: Any) -> None:
-    """Shut the reading side of its connection, so that a read in another thread ends now."""
-    with suppress(Exception):  # it has ended by itself, or this version can't: then the read timeout ends it
-        body._raw_stream.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,64 +86,6 @@ def translated(key: str) -> Iterator[None]:
         raise BlobUnavailable(f"S3 answered what can't be read: {type(error).__name__}") from error
 
 
-def get_range(
-    client: Any, place: S3Place, key: str, offset: int, into: memoryview, etag: str | None, halt: Halt
-) -> str:
-    """Fill `into` from `offset`, of the object with that `etag` where one is given. Returns the object's.
-
-    Raises `BlobNotFound`, `BlobShort` where the object ends before, `BlobUnavailable` for all else: also for an answer
-    that is not the range that was asked for, or ends before it should.
-    """
-    halt.check()
-    last = offset + into.nbytes - 1
-    condition = {} if etag is None else {"IfMatch": etag}
-    try:
-        with translated(key):
-            answer = client.get_object(
-                Bucket=place.bucket, Key=place.prefix + key, Range=f"bytes={offset}-{last}", **condition
-            )
-    except BlobUnavailable as unavailable:
-        if isinstance(unavailable.__cause__, ClientError) and error_of(unavailable.__cause__)[1] == 416:
-            raise BlobShort(key, offset, into.nbytes) from None
-        raise
-    body = answer["Body"]
-    try:
-        _check_range(answer, key, offset, into.nbytes)
-        found = str(answer.get("ETag", ""))
-        if etag is not None and found != etag:  # an endpoint without If-Match, or a cache before it
-            raise BlobUnavailable("S3 answered of another object than was asked for")
-        with halt.over(body):
-            _fill(body, into, halt)
-    finally:
-        body.close()
-    return found
-
-
-def _check_range(answer: Any, key: str, offset: int, length: int) -> None:
-    """The answer is the range that was asked for."""
-    said = str(answer.get("ContentRange", ""))
-    where, _, total = said.removeprefix("bytes ").partition("/")
-    if total.isdecimal() and int(total) < offset + length:
-        raise BlobShort(key, offset, length)
-    if where != f"{offset}-{offset + length - 1}" or not total.isdecimal():
-        raise BlobUnavailable(f"S3 answered another range than bytes {offset}+{length}: '{said[:80]}'")
-    if answer.get("ContentLength") != length:
-        raise BlobUnavailable(f"S3 answered {answer.get('ContentLength')} bytes of {length}")
-
-
-def _fill(body: Any, into: memoryview, halt: Halt) -> None:
-    done = 0
-    while done < into.nbytes:
-        halt.check()
-        try:
-            count = body.readinto(into[done : done + _PIECE_BYTES])
-        except Exception as error:  # botocore lets some of the transport's own errors through
-            raise BlobUnavailable(f"an answer of S3 broke off: {type(error).__name__}") from error
-        if count == 0:
-            raise BlobUnavailable(f"an answer of S3 ended after {done} of {into.nbytes} bytes")
-        done += count
-
-
 def head(client: Any, place: S3Place, key: str) -> Head:
     """Raises `BlobNotFound` and `BlobUnavailable`."""
     with translated(key):
@@ -217,7 +107,12 @@ def put(client: Any, place: S3Place, key: str, data: bytes) -> bool:
 
 def is_refused_condition(error: BlobUnavailable) -> bool:
     """Whether `If-None-Match` or `If-Match` did not hold (412). A 409 is none: another put is under way, ask again."""
-    return isinstance(error.__cause__, ClientError) and error_of(error.__cause__)[1] == 412
+    return status_of(error) == 412
+
+
+def status_of(error: BlobUnavailable) -> int:
+    """The HTTP status of the answer that it stands for; 0 where there was none."""
+    return error_of(error.__cause__)[1] if isinstance(error.__cause__, ClientError) else 0
 
 
 _HOPELESS: Final = {

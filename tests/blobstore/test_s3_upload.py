@@ -85,7 +85,8 @@ def test_few_parts_are_in_memory(world: World) -> None:
         world.proxy.inject(Late(), method="PUT", times=None)
         put = asyncio.create_task(store.put_if_absent("t/a", counted()))
         await asyncio.to_thread(world.proxy.wait_until_seen, 4, "PUT")
-        await asyncio.sleep(0.05)  # were it to go on, it would now
+        for _ in range(100):  # were it to go on, it would now
+            await asyncio.sleep(0)
         assert given <= 6
         world.proxy.lift()
         assert await put

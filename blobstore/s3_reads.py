@@ -1,0 +1,159 @@
+"""Reading bytes of an object in S3: ranged GETs whose head is held against what was asked for, and whose body is whole.
+
+Blocking, in a thread of the store's pool; a `Halt` ends it from another thread at once.
+"""
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from blobstore.s3_client import status_of, translated
+from blobstore.s3_place import S3Place
+from blobstore.store import BlobShort, BlobUnavailable
+
+_PIECE_BYTES: Final = 1 << 20  # between two looks at the halt; larger ones are no faster
+_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+
+
+class Halted(Exception):
+    """The call was told to end. Never leaves the store: whoever halts has an error of its own to raise."""
+
+
+class Halt:
+    """Ends calls from another thread: what waits for a body wakes up, what has not begun does not begin."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bodies: set[Any] = set()
+        self._set = False
+
+    def __repr__(self) -> str:
+        return f"<Halt set={self._set} bodies={len(self._bodies)}>"
+
+    def set(self) -> None:
+        """Any number of times."""
+        with self._lock:
+            self._set = True
+            for body in self._bodies:
+                _interrupt(body)
+
+    def check(self) -> None:
+        """Raises `Halted`."""
+        if self._set:
+            raise Halted
+
+    @contextmanager
+    def over(self, body: Any) -> Iterator[None]:
+        """While the block reads `body`. Whatever breaks because of the halt is `Halted`."""
+        with self._lock:
+            self.check()
+            self._bodies.add(body)
+        try:
+            yield
+        except Exception as error:
+            if self._set:
+                raise Halted from error
+            raise
+        finally:
+            with self._lock:
+                self._bodies.discard(body)
+
+
+def _interrupt(body: Any) -> None:
+    """Shut the reading side of its connection, so that a read in another thread ends now."""
+    with suppress(Exception):  # it has ended by itself, or this version can't: then the read timeout ends it
+        body._raw_stream.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first bytes from an offset on, and what the answer says of the object."""
+
+    data: bytearray
+    size: int
+    etag: str
+
+
+def get_range(
+    client: Any, place: S3Place, key: str, offset: int, into: memoryview, etag: str | None, halt: Halt
+) -> str:
+    """Fill `into` from `offset`, of the object with that `etag` where one is given. Returns the object's.
+
+    Raises `BlobNotFound`, `BlobShort` where the object ends before, `BlobUnavailable` for all else: also for an answer
+    that is not the range that was asked for, or ends before it should.
+    """
+    with _opened(client, place, key, offset, into.nbytes, etag, halt) as (body, head):
+        if head.size < offset + into.nbytes:
+            raise BlobShort(key, offset, into.nbytes)
+        _fill(body, into, halt)
+    return head.etag
+
+
+def get_beginning(client: Any, place: S3Place, key: str, offset: int, limit: int, halt: Halt) -> Beginning:
+    """At most `limit` bytes from `offset` on. Raises as `get_range`; `BlobShort` where no byte is."""
+    with _opened(client, place, key, offset, limit, None, halt) as (body, head):
+        data = bytearray(head.length)
+        _fill(body, memoryview(data), halt)
+    return Beginning(data, head.size, head.etag)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    length: int
+    size: int
+    etag: str
+
+
+@contextmanager
+def _opened(
+    client: Any, place: S3Place, key: str, offset: int, length: int, etag: str | None, halt: Halt
+) -> Iterator[tuple[Any, _Head]]:
+    """An answer's body, which is the range as far as the object goes, while the block reads it."""
+    halt.check()
+    where = f"bytes={offset}-{offset + length - 1}"
+    condition = {} if etag is None else {"IfMatch": etag}
+    try:
+        with translated(key):
+            answer = client.get_object(Bucket=place.bucket, Key=place.prefix + key, Range=where, **condition)
+    except BlobUnavailable as unavailable:
+        if status_of(unavailable) == 416:
+            raise BlobShort(key, offset, length) from None
+        raise
+    body = answer["Body"]
+    try:
+        head = _checked(answer, offset, length)
+        if etag is not None and head.etag != etag:  # an endpoint without If-Match, or a cache before it
+            raise BlobUnavailable("S3 answered of another object than was asked for")
+        with halt.over(body):
+            yield body, head
+    finally:
+        body.close()
+
+
+def _checked(answer: Any, offset: int, length: int) -> _Head:
+    """The answer is the range that was asked for, cut only by the object's end, and says the same of its body."""
+    said = str(answer.get("ContentRange", ""))
+    parsed = _CONTENT_RANGE.fullmatch(said)
+    first, last, size = map(int, parsed.groups()) if parsed else (-1, -1, -1)
+    end = min(offset + length, size)
+    if (first, last) != (offset, end - 1):
+        raise BlobUnavailable(f"S3 answered another range than bytes {offset}+{length}: '{said[:80]}'")
+    if answer.get("ContentLength") != end - offset:
+        raise BlobUnavailable(f"S3 answered {answer.get('ContentLength')} bytes of {end - offset}")
+    return _Head(end - offset, size, str(answer.get("ETag", "")))
+
+
+def _fill(body: Any, into: memoryview, halt: Halt) -> None:
+    done = 0
+    while done < into.nbytes:
+        halt.check()
+        try:
+            count = body.readinto(into[done : done + _PIECE_BYTES])
+        except Exception as error:  # botocore lets some of the transport's own errors through
+            raise BlobUnavailable(f"an answer of S3 broke off: {type(error).__name__}") from error
+        if count == 0:
+            raise BlobUnavailable(f"an answer of S3 ended after {done} of {into.nbytes} bytes")
+        done += count
