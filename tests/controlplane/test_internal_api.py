@@ -117,7 +117,7 @@ def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
             for path in ("stats", "versions", "jobs/gate", "jobs/seal", "usage/requests", "usage/lifetimes"):
                 status, problem = await door.ask("POST", f"/internal/v1/{path}", b'{"surprise":1}')
                 assert (path, status, problem["code"]) == (path, 400, "invalid_request")
-                status, problem = await door.ask("GET", f"/internal/v1/{path}")
+                status, problem = await door.ask("PATCH", f"/internal/v1/{path}")
                 assert (path, status, problem["code"]) == (path, 405, "method_not_allowed")
 
     asyncio.run(main())
