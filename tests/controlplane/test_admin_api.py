@@ -261,6 +261,7 @@ def test_status_names_processes_devices_and_models(data: Path) -> None:
                 while (await door.admin("GET", "/status"))[1]["device"]["standbys"] == 0:
                     await asyncio.sleep(0.005)
             _, found = await door.admin("GET", "/status")
+            assert found["cache"] is None, "no cache agent runs here"
             assert [(row["name"], row["healthy"], row["ready"]) for row in found["processes"]] == [
                 ("activator", False, False),
                 ("cache", False, False),
