@@ -40,6 +40,7 @@ from contracts.errors import (
     Unavailable,
 )
 from contracts.frames import End, Frame, FrameKind
+from contracts.kinds import PATHS, other_kind
 from contracts.names import ModelReference
 from contracts.problem import WireFailure, code_of, from_wire
 from contracts.timeline import Stage, Timeline
@@ -73,7 +74,7 @@ class _Call:
 
 
 class Completions:
-    """Serves `/v1/chat/completions` and `/v1/completions`."""
+    """Serves completions, chats and embeddings."""
 
     def __init__(
         self,
@@ -149,6 +150,8 @@ class Completions:
         is_own = asked.target.tenant in (None, principal.tenant) and principal.may_call(reference.model)
         if entry is None or not is_own:
             raise Refused(ModelNotFound(str(reference)))
+        if wanted.stream and asked.path in PATHS["embed"]:
+            raise Refused(InvalidRequest("stream", "true", "embeddings are not streamed"))
         account = Account(
             request_id=exchange.request_id,
             principal=principal,
@@ -173,6 +176,8 @@ class Completions:
     async def _run(self, call: _Call, answer: Answer) -> None:
         row = resolve(call.reference, call.entry)
         call.account.version = row.version
+        if call.path not in PATHS[row.kind]:
+            raise Refused(other_kind(call.reference.model, row.kind))
         if len(call.body) > row.limits.max_body_bytes:
             raise Refused(BodyTooLarge(row.limits.max_body_bytes))
         if self._usage.failing:  # take on nothing that could not be recorded

@@ -6,7 +6,7 @@ from typing import Final
 
 from contracts.errors import Failure, InvalidRequest, MethodNotAllowed, NotFound
 
-COMPLETIONS: Final = ("/chat/completions", "/completions")
+COMPLETIONS: Final = ("/chat/completions", "/completions", "/embeddings")
 _TIMELINE: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})/timeline")
 _MODEL: Final = re.compile(r"/models/([A-Za-z0-9@-]{1,160})")
 # A path that a client library downstream might read in another way than we did is refused as unknown.
@@ -23,7 +23,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """A completion, as `path` of the runtime."""
+    """A completion, a chat or embeddings, as `path` of the runtime."""
 
     path: str
     target: Target

@@ -2,7 +2,9 @@
 
 from enum import StrEnum
 
-from contracts.manifest import Limits
+import msgspec
+
+from contracts.manifest import Kind, Limits
 from contracts.timeline import Span, Stamp
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import Wire
@@ -66,6 +68,7 @@ class VersionRow(Wire, frozen=True):
     version: str
     limits: Limits
     created_at_s: int
+    kind: Kind = "generate"
 
 
 class ReplicaRow(Wire, frozen=True):
@@ -211,6 +214,8 @@ class GateJob(Wire, frozen=True):
 
     config_json: str
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape) as in the safetensors headers
+    # Path -> text of the files that say how an embedding is made of an encoder's output.
+    recipe: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class GateFacts(Wire, frozen=True):
@@ -226,6 +231,8 @@ class GateFacts(Wire, frozen=True):
     max_positions: int
     kv_bytes_per_token: int
     first_use: tuple[str, ...]  # parameter names in the order in which a forward touches them
+    kind: Kind = "generate"
+    dimensions: int = 0  # of an embedding
 
 
 class SealJob(Wire, frozen=True):
@@ -236,12 +243,13 @@ class SealJob(Wire, frozen=True):
 
 
 class Probe(Wire, frozen=True):
-    """Known answers: teacher-forced `token_ids`, and per position the reference's leading logits."""
+    """Known answers: teacher-forced `token_ids`, and per position the reference's leading logits, or an embedding."""
 
     token_ids: tuple[int, ...]
     top_ids: tuple[tuple[int, ...], ...]  # per position, the highest logits' token ids, descending
     top_logits: tuple[tuple[float, ...], ...]
     tolerance: float
+    vector: tuple[float, ...] = ()  # of an encoder, which has no logits
 
 
 class Fingerprint(Wire, frozen=True):
@@ -275,6 +283,7 @@ class VersionRegistration(Wire, frozen=True):
     total_bytes: int
     kv_bytes_per_token: int
     max_positions: int
+    kind: Kind = "generate"
 
 
 class NamedVersions(Wire, frozen=True):

@@ -24,6 +24,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Offset = Annotated[int, Meta(ge=0)]
 Size = Annotated[int, Meta(ge=0)]
 Dtype = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
+Kind = Literal["generate", "embed"]
 DTYPE_BYTES: Final[dict[str, int]] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
@@ -71,12 +72,16 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_body_bytes: Annotated[int, Meta(ge=1)] = 1 << 20
 
 
-class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which code computes: our engine's interface version, the model class, and the compute dtype."""
+class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which code computes: our engine's interface version, the model class, the compute dtype, and what for.
+
+    A version that generates doesn't say so: its manifest is what it was before there were others.
+    """
 
     interface: int
     architecture: str
     dtype: Literal["float32", "bfloat16", "float16"]
+    kind: Kind = "generate"
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

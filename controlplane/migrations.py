@@ -68,7 +68,15 @@ def _access(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-STEPS: Final[Sequence[Migration]] = (Migration(1, "registry", _registry), Migration(2, "access", _access))
+def _kinds(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE versions ADD COLUMN kind VARCHAR(16) NOT NULL DEFAULT 'generate'"))
+
+
+STEPS: Final[Sequence[Migration]] = (
+    Migration(1, "registry", _registry),
+    Migration(2, "access", _access),
+    Migration(3, "kinds", _kinds),
+)
 
 
 def migrate(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:

@@ -222,7 +222,12 @@ def _model_row(model: Model) -> ModelRow:
 def _version_row(version: Version) -> VersionRow:
     of = version.registration
     return VersionRow(
-        tenant=of.tenant, model=of.model, version=of.version, limits=of.limits, created_at_s=version.created_at_s
+        tenant=of.tenant,
+        model=of.model,
+        version=of.version,
+        limits=of.limits,
+        created_at_s=version.created_at_s,
+        kind=of.kind,
     )
 
 
@@ -254,6 +259,7 @@ def _insert(connection: Connection, model: Model, version: Version, *, first: bo
             total_bytes=of.total_bytes,
             kv_bytes_per_token=of.kv_bytes_per_token,
             max_positions=of.max_positions,
+            kind=of.kind,
             created_at_s=version.created_at_s,
         )
     )
@@ -274,6 +280,7 @@ def _load(connection: Connection) -> list[Model]:
             total_bytes=row["total_bytes"],
             kv_bytes_per_token=row["kv_bytes_per_token"],
             max_positions=row["max_positions"],
+            kind=row["kind"],
         )
         version = Version(registration, row["created_at_s"], VersionState(row["state"]), row["fault"])
         versions.setdefault((row["tenant"], row["model"]), []).append(version)

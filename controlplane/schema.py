@@ -75,6 +75,7 @@ versions = Table(
     Column("kv_bytes_per_token", BigInteger, nullable=False),
     Column("max_positions", BigInteger, nullable=False),
     Column("created_at_s", BigInteger, nullable=False),
+    Column("kind", String(16), nullable=False, server_default="generate"),
     ForeignKeyConstraint(["tenant", "model"], ["models.tenant", "models.model"]),
 )
 

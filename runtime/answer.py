@@ -5,11 +5,12 @@ How bytes travel is `delivery.py`'s.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from contracts.errors import Failure
 from contracts.frames import Counts
 from runtime.detokenizer import Detokenizer, StopFinder
-from runtime.engine.interface import Cancelled, Event, Failed, Finished, FinishReason, Generated
+from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, FinishReason, Generated
 from runtime.openai_answers import Renderer
 
 
@@ -21,6 +22,16 @@ class Progress:
     counts: Counts
     reason: FinishReason | None = None
     failure: Failure | None = None
+
+
+class Feed(Protocol):
+    """How an answer is made of a request's events."""
+
+    counts: Counts
+
+    def feed(self, events: Sequence[Event]) -> Progress:
+        """Events in order; nothing may follow once a progress had a reason or a failure."""
+        ...
 
 
 class Answer:
@@ -52,8 +63,8 @@ class Answer:
                     reason = event.reason
                 case Failed():
                     failure = event.failure
-                case Cancelled():
-                    raise AssertionError("a stream keeps these to itself")
+                case Cancelled() | Embedded():
+                    raise AssertionError("no event of an answer in text")
         return Progress(self._render(text, reason), self.counts, reason, failure)
 
     def _render(self, text: str, reason: FinishReason | None) -> bytes:

@@ -6,7 +6,7 @@ Control routes are passed on to `control_api.py`. Statuses are the error table's
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -25,18 +25,15 @@ from contracts.errors import (
     NotFound,
     Refused,
 )
+from contracts.kinds import PATHS, other_kind
 from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, status_of
 from contracts.usage import Receipt, Receipts
 from contracts.wire import decode
 from runtime.accounts import Account
-from runtime.answer import Answer
 from runtime.delivery import Delivery, Exchange, watch_connection
-from runtime.engine.interface import GenerationRequest
-from runtime.openai_answers import Heading, renderer_for
-from runtime.openai_requests import Ask, decode_chat, decode_completion
+from runtime.engine.interface import Request
 from runtime.orphans import Orphans
 from runtime.replica import Replica
-from runtime.serving import Serving
 from runtime.stream import Streams
 
 log = logging.getLogger(__name__)
@@ -49,10 +46,7 @@ LONGEST_S: Final = 3600.0  # of a request that brings no deadline, too
 
 _REQUESTS: Final = "/v1/requests/"
 _RECEIPTS: Final = "/v1/receipts"
-_DECODERS: Final[Mapping[str, Callable[[bytes], Ask]]] = {
-    "/v1/chat/completions": decode_chat,
-    "/v1/completions": decode_completion,
-}
+_KINDS: Final = {path: kind for kind, paths in PATHS.items() for path in paths}
 _MAX_RECEIPTS_BYTES: Final = 64 << 10
 
 
@@ -94,9 +88,9 @@ class ServingApi:
             return
         request_id = _header(scope, REQUEST_ID)
         try:
-            if (decoder := _DECODERS.get(path)) is not None:
+            if path in _KINDS:
                 _require_method(method, "POST")
-                await self._generate(_call(scope), decoder, receive, send)
+                await self._answer(_call(scope), path, receive, send)
             elif path == _RECEIPTS:
                 _require_method(method, "POST")
                 for receipt in decode(await _read_body(receive, _MAX_RECEIPTS_BYTES), Receipts).receipts:
@@ -114,21 +108,22 @@ class ServingApi:
             log.exception("request", extra={"request_id": request_id, "path": path})
             await _refuse(send, Internal(), request_id)
 
-    async def _generate(self, call: Call, decoder: Callable[[bytes], Ask], receive: Receive, send: Send) -> None:
+    async def _answer(self, call: Call, path: str, receive: Receive, send: Send) -> None:
         serving, streams = self._replica.serving()
+        if _KINDS[path] != serving.kind:
+            raise Refused(other_kind(serving.bind.model, serving.kind))
         try:
             async with asyncio.timeout_at(call.deadline_s):
-                ask = decoder(await _read_body(receive, serving.limits.max_body_bytes))
-                request = await serving.prepare(ask, call.request_id)
+                raw = await _read_body(receive, serving.limits.max_body_bytes)
+                prepared = await serving.prepare(path, raw, call.request_id, call.started_at_us // 1_000_000)
             if asyncio.get_running_loop().time() >= call.deadline_s:  # nothing above had to wait
                 raise TimeoutError
         except TimeoutError:
             raise Refused(DeadlineExceeded(call.timeout_s, "reading the request")) from None
         # A drain or a failure may have come while the body did.
         serving, streams = self._replica.serving()
-        answer = _answer(ask, call, serving, request)
-        with self._exchange(call, streams, request, serving.bind, ask.stream) as exchange:
-            delivery = Delivery(exchange, answer, send, self._replica.meter.count_request)
+        with self._exchange(call, streams, prepared.request, serving.bind, prepared.stream) as exchange:
+            delivery = Delivery(exchange, prepared.answer, send, self._replica.meter.count_request)
             watcher = asyncio.create_task(watch_connection(receive, exchange), name=f"watch-{call.request_id}")
             expired = DeadlineExceeded(call.timeout_s, "generating")
             timer = asyncio.get_running_loop().call_at(call.deadline_s, exchange.stream.abandon, expired)
@@ -143,9 +138,7 @@ class ServingApi:
                 await asyncio.gather(watcher, return_exceptions=True)
 
     @contextmanager
-    def _exchange(
-        self, call: Call, streams: Streams, request: GenerationRequest, bind: Bind, stream: bool
-    ) -> Iterator[Exchange]:
+    def _exchange(self, call: Call, streams: Streams, request: Request, bind: Bind, stream: bool) -> Iterator[Exchange]:
         """From the engine's acceptance to the last byte; left, the engine is let go of, and the account is kept."""
         exchange = Exchange(call.request_id, streams.open(request), call.began_us, _now_us())
         self._exchanges[call.request_id] = exchange
@@ -186,13 +179,6 @@ class ServingApi:
         if (exchange := self._exchanges.get(receipt.request_id)) is not None:
             exchange.delivered_tokens = max(exchange.delivered_tokens, receipt.completion_tokens)
             exchange.recorded = exchange.recorded or receipt.recorded
-
-
-def _answer(ask: Ask, call: Call, serving: Serving, request: GenerationRequest) -> Answer:
-    bind = serving.bind
-    heading = Heading(call.request_id, ask.model or bind.model, bind.version, call.started_at_us // 1_000_000)
-    renderer = renderer_for(heading, chat=ask.is_chat, stream=ask.stream, include_usage=ask.include_usage)
-    return Answer(renderer, serving.codec.detokenizer(request.prompt_ids), ask.stops)
 
 
 def _call(scope: Scope) -> Call:

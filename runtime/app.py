@@ -13,14 +13,14 @@ from contracts.errors import Refused
 from runtime import jobs
 from runtime.api import ServingApi
 from runtime.control_api import attach
-from runtime.gate import examine
 from runtime.metering import MeterPage
 from runtime.orphans import Orphans, batch_of, orphanage
 from runtime.replica import Replica, Wiring, Work
-from runtime.restore import Acquire, Weights, device_of, restore
-from runtime.serving import Serving
+from runtime.restore import restore
+from runtime.serving import Served
 from runtime.settings import RuntimeSettings
 from runtime.warmup import WarmUp
+from runtime.weights import Acquire, Weights, device_of
 from service.client import ServiceClient
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -81,13 +81,13 @@ def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
 
         return acquire
 
-    def do_restore(request: Bind, wiring: Wiring) -> Serving:
+    def do_restore(request: Bind, wiring: Wiring) -> Served:
         return restore(request, wiring, acquire_on(device_of(request.device_class)))
 
     def do_seal(job: SealJob) -> SealAttestation:
         return jobs.seal(job, acquire_on(torch.device("cpu")))
 
-    return Work(restore=do_restore, gate=examine, seal=do_seal, warm_up=WarmUp().steps)
+    return Work(restore=do_restore, gate=jobs.gate, seal=do_seal, warm_up=WarmUp().steps)
 
 
 async def _end_with(replica: Replica, orphans: Orphans, ended: asyncio.Event) -> None:

@@ -82,7 +82,7 @@ def parse_config(family: Family, config_json: bytes, dtype: torch.dtype) -> PreT
     values: dict[str, Any] = json.loads(config_json)
     config = family.config(**values)
     config.dtype = dtype
-    config._attn_implementation = attention.ATTENTION
+    config._attn_implementation = family.attention
     config._experts_implementation = None  # the library's own choice: a config may name kernels that are fetched
     return config
 
@@ -205,7 +205,7 @@ def _bind_by_library(family: Family, config: PreTrainedConfig, tensors: Mapping[
         module, found = load.from_pretrained(
             None,
             config=config,
-            state_dict=dict(tensors),
+            state_dict={name: tensor for name, tensor in tensors.items() if name not in family.ignored},
             dtype=config.dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, with the name, instead of raised without
@@ -233,7 +233,7 @@ def _check_complete(family: Family, module: nn.Module, tensors: Mapping[str, tor
     of `tensors` is used; nothing is left on meta."""
     dtype: torch.dtype = _config_of(module).dtype
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
-    unused = set(tensors)
+    unused = set(tensors) - family.ignored
     for name, parameter in module.named_parameters():
         if parameter.dtype != dtype:
             raise BindingFault(f"'{name}' is {parameter.dtype}, not {dtype}")

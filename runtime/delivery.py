@@ -17,7 +17,7 @@ from contracts.errors import Cancelled, Failure, Internal, Refused
 from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame, failed_frame
 from contracts.problem import to_wire
 from contracts.timeline import Span, Stage
-from runtime.answer import Answer
+from runtime.answer import Feed
 from runtime.engine.interface import Failed, Finished
 from runtime.stream import Stream
 
@@ -72,7 +72,7 @@ async def watch_connection(receive: Receive, exchange: Exchange) -> None:
 class Delivery:
     """Writes one answer. Raises `Refused` where nothing was committed yet, else says it in a FAILED frame."""
 
-    def __init__(self, exchange: Exchange, answer: Answer, send: Send, on_commit: Callable[[], None]) -> None:
+    def __init__(self, exchange: Exchange, answer: Feed, send: Send, on_commit: Callable[[], None]) -> None:
         self._exchange = exchange
         self._answer = answer
         self._send = send

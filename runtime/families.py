@@ -1,6 +1,6 @@
 """Which model classes are served, and where their parameters differ from what checkpoints store.
 
-To serve one more: a line of `SERVED`, and its row in the tests that compare with `generate`.
+To serve one more: a line of `DECODERS` or `ENCODERS`, and its row in the tests that compare with the library.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,12 +9,16 @@ from typing import Final
 
 from torch import nn
 from transformers import (
+    BertConfig,
+    BertModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MPNetConfig,
+    MPNetModel,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -22,7 +26,14 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    RobertaConfig,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
 )
+
+from contracts.manifest import Kind
+from runtime.engine.attention import ATTENTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,14 @@ class Family:
     config: type[PreTrainedConfig]
     model_type: str
     fusions: tuple[Fusion, ...] = ()
+    ignored: frozenset[str] = frozenset()  # tensors that older checkpoints hold and the library computes
+    kind: Kind = "generate"
+    attention: str = ATTENTION  # an encoder has no past to keep: the library's own does
+    pads_positions: bool = False  # positions are counted from the padding's id on
+
+    def positions_taken(self, config: PreTrainedConfig) -> int:
+        """Rows of the position table that no token ever has."""
+        return config.pad_token_id + 1 if self.pads_positions else 0
 
     def fusion_of(self, name: str) -> Fusion | None:
         """How the parameter `name` is made, where a checkpoint does not store it as it is."""
@@ -61,7 +80,7 @@ class Family:
 # What transformers does with these checkpoints when it loads them; sealing compares with what it did.
 _EXPERTS: Final = (Fusion("gate_up_proj", ("gate_proj", "up_proj")), Fusion("down_proj", ("down_proj",)))
 
-SERVED: Final[Mapping[str, Family]] = {
+DECODERS: Final[Mapping[str, Family]] = {
     "Gemma3ForCausalLM": Family(Gemma3ForCausalLM, Gemma3TextConfig, "gemma3_text"),
     "LlamaForCausalLM": Family(LlamaForCausalLM, LlamaConfig, "llama"),
     "MistralForCausalLM": Family(MistralForCausalLM, MistralConfig, "mistral"),
@@ -69,3 +88,21 @@ SERVED: Final[Mapping[str, Family]] = {
     "Qwen3ForCausalLM": Family(Qwen3ForCausalLM, Qwen3Config, "qwen3"),
     "Qwen3MoeForCausalLM": Family(Qwen3MoeForCausalLM, Qwen3MoeConfig, "qwen3_moe", _EXPERTS),
 }
+_POSITION_IDS: Final = frozenset({"embeddings.position_ids"})
+
+
+def _encoder(
+    model: type[nn.Module], config: type[PreTrainedConfig], model_type: str, *, pads: bool, attention: str = "sdpa"
+) -> Family:
+    return Family(
+        model, config, model_type, ignored=_POSITION_IDS, kind="embed", attention=attention, pads_positions=pads
+    )
+
+
+ENCODERS: Final[Mapping[str, Family]] = {
+    "BertModel": _encoder(BertModel, BertConfig, "bert", pads=False),
+    "MPNetModel": _encoder(MPNetModel, MPNetConfig, "mpnet", pads=True, attention="eager"),
+    "RobertaModel": _encoder(RobertaModel, RobertaConfig, "roberta", pads=True),
+    "XLMRobertaModel": _encoder(XLMRobertaModel, XLMRobertaConfig, "xlm-roberta", pads=True),
+}
+SERVED: Final[Mapping[str, Family]] = {**DECODERS, **ENCODERS}

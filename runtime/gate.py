@@ -5,7 +5,8 @@ tokens, rotary frequencies chosen per forward); here they are refused by name an
 the known-answer probe's business.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,12 +19,12 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.control import GateFacts, GateJob
 from contracts.errors import Refused
 from runtime.binding import DTYPES, parse_config
-from runtime.families import SERVED, Family
+from runtime.families import DECODERS, Family
 
 CONFIG: Final = "config.json"
 _ATTENTION: Final = "kelvin_gate"
 _RECORDER: Final = "kelvin_recorder"
-_TOKENS: Final = 8
+TOKENS: Final = 8
 _ROWS: Final = (1, 7)  # of which logits are asked
 
 _FORBIDDEN: Final[Mapping[str, str]] = {
@@ -51,45 +52,49 @@ _UNDERSTOOD: Final = frozenset({"scaling", "sliding_window", "dropout"})
 
 def examine(job: GateJob) -> GateFacts:
     """The facts of a model that may be served. Raises `Refused(ArtifactRejected)` naming 'config.json' or a tensor."""
-    values = _config_values(job.config_json)
-    family = _family(values)
-    dtype_name = _dtype(values, job.tensors)
-    module, config = _skeleton(family, job.config_json, DTYPES[dtype_name], layers_at_most=len(job.tensors))
-    stored = _stored(family, module, job.tensors)
-    _check_tensors(module, stored, job.tensors)
+    values = config_values(job.config_json)
+    family = family_of(values, DECODERS)
+    dtype_name = dtype_of(values, job.tensors)
+    AttentionInterface.register(_ATTENTION, _record)
+    module, config = skeleton_on_meta(family, job.config_json, DTYPES[dtype_name], len(job.tensors), _ATTENTION)
+    stored = stored_as(family, module, job.tensors)
+    check_tensors(module, stored, job.tensors)
     seen = _forward(module, config)
     used = [piece for name in seen.parameters for piece in stored.get(name, {}) if piece in job.tensors]
     if unused := sorted(set(job.tensors) - set(used)):
-        raise _rejected(unused[0], "no forward of this architecture uses it")
+        raise rejected(unused[0], "no forward of this architecture uses it")
     return _facts(values["architectures"][0], dtype_name, config, seen, tuple(used))
 
 
-def _rejected(path: str, reason: str) -> Refused:
+def rejected(path: str, reason: str) -> Refused:
+    """A refusal naming a file or a tensor."""
     return Refused(ArtifactRejected(path, reason))
 
 
-def _config_values(config_json: str) -> dict[str, Any]:
+def config_values(config_json: str) -> dict[str, Any]:
+    """The config's object, without a key that no model may have."""
     try:
         values = msgspec.json.decode(config_json, type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError) as error:
-        raise _rejected(CONFIG, f"is not a JSON object: {error}") from error
+        raise rejected(CONFIG, f"is not a JSON object: {error}") from error
     for key, reason in _FORBIDDEN.items():
         if values.get(key) not in (None, False):
-            raise _rejected(CONFIG, f"'{key}': {reason}")
+            raise rejected(CONFIG, f"'{key}': {reason}")
     return values
 
 
-def _family(values: dict[str, Any]) -> Family:
+def family_of(values: dict[str, Any], served: Mapping[str, Family]) -> Family:
+    """The one of `served` that the config names."""
     names = values.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in SERVED:
-        raise _rejected(CONFIG, f"architectures={names!r}: must be one of {', '.join(sorted(SERVED))}")
-    family = SERVED[names[0]]
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in served:
+        raise rejected(CONFIG, f"architectures={names!r}: must be one of {', '.join(sorted(served))}")
+    family = served[names[0]]
     if values.get("model_type", family.model_type) != family.model_type:
-        raise _rejected(CONFIG, f"model_type={values['model_type']!r}: must be '{family.model_type}' for {names[0]}")
+        raise rejected(CONFIG, f"model_type={values['model_type']!r}: must be '{family.model_type}' for {names[0]}")
     return family
 
 
-def _dtype(values: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+def dtype_of(values: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     """The version's dtype: what the config says, else the tensors' own; all of them must have it, since a conversion
     would be a copy of unverified bytes."""
     said = values.get("dtype") or values.get("torch_dtype")
@@ -97,31 +102,31 @@ def _dtype(values: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, .
         first = _ST_DTYPES.get(next(iter(tensors.values()))[0])
         said = next((name for name, dtype in DTYPES.items() if dtype == first), None)
     if not isinstance(said, str) or said not in DTYPES:
-        raise _rejected(CONFIG, f"dtype={said!r}: must be one of {', '.join(sorted(DTYPES))}")
+        raise rejected(CONFIG, f"dtype={said!r}: must be one of {', '.join(sorted(DTYPES))}")
     for name, (stored, _) in tensors.items():
         if _ST_DTYPES.get(stored) != DTYPES[said]:
-            raise _rejected(name, f"is stored as {stored}, but the model computes in {said}")
+            raise rejected(name, f"is stored as {stored}, but the model computes in {said}")
     return said
 
 
-def _skeleton(
-    family: Family, config_json: str, dtype: torch.dtype, layers_at_most: int
+def skeleton_on_meta(
+    family: Family, config_json: str, dtype: torch.dtype, layers_at_most: int, attention: str
 ) -> tuple[nn.Module, PreTrainedConfig]:
+    """The model's modules without weights, and its config."""
     try:
         config = parse_config(family, config_json.encode(), dtype)
     except Exception as error:  # the library's validation raises what it likes
-        raise _rejected(CONFIG, f"is refused by its class: {_first_line(error)}") from error
+        raise rejected(CONFIG, f"is refused by its class: {first_line(error)}") from error
     # Every layer has tensors: a config that claims more would only cost time and memory.
     if not 0 < config.num_hidden_layers <= layers_at_most:
         rule = f"the files hold {layers_at_most} tensors"
-        raise _rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
+        raise rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):  # of all layers, or by their kind
         rope_type = part.get("rope_type", "default") if isinstance(part, dict) else "default"
         if rope_type not in _ROPE_TYPES:
-            raise _rejected(CONFIG, f"rope_type={rope_type!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
-    AttentionInterface.register(_ATTENTION, _record)
-    config._attn_implementation = _ATTENTION
+            raise rejected(CONFIG, f"rope_type={rope_type!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
+    config._attn_implementation = attention
     if family.fusions:
         config._experts_implementation = "batched_mm"  # the one that needs no values, and so computes on meta
     before = torch.get_default_dtype()
@@ -130,12 +135,12 @@ def _skeleton(
         with torch.device("meta"):  # buffers too: a config may claim any size
             return family.model(config).eval(), config
     except Exception as error:
-        raise _rejected(CONFIG, f"does not make a model: {_first_line(error)}") from error
+        raise rejected(CONFIG, f"does not make a model: {first_line(error)}") from error
     finally:
         torch.set_default_dtype(before)
 
 
-def _stored(
+def stored_as(
     family: Family, module: nn.Module, tensors: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """By parameter, what files hold of it: itself, or the matrices that it is made of; with shapes."""
@@ -144,12 +149,12 @@ def _stored(
         shape = tuple(parameter.shape)
         fusion = None if name in tensors else family.fusion_of(name)
         if fusion is not None and shape[0] > len(tensors):  # each expert has tensors, as each layer has
-            raise _rejected(CONFIG, f"{shape[0]} experts: the files hold {len(tensors)} tensors")
+            raise rejected(CONFIG, f"{shape[0]} experts: the files hold {len(tensors)} tensors")
         stored[name] = {name: shape} if fusion is None else dict(fusion.pieces(name, shape))
     return stored
 
 
-def _check_tensors(
+def check_tensors(
     module: nn.Module,
     stored: Mapping[str, Mapping[str, tuple[int, ...]]],
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
@@ -160,12 +165,12 @@ def _check_tensors(
     other_end = {**tied, **{source: target for target, source in tied.items()}}
     for name, (_, shape) in tensors.items():
         if name not in wanted:
-            raise _rejected(name, "this architecture has no such tensor")
+            raise rejected(name, "this architecture has no such tensor")
         if wanted[name] != tuple(shape):
-            raise _rejected(name, f"has shape {list(shape)}, but the config means {list(wanted[name])}")
+            raise rejected(name, f"has shape {list(shape)}, but the config means {list(wanted[name])}")
     for name in wanted:
         if name not in tensors and other_end.get(name) not in tensors:
-            raise _rejected(name, "is missing")
+            raise rejected(name, "is missing")
 
 
 @dataclass(slots=True)
@@ -188,30 +193,40 @@ class _Call:
     fault: str | None
 
 
-def _forward(module: nn.Module, config: PreTrainedConfig) -> _Seen:
-    seen = _Seen()
+@contextmanager
+def noting_use(module: nn.Module) -> Iterator[list[str]]:
+    """Names of parameters in the order in which a forward inside the block first uses them."""
+    used: list[str] = []
     hooks = []
     for prefix, child in module.named_modules():
-        setattr(child, _RECORDER, seen.calls)
         leaves = [leaf for leaf, parameter in child._parameters.items() if parameter is not None]
         own = [f"{prefix}.{leaf}" if prefix else leaf for leaf in leaves]
         if own:
 
             def note(*_: object, own: list[str] = own) -> None:
-                seen.parameters.extend(name for name in own if name not in seen.parameters)
+                used.extend(name for name in own if name not in used)
 
             hooks.append(child.register_forward_pre_hook(note))
     try:
-        with torch.inference_mode(), torch.device("meta"):
-            positions = torch.arange(_TOKENS)[None]
-            rows = torch.tensor(_ROWS)
-            answer = module(input_ids=positions, position_ids=positions, use_cache=False, logits_to_keep=rows)
-        seen.logits = tuple(answer.logits.shape)
-    except Exception as error:
-        raise _rejected(CONFIG, f"a forward without weights fails: {_first_line(error)}") from error
+        yield used
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _forward(module: nn.Module, config: PreTrainedConfig) -> _Seen:
+    seen = _Seen()
+    for child in module.modules():
+        setattr(child, _RECORDER, seen.calls)
+    with noting_use(module) as seen.parameters:
+        try:
+            with torch.inference_mode(), torch.device("meta"):
+                positions = torch.arange(TOKENS)[None]
+                rows = torch.tensor(_ROWS)
+                answer = module(input_ids=positions, position_ids=positions, use_cache=False, logits_to_keep=rows)
+            seen.logits = tuple(answer.logits.shape)
+        except Exception as error:
+            raise rejected(CONFIG, f"a forward without weights fails: {first_line(error)}") from error
     _check_calls(seen, config)
     return seen
 
@@ -227,7 +242,7 @@ def _record(
     fault = None
     if attention_mask is not None:
         fault = "attention that needs a mask"
-    elif query.shape[1] % key.shape[1] or key.shape[:3] != value.shape[:3] or query.shape[2] != _TOKENS:
+    elif query.shape[1] % key.shape[1] or key.shape[:3] != value.shape[:3] or query.shape[2] != TOKENS:
         fault = f"attention over shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
     elif kwargs.get("scaling") is None:
         fault = "attention without a scale"
@@ -248,14 +263,14 @@ def _record(
 def _check_calls(seen: _Seen, config: PreTrainedConfig) -> None:
     for call in seen.calls:
         if call.fault is not None:
-            raise _rejected(CONFIG, f"layer {call.layer} has {call.fault}, which this engine does not compute")
+            raise rejected(CONFIG, f"layer {call.layer} has {call.fault}, which this engine does not compute")
     layers = [call.layer for call in seen.calls]
     if layers != list(range(config.num_hidden_layers)):
-        raise _rejected(CONFIG, f"of {config.num_hidden_layers} layers, {len(set(layers))} attend through this engine")
+        raise rejected(CONFIG, f"of {config.num_hidden_layers} layers, {len(set(layers))} attend through this engine")
     if len({(call.kv_heads, call.head_dim, call.value_dim) for call in seen.calls}) != 1:
-        raise _rejected(CONFIG, "layers differ in the shape of their keys and values")
+        raise rejected(CONFIG, "layers differ in the shape of their keys and values")
     if seen.logits != (1, len(_ROWS), config.vocab_size):
-        raise _rejected(CONFIG, f"logits come out as {list(seen.logits)}")
+        raise rejected(CONFIG, f"logits come out as {list(seen.logits)}")
 
 
 def _facts(architecture: str, dtype: str, config: PreTrainedConfig, seen: _Seen, used: tuple[str, ...]) -> GateFacts:
@@ -276,5 +291,6 @@ def _facts(architecture: str, dtype: str, config: PreTrainedConfig, seen: _Seen,
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What it says, cut short."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,4 +1,4 @@
-"""Seal a draft: prove, before a version exists, what each restore of it will rely on.
+"""Gate and seal a draft: prove, before a version exists, what each restore of it will rely on.
 
 Which way of binding is exact, what the model answers, that our own engine answers the same, that its text codec loads.
 """
@@ -8,28 +8,35 @@ from typing import Final
 import torch
 
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.control import GateFacts, Probe, SealAttestation, SealJob
+from contracts.control import GateFacts, GateJob, Probe, SealAttestation, SealJob
 from contracts.errors import Refused
-from runtime.binding import BoundModel, compare
+from runtime import decoder
+from runtime.binding import BoundModel
+from runtime.encoder import sealing as encoder
+from runtime.encoder.codec import EmbeddingCodec
+from runtime.encoder.engine import EncoderEngine
+from runtime.encoder.recipe import read_recipe
 from runtime.engine.core import ModelEngine
-from runtime.gate import examine
+from runtime.engine.interface import Engine
 from runtime.pinned import PinnedFiles
 from runtime.policy.blocks import BLOCK_SIZE
-from runtime.restore import (
-    CONFIG,
+from runtime.tokenizer import TextCodec
+from runtime.weights import (
     Acquire,
-    Weights,
+    bind_fast_if_exact,
     bind_weights,
     device_of,
     fingerprint_of,
     gate_job,
     pinned_files,
-    record_probe,
-    required,
 )
-from runtime.tokenizer import TextCodec
 
 _BLOCKS: Final = 8  # room for the probe and an engine around it
+
+
+def gate(job: GateJob) -> GateFacts:
+    """May this model be served? What says how embeddings are made is there for what embeds alone. Raises `Refused`."""
+    return (encoder.WAYS if job.recipe else decoder.WAYS).examine(job)
 
 
 def seal(job: SealJob, acquire: Acquire, device_class: str = "cpu") -> SealAttestation:
@@ -37,12 +44,16 @@ def seal(job: SealJob, acquire: Acquire, device_class: str = "cpu") -> SealAttes
     device = device_of(device_class)
     weights = acquire(job.tenant, job.version)
     manifest, files = weights.lease.manifest, pinned_files(weights.lease)
-    facts = examine(gate_job(manifest, required(files, CONFIG)))
-    _check_tokenizer(files, facts)
+    ways = encoder.WAYS if manifest.engine.kind == "embed" else decoder.WAYS
+    facts = ways.examine(gate_job(manifest, files))
+    if facts.kind == "embed":
+        EmbeddingCodec(files, facts.vocab_size)
+    else:
+        _check_tokenizer(files, facts)
     library = bind_weights(weights, files, "library", device)
-    probe = record_probe(library, job.version)
-    fast = _try_fast(weights, files, device, library)
-    _prove_engine(fast or library, facts, probe, job.version, device)
+    probe = ways.record(library, files, job.version)
+    fast = bind_fast_if_exact(weights, files, device, library)
+    _prove_engine(_engine(fast or library, files, facts, probe, job.version, device), job.version)
     return SealAttestation(
         version=job.version,
         fingerprint=fingerprint_of(manifest, device),
@@ -61,19 +72,17 @@ def _check_tokenizer(files: PinnedFiles, facts: GateFacts) -> None:
         raise Refused(ArtifactRejected("tokenizer.json", reason))
 
 
-def _try_fast(weights: Weights, files: PinnedFiles, device: torch.device, library: BoundModel) -> BoundModel | None:
-    """The hand-made module, where it is exactly the library's."""
-    try:
-        fast = bind_weights(weights, files, "fast", device)
-    except Refused:
-        return None
-    return None if compare(fast.module, library.module) else fast
-
-
-def _prove_engine(bound: BoundModel, facts: GateFacts, probe: Probe, version: str, device: torch.device) -> None:
-    """Each start replays these answers and fails closed: better to learn now that they never match."""
+def _engine(
+    bound: BoundModel, files: PinnedFiles, facts: GateFacts, probe: Probe, version: str, device: torch.device
+) -> Engine:
+    if facts.kind == "embed":
+        return EncoderEngine(bound, read_recipe(files), facts, version=version, device=device, probe=probe)
     kv_bytes = _BLOCKS * BLOCK_SIZE * facts.kv_bytes_per_token
-    engine = ModelEngine(bound, facts, version=version, kv_bytes=kv_bytes, device=device, probe=probe)
+    return ModelEngine(bound, facts, version=version, kv_bytes=kv_bytes, device=device, probe=probe)
+
+
+def _prove_engine(engine: Engine, version: str) -> None:
+    """Each start replays these answers and fails closed: better to learn now that they never match."""
     if (failure := engine.run_probe_alone()) is not None:
         raise Refused(failure)
     if engine.needs_probe:

@@ -144,13 +144,13 @@ class Ask:
 
 def decode_chat(raw: bytes) -> Ask:
     """`POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
-    request = _convert(_object(raw), _ChatRequest)
+    request = convert(json_body(raw), _ChatRequest)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise _refused("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
+        raise refused("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
     if not request.messages:
-        raise _refused("messages", [], "must hold at least one message")
+        raise refused("messages", [], "must hold at least one message")
     if len(request.messages) > MAX_MESSAGES:
-        raise _refused("messages", _Described(f"({len(request.messages)})"), f"at most {MAX_MESSAGES} are allowed")
+        raise refused("messages", _Described(f"({len(request.messages)})"), f"at most {MAX_MESSAGES} are allowed")
     prompt = ChatPrompt(tuple(_plain(message, at) for at, message in enumerate(request.messages)))
     if request.max_completion_tokens is not None:
         return _ask(request, prompt, "max_completion_tokens", request.max_completion_tokens)
@@ -159,7 +159,7 @@ def decode_chat(raw: bytes) -> Ask:
 
 def decode_completion(raw: bytes) -> Ask:
     """`POST /v1/completions`, likewise."""
-    request = _convert(_object(raw), _CompletionRequest)
+    request = convert(json_body(raw), _CompletionRequest)
     wanted = COMPLETION_DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     return _ask(request, _one_prompt(request.prompt), "max_tokens", wanted)
 
@@ -173,7 +173,7 @@ def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int)
     if prompt_tokens > longest:
         raise Refused(LimitExceeded(ask.prompt_field, prompt_tokens, longest, "tokens"))
     if prompt_tokens == 0:
-        raise _refused(ask.prompt_field, _Described("(no tokens)"), "must hold at least one token")
+        raise refused(ask.prompt_field, _Described("(no tokens)"), "must hold at least one token")
     room = min(limits.max_output_tokens, max_positions - prompt_tokens)
     if ask.max_tokens is None:
         return room
@@ -182,17 +182,18 @@ def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int)
     return ask.max_tokens
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def json_body(raw: bytes) -> dict[str, Any]:
+    """The request's object. Raises `Refused(InvalidRequest)`, also for what is defined and not honoured."""
     try:
         value = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
     if not isinstance(value, dict):
-        raise _refused("body", value, "must be a JSON object")
+        raise refused("body", value, "must be a JSON object")
     for field, (nothing, rule) in _UNSUPPORTED.items():
         asked = value.get(field)
         if asked is not None and asked not in nothing:
-            raise _refused(field, asked, rule)
+            raise refused(field, asked, rule)
     return value
 
 
@@ -200,7 +201,8 @@ _PATH: Final = re.compile(r"^(?P<rule>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", r
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 
 
-def _convert(value: dict[str, Any], kind: type[T]) -> T:
+def convert(value: dict[str, Any], kind: type[T]) -> T:
+    """The request as `kind`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -208,8 +210,8 @@ def _convert(value: dict[str, Any], kind: type[T]) -> T:
         match = _PATH.match(text)
         rule, path = (match["rule"], match["path"] or "") if match else (text, "")
         if missing := _MISSING.match(rule):
-            raise _refused(f"{path}.{missing['field']}".lstrip("."), _Described("(missing)"), "is required") from error
-        raise _refused(path or "body", _value_at(value, path), rule) from error
+            raise refused(f"{path}.{missing['field']}".lstrip("."), _Described("(missing)"), "is required") from error
+        raise refused(path or "body", _value_at(value, path), rule) from error
 
 
 def _value_at(value: Any, path: str) -> object:
@@ -227,9 +229,9 @@ def _plain(message: _Message, at: int) -> Mapping[str, str]:
     where = f"messages[{at}]"
     for field, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
         if given:
-            raise _refused(f"{where}.{field}", given, "tools are not supported")
+            raise refused(f"{where}.{field}", given, "tools are not supported")
     if message.content is None and message.role != "assistant":
-        raise _refused(f"{where}.content", None, "is required")
+        raise refused(f"{where}.content", None, "is required")
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     plain = {"role": "system" if message.role == "developer" else message.role, "content": text}
@@ -244,18 +246,18 @@ def _one_prompt(prompt: str | list[Any]) -> TextPrompt | TokenPrompt:
         return TextPrompt(prompt)
     if prompt and all(type(token_id) is int for token_id in prompt):
         return TokenPrompt(tuple(prompt))
-    raise _refused("prompt", prompt, "must be one text or one non-empty list of token ids")
+    raise refused("prompt", prompt, "must be one text or one non-empty list of token ids")
 
 
 def _ask(request: _Request, prompt: Prompt, max_tokens_field: str, max_tokens: int | None) -> Ask:
     if max_tokens is not None and max_tokens < 1:
-        raise _refused(max_tokens_field, max_tokens, "must be 1 or more")
+        raise refused(max_tokens_field, max_tokens, "must be 1 or more")
     _check_range("temperature", request.temperature, 0, 2)
     _check_range("top_p", request.top_p, 0, 1)
     _check_range("top_k", request.top_k, 0, 1 << 31)
     _check_range("seed", request.seed, -(1 << 63), (1 << 63) - 1)
     if request.stream_options is not None and not request.stream:
-        raise _refused("stream_options", _Described("(given)"), "is only allowed where stream is true")
+        raise refused("stream_options", _Described("(given)"), "is only allowed where stream is true")
     return Ask(
         prompt=prompt,
         model=request.model,
@@ -274,22 +276,23 @@ def _ask(request: _Request, prompt: Prompt, max_tokens_field: str, max_tokens: i
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
-        raise _refused("stop", _Described(f"({len(stops)} texts)"), f"at most {MAX_STOPS} are allowed")
+        raise refused("stop", _Described(f"({len(stops)} texts)"), f"at most {MAX_STOPS} are allowed")
     for text in stops:
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-            raise _refused("stop", text, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
+            raise refused("stop", text, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
     return stops
 
 
 def _check_range(field: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise _refused(field, value, f"must be from {low} to {high}")
+        raise refused(field, value, f"must be from {low} to {high}")
 
 
 class _Described(str):
     """A value that is told rather than shown, as too long or absent."""
 
 
-def _refused(field: str, value: object, rule: str) -> Refused:
+def refused(field: str, value: object, rule: str) -> Refused:
+    """A value that breaks a rule, shown as JSON has it."""
     shown = value if isinstance(value, _Described) else json.dumps(value, ensure_ascii=False)
     return Refused(InvalidRequest(field, shown[:_SHOWN], rule))

@@ -40,7 +40,7 @@ def record(bound: BoundModel) -> Probe:
         token_ids=token_ids,
         top_ids=tuple(map(tuple, top.indices.tolist())),
         top_logits=tuple(map(tuple, top.values.tolist())),
-        tolerance=_tolerance(first, second, bound.config.dtype),
+        tolerance=tolerance_of(first, second, bound.config.dtype),
     )
 
 
@@ -58,8 +58,8 @@ def _reference(bound: BoundModel, token_ids: tuple[int, ...], attention: str) ->
         bound.config._attn_implementation = own
 
 
-def _tolerance(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> float:
-    """Room for another order of the same sums: by dtype and size of the logits, and by what two references show."""
+def tolerance_of(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> float:
+    """Room for another order of the same sums: by dtype and size of the answers, and by what two references show."""
     by_dtype = _RELATIVE[dtype] * first.abs().max()
     by_references = _MARGIN * (first - second).abs().max()
     return float(torch.maximum(by_dtype, by_references))

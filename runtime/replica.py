@@ -26,7 +26,7 @@ from contracts.meter import Phase
 from runtime.engine.interface import Event
 from runtime.handover import Handover
 from runtime.metering import MeterPage
-from runtime.serving import Serving
+from runtime.serving import Served
 from runtime.stream import Streams
 from runtime.threads import run_in_thread
 
@@ -59,7 +59,7 @@ class Wiring:
 class Work:
     """What a replica can be told to do, each in a thread of its own: blocking, raising `Refused`."""
 
-    restore: Callable[[Bind, Wiring], Serving]
+    restore: Callable[[Bind, Wiring], Served]
     gate: Callable[[GateJob], GateFacts]
     seal: Callable[[SealJob], SealAttestation]
     warm_up: Sequence[Callable[[], None]] = ()  # short steps
@@ -75,7 +75,7 @@ class Replica:
         self._state = RuntimeState.STANDBY
         self._one_at_a_time = asyncio.Lock()  # gate and bind both change torch's defaults while they run
         self._bind: Bind | None = None
-        self._serving: Serving | None = None
+        self._serving: Served | None = None
         self._streams: Streams | None = None
         self._handover: Handover | None = None
         self.failure: Failure | None = None
@@ -150,7 +150,7 @@ class Replica:
             bytes_by_tier=dict(serving.bytes_by_tier),
         )
 
-    def serving(self) -> tuple[Serving, Streams]:
+    def serving(self) -> tuple[Served, Streams]:
         """For a new request. Raises `Refused` where none is taken."""
         if self.failure is not None:
             raise Refused(self.failure)

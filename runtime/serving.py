@@ -1,4 +1,4 @@
-"""A version, bound and ready: what it allows, its text codec, its engine. From an ask to a request for the engine.
+"""A version, bound and ready: what it allows, its text codec, its engine. From a body to a request for the engine.
 
 How it came to be is `restore.py`'s; who may use it, and when, is `replica.py`'s.
 """
@@ -10,14 +10,26 @@ from typing import Final, Protocol
 
 from contracts.control import Bind
 from contracts.errors import Failure
-from contracts.manifest import Limits
+from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
-from runtime.engine.interface import Engine, GenerationRequest, Sampling
-from runtime.openai_requests import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, fit_output
+from runtime.answer import Answer, Feed
+from runtime.engine.interface import Engine, GenerationRequest, Request, Sampling
+from runtime.openai_answers import Heading, renderer_for
+from runtime.openai_requests import (
+    Ask,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    decode_chat,
+    decode_completion,
+    fit_output,
+)
 from runtime.pinned import SamplingDefaults
 from runtime.stream import Inbox
 from runtime.tokenizer import TextCodec
 
+CHAT: Final = "/v1/chat/completions"
 # Longer prompts are encoded beside the loop: a megabyte takes tenths of a second.
 INLINE_CHARACTERS: Final = 16_384
 _LEAST_TOP_P: Final = 1e-6  # OpenAI's 0: the engine keeps the likeliest token whatever its share
@@ -37,8 +49,61 @@ class EngineThread(Inbox, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request for the engine, and how its answer will be made."""
+
+    request: Request
+    answer: Feed
+    stream: bool
+
+
+class Served(Protocol):
+    """What a replica serves from READY to its end, of whatever kind. `engine` is its thread's: only its gauges may be
+    read."""
+
+    @property
+    def kind(self) -> Kind:
+        """What for."""
+        ...
+
+    @property
+    def bind(self) -> Bind:
+        """Which version, for whom."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """The version's own."""
+        ...
+
+    @property
+    def engine(self) -> Engine:
+        """What computes."""
+        ...
+
+    @property
+    def thread(self) -> EngineThread:
+        """Its thread."""
+        ...
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """How the restore went."""
+        ...
+
+    @property
+    def bytes_by_tier(self) -> Mapping[str, int]:
+        """Where its bytes came from."""
+        ...
+
+    async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
+        """Decode, encode, apply limits. Raises `Refused` for whatever breaks a rule, before any compute."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Serving:
-    """What a replica serves from READY to its end. `engine` is its thread's: only its gauges may be read."""
+    """A decoder: completions and chats."""
 
     bind: Bind
     limits: Limits
@@ -53,8 +118,21 @@ class Serving:
     def __repr__(self) -> str:
         return f"<Serving {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
 
-    async def prepare(self, ask: Ask, request_id: str) -> GenerationRequest:
-        """Template, tokens, limits. Raises `Refused` for whatever breaks a rule, before any compute."""
+    @property
+    def kind(self) -> Kind:
+        """See `Served`, as for `prepare`."""
+        return "generate"
+
+    async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
+        ask = decode_chat(raw) if path == CHAT else decode_completion(raw)
+        request = await self._request(ask, request_id)
+        heading = Heading(request_id, ask.model or self.bind.model, self.bind.version, created_s)
+        renderer = renderer_for(heading, chat=ask.is_chat, stream=ask.stream, include_usage=ask.include_usage)
+        answer = Answer(renderer, self.codec.detokenizer(request.prompt_ids), ask.stops)
+        return Prepared(request, answer, ask.stream)
+
+    async def _request(self, ask: Ask, request_id: str) -> GenerationRequest:
+        """Template, tokens, limits."""
         if _characters(ask.prompt) > INLINE_CHARACTERS:
             prompt_ids = await asyncio.to_thread(self._encode, ask.prompt)
         else:

@@ -8,11 +8,12 @@ All of it happens on the event loop.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Protocol
 
 from contracts.errors import Cancelled, Failure, Internal, Overloaded, Refused, SlowReader
 from runtime.engine import interface
-from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest
+from runtime.engine.interface import Event, Failed, Finished, Generated, Request
 
 MAX_TOKENS: Final = 1024
 MAX_STREAMS: Final = 4096
@@ -21,7 +22,7 @@ MAX_STREAMS: Final = 4096
 class Inbox(Protocol):
     """The part of the engine's thread that streams talk to."""
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: Request) -> None:
         """Raises `Refused`; otherwise events follow, of which the last is Finished, Failed or Cancelled."""
         ...
 
@@ -112,20 +113,13 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, request: GenerationRequest) -> Stream:
+    def open(self, request: Request) -> Stream:
         """Hand it in under a serial of its own: a retry may meet the request it repeats. Raises `Refused`."""
         if len(self._streams) >= MAX_STREAMS:
             raise Refused(Overloaded("this replica", MAX_STREAMS, 1.0))
         self._last += 1
         serial = f"{request.request_id}#{self._last}"
-        self._inbox.submit(
-            GenerationRequest(
-                request_id=serial,
-                prompt_ids=request.prompt_ids,
-                sampling=request.sampling,
-                stop_ids=request.stop_ids,
-            )
-        )
+        self._inbox.submit(replace(request, request_id=serial))
         stream = self._streams[serial] = Stream(serial, self._inbox.cancel, self._max_tokens)
         self._empty.clear()
         return stream

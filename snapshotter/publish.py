@@ -219,6 +219,7 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
         total_bytes=manifest.total_bytes,
         kv_bytes_per_token=record.gate.kv_bytes_per_token,
         max_positions=record.gate.max_positions,
+        kind=record.engine.kind,
     )
 
 

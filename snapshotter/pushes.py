@@ -30,6 +30,7 @@ from snapshotter.jobs import Jobs
 from snapshotter.locks import NamedLocks
 from snapshotter.plans import PlanRecord
 from snapshotter.policy.config import check_tokenizer_fits
+from snapshotter.policy.files import MODULES, is_of_recipe
 from snapshotter.policy.intake import Intake, admit
 from snapshotter.policy.layout import Layout, assemble, lay_out, pads_are_zero
 from snapshotter.policy.quota import make_room
@@ -254,7 +255,8 @@ def _bytes_but(chunks: dict[str, int], there: set[str]) -> int:
 
 def _gate_job(intake: Intake) -> GateJob:
     tensors = {tensor.name: (str(tensor.dtype), tensor.shape) for tensor in intake.tensors}
-    return GateJob(config_json=intake.config_json, tensors=tensors)
+    recipe = {file.path: file.content.decode() for file in intake.files if is_of_recipe(file.path)}
+    return GateJob(config_json=intake.config_json, tensors=tensors, recipe=recipe if MODULES in recipe else {})
 
 
 def _check_chunk(places: list[PlannedChunk], digest: str, data: bytes) -> None:

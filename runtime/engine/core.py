@@ -18,7 +18,16 @@ from runtime.binding import BoundModel
 from runtime.engine.admission import Room, judge
 from runtime.engine.attention import AttentionBackend
 from runtime.engine.batch import Piece
-from runtime.engine.interface import Cancelled, Event, Failed, Finished, FinishReason, Generated, GenerationRequest
+from runtime.engine.interface import (
+    Cancelled,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Generated,
+    GenerationRequest,
+    Request,
+)
 from runtime.engine.runner import DeviceLost, ModelRunner
 from runtime.engine.sampler import Choice, choose
 from runtime.engine.sdpa import SdpaBackend
@@ -123,9 +132,15 @@ class ModelEngine:
     def poisoned(self) -> Failure | None:
         return self._poisoned
 
-    def admit(self, request: GenerationRequest) -> Failure | None:
+    @property
+    def linger_s(self) -> float:
+        return 0.0  # who comes later joins the next step
+
+    def admit(self, request: Request) -> Failure | None:
         if self._poisoned is not None:
             return self._poisoned
+        if not isinstance(request, GenerationRequest):
+            return Internal()  # the API asks nothing else of what generates
         if request.request_id in self._waiting or request.request_id in self._running:
             return InvalidRequest("request_id", request.request_id, "is in use")
         if (refusal := judge(request, self._room)) is not None:

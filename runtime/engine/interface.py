@@ -1,4 +1,4 @@
-"""What the engine takes and gives: requests, events, and the surface that its thread drives.
+"""What an engine takes and gives: requests, events, and the surface that its thread drives.
 
 No torch here: the API side and its tests import this file alone. Text, streams and deadlines are theirs; the engine
 knows token ids.
@@ -34,12 +34,32 @@ class GenerationRequest:
     stop_ids: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest:
+    """Sequences of token ids, special ones included; each becomes a vector."""
+
+    request_id: str
+    sequences: tuple[tuple[int, ...], ...]
+
+
+Request = GenerationRequest | EmbeddingRequest
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
     """One token more. `counts` are cumulative, as in every event."""
 
     request_id: str
     token_id: int
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vector of the next sequence, in order: float32, little-endian."""
+
+    request_id: str
+    vector: bytes
     counts: Counts
 
 
@@ -70,14 +90,14 @@ class Cancelled:
     counts: Counts
 
 
-Event = Generated | Finished | Failed | Cancelled
+Event = Generated | Embedded | Finished | Failed | Cancelled
 
 
 class Engine(Protocol):
     """Single-threaded: whoever steps it makes every other call too. Each admitted request ends in exactly one of
     Finished, Failed and Cancelled."""
 
-    def admit(self, request: GenerationRequest) -> Failure | None:
+    def admit(self, request: Request) -> Failure | None:
         """Queue it. A refusal (over a limit, can never fit, queue full, engine poisoned) is returned, with no event."""
         ...
 
@@ -105,6 +125,11 @@ class Engine(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to report."""
+        ...
+
+    @property
+    def linger_s(self) -> float:
+        """How long the next step should wait for what may come and share it; 0 where it should not."""
         ...
 
     @property

@@ -13,7 +13,7 @@ from typing import Final
 
 from contracts.errors import Failure, Internal, Overloaded, Refused, Unavailable
 from contracts.frames import Counts
-from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, GenerationRequest
+from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Request
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1.0
@@ -44,7 +44,7 @@ class EngineThread:
         self._step_raised = False
         self._wake = threading.Condition()
         # All below is guarded by _wake.
-        self._inbox: deque[GenerationRequest] = deque()
+        self._inbox: deque[Request] = deque()
         self._cancels: set[str] = set()  # a subset of _inside, so bounded by it
         self._inside: set[str] = set()
         self._stopping: Failure | None = None
@@ -68,7 +68,7 @@ class EngineThread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: Request) -> None:
         """Hand in a request; what becomes of it comes as events. Raises `Refused`: Overloaded where `limit` requests
         are inside, the poison's failure, Unavailable once stopping, Internal for an id that is inside already."""
         with self._wake:
@@ -125,12 +125,14 @@ class EngineThread:
                 self._on_events([Failed(request_id, Internal(), Counts()) for request_id in orphans])
                 self._on_busy(False)
 
-    def _collect(self) -> tuple[list[GenerationRequest], list[str], Failure | None]:
+    def _collect(self) -> tuple[list[Request], list[str], Failure | None]:
         """Wait for something to do, then take all of the inbox."""
+        step_at = time.monotonic() + self._engine.linger_s if self._engine.has_work else None
         probe_at = time.monotonic() + self._probe_after_s if self._engine.needs_probe else None
         with self._wake:
-            while not (self._inbox or self._cancels or self._stopping or self._engine.has_work):
-                left = None if probe_at is None else probe_at - time.monotonic()
+            while not (self._inbox or self._cancels or self._stopping):
+                due_at = probe_at if step_at is None else step_at
+                left = None if due_at is None else due_at - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 self._wake.wait(left)
@@ -139,7 +141,7 @@ class EngineThread:
             self._cancels.clear()
             return requests, cancels, self._stopping
 
-    def _turn(self, requests: list[GenerationRequest], cancels: list[str], stopping: Failure | None) -> list[Event]:
+    def _turn(self, requests: list[Request], cancels: list[str], stopping: Failure | None) -> list[Event]:
         """Apply what came in, step once, return what came out."""
         engine, events = self._engine, list[Event]()
         for request in requests:
@@ -150,6 +152,8 @@ class EngineThread:
             engine.cancel(request_id)
         if stopping is not None:
             engine.fail_all(stopping)
+        if engine.has_work and engine.linger_s > 0:
+            return events  # what comes meanwhile shares its step
         if engine.has_work:
             events.extend(self._step())
         elif engine.needs_probe and not requests and stopping is None:

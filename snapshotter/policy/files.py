@@ -14,7 +14,10 @@ TOKENIZER: Final = "tokenizer.json"
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
 REQUIRED: Final = (CONFIG, TOKENIZER)
-PINNED: Final = frozenset(
+MODULES: Final = "modules.json"
+# What sentence-transformers writes beside an encoder: which modules follow it, and how they are set.
+RECIPE: Final = frozenset({MODULES, "sentence_bert_config.json", "config_sentence_transformers.json"})
+PINNED: Final = RECIPE | frozenset(
     {
         CONFIG,
         TOKENIZER,
@@ -38,6 +41,7 @@ _PICKLES: Final = (
     ".h5", ".keras",
 )  # fmt: skip
 _CODE: Final = (".py", ".pyc", ".pyo", ".pyd", ".so", ".dylib", ".dll", ".exe")
+_MODULE_CONFIG: Final = re.compile(r"[0-9]+_[A-Za-z]+/config\.json")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
@@ -66,19 +70,25 @@ def find_path_fault(path: str) -> str | None:
 
 
 def role_of(path: str) -> Role:
-    """By name and suffix, whatever the case. Only files at the top are served; danger is danger anywhere."""
+    """By name and suffix, whatever the case. Only files at the top are served, and a module's config beside them;
+    danger is danger anywhere."""
     lowered = path.lower()
     if lowered.endswith(_PICKLES):
         return Role.PICKLE
     if lowered.endswith(_CODE):
         return Role.CODE
-    if path in PINNED:
+    if path in PINNED or _MODULE_CONFIG.fullmatch(path):
         return Role.PINNED
     if path == INDEX_FILE:
         return Role.INDEX
     if path.endswith(".safetensors") and "/" not in path:
         return Role.WEIGHTS
     return Role.IGNORED
+
+
+def is_of_recipe(path: str) -> bool:
+    """Whether the file says how an embedding is made: the modules, their configs, and how long a text may be."""
+    return path in RECIPE or path == "tokenizer_config.json" or _MODULE_CONFIG.fullmatch(path) is not None
 
 
 def max_bytes_of(path: str) -> int:

@@ -21,6 +21,7 @@ from snapshotter.policy.config import (
 from snapshotter.policy.files import (
     CONFIG,
     INDEX_FILE,
+    MODULES,
     REQUIRED,
     TOKENIZER,
     Role,
@@ -75,7 +76,7 @@ def admit(request: PlanRequest) -> Intake:
 
 
 def _read_small_files(files: tuple[SmallFile, ...]) -> dict[str, JsonObject]:
-    """Each small file's object by path; a template's is empty, as it is text."""
+    """Each small file's object by path; empty for a template, which is text, and for a list."""
     parsed: dict[str, JsonObject] = {}
     for file in files:
         if role_of(file.path) not in (Role.PINNED, Role.INDEX):
@@ -83,7 +84,7 @@ def _read_small_files(files: tuple[SmallFile, ...]) -> dict[str, JsonObject]:
         limit = max_bytes_of(file.path)
         if len(file.content) > limit:
             raise Refused(ArtifactRejected(file.path, f"it has {len(file.content)} bytes; the limit is {limit}"))
-        if file.path.endswith(".json"):
+        if file.path.endswith(".json") and file.path != MODULES:  # a list, which the gate reads
             parsed[file.path] = _read_json(file)
         else:
             parsed[file.path] = {}

@@ -21,6 +21,7 @@ TM = Target("t", "m")
         pytest.param("POST", "/v1/completions", "m.t.d.e", Complete("/v1/completions", TM), id="text by host"),
         pytest.param("POST", "/v1/completions", "a.m.t.d.e", Complete("/v1/completions", NONE), id="a label too many"),
         pytest.param("POST", "/v1/completions", "t.d.e", Complete("/v1/completions", NONE), id="a label too few"),
+        pytest.param("POST", "/t/m/v1/embeddings", "x", Complete("/v1/embeddings", TM), id="embeddings"),
         pytest.param("GET", "/v1/models", "x", ListModels(NONE), id="models"),
         pytest.param("GET", "/v1/models/m@x", "x", ListModels(NONE, "m@x"), id="one model"),
         pytest.param("GET", "/v1/requests/req_1/timeline", "x", ShowTimeline("req_1", NONE), id="a timeline"),

@@ -64,6 +64,18 @@ def test_the_version_is_frozen() -> None:
     assert version == "8a46d85b4012ca927e022bf579d6fd6f1eda5d7955c12bc29afb3fbdb6b71cf1"
 
 
+def test_what_a_version_is_for_is_said_only_where_it_does_not_generate() -> None:
+    """So manifests of decoders are byte for byte what they were before there were others."""
+    raw, _ = encoded(GOOD)
+    assert b"kind" not in raw
+    embeds = msgspec.structs.replace(GOOD, engine=Engine(1, "BertModel", "float32", "embed"))
+    assert b'"kind":"embed"' in encode_manifest(embeds)
+    assert decode_manifest(*encoded(embeds)) == embeds
+    said = raw.replace(b'"interface":1}', b'"interface":1,"kind":"generate"}')
+    assert said != raw
+    assert "canonical" in reason(said)
+
+
 def test_any_bit_counts() -> None:
     """One bit anywhere, or a byte less or more: not that version."""
     raw, version = encoded(GOOD)

@@ -99,7 +99,8 @@ REFUSALS: list[Any] = [
     pytest.param("/v1/completions", {}, {"request_id": ""}, 400, "invalid_request", id="no request id"),
     pytest.param("/v1/completions", {}, {"deadline_ms": "soon"}, 400, "invalid_request", id="a deadline in words"),
     pytest.param("/v1/completions", {}, {"deadline_ms": "0"}, 504, "deadline_exceeded", id="a deadline in the past"),
-    pytest.param("/v1/embeddings", {}, {}, 404, "not_found", id="an unknown route"),
+    pytest.param("/v1/images", {}, {}, 404, "not_found", id="an unknown route"),
+    pytest.param("/v1/embeddings", {"input": "x"}, {}, 400, "invalid_request", id="embeddings of what generates"),
     pytest.param("/v1/requests/r1", {}, {}, 405, "method_not_allowed", id="a method that the route lacks"),
 ]
 

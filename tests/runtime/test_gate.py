@@ -22,7 +22,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.control import GateJob
 from contracts.errors import Refused
 from runtime import gate
-from runtime.families import SERVED, Family
+from runtime.families import DECODERS, Family
 from runtime.gate import examine
 from tests.runtime.engine.models import CONFIGS, TinyModel, tiny
 
@@ -236,7 +236,7 @@ def other_family(
 ) -> GateJob:
     """What the table would let in, were this family a line of it."""
     name, made = model.__name__, config(**SMALL, **values)
-    monkeypatch.setattr(gate, "SERVED", {**SERVED, name: Family(model, config, config.model_type)})
+    monkeypatch.setattr(gate, "DECODERS", {**DECODERS, name: Family(model, config, config.model_type)})
     with torch.device("meta"):
         build: Any = model
         parameters = dict(build(made).named_parameters())

@@ -5,7 +5,7 @@ import pytest
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.control import SealJob
 from contracts.errors import Refused
-from runtime import jobs
+from runtime import weights
 from runtime.jobs import seal
 from runtime.probe import POSITIONS
 from tests.runtime.versions import MemoryLease, make_llama
@@ -34,7 +34,7 @@ def test_a_good_draft_is_attested(dtype: str) -> None:
 
 def test_a_way_of_binding_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """One difference from the library's module, and restores will bind by the library."""
-    monkeypatch.setattr(jobs, "compare", lambda fast, library: ("buffer 'x': other values",))
+    monkeypatch.setattr(weights, "compare", lambda fast, library: ("buffer 'x': other values",))
     assert not _seal(MemoryLease(VERSION)).fast_bind
 
 

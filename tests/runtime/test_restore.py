@@ -14,13 +14,14 @@ from contracts.control import Bind, Fingerprint, SealAttestation, SealJob
 from contracts.errors import Failure, NotFound, Refused
 from contracts.manifest import Limits
 from contracts.timeline import Stage
-from runtime import restore as module
+from runtime import weights as module
 from runtime.binding import BoundModel, bind
 from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
 from runtime.jobs import seal
 from runtime.replica import Wiring
-from runtime.restore import device_of, fingerprint_of, restore
+from runtime.restore import restore
 from runtime.serving import Serving
+from runtime.weights import bind_weights, device_of, fingerprint_of, pinned_files
 from tests.runtime.versions import MemoryLease, make_llama
 
 VERSION = make_llama()
@@ -55,6 +56,7 @@ def _bind(lease: MemoryLease, kv_bytes: int = 1 << 20) -> Bind:
 @contextmanager
 def _restored(lease: MemoryLease, heard: Heard, kv_bytes: int = 1 << 20) -> Iterator[Serving]:
     serving = restore(_bind(lease, kv_bytes), Wiring(heard.take, heard.busy.append), lease.acquire)
+    assert isinstance(serving, Serving)
     try:
         yield serving
     finally:
@@ -79,7 +81,7 @@ def sealed() -> MemoryLease:
 
 
 def _by_library(lease: MemoryLease, tokens: int = 12) -> list[int]:
-    bound = module.bind_weights(lease.weights(), module.pinned_files(lease), "library", torch.device("cpu"))
+    bound = bind_weights(lease.weights(), pinned_files(lease), "library", torch.device("cpu"))
     bound.config._attn_implementation = "sdpa"
     generated = bound.module.generate(  # type: ignore[operator]
         torch.tensor([[0, 7, 9, 11]]), max_new_tokens=tokens, do_sample=False, eos_token_id=None

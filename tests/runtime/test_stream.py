@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.errors import Cancelled, DeadlineExceeded, Failure, Internal, Overloaded, Refused, SlowReader
 from contracts.frames import Counts
 from runtime.engine import interface
-from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
+from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Request, Sampling
 from runtime.stream import Stream, Streams
 
 REQUEST = GenerationRequest(request_id="r", prompt_ids=(1,), sampling=Sampling(max_tokens=9))
@@ -23,7 +23,7 @@ class Inbox:
         self.submitted: list[str] = []
         self.cancelled: list[str] = []
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: Request) -> None:
         if self.refusal is not None:
             raise Refused(self.refusal)
         self.submitted.append(request.request_id)

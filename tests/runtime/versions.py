@@ -21,7 +21,7 @@ from contracts.manifest import (
     Tensor,
     encode_manifest,
 )
-from runtime.restore import Weights
+from runtime.weights import Weights
 from tests.runtime.vocabularies import files as tokenizer_files
 from tests.weightcache.kit import Version, padded
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from contracts.errors import Failure
 from contracts.frames import Counts
-from runtime.engine.interface import Cancelled, Event, Failed, Finished, Generated, GenerationRequest
+from runtime.engine.interface import Cancelled, Event, Failed, Finished, Generated, GenerationRequest, Request
 
 DEADLINE_S = 20.0
 BLOCKS = 64
@@ -59,7 +59,12 @@ class ScriptedEngine:
         self._paced = False
         self._permits.release(1)
 
-    def admit(self, request: GenerationRequest) -> Failure | None:
+    @property
+    def linger_s(self) -> float:
+        return 0.0
+
+    def admit(self, request: Request) -> Failure | None:
+        assert isinstance(request, GenerationRequest)
         if self.refuse is not None:
             return self.refuse
         self.admitted.append(request)

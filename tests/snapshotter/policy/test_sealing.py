@@ -33,6 +33,13 @@ def test_limits(positions: int, most_input: int, most_output: int) -> None:
     assert choose_limits(positions) == Limits(max_input_tokens=most_input, max_output_tokens=most_output)
 
 
+def test_an_embedding_takes_all_positions() -> None:
+    """Nothing is generated: the whole length is the input's; the manifest says what it is for."""
+    sealing = choose_sealing(structs.replace(FACTS, kind="embed"), "float32", 8192)
+    assert sealing.limits == Limits(max_input_tokens=64, max_output_tokens=1)
+    assert sealing.engine.kind == "embed"
+
+
 def test_no_room_for_an_answer() -> None:
     """A model of one position can't take a prompt and answer."""
     with pytest.raises(Refused, match="1 positions"):

@@ -1,0 +1,1 @@
+"""Embeddings: sentence-transformers' encoders, batched by tokens, behind the engine's own thread."""

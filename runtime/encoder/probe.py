@@ -1,0 +1,46 @@
+"""Known answers of an encoder: the vector that the library gave after sealing, and whether it comes again."""
+
+import torch
+
+from contracts.control import Probe
+from runtime.binding import BoundModel
+from runtime.encoder.model import EncoderModel
+from runtime.encoder.recipe import Recipe
+from runtime.probe import REFERENCES, probe_ids, tolerance_of
+
+
+def record(bound: BoundModel, recipe: Recipe) -> Probe:
+    """Raises ValueError where the vector is not finite."""
+    token_ids = probe_ids(bound.config.vocab_size)
+    device = next(bound.module.parameters()).device
+    first, second = (_reference(bound, recipe, token_ids, name, device) for name in REFERENCES)
+    if not torch.isfinite(first).all():
+        raise ValueError("the model's embedding is not finite")
+    return Probe(
+        token_ids=token_ids,
+        top_ids=(),
+        top_logits=(),
+        tolerance=tolerance_of(first, second, bound.config.dtype),
+        vector=tuple(first.tolist()),
+    )
+
+
+def _reference(
+    bound: BoundModel, recipe: Recipe, token_ids: tuple[int, ...], attention: str, device: torch.device
+) -> torch.Tensor:
+    own = bound.config._attn_implementation
+    bound.config._attn_implementation = attention
+    try:
+        return EncoderModel(bound, recipe, device).embed([token_ids])[0]
+    finally:
+        bound.config._attn_implementation = own
+
+
+def verify(probe: Probe, vector: torch.Tensor) -> str | None:
+    """What is wrong with `vector` [dimensions], in words; None where it matches."""
+    if len(probe.vector) != vector.shape[0]:
+        return f"{vector.shape[0]} dimensions instead of {len(probe.vector)}"
+    if not bool(torch.isfinite(vector).all()):
+        return "a vector that is not finite"
+    off = float((vector - torch.tensor(probe.vector)).abs().max())
+    return f"off by {off:.4g}, tolerance {probe.tolerance:.4g}" if off > probe.tolerance else None

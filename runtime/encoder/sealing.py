@@ -1,0 +1,87 @@
+"""How an encoder is examined, and how its known answer is recorded.
+
+The gate's forward says in which order tensors are used; that answers are right is the probe's business, as attention
+is the library's own.
+"""
+
+from typing import Final
+
+import torch
+from torch import nn
+
+from contracts.artifact_errors import ProbeFailed
+from contracts.control import GateFacts, GateJob, Probe
+from contracts.errors import Refused
+from runtime import gate
+from runtime.binding import DTYPES, BoundModel
+from runtime.encoder import probe as known_answers
+from runtime.encoder.recipe import MODULES, read_recipe
+from runtime.families import ENCODERS
+from runtime.pinned import PinnedFiles
+from runtime.weights import Ways
+
+_FORBIDDEN: Final = {
+    "is_decoder": "attends to what came before alone",
+    "add_cross_attention": "attends to another model's output",
+}
+
+
+def examine(job: GateJob) -> GateFacts:
+    """The facts of an encoder that may be served. Raises `Refused(ArtifactRejected)` naming file, module or tensor."""
+    recipe = read_recipe({path: text.encode() for path, text in job.recipe.items()})
+    values = gate.config_values(job.config_json)
+    for key, reason in _FORBIDDEN.items():
+        if values.get(key):
+            raise gate.rejected(gate.CONFIG, f"'{key}': {reason}")
+    if values.get("position_embedding_type", "absolute") != "absolute":
+        raise gate.rejected(gate.CONFIG, "position_embedding_type: must be 'absolute'")
+    family = gate.family_of(values, ENCODERS)
+    tensors = {name: facts for name, facts in job.tensors.items() if name not in family.ignored}
+    dtype = gate.dtype_of(values, tensors)
+    module, config = gate.skeleton_on_meta(family, job.config_json, DTYPES[dtype], len(tensors), family.attention)
+    stored = gate.stored_as(family, module, tensors)
+    gate.check_tensors(module, stored, tensors)
+    used, width = _forward(module)
+    if unused := sorted(set(tensors) - set(used)):
+        raise gate.rejected(unused[0], "no forward of this architecture uses it")
+    if recipe.width not in (None, width):
+        raise gate.rejected(MODULES, f"the pooling takes {recipe.width} dimensions, the encoder gives {width}")
+    positions = config.max_position_embeddings - family.positions_taken(config)
+    return GateFacts(
+        architecture=values["architectures"][0],
+        dtype=dtype,
+        layers=config.num_hidden_layers,
+        kv_heads=0,
+        head_dim=0,
+        value_dim=0,
+        vocab_size=config.vocab_size,
+        max_positions=min(positions, recipe.max_tokens or positions),
+        kv_bytes_per_token=0,
+        first_use=tuple(name for name in used if name in tensors),
+        kind="embed",
+        dimensions=width,
+    )
+
+
+def _forward(module: nn.Module) -> tuple[list[str], int]:
+    """Parameters in the order of first use, and the width of what comes out."""
+    with gate.noting_use(module) as used:
+        try:
+            with torch.inference_mode(), torch.device("meta"):
+                hidden = module(input_ids=torch.arange(gate.TOKENS)[None]).last_hidden_state
+        except Exception as error:
+            raise gate.rejected(gate.CONFIG, f"a forward without weights fails: {gate.first_line(error)}") from error
+    if hidden.ndim != 3 or hidden.shape[:2] != (1, gate.TOKENS):
+        raise gate.rejected(gate.CONFIG, f"the output comes out as {list(hidden.shape)}")
+    return used, hidden.shape[2]
+
+
+def record(bound: BoundModel, files: PinnedFiles, version: str) -> Probe:
+    """By the library's own attention. Raises `Refused(ProbeFailed)` where it has no finite answer."""
+    try:
+        return known_answers.record(bound, read_recipe(files))
+    except ValueError as error:
+        raise Refused(ProbeFailed(version, str(error))) from error
+
+
+WAYS: Final = Ways(examine, record)

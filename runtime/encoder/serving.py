@@ -1,0 +1,53 @@
+"""An encoder, bound and ready: from a body to sequences for its engine."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from contracts.control import Bind
+from contracts.manifest import Kind, Limits
+from contracts.timeline import Span
+from runtime.encoder.codec import EmbeddingCodec
+from runtime.engine.interface import EmbeddingRequest, Engine
+from runtime.openai_embeddings import EmbeddingAnswer, EmbeddingAsk, decode_embeddings, too_long
+from runtime.serving import INLINE_CHARACTERS, EngineThread, Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingServing:
+    """Implements `serving.Served`."""
+
+    bind: Bind
+    limits: Limits
+    codec: EmbeddingCodec
+    dimensions: int
+    engine: Engine
+    thread: EngineThread
+    spans: tuple[Span, ...]
+    bytes_by_tier: Mapping[str, int]
+
+    def __repr__(self) -> str:
+        return f"<EmbeddingServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
+
+    @property
+    def kind(self) -> Kind:
+        """See `Served`, as for `prepare`."""
+        return "embed"
+
+    async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
+        ask = decode_embeddings(raw, self.dimensions)
+        if sum(len(item) for item in ask.inputs if isinstance(item, str)) > INLINE_CHARACTERS:
+            sequences = await asyncio.to_thread(self._encode, ask)
+        else:
+            sequences = self._encode(ask)
+        answer = EmbeddingAnswer(ask.model or self.bind.model, ask.form)
+        return Prepared(EmbeddingRequest(request_id=request_id, sequences=sequences), answer, stream=False)
+
+    def _encode(self, ask: EmbeddingAsk) -> tuple[tuple[int, ...], ...]:
+        found = []
+        for at, item in enumerate(ask.inputs):
+            ids = self.codec.encode(item) if isinstance(item, str) else item
+            if len(ids) > self.limits.max_input_tokens:
+                raise too_long(at, len(ask.inputs), len(ids), self.limits.max_input_tokens)
+            found.append(ids)
+        return tuple(found)

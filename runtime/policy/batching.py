@@ -1,0 +1,75 @@
+"""Which sequences share an encoder's next forward, and how long it is worth waiting for more of them.
+
+Tokens are what a forward costs, padding included. Waiting pays where sharing saved more time than it took.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+CPU_TOKENS: Final = 2048
+CUDA_TOKENS: Final = 16384
+CAP_S: Final = 0.005  # beside a request's own milliseconds
+FIRST_S: Final = 0.0005
+_SMOOTHING: Final = 0.2
+
+
+def take(queues: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, ...]:
+    """How many sequences of each request, given the lengths of those that wait, in order of arrival.
+
+    One of each in turn, round and round, until rows times the longest row would be more than `max_tokens`: a request of
+    many sequences holds nobody up. The very first is taken whatever its length.
+    """
+    taken = [0] * len(queues)
+    rows = longest = 0
+    for turn in range(max(map(len, queues), default=0)):
+        for index, lengths in enumerate(queues):
+            if turn >= len(lengths):
+                continue
+            if rows and (rows + 1) * max(longest, lengths[turn]) > max_tokens:
+                return tuple(taken)
+            rows, longest = rows + 1, max(longest, lengths[turn])
+            taken[index] += 1
+    return tuple(taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one forward was: its requests, those among them that came while the first waited, and the times."""
+
+    requests: int
+    joined: int
+    waited_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How long the first request of a batch waits for others. `alone_s` is what a request costs that shares nothing."""
+
+    wait_s: float = 0.0
+    alone_s: float | None = None
+    cap_s: float = CAP_S
+
+    def after(self, batch: Batch) -> "Window":
+        """The window for the next batch: doubled, to its cap at most, where sharing paid; else halved, down to none."""
+        if batch.requests == 1:
+            known = batch.compute_s if self.alone_s is None else self.alone_s
+            alone_s = known + _SMOOTHING * (batch.compute_s - known)
+            return replace(self, wait_s=_halved(self.wait_s), alone_s=alone_s)
+        if self._pays(batch):
+            return replace(self, wait_s=min(self.cap_s, max(FIRST_S, 2 * self.wait_s)))
+        return replace(self, wait_s=_halved(self.wait_s))
+
+    def _pays(self, batch: Batch) -> bool:
+        """Whether those who joined saved more than the first lost. Without a window yet, those who shared anyway are
+        the evidence."""
+        if self.alone_s is None:
+            return False
+        sharing = batch.joined if self.wait_s else batch.requests - 1
+        saved_s = (batch.requests * self.alone_s - batch.compute_s) * sharing / batch.requests
+        return saved_s > batch.waited_s
+
+
+def _halved(wait_s: float) -> float:
+    return wait_s / 2 if wait_s / 2 >= FIRST_S else 0.0

@@ -1,0 +1,137 @@
+"""A version's verified bytes as this process has them, and the model that is bound over them, as far as it is proven.
+
+Bytes are the weight cache's and verified there; how a model is bound is `binding.py`'s.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from contracts.artifact_errors import ArtifactRejected
+from contracts.control import Fingerprint, GateFacts, GateJob, Probe, SealAttestation
+from contracts.errors import Refused
+from contracts.manifest import Manifest
+from runtime.binding import DTYPES, BoundModel, How, bind, compare
+from runtime.pinned import PinnedFiles
+
+log = logging.getLogger(__name__)
+
+CONFIG: Final = "config.json"
+
+
+class Lease(Protocol):
+    """A version's verified bytes, mapped read-only for as long as this process lives."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Checked against the version's digest."""
+        ...
+
+    @property
+    def attestations(self) -> Sequence[SealAttestation]:
+        """What sealing jobs found, under any fingerprint."""
+        ...
+
+    @property
+    def bytes_by_tier(self) -> Mapping[str, int]:
+        """Where they came from."""
+        ...
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """That part of the linear space."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A lease and views of its tensors, which live as long as it does."""
+
+    lease: Lease
+    tensors: dict[str, torch.Tensor]
+
+
+Acquire = Callable[[str, str], Weights]  # of tenant and version; raises `Refused`
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What differs between kinds of models where one is proven: how it is examined, how known answers are recorded."""
+
+    examine: Callable[[GateJob], GateFacts]
+    record: Callable[[BoundModel, PinnedFiles, str], Probe]  # of a version's model by the library; raises `Refused`
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """A bound model, and what is known of it under this process's fingerprint."""
+
+    bound: BoundModel
+    probe: Probe
+    facts: GateFacts
+
+
+def device_of(device_class: str) -> torch.device:
+    """The device behind a class such as `cpu-2`; anything that is no CPU is this process's one GPU."""
+    return torch.device("cpu") if device_class.partition("-")[0] == "cpu" else torch.device("cuda", 0)
+
+
+def fingerprint_of(manifest: Manifest, device: torch.device) -> Fingerprint:
+    """What known answers depend on. Threads are not part of it, nor is how many cores a class reserves."""
+    kind = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return Fingerprint(torch=str(torch.__version__), dtype=manifest.engine.dtype, device_class=kind)
+
+
+def pinned_files(lease: Lease) -> PinnedFiles:
+    """The small files by name, copied out of the mapping."""
+    return {file.path: bytes(lease.view(file.offset, file.size)) for file in lease.manifest.files}
+
+
+def required(files: PinnedFiles, name: str) -> bytes:
+    """Raises `Refused(ArtifactRejected)` where the version does not have it."""
+    if name not in files:
+        raise Refused(ArtifactRejected(name, "is missing"))
+    return files[name]
+
+
+def gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
+    """The gate's question about a sealed version."""
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+        tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors
+    }
+    recipe = {} if manifest.engine.kind == "generate" else {path: file.decode() for path, file in files.items()}
+    return GateJob(config_json=required(files, CONFIG).decode(), tensors=tensors, recipe=recipe)
+
+
+def bind_weights(weights: Weights, files: PinnedFiles, how: How, device: torch.device) -> BoundModel:
+    """The model over the lease's tensors."""
+    manifest = weights.lease.manifest
+    dtype = DTYPES[manifest.engine.dtype]
+    return bind(manifest, required(files, CONFIG), weights.tensors, how=how, dtype=dtype, device=device)
+
+
+def bind_fast_if_exact(
+    weights: Weights, files: PinnedFiles, device: torch.device, library: BoundModel
+) -> BoundModel | None:
+    """The hand-made module, where it is exactly the library's."""
+    try:
+        fast = bind_weights(weights, files, "fast", device)
+    except Refused:
+        return None
+    return None if compare(fast.module, library.module) else fast
+
+
+def bind_proven(version: str, weights: Weights, files: PinnedFiles, device: torch.device, ways: Ways) -> Proven:
+    """Bound as the attestation of this fingerprint allows; without one as the library does, and proven here first."""
+    lease = weights.lease
+    wanted = fingerprint_of(lease.manifest, device)
+    found = next((item for item in lease.attestations if item.fingerprint == wanted), None)
+    if found is not None:
+        how: How = "fast" if found.fast_bind else "library"
+        return Proven(bind_weights(weights, files, how, device), found.probe, found.gate)
+    log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
+    facts = ways.examine(gate_job(lease.manifest, files))
+    bound = bind_weights(weights, files, "library", device)
+    return Proven(bound, ways.record(bound, files, version), facts)

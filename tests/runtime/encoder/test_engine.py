@@ -1,0 +1,250 @@
+"""Vectors are sentence-transformers' own in any company; counts and costs are exact; a fault costs its request."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.artifact_errors import ProbeFailed
+from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Overloaded
+from runtime.binding import compare
+from runtime.encoder import probe as known_answers
+from runtime.encoder.model import EncoderModel
+from runtime.encoder.recipe import read_recipe
+from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, GenerationRequest, Sampling
+from runtime.policy.batching import Window
+from tests.runtime.encoder.models import FAMILIES, ask, by_the_library, run_dry, sequences, tiny, vectors_of
+
+CASES = [
+    *((family, "mean_tokens", True) for family in FAMILIES),
+    *(("bert", pooling, False) for pooling in ("cls_token", "max_tokens", "mean_sqrt_len_tokens")),
+]
+
+
+@pytest.mark.parametrize(("family", "pooling", "normalize"), CASES)
+def test_as_sentence_transformers_has_it(family: str, pooling: str, normalize: bool) -> None:
+    """Alone, all in one request, and each in a request of its own beside the others: to 1e-5."""
+    model = tiny(family, pooling, normalize)
+    wanted = by_the_library(model, sequences())
+    together, apart = model.engine(), model.engine(max_tokens=150)
+    assert together.admit(ask("all", *sequences())) is None
+    for at, sequence in enumerate(sequences()):
+        assert apart.admit(ask(str(at), sequence)) is None
+    events = run_dry(apart)
+    alone = model.engine()
+    for at, sequence in enumerate(sequences()):
+        assert alone.admit(ask("a", sequence)) is None
+        for got in (vectors_of(events, str(at)), vectors_of(run_dry(alone), "a")):
+            assert (got[0] - wanted[at]).abs().max() < 1e-5
+    assert (vectors_of(run_dry(together), "all") - wanted).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_in_16_bits(dtype: str) -> None:
+    """Tensors as the library has them, vectors within the probe's tolerance."""
+    model = tiny("bert", dtype=dtype)
+    probe = known_answers.record(model.bound("library"), read_recipe(model.files))
+    machine = model.engine(probe=probe)
+    assert machine.run_probe_alone() is None
+    assert machine.admit(ask("a", *sequences())) is None
+    wanted = by_the_library(model, sequences())
+    assert (vectors_of(run_dry(machine), "a") - wanted).abs().max() <= probe.tolerance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fast_is_the_library_exactly(family: str) -> None:
+    """No difference between the two ways of binding."""
+    model = tiny(family)
+    assert compare(model.bound("fast").module, model.bound("library").module) == ()
+
+
+def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: where padding counts as text, a short one beside a long one goes wrong."""
+    model = tiny()
+    embed = EncoderModel.embed
+
+    def padded(self: EncoderModel, rows: Any) -> torch.Tensor:
+        longest = max(map(len, rows))
+        return embed(self, [(*row, *[self._pad] * (longest - len(row))) for row in rows])
+
+    monkeypatch.setattr(EncoderModel, "embed", padded)
+    machine = model.engine()
+    assert machine.admit(ask("a", *sequences())) is None
+    off = (vectors_of(run_dry(machine), "a") - by_the_library(model, sequences())).abs().amax(1)
+    assert (off > 1e-3).sum() >= 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "want"),
+    [
+        pytest.param([], InvalidRequest("input", "[]", "must hold a text"), id="no input"),
+        pytest.param([()], InvalidRequest("input", "[]", "must hold a token"), id="an empty input"),
+        pytest.param([(4,), (64,)], InvalidRequest("input", "64", "must be a token id under 64"), id="a strange id"),
+        pytest.param([(-1,)], InvalidRequest("input", "-1", "must be a token id under 64"), id="a negative id"),
+        pytest.param([(4,) * 65], LimitExceeded("input", 65, 64, "tokens"), id="too long"),
+    ],
+)
+def test_refused_at_once(rows: list[tuple[int, ...]], want: Failure) -> None:
+    """Before any compute, and nothing is left behind."""
+    machine = tiny().engine()
+    assert machine.admit(ask("a", *rows)) == want
+    assert not machine.has_work
+
+
+def test_the_queue_is_bounded_and_ids_are_unique() -> None:
+    """Overloaded where it is full; what is no embedding is refused."""
+    machine = tiny().engine(max_waiting=1)
+    assert machine.admit(ask("a", (4,))) is None
+    assert machine.admit(ask("a", (4,))) == InvalidRequest("request_id", "a", "is in use")
+    assert machine.admit(ask("b", (4,))) == Overloaded("the engine's queue", 1, 1.0)
+    other = GenerationRequest(request_id="c", prompt_ids=(4,), sampling=Sampling(max_tokens=1))
+    assert machine.admit(other) == Internal()
+
+
+def test_a_fault_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that raises is repeated by requests; one that raises alone too, or gives no numbers, fails."""
+    model, embed, three = tiny(), EncoderModel.embed, sequences()[:3]
+
+    def faulty(self: EncoderModel, rows: Any) -> torch.Tensor:
+        if three[1] in rows:
+            raise RuntimeError("boom")
+        found = embed(self, rows).clone()
+        found[[row == three[2] for row in rows]] = torch.nan
+        return found
+
+    monkeypatch.setattr(EncoderModel, "embed", faulty)
+    machine = model.engine()
+    for name, row in zip("abc", three, strict=True):
+        assert machine.admit(ask(name, row)) is None
+    events = run_dry(machine)
+    assert {event.request_id: type(event) for event in events} == {"a": Finished, "b": Failed, "c": Failed}
+    assert (vectors_of(events, "a") - by_the_library(model, three[:1])).abs().max() < 1e-5
+
+
+class Clock:
+    """Each reading is `step_ns` later than the last."""
+
+    def __init__(self, step_ns: int) -> None:
+        self.now_ns, self.step_ns = 0, step_ns
+
+    def __call__(self) -> int:
+        self.now_ns += self.step_ns
+        return self.now_ns
+
+
+@pytest.mark.parametrize("step_ns", [1, 999, 1_000_001])
+def test_device_time_sums_exactly(step_ns: int) -> None:
+    """Each forward's time is divided by tokens: all together are the busy time, and tokens are those of the inputs."""
+    machine = tiny().engine(clock_ns=Clock(step_ns), max_tokens=100)
+    for at, sequence in enumerate(sequences()):
+        assert machine.admit(ask(str(at), sequence, sequence[:3])) is None
+    final = {event.request_id: event.counts for event in run_dry(machine)}
+    assert sum(counts.device_us for counts in final.values()) == machine.busy_ns // 1000
+    assert [final[str(at)].prompt_tokens for at in range(8)] == [len(row) + 3 for row in sequences()]
+    assert not any(counts.completion_tokens for counts in final.values())
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.lists(st.integers(0, 7), min_size=1, max_size=5)),
+        st.tuples(st.just("cancel"), st.integers(0, 9)),
+        st.tuples(st.just("step"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@given(actions=ACTIONS, max_tokens=st.integers(1, 300))
+@settings(max_examples=15)
+def test_any_schedule(actions: list[tuple[str, Any]], max_tokens: int) -> None:
+    """Whatever arrives and is cancelled around it, each request ends once, with all its vectors, in order, or with the
+    first of them where it was cancelled."""
+    model = tiny()
+    wanted, machine = by_the_library_once(), model.engine(max_tokens=max_tokens)
+    asked: dict[str, list[int]] = {}
+    events: list[Event] = []
+    for kind, what in actions:
+        if kind == "arrive":
+            asked[str(len(asked))] = what
+            assert machine.admit(ask(str(len(asked) - 1), *(sequences()[at] for at in what))) is None
+        elif kind == "cancel":
+            machine.cancel(str(what))
+        else:
+            events.extend(machine.step())
+            machine.check_integrity()
+    events.extend(run_dry(machine))
+    for request_id, rows in asked.items():
+        mine = [event for event in events if event.request_id == request_id]
+        got = [event for event in mine if isinstance(event, Embedded)]
+        (last,) = mine[len(got) :]
+        if got:
+            assert (vectors_of(events, request_id) - wanted[rows[: len(got)]]).abs().max() < 1e-5
+        if isinstance(last, Finished):
+            assert len(got) == len(rows)
+        else:
+            assert isinstance(last, Cancelled)
+
+
+_ONCE: list[torch.Tensor] = []
+
+
+def by_the_library_once() -> torch.Tensor:
+    """The library's vectors of all sequences."""
+    if not _ONCE:
+        _ONCE.append(by_the_library(tiny(), sequences()))
+    return _ONCE[0]
+
+
+def test_the_probe_rides_in_the_first_batch() -> None:
+    """No forward of its own, and it is charged to nobody."""
+    model = tiny()
+    probe = known_answers.record(model.bound("library"), read_recipe(model.files))
+    machine = model.engine(probe=probe, clock_ns=Clock(1_000_000))
+    due = [machine.needs_probe]
+    assert machine.admit(ask("a", sequences()[0])) is None
+    (_, last) = machine.step()
+    assert isinstance(last, Finished)
+    assert [*due, machine.needs_probe] == [True, False]
+    assert last.counts.device_us < machine.busy_ns // 1000
+
+
+def test_no_vector_of_a_failed_probe_leaves() -> None:
+    """Other known answers poison the engine: who is inside fails, who comes is refused."""
+    model = tiny()
+    probe = known_answers.record(model.bound("library"), read_recipe(model.files))
+    spoilt = type(probe)(
+        token_ids=probe.token_ids, top_ids=(), top_logits=(), tolerance=probe.tolerance,
+        vector=(probe.vector[0] + 0.1, *probe.vector[1:]),
+    )  # fmt: skip
+    machine = model.engine(probe=spoilt)
+    assert machine.admit(ask("a", sequences()[0])) is None
+    (event,) = machine.step()
+    assert isinstance(event, Failed)
+    assert isinstance(event.failure, ProbeFailed)
+    assert machine.admit(ask("b", sequences()[0])) == event.failure
+    machine.check_integrity()
+    shorter = known_answers.verify(probe, torch.zeros(3))
+    assert shorter == "3 dimensions instead of 32"
+    assert known_answers.verify(probe, torch.full((32,), torch.nan)) == "a vector that is not finite"
+
+
+def test_the_first_waits_for_company_within_the_window() -> None:
+    """`linger_s` counts down from the arrival of the first, and ends early where a forward is full."""
+    now = [0]
+    machine = tiny().engine(clock_ns=lambda: now[0], max_tokens=20, window=Window(wait_s=0.004, alone_s=0.01))
+    assert machine.linger_s == 0
+    assert machine.admit(ask("a", sequences()[0])) is None
+    assert machine.linger_s == pytest.approx(0.004)
+    now[0] = 3_000_000
+    assert machine.linger_s == pytest.approx(0.001)
+    assert machine.admit(ask("b", sequences()[4])) is None  # does not fit beside it
+    assert machine.linger_s == 0
+    machine.cancel("b")
+    machine.step()
+    assert machine.linger_s == 0
+    machine.check_integrity()
+    machine._charged_us += 1  # negative control
+    with pytest.raises(AssertionError, match="time is lost"):
+        machine.check_integrity()
