@@ -60,19 +60,20 @@ def cold(up: Installation, proxy: FaultProxy) -> Iterator[Installation]:
 
 
 def test_push_cold_start_answer(cold: Installation, llama: Path, proxy: FaultProxy) -> None:
-    """The bytes come from S3, and the answer is the model's; nothing was kept in the data directory."""
+    """The bytes come from S3, and the answer is the model's; the store is sound, and not in the data directory."""
     answer = complete(cold, "llama", prompt_of(PROMPT), max_tokens=6)
     assert answer.status == 200
     assert answer.json["choices"][0]["text"].strip() == text_of(llama, greedy(llama, PROMPT, 6))
     assert proxy.count("GET", "/here/default/packs/") > 0
     assert not (cold.data / "store").exists()
-    fsck = subprocess.run(
-        [sys.executable, "-m", "kelvin.main", "fsck", "--data", str(cold.data)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert fsck.returncode == 0, fsck.stdout + fsck.stderr
+    for command in (["fsck"], ["collect", "--dry-run"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "kelvin.main", *command, "--data", str(cold.data)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_store_that_falters_is_waited_for(cold: Installation, proxy: FaultProxy) -> None:
