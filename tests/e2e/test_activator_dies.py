@@ -18,6 +18,7 @@ from tests.e2e.calls import complete, connect, headers
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.held_up import POINTS
 from tests.e2e.inside import is_recorded
+from tests.e2e.processes import services
 
 TOKENS = 100  # more than one acknowledgement tells of, and not a multiple
 ACK_TOKENS = 64
@@ -33,9 +34,7 @@ def held(scratch: Path, llama: Path) -> Iterator[Installation]:
 
 
 def _activator(kelvin: Installation) -> psutil.Process:
-    supervisors = [p for p in psutil.Process().children() if str(kelvin.data) in " ".join(p.cmdline())]
-    (found,) = [p for p in supervisors[0].children() if "tests.e2e.held_activator" in p.cmdline()]
-    return found
+    return services(kelvin)["tests.e2e.held_activator"]
 
 
 def _words(stream: bytes) -> int:

@@ -39,6 +39,7 @@ NOBODYS = Names("nothing", "0" * 64, "req_" + "0" * 26, "0" * 32, "0" * 12, "nob
 CALLS: dict[Route, tuple[str, str, Any]] = {
     ("POST", "/v1/completions"): ("infer", "/v1/completions", {"model": "{model}", "prompt": "w1", "max_tokens": 1}),
     ("POST", "/v1/chat/completions"): ("infer", "/{tenant}/{model}/v1/chat/completions", {"messages": []}),
+    ("POST", "/v1/embeddings"): ("infer", "/v1/embeddings", {"model": "{model}", "input": "w1"}),
     ("GET", "/v1/models/{}"): ("infer", "/v1/models/{model}@{version}", None),
     ("GET", "/v1/requests/{}/timeline"): ("infer", "/v1/requests/{request}/timeline", None),
     ("GET", "/admin/v1/models/{}"): ("admin", "/admin/v1/models/{model}", None),

@@ -14,6 +14,7 @@ from tests.e2e.calls import Answer, complete, connect, headers, post
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import replicas
 from tests.e2e.models import prompt_of
+from tests.e2e.processes import services
 from tests.telemetry import receiver
 from tests.telemetry.receiver import Receiver, until
 
@@ -162,24 +163,14 @@ def test_the_collectors_secret_is_told_to_the_collector_alone(told: Installation
         assert SECRET not in log.read_text()
 
 
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.ZombieProcess, psutil.NoSuchProcess):
-        return []
-
-
 def test_nothing_of_it_is_loaded_where_it_is_off(kelvin: Installation, told: Installation) -> None:
     """Protobuf's library is mapped in the activator that tells, and in none of the other installation's."""
 
     def mapped(installation: Installation) -> dict[str, bool]:
-        (supervisor,) = [each for each in psutil.Process().children() if str(installation.data) in _command(each)]
         found = {}
-        for process in supervisor.children():
-            command = _command(process)  # asked once: it may end meanwhile
-            if len(command) == 3:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    found[command[2]] = any("google/_upb" in row.path for row in process.memory_maps())
+        for module, process in services(installation).items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[module] = any("google/_upb" in row.path for row in process.memory_maps())
         return found
 
     until(lambda: mapped(told).get("activator"), "it is loaded where it is on")

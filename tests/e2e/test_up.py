@@ -17,6 +17,7 @@ from tests.e2e.calls import complete
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import bill, replicas
 from tests.e2e.models import make_tiny
+from tests.e2e.processes import command, services
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,25 +55,12 @@ def up(hurt: Installation) -> Installation:
     return hurt
 
 
-def _processes(up: Installation) -> dict[str, psutil.Process]:
-    """The services of the installation that live, by module."""
-    (supervisor,) = [p for p in psutil.Process().children() if {"up", str(up.data)} <= set(_command(p))]
-    return {_command(p)[2]: p for p in supervisor.children() if len(_command(p)) == 3}
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.ZombieProcess, psutil.NoSuchProcess):
-        return []
-
-
 def _running(up: Installation, module: str, other_than: int | None = None) -> psutil.Process:
     """That process, once it runs."""
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
-        found[:] = [p for name, p in _processes(up).items() if name == module and p.pid != other_than]
+        found[:] = [p for name, p in services(up).items() if name == module and p.pid != other_than]
         return bool(found)
 
     up.wait(is_there, f"{module} runs")
@@ -120,7 +108,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert f"activator can't start: KELVIN_PORT={port}: 127.0.0.1 refuses it: Address already in use" in refused.stderr
     assert "Traceback" not in refused.stderr
-    assert not any(str(tmp_path) in _command(process) for process in psutil.Process().children())
+    assert not any(str(tmp_path) in command(process) for process in psutil.Process().children())
 
 
 @pytest.mark.parametrize("module", ["runtime.zygote", "weightcache", "controlplane", "snapshotter", "activator"])
