@@ -8,7 +8,7 @@ PACKAGES := contracts service spool telemetry blobstore weightcache snapshotter 
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install demo test test-ten lint types layers mutants clean
+.PHONY: install demo test deep test-ten lint types layers mutants clean
 
 install: $(STAMP)
 
@@ -22,6 +22,9 @@ demo: $(STAMP)
 
 test: $(STAMP) lint types layers
 	$(BIN)/pytest
+
+deep: $(STAMP)
+	$(BIN)/pytest -m deep
 
 test-ten: $(STAMP)
 	$(BIN)/python -m tests.ten

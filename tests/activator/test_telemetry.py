@@ -10,6 +10,8 @@ from tests.activator.world import World, world
 from tests.telemetry import receiver
 from tests.telemetry.receiver import Receiver
 
+pytestmark = pytest.mark.deep
+
 
 async def _until(collector: Receiver, request_id: str) -> None:
     async with asyncio.timeout(60):

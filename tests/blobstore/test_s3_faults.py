@@ -32,6 +32,8 @@ from tests.faults.faults import (
 )
 from tests.faults.proxy import FaultProxy
 
+pytestmark = pytest.mark.deep
+
 KEYS = [f"t/{n}" for n in range(5)]
 
 

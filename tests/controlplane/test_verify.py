@@ -159,6 +159,7 @@ EVERYTHING: Sequence[Record] = [
 ]
 
 
+@pytest.mark.deep
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_history_is_sound(data: st.DataObject) -> None:

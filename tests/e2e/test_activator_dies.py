@@ -20,6 +20,8 @@ from tests.e2e.held_up import POINTS
 from tests.e2e.inside import is_recorded
 from tests.e2e.processes import services
 
+pytestmark = pytest.mark.deep
+
 TOKENS = 100  # more than one acknowledgement tells of, and not a multiple
 ACK_TOKENS = 64
 

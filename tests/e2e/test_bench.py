@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.deep
+
 SYSTEMS = {"kelvin", "floor", "from_pretrained", "resident transformers"}
 
 

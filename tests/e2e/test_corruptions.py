@@ -14,6 +14,8 @@ from tests.e2e.calls import complete
 from tests.e2e.inside import cache, chunks, pack_rows
 from tests.e2e.models import greedy, prompt_of, text_of
 
+pytestmark = pytest.mark.deep
+
 IDS = [8, 12, 15]
 TOKENS = 4
 HEALED_ROUNDS, HEALED_AT_ONCE = 5, 17

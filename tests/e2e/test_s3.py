@@ -20,6 +20,8 @@ from tests.faults.buckets import ENVIRONMENT, Buckets
 from tests.faults.faults import SLOW_DOWN, Cut, Lost, Refused, flipped, truncated
 from tests.faults.proxy import FaultProxy
 
+pytestmark = pytest.mark.deep
+
 PROMPT = [8, 12, 15]
 
 

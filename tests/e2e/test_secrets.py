@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import connect
 from tests.e2e.test_commands import run
+
+pytestmark = pytest.mark.deep
 
 Found = list[str]
 

@@ -18,6 +18,8 @@ from tests.e2e.processes import services
 from tests.telemetry import receiver
 from tests.telemetry.receiver import Receiver, until
 
+pytestmark = pytest.mark.deep
+
 SECRET = "c2VjcmV0LW9mLXRoZS1jb2xsZWN0b3I"
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

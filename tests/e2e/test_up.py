@@ -127,6 +127,7 @@ def test_a_killed_process_comes_back(up: Installation, module: str) -> None:
     up.wait(served, "a request is answered")
 
 
+@pytest.mark.deep
 def test_a_push_outlives_the_door_and_the_snapshotter(up: Installation, tmp_path: Path) -> None:
     """Both are killed while it sends, one after the other: it ends well, and has nothing to say about it."""
     directory = make_tiny(tmp_path / "model", "llama", seed=8, layers=4)

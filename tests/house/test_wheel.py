@@ -36,6 +36,7 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == NAMES
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_it_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     """`kelvin --version` needs no extra, and each of our top-level names belongs to our distribution alone."""

@@ -79,6 +79,7 @@ def test_safetensors(house: House, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.deep
 def test_tensors(house: House, tmp_path: Path) -> None:
     """The library reads the same tensors, and finds its own hashes right; the safetensors file is gone."""
     directory = exported(house, pushed(house, tmp_path), tmp_path / "out", "tensors")

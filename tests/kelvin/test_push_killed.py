@@ -23,6 +23,8 @@ from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.process import Process, process_over
 from tests.snapshotter.reader import assert_whole, read_version, versions_of
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "6"))
 PUSH_S = 120

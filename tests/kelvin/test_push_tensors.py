@@ -23,6 +23,8 @@ from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.reader import versions_of
 from tests.snapshotter.tensors_files import TensorsFile
 
+pytestmark = pytest.mark.deep
+
 WEIGHTS = default_weights() | {"model.half": weight((9, 3), 70, "BF16"), "model.long": weight((40_001,), 71, "U8")}
 MODEL = Model(shards={"model.safetensors": WEIGHTS})
 

@@ -17,6 +17,8 @@ from tests.snapshotter.bench import TENANT, Bench, Killed, push
 from tests.snapshotter.models import Model
 from tests.snapshotter.reader import assert_whole, versions_of
 
+pytestmark = pytest.mark.deep
+
 
 def stop_at_each_call(data: Path, model: Model, before: bool, kind: type[Publisher] = Publisher) -> int:
     """Push with a process that dies at call 1, 2, 3 …, each followed by a whole push; returns the number of calls."""

@@ -67,6 +67,7 @@ def run(root: Path, count: int, verify: Verify, seed: int) -> tuple[Wrong, list[
         return *runner.run(main()), rig
 
 
+@pytest.mark.deep
 def test_ten_thousand(disk: Path) -> None:
     """Healed with the right bytes or refused with the right code; each fault counted; the disk is well afterwards."""
     wrong, done, rig = run(disk, COUNT, is_digest_of, seed=17)
