@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +55,16 @@ class Run:
 def fake_zygote(run: Run) -> Iterator[subprocess.Popen[bytes]]:
     """The program beside us, listening."""
     (run.path / "zygote.sock").unlink(missing_ok=True)
-    process = subprocess.Popen([sys.executable, "-m", "tests.controlplane.fake_zygote", str(run.path)], cwd=ROOT)
+    command = [sys.executable, "-m", "tests.controlplane.fake_zygote", str(run.path)]
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     try:
         asyncio.run(eventually((run.path / "zygote.sock").exists))
         yield process
     finally:
         process.terminate()
         process.wait(10)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it was forking when it was told to end
 
 
 async def eventually(holds: Callable[[], bool], what: str = "the condition") -> None:
