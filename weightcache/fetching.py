@@ -14,6 +14,7 @@ from contracts.errors import Failure, Refused
 from weightcache.counters import Counters
 from weightcache.policy.healing import NOT_THERE, Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
 from weightcache.sources import Source, Verify
+from weightcache.telling import tell_faults
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +45,15 @@ class Fetcher:
                 case Ask(position):
                     trials.append(await self._try(self._sources[position], tenant, digest, into))
                 case Arrived(tier):
-                    self._tell(tenant, digest, trials, tier)
+                    tell_faults(
+                        "chunk", {"tenant": tenant, "chunk": digest}, trials, self._counters.healed_chunks, tier
+                    )
                     return tier
                 case Lost(decisive):
                     failure = _failure(digest, decisive)
-                    self._tell(tenant, digest, trials, None)
+                    tell_faults(
+                        "chunk", {"tenant": tenant, "chunk": digest}, trials, self._counters.healed_chunks, None
+                    )
                     self._counters.refused_chunks[failure.code] += 1
                     raise Refused(failure)
 
@@ -70,18 +75,6 @@ class Fetcher:
             self._counters.chunk_faults[source.tier][outcome] += 1
             await source.quarantine(tenant, digest)
         return trial
-
-    def _tell(self, tenant: str, digest: str, trials: Sequence[Trial], healed_from: str | None) -> None:
-        """One line for each faulty copy."""
-        faults = [trial for trial in trials if trial.is_fault]
-        if faults and healed_from is not None:
-            self._counters.healed_chunks[healed_from] += 1
-        for fault in faults:
-            told = {"tenant": tenant, "chunk": digest, "tier": fault.tier, "kind": fault.outcome}
-            if healed_from is None:
-                log.error("a faulty chunk was not healed", extra=told | {"healed_from": None})
-            else:
-                log.warning("a faulty chunk was healed", extra=told | {"healed_from": healed_from})
 
 
 def _failure(digest: str, decisive: Trial) -> Failure:

@@ -1,7 +1,6 @@
 """What is known of a version besides its weights: the manifest, checked against its digest, and its attestations."""
 
 import logging
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -14,6 +13,7 @@ from contracts.manifest import Manifest, decode_manifest
 from weightcache.counters import Counters
 from weightcache.nvme import NvmeTier
 from weightcache.policy.healing import Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
+from weightcache.telling import tell_faults
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +42,24 @@ class Papers:
                     trials.append(trial)
                 case Arrived(tier):
                     assert found is not None
-                    self._tell(tenant, version, trials, tier)
+                    tell_faults(
+                        "manifest",
+                        {"tenant": tenant, "version": version},
+                        trials,
+                        self._counters.healed_manifests,
+                        tier,
+                    )
                     if tier != NVME:
                         await self._nvme.keep_paper(tenant, version, found[0])
                     return found
                 case Lost(decisive):
-                    self._tell(tenant, version, trials, None)
+                    tell_faults(
+                        "manifest",
+                        {"tenant": tenant, "version": version},
+                        trials,
+                        self._counters.healed_manifests,
+                        None,
+                    )
                     raise Refused(decisive.failure or NotFound("version", version))
 
     async def attestations(self, tenant: str, version: str) -> tuple[SealAttestation, ...]:
@@ -94,18 +106,6 @@ class Papers:
             except BlobNotFound:
                 continue
         return None
-
-    def _tell(self, tenant: str, version: str, trials: Sequence[Trial], healed_from: str | None) -> None:
-        """One line for each faulty copy."""
-        faults = [trial for trial in trials if trial.is_fault]
-        if faults and healed_from is not None:
-            self._counters.healed_manifests[healed_from] += 1
-        for fault in faults:
-            told = {"tenant": tenant, "version": version, "tier": fault.tier, "kind": fault.outcome}
-            if healed_from is None:
-                log.error("a faulty manifest was not healed", extra=told | {"healed_from": None})
-            else:
-                log.warning("a faulty manifest was healed", extra=told | {"healed_from": healed_from})
 
 
 def _checked(raw: bytes, version: str) -> Manifest:
