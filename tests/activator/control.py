@@ -31,6 +31,7 @@ from contracts.problem import problem_details
 from contracts.timeline import Span, Stage
 from contracts.usage import RequestRecord
 from contracts.wire import decode, encode
+from tests.listening import Listening
 
 VERSION = "aa" * 32
 OTHER = "ab" * 32
@@ -100,7 +101,7 @@ class FakeControl:
         self.refuse_usage = False
         self._readers: set[asyncio.Queue[bytes]] = set()
         self._changed = asyncio.Condition()
-        self._runner: web.AppRunner | None = None
+        self._listening: Listening | None = None
 
     async def start(self, run: Path) -> None:
         """Listen."""
@@ -111,17 +112,16 @@ class FakeControl:
         app.router.add_get("/internal/v1/requests/{id}/timeline", self._timeline)
         app.router.add_post("/internal/v1/keys/uses", self._key_uses)
         app.router.add_route("*", "/{path:.*}", self._echo)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await self._runner.setup()
-        await web.UnixSite(self._runner, str(run / "control.sock")).start()
+        self._listening = Listening(app, shutdown_s=0.1)
+        await self._listening.start(run / "control.sock")
 
     async def stop(self) -> None:
         """Gone, as a killed process is."""
-        if self._runner is not None:
+        if self._listening is not None:
             for queue in self._readers:
                 queue.put_nowait(b"")
-            await self._runner.cleanup()
-            self._runner = None
+            await self._listening.stop()
+            self._listening = None
 
     def publish(
         self,

@@ -13,6 +13,7 @@ from contracts.problem import headers_of, openai_error, status_of, to_wire
 from contracts.timeline import Span, Stage
 from contracts.usage import Receipts
 from contracts.wire import decode, encode
+from tests.listening import Listening
 
 Script = Callable[["Call"], Awaitable[None]]
 DONE = b"data: [DONE]\n\n"
@@ -113,7 +114,7 @@ class FakeReplica:
         self.running = 0
         self.most = 0
         self.events = asyncio.Condition()
-        self._runner: web.AppRunner | None = None
+        self._listening: Listening | None = None
         self._cut: set[asyncio.Transport] = set()
 
     async def start(self, run: Path, name: str) -> None:
@@ -123,15 +124,14 @@ class FakeReplica:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_delete("/v1/requests/{id}", self._delete)
         app.router.add_post("/v1/receipts", self._receipts)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
-        await self._runner.setup()
-        await web.UnixSite(self._runner, str(run / f"rt-{name}.sock")).start()
+        self._listening = Listening(app)
+        await self._listening.start(run / f"rt-{name}.sock")
 
     async def stop(self) -> None:
         """End in order."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._listening is not None:
+            await self._listening.stop()
+            self._listening = None
 
     async def kill(self) -> None:
         """As by SIGKILL: every connection breaks, nobody listens."""

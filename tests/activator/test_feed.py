@@ -12,6 +12,7 @@ from contracts.control import Feed
 from contracts.wire import encode
 from service.client import ServiceClient
 from service.unix import SocketDirectory
+from tests.listening import Listening
 
 FULL = encode(Feed(revision=1, full=True)) + b"\n"
 CHANGE = encode(Feed(revision=2)) + b"\n"
@@ -36,9 +37,8 @@ async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tu
     directory = SocketDirectory(tmp_path)
     app = web.Application()
     app.router.add_get("/internal/v1/feed", serve)
-    runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
-    await runner.setup()
-    await web.UnixSite(runner, str(tmp_path / "control.sock")).start()
+    listening = Listening(app)
+    await listening.start(tmp_path / "control.sock")
     control = ServiceClient(directory, "control.sock", "the control plane")
     seen: list[int] = []
     enough = asyncio.Event()
@@ -56,7 +56,7 @@ async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tu
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await control.close()
-        await runner.cleanup()
+        await listening.stop()
         directory.close()
     return seen, client
 

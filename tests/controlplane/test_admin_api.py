@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 
 from controlplane.registry import Registry
-from service.unix import SocketDirectory
 from tests.controlplane.builders import digest, key, registration, stats
 from tests.controlplane.door import ADMIN, Door, opened
 from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.routes_of import admin_routes
+from tests.listening import Listening
 
 
 @pytest.fixture
@@ -292,17 +292,14 @@ def test_the_cache_is_asked_and_told_for_the_callers_tenant(data: Path) -> None:
     async def main() -> None:
         agent = web.Application()
         agent.add_routes([web.get("/v1/state", state), web.post("/v1/evict", evict)])
-        directory = SocketDirectory(data / "run")
-        runner = web.AppRunner(agent)
-        await runner.setup()
-        await web.SockSite(runner, directory.listen("cache.sock")).start()
+        listening = Listening(agent)
+        await listening.start(data / "run" / "cache.sock")
         async with opened(data) as door:
             assert await door.admin("GET", "/cache") == (200, {"tiers": {"host": {"bytes": 5}}})
             assert (await door.admin("POST", "/cache/evict", {"tier": "host"}))[0] == 204
             status, problem = await door.admin("POST", "/cache/evict", {"tier": "nvme", "version": "a"})
             assert (status, problem["detail"]) == (409, "version a: is leased")
-        await runner.cleanup()
-        directory.close()
+        await listening.stop()
         assert told == [
             {"tier": "host", "tenant": "default"},
             {"tier": "nvme", "version": "a", "tenant": "default"},

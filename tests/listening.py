@@ -1,0 +1,34 @@
+"""A fake's server on a Unix socket, whose end loses no connection on the way in."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+from aiohttp import web
+
+
+class Listening:
+    """An aiohttp application at a path.
+
+    asyncio before 3.12 breaks, unclosed, a connection whose server closes between the accept and its transport
+    (https://github.com/python/cpython/issues/109564): so `stop` accepts no more, lets those on the way arrive,
+    and closes then.
+    """
+
+    def __init__(self, app: web.Application, shutdown_s: float = 0.05) -> None:
+        self._runner = web.AppRunner(app, shutdown_timeout=shutdown_s, handler_cancellation=True)
+        self._socket = socket.socket(socket.AF_UNIX)
+
+    async def start(self, path: Path) -> None:
+        """Listen there; what lay at the path goes."""
+        path.unlink(missing_ok=True)
+        self._socket.bind(str(path))
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket).start()
+
+    async def stop(self) -> None:
+        """No connection is left, and nobody listens."""
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        await asyncio.sleep(0)  # the transports of what was accepted are made,
+        await asyncio.sleep(0)  # and told of their protocols
+        await self._runner.cleanup()
