@@ -1,6 +1,7 @@
 """The activator's composition root: what exists, who knows whom, in which order it starts and ends."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -11,7 +12,8 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from activator.authenticate import Authenticator
-from activator.certificates import Authority, Certificates
+from activator.authority import Authority
+from activator.certificates import LOOK_AGAIN_S, Certificates
 from activator.completions import Completions
 from activator.door import Door
 from activator.edge import Gate
@@ -120,7 +122,7 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
         ]
         await _while_serving(
             background,
-            serve_tls(door, Gate(certificates.default, settings.edge), listener, stop, settings.drain_s),
+            serve_tls(door, Gate(certificates.listener, settings.edge), listener, stop, settings.drain_s),
             lambda ended: serve_until(telemetry.exposing(well), own, ended, 1),
         )
 
@@ -168,8 +170,9 @@ async def _recover(settings: ActivatorSettings, post: Post) -> None:
 
 
 async def _follow_tenants(certificates: Certificates, table: Table, changed: asyncio.Event) -> None:
-    """A leaf for each tenant that the feed names; made off the loop."""
+    """A leaf for each tenant that the feed names, and new ones in time; made off the loop."""
     while True:
-        await changed.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), LOOK_AGAIN_S)
         changed.clear()
         await certificates.ensure(table.tenants())

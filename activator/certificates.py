@@ -1,184 +1,67 @@
-"""The local CA and the certificates under it: one default, one per tenant, chosen by the name the client asks for.
+"""The certificates that the door shows: one default, one per tenant, chosen by the name the client asks for.
 
-Leaves live in memory only and are made anew at each start; the CA is made once. Certificates from elsewhere come later.
+All are leaves of the local CA, made at start and again at half of their life, so that a process may run for years.
 """
 
 import asyncio
 import datetime
-import ipaddress
-import os
 import ssl
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from activator.authority import LEAF_DAYS, Authority
 
-CA_DAYS: Final = 3650
-LEAF_DAYS: Final = 397
 MAX_TENANTS: Final = 10_000
-_BACKDATED: Final = datetime.timedelta(hours=1)  # a client's clock may be behind ours
+RENEW_AFTER: Final = datetime.timedelta(days=LEAF_DAYS) / 2
+LOOK_AGAIN_S: Final = 3600.0
 
 
-class BadAuthority(ValueError):
-    """CA certificate and key do not belong together, or one is missing."""
-
-
-class Authority:
-    """Signs leaves. Blocking: call it where blocking is allowed."""
-
-    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-        self.certificate = certificate
-        self._key = key
-
-    @classmethod
-    def load_or_make(cls, certificate_path: Path, key_path: Path) -> "Authority":
-        """The CA of these files, made where neither exists. Raises BadAuthority, OSError."""
-        if not key_path.exists() and not certificate_path.exists():
-            _make_ca(certificate_path, key_path)
-        elif not certificate_path.exists():
-            _write(certificate_path, _self_signed(_load_key(key_path)), 0o644)  # cut between the two
-        if not key_path.exists():
-            raise BadAuthority(f"{certificate_path.name} is there, its key {key_path.name} is not: restore or remove")
-        certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
-        key = _load_key(key_path)
-        if certificate.public_key() != key.public_key():
-            raise BadAuthority(f"{certificate_path.name} and {key_path.name} do not belong together")
-        return cls(certificate, key)
-
-    def context(self, names: list[str], addresses: list[str]) -> ssl.SSLContext:
-        """A server context with a fresh leaf for these DNS names and IP addresses."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        alternatives: list[x509.GeneralName] = [x509.DNSName(name) for name in names]
-        alternatives += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
-        now = datetime.datetime.now(datetime.UTC)
-        leaf = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])]))
-            .issuer_name(self.certificate.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _BACKDATED)
-            .not_valid_after(now + datetime.timedelta(days=LEAF_DAYS))
-            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-        return _server_context(leaf.public_bytes(serialization.Encoding.PEM) + _pem(key))
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    context: ssl.SSLContext
+    made: datetime.datetime
 
 
 class Certificates:
-    """The listener's context, and the tenants' behind it. Used from one event loop."""
+    """The listener's context, and those behind it. Used from one event loop."""
 
     def __init__(self, authority: Authority, domain: str) -> None:
         self._authority = authority
         self._domain = domain
-        self._by_tenant: dict[str, ssl.SSLContext] = {}
-        self.default = authority.context(["localhost"], ["127.0.0.1", "::1"])
-        self.default.sni_callback = self._choose
+        self._by_tenant: dict[str, _Shown] = {}
+        self._default = self._make(None)
+        self.listener = self._default.context
+        self.listener.sni_callback = self._choose
 
     def __repr__(self) -> str:
         return f"<Certificates {self._domain} tenants={len(self._by_tenant)}>"
 
     async def ensure(self, tenants: frozenset[str]) -> None:
-        """Have a leaf for each of these tenants, at most MAX_TENANTS in all. Safe to cancel and to repeat."""
-        for tenant in sorted(tenants - self._by_tenant.keys()):
-            if len(self._by_tenant) >= MAX_TENANTS:
-                return
-            names = [f"*.{tenant}.{self._domain}"]
-            self._by_tenant[tenant] = await asyncio.to_thread(self._authority.context, names, [])
+        """Have a leaf in its first half of life for each of these tenants, at most MAX_TENANTS, and for no other.
+
+        Safe to cancel and to repeat.
+        """
+        for gone in self._by_tenant.keys() - tenants:
+            del self._by_tenant[gone]
+        if self._is_due(self._default):
+            self._default = await asyncio.to_thread(self._make, None)
+        for tenant in sorted(tenants):
+            shown = self._by_tenant.get(tenant)
+            if self._is_due(shown) and (shown is not None or len(self._by_tenant) < MAX_TENANTS):
+                self._by_tenant[tenant] = await asyncio.to_thread(self._make, tenant)
+
+    def _is_due(self, shown: _Shown | None) -> bool:
+        return shown is None or self._authority.now() - shown.made > RENEW_AFTER
+
+    def _make(self, tenant: str | None) -> _Shown:
+        made = self._authority.now()
+        if tenant is None:
+            return _Shown(self._authority.context(["localhost"], ["127.0.0.1", "::1"]), made)
+        return _Shown(self._authority.context([f"*.{tenant}.{self._domain}"], []), made)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
-        """MODEL.TENANT.DOMAIN gets the tenant's leaf, every other name the default one."""
+        """MODEL.TENANT.DOMAIN gets the tenant's leaf, every other name and none the default one."""
         name = (name or "").lower()
         inner = name.removesuffix("." + self._domain)
-        context = self._by_tenant.get(inner.rpartition(".")[2])
-        if context is not None and inner != name and inner.count(".") == 1:
-            tls.context = context
-
-
-def _make_ca(certificate_path: Path, key_path: Path) -> None:
-    """Key first: a certificate without its key could not be mended."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(key_path, _pem(key), 0o600)
-    _write(certificate_path, _self_signed(key), 0o644)
-
-
-def _self_signed(key: ec.EllipticCurvePrivateKey) -> bytes:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Kelvin local CA")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + datetime.timedelta(days=CA_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _server_context(pem: bytes) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    # OpenSSL reads files only; a leaf's key never reaches a disk.
-    fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, pem)
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
-    return context
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_pem_private_key(path.read_bytes(), None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise BadAuthority(f"{path.name} does not hold an elliptic-curve key")
-    return key
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all, with its mode from the first moment."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        os.write(fd, content)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    temporary.rename(path)
+        shown = self._by_tenant.get(inner.rpartition(".")[2]) if inner != name and inner.count(".") == 1 else None
+        tls.context = (shown or self._default).context

@@ -1,69 +1,61 @@
-"""The CA is made once, kept private, and never silently replaced."""
+"""Whoever asks is shown a leaf in its first half of life, for the name that was asked for."""
 
+import asyncio
+import datetime
 import ssl
 from pathlib import Path
 
 import pytest
 
-from activator.certificates import Authority, BadAuthority
+from activator.authority import LEAF_DAYS, Authority
+from activator.certificates import Certificates
+from tests.activator.handshakes import handshake
+
+HALF = datetime.timedelta(days=LEAF_DAYS) / 2
+DAY = datetime.timedelta(days=1)
 
 
-def _load(path: Path) -> Authority:
-    return Authority.load_or_make(path / "ca.pem", path / "tls" / "ca.key")
+class _Clock:
+    def __init__(self) -> None:
+        self.at = datetime.datetime.now(datetime.UTC)
+
+    def __call__(self) -> datetime.datetime:
+        return self.at
 
 
-def test_the_ca_is_made_once(tmp_path: Path) -> None:
-    """A second start has the same CA; its key is its owner's alone."""
-    first = _load(tmp_path).certificate
-    assert _load(tmp_path).certificate == first
-    assert (tmp_path / "tls" / "ca.key").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_cut_between_key_and_certificate_is_mended(tmp_path: Path) -> None:
-    """The key was written, the certificate not yet."""
-    key = _load(tmp_path).certificate.public_key()
-    (tmp_path / "ca.pem").unlink()
-    assert _load(tmp_path).certificate.public_key() == key
-
-
-def test_a_lost_or_strange_key_is_refused(tmp_path: Path) -> None:
-    """Clients trust ca.pem: a new CA behind their backs would lock them out without a word."""
-    _load(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    _load(other)
-    (tmp_path / "tls" / "ca.key").write_bytes((other / "tls" / "ca.key").read_bytes())
-    with pytest.raises(BadAuthority, match="do not belong together"):
-        _load(tmp_path)
-    (tmp_path / "tls" / "ca.key").unlink()
-    with pytest.raises(BadAuthority, match=r"its key ca\.key is not"):
-        _load(tmp_path)
-
-
-def test_a_leaf_satisfies_strict_verification(tmp_path: Path) -> None:
-    """Python's own strict mode (RFC 5280) takes chain and names."""
-    server = _load(tmp_path).context(["localhost", "*.t.d.e"], ["127.0.0.1", "::1"])
+def _made(tmp_path: Path, clock: _Clock) -> tuple[Certificates, ssl.SSLContext]:
+    authority = Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "tls" / "ca.key", clock)
     client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-    client.verify_flags |= ssl.VERIFY_X509_STRICT
-    for name in ("localhost", "m.t.d.e", "127.0.0.1", "::1"):
-        _handshake(client, server, name)
-    for name in ("elsewhere", "a.m.t.d.e", "127.0.0.2"):
-        with pytest.raises(ssl.SSLCertVerificationError):
-            _handshake(client, server, name)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE  # its clock is not ours
+    return Certificates(authority, "d.e"), client
 
 
-def _handshake(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        client.wrap_bio(to_client, to_server, server_hostname=name),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
-    done: set[int] = set()
-    for _ in range(10):
-        for number, end in enumerate(ends):
-            try:
-                end.do_handshake()
-                done.add(number)
-            except ssl.SSLWantReadError:
-                continue
-    assert done == {0, 1}
+def _shown(certificates: Certificates, client: ssl.SSLContext, name: str | None) -> bytes:
+    shown = handshake(client, certificates.listener, name).getpeercert(binary_form=True)
+    assert shown is not None
+    return shown
+
+
+@pytest.mark.parametrize("age", [pytest.param(HALF - DAY, id="young: the control"), pytest.param(HALF + DAY, id="due")])
+def test_leaves_are_renewed(tmp_path: Path, age: datetime.timedelta) -> None:
+    """Past half of its life a leaf is replaced, the default and a tenant's alike, behind the same listener."""
+    clock = _Clock()
+    certificates, client = _made(tmp_path, clock)
+    names = ("localhost", None, "m.t.d.e")
+    asyncio.run(certificates.ensure(frozenset({"t"})))
+    before = [_shown(certificates, client, name) for name in names]
+    clock.at += age
+    asyncio.run(certificates.ensure(frozenset({"t"})))
+    after = [_shown(certificates, client, name) for name in names]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [age < HALF] * 3
+
+
+def test_a_tenant_that_is_gone_has_no_leaf(tmp_path: Path) -> None:
+    """Its names get the default one."""
+    certificates, client = _made(tmp_path, _Clock())
+    asyncio.run(certificates.ensure(frozenset({"t", "u"})))
+    asyncio.run(certificates.ensure(frozenset({"u"})))
+    default = _shown(certificates, client, "localhost")
+    assert _shown(certificates, client, "m.t.d.e") == default
+    assert _shown(certificates, client, "m.u.d.e") != default

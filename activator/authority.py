@@ -1,0 +1,162 @@
+"""The local CA, made once, and the leaves that it signs, which live in memory only."""
+
+import datetime
+import ipaddress
+import os
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CA_DAYS: Final = 3650
+LEAF_DAYS: Final = 397
+_BACKDATED: Final = datetime.timedelta(hours=1)  # a client's clock may be behind ours
+
+
+class BadAuthority(ValueError):
+    """CA certificate and key do not belong together, or one is missing."""
+
+
+def _utc() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+class Authority:
+    """Signs leaves, dated by `now`. Blocking: call it where blocking is allowed."""
+
+    def __init__(
+        self,
+        certificate: x509.Certificate,
+        key: ec.EllipticCurvePrivateKey,
+        now: Callable[[], datetime.datetime] = _utc,
+    ) -> None:
+        self.certificate = certificate
+        self.now = now
+        self._key = key
+
+    @classmethod
+    def load_or_make(
+        cls, certificate_path: Path, key_path: Path, now: Callable[[], datetime.datetime] = _utc
+    ) -> "Authority":
+        """The CA of these files, made where neither exists. Raises BadAuthority, OSError."""
+        if not key_path.exists() and not certificate_path.exists():
+            _make_ca(certificate_path, key_path)
+        elif not certificate_path.exists():
+            _write(certificate_path, _self_signed(_load_key(key_path)), 0o644)  # cut between the two
+        if not key_path.exists():
+            raise BadAuthority(f"{certificate_path.name} is there, its key {key_path.name} is not: restore or remove")
+        certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
+        key = _load_key(key_path)
+        if certificate.public_key() != key.public_key():
+            raise BadAuthority(f"{certificate_path.name} and {key_path.name} do not belong together")
+        return cls(certificate, key, now)
+
+    def context(self, names: list[str], addresses: list[str]) -> ssl.SSLContext:
+        """A server context with a fresh leaf for these DNS names and IP addresses."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        alternatives: list[x509.GeneralName] = [x509.DNSName(name) for name in names]
+        alternatives += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+        now = self.now()
+        leaf = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])]))
+            .issuer_name(self.certificate.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _BACKDATED)
+            .not_valid_after(now + datetime.timedelta(days=LEAF_DAYS))
+            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return _server_context(leaf.public_bytes(serialization.Encoding.PEM) + _pem(key))
+
+
+def _make_ca(certificate_path: Path, key_path: Path) -> None:
+    """Key first: a certificate without its key could not be mended."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write(key_path, _pem(key), 0o600)
+    _write(certificate_path, _self_signed(key), 0o644)
+
+
+def _self_signed(key: ec.EllipticCurvePrivateKey) -> bytes:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Kelvin local CA")])
+    now = _utc()
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + datetime.timedelta(days=CA_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _server_context(pem: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    # OpenSSL reads files only; a leaf's key never reaches a disk.
+    fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, pem)
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+    return context
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BadAuthority(f"{path.name} does not hold an elliptic-curve key")
+    return key
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Whole or not at all, with its mode from the first moment."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.write(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.rename(path)

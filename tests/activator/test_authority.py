@@ -1,0 +1,53 @@
+"""The CA is made once, kept private, and never silently replaced."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from activator.authority import Authority, BadAuthority
+from tests.activator.handshakes import handshake
+
+
+def _load(path: Path) -> Authority:
+    return Authority.load_or_make(path / "ca.pem", path / "tls" / "ca.key")
+
+
+def test_the_ca_is_made_once(tmp_path: Path) -> None:
+    """A second start has the same CA; its key is its owner's alone."""
+    first = _load(tmp_path).certificate
+    assert _load(tmp_path).certificate == first
+    assert (tmp_path / "tls" / "ca.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_cut_between_key_and_certificate_is_mended(tmp_path: Path) -> None:
+    """The key was written, the certificate not yet."""
+    key = _load(tmp_path).certificate.public_key()
+    (tmp_path / "ca.pem").unlink()
+    assert _load(tmp_path).certificate.public_key() == key
+
+
+def test_a_lost_or_strange_key_is_refused(tmp_path: Path) -> None:
+    """Clients trust ca.pem: a new CA behind their backs would lock them out without a word."""
+    _load(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    _load(other)
+    (tmp_path / "tls" / "ca.key").write_bytes((other / "tls" / "ca.key").read_bytes())
+    with pytest.raises(BadAuthority, match="do not belong together"):
+        _load(tmp_path)
+    (tmp_path / "tls" / "ca.key").unlink()
+    with pytest.raises(BadAuthority, match=r"its key ca\.key is not"):
+        _load(tmp_path)
+
+
+def test_a_leaf_satisfies_strict_verification(tmp_path: Path) -> None:
+    """Python's own strict mode (RFC 5280) takes chain and names."""
+    server = _load(tmp_path).context(["localhost", "*.t.d.e"], ["127.0.0.1", "::1"])
+    client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    for name in ("localhost", "m.t.d.e", "127.0.0.1", "::1"):
+        handshake(client, server, name)
+    for name in ("elsewhere", "a.m.t.d.e", "127.0.0.2"):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            handshake(client, server, name)
