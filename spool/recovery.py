@@ -2,12 +2,12 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from spool.home import Home
-from spool.reader import Tail, last_sequence
+from spool.reader import Tail, last_sequence, payloads
 from spool.shipper import MAX_BYTES, MAX_RECORDS, Post
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,13 @@ def leftovers(directory: Path) -> list[str]:
 def has_owner(directory: Path, source: str) -> bool:
     """Whether the process that writes `source`, or one that ships what it left, is alive. Raises OSError."""
     return Home.has_owner(directory, source)
+
+
+def left_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
+    """What lies in the spools of those sources, acknowledged or not, a segment at a time. Raises OSError."""
+    for source in _sources(directory):
+        if wanted(source):
+            yield from payloads(directory / source)
 
 
 async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> list[Recovered]:

@@ -9,6 +9,7 @@ from typing import Final
 from contracts.control import LifetimeBatch, RequestBatch
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import decode
+from kelvin.supervisor.graves import LIFETIME_PREFIX
 from service.client import ServiceClient
 from spool.recovery import recover
 from spool.shipper import Post
@@ -17,7 +18,6 @@ log = logging.getLogger(__name__)
 
 SHIP_TIMEOUT_S: Final = 10.0
 RECOVER_EVERY_S: Final = 2.0
-LIFETIME_PREFIX: Final = "supervisor-"  # every other source holds request records
 
 
 class LedgerDesk:

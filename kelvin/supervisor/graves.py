@@ -2,15 +2,23 @@
 
 import logging
 import time
+from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
+import msgspec
+
+from contracts.errors import Refused
 from contracts.meter import Meter, decode_meter
 from contracts.wire import encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
 from kelvin.supervisor.reaper import Reaped
+from spool.recovery import left_records
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
+
+LIFETIME_PREFIX: Final = "supervisor-"  # every other source holds request records
 
 
 class Graves:
@@ -26,7 +34,10 @@ class Graves:
         return f"<Graves source={self._source} pages={len(list(self._meters.iterdir()))}>"
 
     def bury(self, reaped: Reaped) -> None:
-        """Write the lifetime of a replica that was reaped; whatever left no meter page was none. Blocks for a sync."""
+        """Write the lifetime of a replica that was reaped; whatever left no meter page was none. Blocks for a sync.
+
+        Where the spool refuses, the page stays, and the next start writes that life up to its last transition.
+        """
         for page in self._meters.glob(f"{reaped.pid}.*"):
             runtime_id = page.name.partition(".")[2]
             death = Death(
@@ -39,12 +50,23 @@ class Graves:
                 cpu_us=reaped.cpu_us,
                 max_rss_kb=reaped.max_rss_kb,
             )
-            self._write(page, death)
+            try:
+                self._write(page, death)
+            except Refused as refused:
+                failure = refused.failure.message
+                log.error("a lifetime is not recorded yet", extra={"runtime": runtime_id, "failure": failure})
 
-    def recover(self) -> None:
-        """Write the lifetimes of replicas that ended with an earlier supervisor."""
+    def recover(self, recorded: Collection[str]) -> None:
+        """Write the lifetimes of replicas that ended with an earlier supervisor.
+
+        `recorded` are those that it wrote before it was killed, and had no time to remove the page of: what it saw of
+        their deaths stands, and nothing is made up beside it. Call this before anything ships what it left.
+        """
         for page in self._meters.iterdir():
             pid, _, runtime_id = page.name.partition(".")
+            if runtime_id in recorded:
+                page.unlink()
+                continue
             meter = _try_read(page)
             death = (
                 None
@@ -63,7 +85,19 @@ class Graves:
             log.error("a meter page is unreadable", extra={"page": page.name})
             return
         self._spool.append_blocking(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
-        page.unlink()  # only after the record is durable: a crash between the two repeats it, under the same id
+        page.unlink()  # only after the record is durable: killed between the two, `recover` finds that record
+
+
+class _Named(msgspec.Struct):
+    """The part of a lifetime record that says whose it is."""
+
+    runtime_id: str
+
+
+def recorded_lives(spools: Path) -> set[str]:
+    """Runtimes whose lifetime an earlier supervisor left in its spool. Raises OSError."""
+    records = left_records(spools, lambda source: source.startswith(LIFETIME_PREFIX))
+    return {msgspec.json.decode(raw, type=_Named).runtime_id for raw in records}
 
 
 def _try_read(page: Path) -> Meter | None:

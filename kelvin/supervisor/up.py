@@ -16,8 +16,8 @@ from contracts.deadline import Deadline
 from contracts.errors import Refused
 from kelvin.settings import UpSettings, child_environment
 from kelvin.supervisor.children import SPECS, Child
-from kelvin.supervisor.desk import LIFETIME_PREFIX, LedgerDesk
-from kelvin.supervisor.graves import Graves
+from kelvin.supervisor.desk import LedgerDesk
+from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import become_subreaper, children, reap
 from service.client import ServiceClient
@@ -192,9 +192,10 @@ async def supervise(settings: UpSettings) -> None:
     directory = SocketDirectory(settings.data / "run")
     source = f"{LIFETIME_PREFIX}{uuid.uuid4().hex[:12]}"
     spools = settings.data / "spool"
+    recorded = recorded_lives(spools)
     spool = Spool.open(spools, source)
     graves = Graves(settings.data / "run" / "meters", spool, source)
-    graves.recover()
+    graves.recover(recorded)
     control = ServiceClient(directory, "control.sock", "control plane")
     desk = LedgerDesk(control, spools)
     shipper = Shipper(spool, desk.post_lifetimes)

@@ -1,0 +1,63 @@
+"""A supervisor's part that buries, and is killed at a point: `python -m tests.kelvin.dying_supervisor DATA POINT`."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from kelvin.supervisor.graves import Graves
+from kelvin.supervisor.reaper import Reaped
+from spool.disk import Disk
+from spool.spool import Spool
+
+SOURCE: Final = "supervisor-1"
+POINTS: Final = ("before the record", "half a record", "written", "synced", "page removed")
+PID: Final = 4_000_000  # beyond any that the kernel gives
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingDisk(Disk):
+    """The real one, up to the point."""
+
+    def __init__(self, point: str) -> None:
+        self._point = point
+
+    def write(self, fd: int, payload: bytes, offset: int) -> None:
+        if self._point == "before the record":
+            _die()
+        if self._point == "half a record":
+            super().write(fd, payload[: len(payload) // 2], offset)
+            _die()
+        super().write(fd, payload, offset)
+
+    def sync(self, fd: int) -> None:
+        if self._point == "written":
+            _die()
+        super().sync(fd)
+
+
+def main(data: Path, point: str) -> None:
+    """Bury the replica of PID."""
+    spool = Spool.open(data / "spool", SOURCE, disk=DyingDisk(point))
+    graves = Graves(data / "run" / "meters", spool, SOURCE)
+    unlink = Path.unlink
+
+    def dying_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == "meters":
+            if point == "synced":
+                _die()
+            unlink(path, missing_ok)
+            _die()
+        unlink(path, missing_ok)
+
+    Path.unlink = dying_unlink  # type: ignore[method-assign]
+    graves.bury(Reaped(PID, -9, 9_000_000, time.monotonic_ns(), 5_000, 6_000))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

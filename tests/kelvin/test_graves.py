@@ -1,0 +1,125 @@
+"""Each replica's life is written once, wherever the supervisor that writes it is killed."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from contracts.meter import METER_FILE_BYTES, Meter, Phase, encode_meter
+from contracts.usage import LifetimeRecord
+from contracts.wire import decode
+from controlplane.ledger import append_lifetimes
+from controlplane.ledger_schema import conflicts, lifetime_records
+from kelvin.supervisor.graves import Graves, recorded_lives
+from kelvin.supervisor.reaper import Reaped
+from spool.recovery import recover
+from spool.shipper import Post
+from spool.spool import Spool
+from tests.controlplane.test_billing import fresh_engine
+from tests.kelvin.dying_supervisor import PID, POINTS
+from tests.spool.disks import FailingDisk
+
+ROOT = Path(__file__).parents[2]
+LIVED_US = 9_000_000  # as the supervisor that saw the death has it
+
+
+def leave_page(data: Path, name: str) -> None:
+    """A replica that restored for a second, was active for two, and is idle since."""
+    now_ns = time.monotonic_ns()
+    meter = Meter(Phase.RESTORE, now_ns - 3 * 10**9, now_ns - 3 * 10**9, tenant="acme", model="m", device_class="cpu-1")
+    meter = meter.enter(Phase.ACTIVE, now_ns - 2 * 10**9).enter(Phase.IDLE, now_ns)
+    meters = data / "run" / "meters"
+    meters.mkdir(parents=True, exist_ok=True)
+    (meters / name).write_bytes(encode_meter(meter, 2).ljust(METER_FILE_BYTES, b"\0"))
+
+
+def pages(data: Path) -> list[str]:
+    """What is not buried."""
+    return sorted(page.name for page in (data / "run" / "meters").iterdir())
+
+
+def kill_at(data: Path, point: str) -> None:
+    """A supervisor that dies while it buries."""
+    command = [sys.executable, "-m", "tests.kelvin.dying_supervisor", str(data), point]
+    assert subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode == -signal.SIGKILL
+
+
+def start_again(data: Path, source: str, recorded: Collection[str]) -> None:
+    """The next supervisor's first act."""
+    spool = Spool.open(data / "spool", source)
+    Graves(data / "run" / "meters", spool, source).recover(recorded)
+    spool.close()
+
+
+def in_the_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
+    """Ship what all of them left: (runtime, microseconds of life) of every record, and how many contradict."""
+    engine = fresh_engine()
+
+    def post_for(_: str) -> Post:
+        async def post(records: Sequence[bytes]) -> None:
+            with engine.begin() as connection:
+                append_lifetimes(connection, [decode(raw, LifetimeRecord) for raw in records])
+
+        return post
+
+    assert all(found.lost == found.remaining == 0 for found in asyncio.run(recover(data / "spool", post_for)))
+    with engine.connect() as connection:
+        lives = connection.execute(select(lifetime_records.c.runtime_id, lifetime_records.c.total_us)).all()
+        aside = connection.execute(select(conflicts)).all()
+    engine.dispose()
+    return [(runtime_id, total_us) for runtime_id, total_us in lives], len(aside)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path, point: str) -> None:
+    """What the killed one wrote stands; where it wrote nothing, the next one counts up to the last transition."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    kill_at(tmp_path, point)
+    assert pages(tmp_path) == ([] if point == "page removed" else [f"{PID}.rt-1"])
+    for source in ("supervisor-2", "supervisor-3"):
+        start_again(tmp_path, source, recorded_lives(tmp_path / "spool"))
+    assert pages(tmp_path) == []
+    is_recorded = point in ("written", "synced", "page removed")
+    assert in_the_ledger(tmp_path) == ([("rt-1", LIVED_US if is_recorded else 3_000_000)], 0)
+
+
+def test_without_a_look_into_the_spool_the_life_is_written_twice(tmp_path: Path) -> None:
+    """The control: the ledger keeps the second one aside, and the month does not balance."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    kill_at(tmp_path, "synced")
+    start_again(tmp_path, "supervisor-2", ())
+    assert in_the_ledger(tmp_path) == ([("rt-1", LIVED_US)], 1)
+
+
+def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path) -> None:
+    """A full disk ends no supervisor; what it could not write is there for the next start."""
+    for number in (1, 2):
+        leave_page(tmp_path, f"{PID + number}.rt-{number}")
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
+    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves.bury(Reaped(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    assert pages(tmp_path) == [f"{PID + 1}.rt-1", f"{PID + 2}.rt-2"]
+    disk.fail.clear()
+    graves.bury(Reaped(PID + 2, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    assert pages(tmp_path) == [f"{PID + 1}.rt-1"]
+    spool.close()
+    start_again(tmp_path, "supervisor-2", recorded_lives(tmp_path / "spool"))
+    assert in_the_ledger(tmp_path) == ([("rt-2", LIVED_US), ("rt-1", 3_000_000)], 0)
+
+
+def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:
+    """Its clock says nothing here."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    page = tmp_path / "run" / "meters" / f"{PID}.rt-1"
+    far_ns = time.monotonic_ns() + 10**15
+    page.write_bytes(encode_meter(Meter(Phase.IDLE, far_ns, far_ns), 2).ljust(METER_FILE_BYTES, b"\0"))
+    start_again(tmp_path, "supervisor-1", ())
+    assert pages(tmp_path) == []
+    assert in_the_ledger(tmp_path) == ([], 0)
