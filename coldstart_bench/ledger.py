@@ -1,0 +1,238 @@
+"""`kelvin bench ledger`: a month of many requests through the ledger's own door, then its report, and its proofs.
+
+Records go in as the activator's do: batches to the control plane's socket, answered when they are durable. Nothing of
+the installation is told that it is measured.
+"""
+
+import asyncio
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from coldstart_bench.environment import commit, machine, processes
+from coldstart_bench.installation import Installation, running
+from coldstart_bench.usage import TENANT, Expected, Month
+from contracts.control import LifetimeBatch, RequestBatch
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+
+ROW_BYTES: Final = 1_200  # of disk, at most: rows, indices and the log before a checkpoint
+POST_S: Final = 300.0
+READ_S: Final = 6 * 3600.0  # for a command that reads every row
+IN_FLIGHT: Final = 2  # one is made and sent while the other is written
+TELL_EVERY: Final = 250_000
+
+
+class LedgerFailed(Exception):
+    """The ledger does not say what was put in, or a proof of it fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPlan:
+    """What to measure. `tell` hears how far it is."""
+
+    requests: int
+    repeats: int
+    tell: Callable[[str], None]
+
+
+class LedgerReport(msgspec.Struct, frozen=True):
+    """Seconds of wall clock; memory is the peak of resident bytes."""
+
+    requests: int
+    lifetimes: int
+    fill_s: float
+    rows_per_s: float
+    database_bytes: int
+    first_report_s: float  # over HTTPS
+    report_s: float  # median of the following ones
+    report_command_s: float  # `kelvin billing report`, its start included
+    controlplane_before_bytes: int
+    controlplane_after_bytes: int
+    verify_s: float
+    verify_bytes: int
+    reconcile_s: float
+    reconcile_bytes: int
+    machine: dict[str, object]
+    commit: str | None
+
+
+def run(plan: LedgerPlan) -> LedgerReport:
+    """In a temporary directory that is gone afterwards. Raises LedgerFailed, InstallationFailed."""
+    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
+    try:
+        free = shutil.disk_usage(scratch).free
+        if free < plan.requests * ROW_BYTES:
+            raise LedgerFailed(
+                f"{plan.requests} requests take up to {plan.requests * ROW_BYTES} bytes; {free} are free"
+            )
+        with running(scratch / "data") as kelvin:
+            return _measure(plan, kelvin)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def last_month(now: datetime) -> tuple[str, int, int]:
+    """YYYY-MM and its bounds in microseconds since 1970: a month that is over is nobody else's."""
+    end = datetime(now.year, now.month, 1, tzinfo=UTC)
+    begin = (end - timedelta(days=1)).replace(day=1)
+    return begin.strftime("%Y-%m"), int(begin.timestamp()) * 1_000_000, int(end.timestamp()) * 1_000_000
+
+
+def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerReport:
+    name, begin_us, end_us = last_month(datetime.now(UTC))
+    month = Month(plan.requests, begin_us, end_us)
+    began = time.perf_counter()
+    asyncio.run(_fill(plan, kelvin, month))
+    fill_s = time.perf_counter() - began
+    plan.tell(f"{plan.requests:,} requests in {fill_s:.0f} s")
+    before = _peak_of("controlplane")
+    first_s, report = _timed_report(kelvin, name)
+    _check(report, month.expected)
+    report_s = statistics.median(_timed_report(kelvin, name)[0] for _ in range(plan.repeats))
+    after = _peak_of("controlplane")
+    command_s, _ = _command(kelvin, "billing", "report", "--month", name)
+    plan.tell(f"report in {first_s:.3f} s, then {report_s:.3f} s")
+    verify_s, verify_bytes = _command(kelvin, "billing", "verify", "--month", name)
+    plan.tell(f"verified in {verify_s:.0f} s")
+    reconcile_s, reconcile_bytes = _command(kelvin, "billing", "reconcile")
+    plan.tell(f"reconciled in {reconcile_s:.0f} s")
+    return LedgerReport(
+        requests=plan.requests,
+        lifetimes=month.expected.lifetimes,
+        fill_s=fill_s,
+        rows_per_s=plan.requests / fill_s,
+        database_bytes=sum(file.stat().st_size for file in kelvin.data.glob("kelvin.db*")),
+        first_report_s=first_s,
+        report_s=report_s,
+        report_command_s=command_s,
+        controlplane_before_bytes=before,
+        controlplane_after_bytes=after,
+        verify_s=verify_s,
+        verify_bytes=verify_bytes,
+        reconcile_s=reconcile_s,
+        reconcile_bytes=reconcile_bytes,
+        machine=machine(),
+        commit=commit(),
+    )
+
+
+async def _fill(plan: LedgerPlan, kelvin: Installation, month: Month) -> None:
+    """Each batch is durable before the one after the next is sent."""
+    directory = SocketDirectory(kelvin.data / "run")
+    control = ServiceClient(directory, "control.sock", "control plane")
+    posting: set[asyncio.Task[None]] = set()
+    done = 0
+    try:
+        for requests, lives in month.batches():
+            while len(posting) >= IN_FLIGHT:
+                finished, posting = await asyncio.wait(posting, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished:
+                    task.result()
+            posting.add(
+                asyncio.create_task(_post(control, RequestBatch(records=requests), LifetimeBatch(records=lives)))
+            )
+            done += len(requests)
+            if done % TELL_EVERY < len(requests):
+                plan.tell(f"{done:,} of {plan.requests:,} requests")
+        await asyncio.gather(*posting)
+    finally:
+        for task in posting:
+            task.cancel()
+        await asyncio.gather(*posting, return_exceptions=True)
+        await control.close()
+        directory.close()
+
+
+async def _post(control: ServiceClient, requests: RequestBatch, lives: LifetimeBatch) -> None:
+    for kind, batch in (("requests", requests), ("lifetimes", lives)):
+        if batch.records:
+            await control.call("POST", f"/internal/v1/usage/{kind}", type(None), body=batch, timeout_s=POST_S)
+
+
+def _timed_report(kelvin: Installation, month: str) -> tuple[float, Any]:
+    began = time.perf_counter()
+    report = kelvin.admin.request("GET", f"/admin/v1/billing/report?tenant={TENANT}&month={month}")
+    return time.perf_counter() - began, report
+
+
+def _check(report: Any, expected: Expected) -> None:
+    """The bill is what was put in, and it balances."""
+    said = {
+        "requests": report["requests"],
+        "prompt_tokens": report["prompt_tokens"],
+        "completion_tokens": report["completion_tokens"],
+        "lifetimes": sum(use["lifetimes"] for use in report["device"]),
+        "active_us": sum(use["active_us"] for use in report["device"]),
+    }
+    wanted = {name: getattr(expected, name) for name in said}
+    if said != wanted:
+        raise LedgerFailed(f"the bill says {said}; what was put in is {wanted}")
+    if not report["balance"]["balanced"]:
+        raise LedgerFailed(f"the month does not balance: {report['balance']['problems'][:3]}")
+
+
+def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
+    """Seconds of a command, and the most memory of the process that reads the ledger for it, 0 where there is none."""
+    command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(kelvin.data)]
+    began = time.perf_counter()
+    with _watched("controlplane.examine") as peak:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=READ_S)
+    if done.returncode != 0:
+        raise LedgerFailed(f"kelvin {' '.join(words)}: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
+    return time.perf_counter() - began, peak()
+
+
+@contextmanager
+def _watched(module: str) -> Iterator[Callable[[], int]]:
+    """Looks at a process that comes and goes."""
+    peak, stop = [0], threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.05):
+            peak[0] = max(peak[0], _peak_of(module))
+
+    watcher = threading.Thread(target=look, name=f"watch {module}")
+    watcher.start()
+    try:
+        yield lambda: peak[0]
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def _peak_of(module: str) -> int:
+    """VmHWM of our `python -m module`, 0 where there is none."""
+    return max((peak for words, peak in processes() if words[1:3] == ["-m", module]), default=0)
+
+
+def table(report: LedgerReport) -> str:
+    """For people."""
+    rows = (
+        ("requests, lives", f"{report.requests:,}, {report.lifetimes:,}"),
+        ("entered", f"{report.fill_s:.0f} s, {report.rows_per_s:,.0f} rows/s"),
+        ("database", f"{report.database_bytes / 1e9:.2f} GB"),
+        ("first report", f"{report.first_report_s:.3f} s"),
+        ("report", f"{report.report_s:.3f} s; as a command {report.report_command_s:.2f} s"),
+        ("before the report", f"control plane's peak {_mb(report.controlplane_before_bytes)}"),
+        ("after it", f"control plane's peak {_mb(report.controlplane_after_bytes)}"),
+        ("verify", f"{report.verify_s:.1f} s, peak {_mb(report.verify_bytes)}"),
+        ("reconcile", f"{report.reconcile_s:.1f} s, peak {_mb(report.reconcile_bytes)}"),
+    )
+    return "\n".join(f"{name:18} {figure}" for name, figure in rows)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
