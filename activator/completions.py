@@ -44,10 +44,10 @@ from contracts.kinds import PATHS, other_kind
 from contracts.names import ModelReference
 from contracts.problem import WireFailure, code_of, from_wire
 from contracts.timeline import Stage, Timeline
+from contracts.usage import ACK_TOKENS
 from contracts.wire import decode
 
 ATTEMPTS: Final = 3
-ACK_TOKENS: Final = 64
 
 
 class _Routing(msgspec.Struct):

@@ -106,3 +106,52 @@ class ClosingReport(Wire, frozen=True):
 
     report: BillingReport
     chain: str
+
+
+class Examining(Wire, frozen=True):
+    """202 of the routes that read all rows: they are being read; ask again."""
+
+    rows: int  # read
+    of: int  # about
+
+
+class Difference(Wire, frozen=True):
+    """Two accounts that differ. How much that is at most: 0 where there is nothing of it, None where nobody knows."""
+
+    kind: str
+    subject: str  # the replica, request, source or total that it is about
+    detail: str
+    fails: bool = True  # False: known not to be exact, or not there yet
+    cause: str = ""  # where it is known
+    ids: tuple[str, ...] = ()  # of requests; the first ones
+    requests: int | None = 0
+    tokens: int | None = 0
+    device_us: int | None = 0
+    amount_micros: int | None = 0  # at the prices of its day
+
+
+class Compared(Wire, frozen=True):
+    """What was held against each other."""
+
+    rows: int = 0  # request and lifetime records that were read, for the totals
+    replicas: int = 0
+    served: int = 0  # requests, as these replicas counted them
+    recorded: int = 0  # requests, of whose records some name them
+    orphans: int = 0  # charged by a replica's record
+    lived_us: int = 0  # replicas' lives, by their supervisor
+    attributed_us: int = 0  # standby, restore, active and idle, by themselves
+    active_us: int = 0
+    used_us: int = 0  # of the active time, what is attributed to requests
+    sources: int = 0
+
+
+class ReconcileReport(Wire, frozen=True):
+    """`GET /admin/v1/billing/reconcile`. Differences that fail come first; `more` are not listed."""
+
+    tenant: str
+    months: tuple[str, ...]
+    currency: str
+    agrees: bool
+    compared: Compared
+    differences: tuple[Difference, ...]
+    more: int = 0

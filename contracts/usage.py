@@ -4,9 +4,12 @@ Receipts are what an activator tells a replica meanwhile, so that one of the two
 """
 
 from enum import StrEnum
+from typing import Final
 
 from contracts.timeline import Stamp
 from contracts.wire import Wire
+
+ACK_TOKENS: Final = 64  # an activator acknowledges a stream's delivered tokens this often
 
 
 class Origin(StrEnum):

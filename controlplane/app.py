@@ -2,15 +2,19 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 from contextlib import AsyncExitStack, closing
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from contracts.settings import BadSetting
 from controlplane import access_api, admin_api, billing_api, internal_api, metrics_api, usage_api
 from controlplane.access_api import Access
 from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock, SystemClock
+from controlplane.closings import currencies
+from controlplane.examiner import Examiner
 from controlplane.feed import FeedHub
 from controlplane.internal_api import Internals
 from controlplane.jobs import JobDesk
@@ -50,13 +54,16 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
     Adoption comes before the socket: the first snapshot of the feed already names what serves.
     """
     clock = clock or SystemClock()
-    book = default_price_book() if settings.price_book is None else load_price_book(settings.price_book)
+    book = _book(settings)
     settings.data.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as ladder:
         telemetry = await ladder.enter_async_context(open_telemetry("controlplane", settings.telemetry))
         database = ladder.enter_context(closing(Database(sqlite_engine(settings.database))))
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
         ledger, feed = Ledger(database), FeedHub()
+        _check_currency(settings, book, await database.read(currencies))
+        examiner = Examiner(settings.database, settings.spools)
+        ladder.push_async_callback(examiner.close)
         registry = Registry(database, feed)
         access = Access(database, TenantStore(database, feed), KeyStore(database, feed))
         await access.keys.bootstrap(settings.data, clock.wall_s())
@@ -90,9 +97,26 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
 
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, clock, peers.zygote_answers)
-        app = compose(internals, access, table, outcomes, peers, ledger, book, telemetry)
+        app = compose(internals, access, table, outcomes, peers, ledger, book, examiner, telemetry)
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
+
+
+def _book(settings: Settings) -> PriceBook:
+    """Raises BadSetting."""
+    if settings.price_book is None:
+        return default_price_book()
+    try:
+        return load_price_book(settings.price_book)
+    except (OSError, ValueError) as error:
+        raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book), str(error)) from error
+
+
+def _check_currency(settings: Settings, book: PriceBook, closed: Collection[str]) -> None:
+    """What comes late for a closed month is on a bill of an open one, at the prices of then. Raises BadSetting."""
+    if other := sorted(set(closed) - {book.currency}):
+        rule = f"its currency is {book.currency}, and there are closed months in {', '.join(other)}"
+        raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book or "(the installed one)"), rule)
 
 
 async def _end_with(feed: FeedHub, stop: asyncio.Event) -> None:
@@ -109,6 +133,7 @@ def compose(
     peers: Peers,
     ledger: Ledger,
     book: PriceBook,
+    examiner: Examiner,
     telemetry: Telemetry,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
@@ -121,6 +146,6 @@ def compose(
     app.include_router(admin_api.router(internals.registry, table, outcomes, internals.autoscaler, peers))
     app.include_router(access_api.router(access, internals.registry, internals.autoscaler, internals.clock))
     app.include_router(
-        billing_api.router(ledger, book, live_runtimes=lambda: [replica.runtime_id for replica in table])
+        billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])
     )
     return app

@@ -6,14 +6,15 @@ Read once, written once, in the transaction of the batch.
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, Dialect, Table, delete, insert, select, update
 
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import encode
 from controlplane.chains import Chains
-from controlplane.ledger_schema import CONFLICT_VALUES, conflicts, received, sources
+from controlplane.ledger_schema import conflicts, received, sources
 from controlplane.months import Closed
 from controlplane.policy.balance import Range, add_to_ranges, covers
 from controlplane.policy.chain import Kind
@@ -30,7 +31,7 @@ class Arrivals:
     def __init__(self, connection: Connection, names: Collection[str]) -> None:
         self._known: dict[str, list[Range]] = {name: [] for name in names}
         self._fresh: defaultdict[str, set[int]] = defaultdict(set)
-        self._at_us: defaultdict[str, list[int]] = defaultdict(list)
+        self._spans: dict[str, tuple[int, int]] = {}
         for some in chunks(sorted(names)):
             rows = connection.execute(select(received).where(received.c.source.in_(some)).order_by(received.c.first))
             for row in rows.mappings():
@@ -44,7 +45,9 @@ class Arrivals:
         """It has arrived."""
         if 0 < sequence <= MAX_FIGURE:
             self._fresh[source].add(sequence)
-        self._at_us[source].append(_storable(at_us))
+        at_us = _storable(at_us)
+        first_us, last_us = self._spans.get(source, (at_us, at_us))
+        self._spans[source] = min(first_us, at_us), max(last_us, at_us)
 
     def write(self, connection: Connection) -> None:
         """Store the ranges that changed."""
@@ -56,9 +59,9 @@ class Arrivals:
             for some in chunks(gone):
                 connection.execute(delete(received).where(received.c.source == source, received.c.first.in_(some)))
             added = sorted(set(merged) - set(self._known[source]))
-            insert_rows(connection, received, [{"source": source, "first": a, "last": b} for a, b in added])
-        for source, times in self._at_us.items():
-            self._write_span(connection, source, min(times), max(times))
+            insert_rows(connection, received, [(source, first, last) for first, last in added])
+        for source, (first_us, last_us) in self._spans.items():
+            self._write_span(connection, source, first_us, last_us)
 
     def _write_span(self, connection: Connection, source: str, first_us: int, last_us: int) -> None:
         found = connection.execute(select(sources).where(sources.c.source == source)).mappings().first()
@@ -70,24 +73,30 @@ class Arrivals:
             connection.execute(update(sources).where(sources.c.source == source).values(span))
 
 
+class _Aside(NamedTuple):
+    """CONFLICT_VALUES of a record that was not entered."""
+
+    digest: str
+    tenant: str | None
+    subject: str
+    at_us: int
+    reason: str
+    record: str
+
+
 class Conflicts:
     """Records of a batch that were not entered."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, dict[str, Any]] = {}
+        self._rows: dict[str, _Aside] = {}
 
     def add(self, record: RequestRecord | LifetimeRecord, subject: str, at_us: int, conflict: Conflict) -> None:
         """Keep it, with the reason."""
         raw = encode(record)
         digest = hashlib.sha256(raw).hexdigest()
-        self._rows[digest] = {
-            "digest": digest,
-            "tenant": record.tenant,
-            "subject": subject[:300],
-            "at_us": _storable(at_us),
-            "reason": conflict.reason,
-            "record": raw.decode(),
-        }
+        self._rows[digest] = _Aside(
+            digest, record.tenant, subject[:300], _storable(at_us), conflict.reason, raw.decode()
+        )
 
     def write(self, connection: Connection, chains: Chains, shut: Closed) -> int:
         """Store those that are not known yet, as links of the chain; how many there were."""
@@ -96,18 +105,26 @@ class Conflicts:
             known |= set(connection.execute(select(conflicts.c.digest).where(conflicts.c.digest.in_(some))).scalars())
         fresh = []
         for row in (row for digest, row in self._rows.items() if digest not in known):
-            tenant = row["tenant"] or ""
-            values = [row[column.name] for column in CONFLICT_VALUES]
-            month = shut.month_for(tenant, row["at_us"])
-            fresh.append(row | chains.add(tenant, month, Kind.CONFLICT, values))
+            tenant = row.tenant or ""
+            fresh.append((*row, *chains.add(tenant, shut.month_for(tenant, row.at_us), Kind.CONFLICT, row)))
         insert_rows(connection, conflicts, fresh)
         return len(self._rows)
 
 
-def insert_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """All of them at once, or nothing to do."""
+def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    """All of them at once, each a value per column of the table, in its order; or nothing to do.
+
+    They go to the driver as they are: binding each by name would cost more than inserting it.
+    """
     if rows:
-        connection.execute(insert(table), rows)
+        connection.exec_driver_sql(_insertion(table, connection.dialect), list(rows))
+
+
+@lru_cache(maxsize=32)
+def _insertion(table: Table, dialect: Dialect) -> str:
+    compiled = insert(table).compile(dialect=dialect)
+    assert compiled.positional, f"{dialect.name} takes parameters by name"
+    return str(compiled)
 
 
 def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:

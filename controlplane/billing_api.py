@@ -2,27 +2,28 @@
 
 import time
 from collections.abc import Callable, Collection
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from contracts.billing import CloseMonth
+from contracts.billing import CloseMonth, Examining
 from contracts.control import Principal, Scope
 from contracts.errors import NotFound, Refused
-from contracts.wire import encode
 from controlplane.billing import billing_report
-from controlplane.bodies import read
+from controlplane.bodies import answer, read
+from controlplane.examine import Order
+from controlplane.examiner import Examiner
 from controlplane.ledger import Ledger
 from controlplane.month_end import close_month
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
-from controlplane.verify import verify_ledger
 from service.principal import holder_of
 
 
 def router(
     ledger: Ledger,
     book: PriceBook,
+    examiner: Examiner,
     *,
     live_runtimes: Callable[[], Collection[str]] | None = None,
     wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
@@ -41,7 +42,7 @@ def router(
     ) -> Response:
         whose, alive = _own(principal, tenant), live()
         month_bounds_us(month)
-        return _answer(
+        return answer(
             await ledger.database.read(
                 lambda connection: billing_report(connection, book, whose, month, live=alive, now_us=wall_us())
             )
@@ -51,11 +52,25 @@ def router(
     async def close(principal: Annotated[Principal, Depends(holder_of(Scope.ADMIN))], request: Request) -> Response:
         asked = await read(request, CloseMonth)
         whose, alive = _own(principal, asked.tenant), live()
-        return _answer(
+        return answer(
             await ledger.database.write(
                 lambda connection: close_month(connection, book, whose, asked.month, live=alive, now_us=wall_us())
             )
         )
+
+    async def examined(
+        kind: Literal["verify", "reconcile"], principal: Principal, tenant: str | None, month: str | None
+    ) -> Response:
+        """The report, or 202 and how far it is."""
+        whose, alive = _own(principal, tenant), live()
+        if month is not None:
+            month_bounds_us(month)
+        living = None if alive is None else tuple(sorted(alive))
+        order = Order(kind=kind, tenant=whose, month=month, live=living, now_us=wall_us(), book=book)
+        found = await examiner.answer(order)
+        if isinstance(found, Examining):
+            return answer(found, 202)
+        return Response(found, media_type="application/json")
 
     @routes.get("/admin/v1/billing/verify")
     async def verify(
@@ -63,10 +78,15 @@ def router(
         month: Annotated[str | None, Query()] = None,
         tenant: Annotated[str | None, Query()] = None,
     ) -> Response:
-        whose = _own(principal, tenant)
-        if month is not None:
-            month_bounds_us(month)
-        return _answer(await ledger.database.read(lambda connection: verify_ledger(connection, whose, month)))
+        return await examined("verify", principal, tenant, month)
+
+    @routes.get("/admin/v1/billing/reconcile")
+    async def reconcile(
+        principal: Annotated[Principal, Depends(holder_of(Scope.BILLING_READ))],
+        month: Annotated[str | None, Query()] = None,
+        tenant: Annotated[str | None, Query()] = None,
+    ) -> Response:
+        return await examined("reconcile", principal, tenant, month)
 
     return routes
 
@@ -77,7 +97,3 @@ def _own(principal: Principal, tenant: str | None) -> str:
     if whose != principal.tenant:
         raise Refused(NotFound("tenant", whose[:63]))
     return whose
-
-
-def _answer(found: object) -> Response:
-    return Response(encode(found), media_type="application/json")

@@ -1,11 +1,20 @@
 """The ends of chains: rows of a batch are linked in memory, and the new ends are written with them."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
 from controlplane.ledger_schema import chains
 from controlplane.policy.chain import Kind, Value, digest_of, genesis
+
+
+class Place(NamedTuple):
+    """Where a row is: its columns of these names."""
+
+    month: str
+    link: int
+    chain: str
 
 
 class Chains:
@@ -16,12 +25,12 @@ class Chains:
         self._ends: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._new: set[tuple[str, str]] = set()
 
-    def add(self, tenant: str, month: str, kind: Kind, values: Sequence[Value]) -> dict[str, str | int]:
-        """The columns month, link and chain of the next row."""
+    def add(self, tenant: str, month: str, kind: Kind, values: Sequence[Value]) -> Place:
+        """The next one of that chain."""
         links, end = self._end(tenant, month)
         links, end = links + 1, digest_of(end, kind, values)
         self._ends[tenant, month] = links, end
-        return {"month": month, "link": links, "chain": end.hex()}
+        return Place(month, links, end.hex())
 
     def write(self) -> None:
         """The new ends. Call it once, after everything was added."""

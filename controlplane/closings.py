@@ -19,12 +19,24 @@ def frozen_report(connection: Connection, tenant: str, month: str) -> BillingRep
     return None if row is None else msgspec.json.decode(row.report, type=BillingReport)
 
 
-def frozen_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
-    """What held when it was closed. Raises LookupError for an open month."""
+def frozen_book(connection: Connection, tenant: str, month: str) -> PriceBook | None:
+    """What held when it was closed; None for an open month."""
     row = _closing(connection, tenant, month)
-    if row is None:
+    return None if row is None else prices_of(row.prices)
+
+
+def frozen_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
+    """Likewise. Raises LookupError for an open month."""
+    book = frozen_book(connection, tenant, month)
+    if book is None:
         raise LookupError(f"{month} of {tenant} is not closed, and something of it is booked in another month")
-    return prices_of(row.prices)
+    return book
+
+
+def currencies(connection: Connection) -> set[str]:
+    """Those of all closed months."""
+    books = connection.execute(select(closings.c.prices).distinct()).scalars()
+    return {prices_of(text).currency for text in books}
 
 
 def prices_of(text: str) -> PriceBook:
@@ -43,9 +55,9 @@ def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> st
     }
     chains = Chains(connection)
     place = chains.add(report.tenant, report.month, Kind.CLOSING, [row[column.name] for column in CLOSING_VALUES])
-    connection.execute(insert(closings).values({**row, **place}))
+    connection.execute(insert(closings).values({**row, **place._asdict()}))
     chains.write()
-    return str(place["chain"])
+    return place.chain
 
 
 def seal_of(connection: Connection, tenant: str, month: str) -> str:

@@ -8,10 +8,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, select, tuple_, update
+from sqlalchemy import Connection, RowMapping, select, update
 
 from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
@@ -23,7 +24,7 @@ from controlplane.chains import Chains
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.ledger_schema import LIFETIME_VALUES, REQUEST_VALUES, lifetime_records, request_records
 from controlplane.months import Closed
-from controlplane.policy.booking import Booked, RowKey, book, key_of
+from controlplane.policy.booking import Booked, book, key_of, packed, unpacked
 from controlplane.policy.chain import Kind
 from controlplane.policy.rating import is_billable
 from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 MAX_BATCH: Final = 5_000
 _REQUEST_FIELDS: Final = tuple(field for field in RequestRecord.__struct_fields__ if field != "timeline")
 _LIFETIME_FIELDS: Final = LifetimeRecord.__struct_fields__
+# Of REQUEST_VALUES, what comes after the name of a record and before its timeline; all of LIFETIME_VALUES.
+_request_values: Final = attrgetter(*(column.name for column in REQUEST_VALUES[4:-1]))
+_lifetime_values: Final = attrgetter(*(column.name for column in LIFETIME_VALUES))
 _COLD: Final = frozenset({Stage.PROMOTED, Stage.LEASED, Stage.BOUND, Stage.READY})
 
 
@@ -99,7 +103,7 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
             aside.add(record, f"{record.request_id} ({record.source}#{record.sequence})", record.ended_at_us, placement)
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.ended_at_us)
-    chains, totals, rows = Chains(connection), Totals(connection), list[dict[str, Any]]()
+    chains, totals, rows = Chains(connection), Totals(connection), list[tuple[Any, ...]]()
     for name in touched:
         before, after = known[name], book(groups[name], shut.of(name[0]))
         totals.add_requests(before, after)
@@ -128,10 +132,9 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
         placement = place_lifetime(known.get(record.runtime_id), record, sequence_taken=taken)
         if placement is Known.NEW:
             known[record.runtime_id] = record
-            row = {field: getattr(record, field) for field in _LIFETIME_FIELDS}
             month = shut.month_for(record.tenant or "", record.died_at_us)
-            values = [row[column.name] for column in LIFETIME_VALUES]
-            fresh.append(row | chains.add(record.tenant or "", month, Kind.LIFETIME, values))
+            values = _lifetime_values(record)
+            fresh.append((*values, *chains.add(record.tenant or "", month, Kind.LIFETIME, values)))
             totals.add_lifetime(record, month)
         elif isinstance(placement, Conflict):
             aside.add(record, f"{record.runtime_id} ({record.source}#{record.sequence})", record.died_at_us, placement)
@@ -176,10 +179,15 @@ def _check_size(records: Sequence[object]) -> None:
 
 def _known_requests(connection: Connection, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[Booked]]:
     known: dict[tuple[str, str], list[Booked]] = {name: [] for name in names}
-    name = tuple_(request_records.c.tenant, request_records.c.request_id)
-    for some in chunks(sorted(names)):
-        for row in connection.execute(select(request_records).where(name.in_(some))).mappings():
-            known[row["tenant"], row["request_id"]].append(booked_of(row))
+    by_tenant = defaultdict[str, list[str]](list)
+    for tenant, request_id in names:
+        by_tenant[tenant].append(request_id)
+    c = request_records.c
+    for tenant, ids in by_tenant.items():
+        for some in chunks(sorted(ids)):
+            query = select(request_records).where(c.tenant == tenant, c.request_id.in_(some))
+            for row in connection.execute(query).mappings():
+                known[tenant, row["request_id"]].append(booked_of(row))
     return known
 
 
@@ -198,19 +206,17 @@ def booked_of(row: RowMapping) -> Booked:
     timeline, replaces = row["timeline"], row["replaces"]
     fields["origin"] = Origin(fields["origin"])
     fields["timeline"] = None if timeline is None else msgspec.json.decode(timeline, type=tuple[Stamp, ...])
-    return Booked(RequestRecord(**fields), row["month"], row["stands"], _unpacked(replaces))
+    return Booked(
+        RequestRecord(**fields), row["month"], row["stands"], None if replaces is None else unpacked(replaces)
+    )
 
 
-def _request_row(booked: Booked, chains: Chains) -> dict[str, Any]:
+def _request_row(booked: Booked, chains: Chains) -> tuple[Any, ...]:
     record = booked.record
-    row: dict[str, Any] = {field: getattr(record, field) for field in _REQUEST_FIELDS}
-    origin, orphan_of = key_of(record)
-    row["origin"], row["orphan_of"] = origin, orphan_of
-    row["timeline"] = None if record.timeline is None else encode(record.timeline).decode()
-    values = [row[column.name] for column in REQUEST_VALUES]
-    row |= chains.add(record.tenant, booked.month, Kind.REQUEST, values)
-    row["stands"], row["billable"], row["replaces"] = booked.stands, is_billable(record), _packed(booked.replaces)
-    return row
+    timeline = None if record.timeline is None else encode(record.timeline).decode()
+    values = (record.tenant, record.request_id, *key_of(record), *_request_values(record), timeline)
+    place = chains.add(record.tenant, booked.month, Kind.REQUEST, values)
+    return (*values, booked.stands, is_billable(record), *place, _replaced(booked))
 
 
 def _set_standing(connection: Connection, booked: Booked) -> None:
@@ -222,15 +228,8 @@ def _set_standing(connection: Connection, booked: Booked) -> None:
         columns.origin == origin,
         columns.orphan_of == orphan_of,
     )
-    connection.execute(it.values(stands=booked.stands, replaces=_packed(booked.replaces)))
+    connection.execute(it.values(stands=booked.stands, replaces=_replaced(booked)))
 
 
-def _packed(key: RowKey | None) -> str | None:
-    return None if key is None else ":".join(key)
-
-
-def _unpacked(text: str | None) -> RowKey | None:
-    if text is None:
-        return None
-    origin, _, orphan_of = text.partition(":")
-    return origin, orphan_of
+def _replaced(booked: Booked) -> str | None:
+    return None if booked.replaces is None else packed(booked.replaces)

@@ -133,7 +133,9 @@ def _chain(connection: Connection, links: Chains, table: Table, kind: Kind, valu
         placed = []
         for row in rows:
             link = links.add(row["tenant"] or "", month_of(row[end]), kind, [row[name] for name in values])
-            placed.append({f"of_{name}": row[name] for name in names} | {f"new_{k}": v for k, v in link.items()})
+            placed.append(
+                {f"of_{name}": row[name] for name in names} | {f"new_{k}": v for k, v in link._asdict().items()}
+            )
         if not placed:
             break
         connection.execute(place, placed)

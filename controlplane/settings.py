@@ -35,6 +35,11 @@ class Settings:
         """The SQLite file."""
         return self.data / "kelvin.db"
 
+    @property
+    def spools(self) -> Path:
+        """Where records wait for the ledger."""
+        return self.data / "spool"
+
 
 def load(env: Mapping[str, str] = os.environ) -> Settings:
     """Raises BadSetting naming variable, value and rule."""

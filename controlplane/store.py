@@ -6,8 +6,9 @@ transaction ever waits for another's lock; readers see the last commit and block
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
 from typing import Final, TypeVar
@@ -43,6 +44,22 @@ def sqlite_engine(path: Path) -> Engine:
     return engine
 
 
+@contextmanager
+def disposing(engine: Engine) -> Iterator[Engine]:
+    """Close its connections in the end."""
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def snapshot(engine: Engine) -> Iterator[Connection]:
+    """One consistent state, to be read."""
+    with engine.connect().execution_options(**{_READ_ONLY: True}) as connection:
+        yield connection
+
+
 class Database:
     """Owns the engine and its threads. Migrated when constructed; close it where you opened it."""
 
@@ -68,7 +85,7 @@ class Database:
         """Run `work` over one consistent snapshot."""
 
         def transaction() -> T:
-            with self.engine.connect().execution_options(**{_READ_ONLY: True}) as connection:
+            with snapshot(self.engine) as connection:
                 return work(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, transaction)

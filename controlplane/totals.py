@@ -3,11 +3,13 @@
 What a record adds is `policy/booking`'s.
 """
 
+import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Table, case, delete, insert, update
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, delete
+from sqlalchemy.dialects.sqlite import insert  # PostgreSQL's ON CONFLICT has the same form
 
 from contracts.usage import LifetimeRecord
 from controlplane.ledger_schema import device_totals, request_totals, runtime_totals
@@ -30,7 +32,7 @@ class Totals:
 
     def add_requests(self, before: Sequence[Booked], after: Sequence[Booked]) -> None:
         """All records of one request as they were and as they are; the new ones are last."""
-        for sign, group in ((-1, before), (1, after)):
+        for sign, group in ((-1, before), (1, after)) if before else ((1, after),):
             for key, figures in request_sums(group).items():
                 _add(self._requests[key], figures, sign)
             for runtime_id, use in runtime_uses(booked.record for booked in group).items():
@@ -49,41 +51,53 @@ class Totals:
 
     def write(self) -> None:
         """Add all of it. A sum that comes to nothing has no row: order and repeats leave no trace."""
-        for key, figures in self._requests.items():
-            if any(figures):
-                names = {field: getattr(key, field) for field in SumKey.__slots__}
-                self._add(request_totals, names, dict(zip(REQUEST_FIGURES, figures, strict=True)))
-        for device_key, figures in self._devices.items():
-            names = {field: getattr(device_key, field) for field in DeviceKey.__slots__}
-            self._add(device_totals, names, dict(zip(DEVICE_FIGURES, figures, strict=True)))
-        for name, use in self._uses.items():
-            self._add_use(name, dict(zip(USE_FIGURES, use, strict=True)))
-
-    def _add(self, table: Table, names: Mapping[str, Any], figures: Mapping[str, int]) -> None:
-        same = [table.c[name] == value for name, value in names.items()]
-        added = {name: table.c[name] + figure for name, figure in figures.items()}
-        if self._connection.execute(update(table).where(*same).values(added)).rowcount == 0:
-            self._connection.execute(insert(table).values({**names, **figures}))
-        elif min(figures.values()) < 0:
-            self._connection.execute(delete(table).where(*same, *(table.c[name] == 0 for name in figures)))
-
-    def _add_use(self, name: tuple[str, str], use: Mapping[str, int]) -> None:
-        c = runtime_totals.c
-        runtime_id, tenant = name
-        first_us, last_us = self._spans.get(name, (None, None))
-        if first_us is None or last_us is None:
-            return  # nothing of it is new
-        changed = update(runtime_totals).where(c.runtime_id == runtime_id, c.tenant == tenant)
-        added = {
-            **{figure: c[figure] + value for figure, value in use.items()},
-            "first_at_us": case((c.first_at_us > first_us, first_us), else_=c.first_at_us),
-            "last_at_us": case((c.last_at_us < last_us, last_us), else_=c.last_at_us),
+        requests = {
+            tuple(getattr(key, name) for name in _REQUEST_NAMES): sums
+            for key, sums in self._requests.items()
+            if any(sums)
         }
-        if self._connection.execute(changed.values(added)).rowcount == 0:
-            row = {"runtime_id": runtime_id, "tenant": tenant, **use, "first_at_us": first_us, "last_at_us": last_us}
-            self._connection.execute(insert(runtime_totals).values(row))
+        devices = {tuple(getattr(key, name) for name in _DEVICE_NAMES): sums for key, sums in self._devices.items()}
+        # Of a runtime without a span nothing is new.
+        uses = {name: [*use, *self._spans[name]] for name, use in self._uses.items() if name in self._spans}
+        for adding, sums in ((_REQUESTS, requests), (_DEVICES, devices), (_USES, uses)):
+            adding.run(self._connection, sums)
+
+
+class _Adding:
+    """Adds figures to rows of a table; those that are not there begin with them."""
+
+    def __init__(self, table: Table, names: Sequence[str], figures: Sequence[str], span: Sequence[str] = ()) -> None:
+        new = insert(table)
+        self._columns = (*names, *figures, *span)
+        changes: dict[str, ColumnElement[Any]] = {name: table.c[name] + new.excluded[name] for name in figures}
+        for name, further in zip(span, (operator.lt, operator.gt), strict=False):
+            old, other = table.c[name], new.excluded[name]
+            changes[name] = case((further(other, old), other), else_=old)
+        self._statement = new.on_conflict_do_update(index_elements=names, set_=changes)
+        same = [table.c[name] == bindparam(f"of_{name}") for name in names]
+        self._sweep = delete(table).where(*same, *(table.c[name] == 0 for name in figures))
+        self._names = names
+        self._width = len(figures)
+
+    def run(self, connection: Connection, sums: Mapping[tuple[Any, ...], Sequence[int]]) -> None:
+        """`sums` are figures, and the span where there is one, by the row's name."""
+        if not sums:
+            return
+        rows = [dict(zip(self._columns, (*name, *figures), strict=True)) for name, figures in sums.items()]
+        connection.execute(self._statement, rows)
+        less = [name for name, figures in sums.items() if min(figures[: self._width]) < 0]
+        if less:
+            named = [f"of_{name}" for name in self._names]
+            connection.execute(self._sweep, [dict(zip(named, name, strict=True)) for name in less])
 
 
 def _add(sums: list[int], figures: Sequence[int], sign: int) -> None:
     for index, figure in enumerate(figures):
         sums[index] += sign * figure
+
+
+_REQUEST_NAMES: Final = tuple(SumKey.__slots__)
+_DEVICE_NAMES: Final = tuple(DeviceKey.__slots__)
+_REQUESTS: Final = _Adding(request_totals, _REQUEST_NAMES, REQUEST_FIGURES)
+_DEVICES: Final = _Adding(device_totals, _DEVICE_NAMES, DEVICE_FIGURES)
+_USES: Final = _Adding(runtime_totals, ("runtime_id", "tenant"), USE_FIGURES, ("first_at_us", "last_at_us"))

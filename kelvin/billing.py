@@ -3,7 +3,6 @@
 import csv
 import sys
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any, Final, Protocol, TextIO
 
 import click
@@ -12,9 +11,11 @@ from rich.table import Table
 
 from contracts.billing import BillingReport, BillLine, ClosingReport, VerifyReport
 from contracts.wire import decode
+from kelvin.examined import examined
+from kelvin.money import money, seconds
+from kelvin.reconcile import reconcile_command
 
 UNBALANCED_EXIT: Final = 2
-VERIFY_S: Final = 600.0  # a month of millions of rows is read row by row
 CSV_COLUMNS: Final = (
     "section", "item", "model", "device_class", "since", "quantity", "unit", "price_micros", "per", "amount_micros",
     "adjusts",
@@ -87,9 +88,8 @@ def verify_command(context: click.Context, tenant: str, month: str | None) -> No
 
     Exits with code 2 where a row was changed, removed, added or moved; the first difference of each month is named.
     """
-    asked = {"tenant": tenant} if month is None else {"tenant": tenant, "month": month}
     with context.obj.door() as door:
-        raw = door.get("/admin/v1/billing/verify", params=asked, timeout=VERIFY_S).content
+        raw = examined(door, "/admin/v1/billing/verify", tenant, month)
     report = decode(raw, VerifyReport, what="answer of the control plane")
     for chain in report.months:
         state = "closed" if chain.closed else "open"
@@ -100,6 +100,9 @@ def verify_command(context: click.Context, tenant: str, month: str | None) -> No
         click.echo(f"{tenant}: {difference.subject}: {difference.detail}", err=True)
     if not report.sound:
         context.exit(UNBALANCED_EXIT)
+
+
+billing_command.add_command(reconcile_command)
 
 
 def _fetch(door: _Door, tenant: str, month: str) -> bytes:
@@ -114,17 +117,6 @@ def problem_lines(report: BillingReport) -> list[str]:
     if report.balance.more:
         lines.append(f"and {report.balance.more} more problems")
     return [f"the ledger of {report.tenant} does not balance for {report.month}", *lines]
-
-
-def money(micros: int) -> str:
-    """Exact, at least two decimals."""
-    amount = Decimal(micros).scaleb(-6).normalize()
-    places = max(2, -int(amount.as_tuple().exponent))
-    return f"{amount:,.{places}f}"
-
-
-def _seconds(microseconds: int) -> str:
-    return f"{Decimal(microseconds).scaleb(-6):,.3f}"
 
 
 def write_csv(report: BillingReport, out: TextIO) -> None:
@@ -155,7 +147,7 @@ def _words(line: BillLine) -> tuple[str, str, str]:
     if line.device_class is None:
         return line.item.replace("_", " "), f"{line.quantity:,}", f"{money(line.price_micros)} / {_short(line.per)}"
     item = f"{line.item.removeprefix('device_')} {line.device_class}"
-    return item, f"{_seconds(line.quantity)} s", f"{money(line.price_micros)} / {_short(line.per // 1_000_000)} s"
+    return item, f"{seconds(line.quantity)} s", f"{money(line.price_micros)} / {_short(line.per // 1_000_000)} s"
 
 
 def _short(count: int) -> str:
@@ -174,7 +166,7 @@ def print_tables(report: BillingReport, console: Console) -> None:
     console.print(used)
     device = Table("device", "replicas", "restore s", "active s", "idle s", title="device time")
     for use in report.device:
-        times = (_seconds(use.restore_us), _seconds(use.active_us), _seconds(use.idle_us))
+        times = (seconds(use.restore_us), seconds(use.active_us), seconds(use.idle_us))
         device.add_row(use.device_class, str(use.lifetimes), *times)
     bill = Table("model", "item", "quantity", "price", "amount", title=f"bill, {report.currency}")
     dates = {line.since for line in report.lines}

@@ -3,11 +3,12 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from spool.home import Home
-from spool.reader import Tail, last_sequence, payloads
+from spool.reader import Tail, last_sequence, payloads, read_position
 from spool.shipper import MAX_BYTES, MAX_RECORDS, Post
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,13 @@ def left_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[byt
     for source in _sources(directory):
         if wanted(source):
             yield from payloads(directory / source)
+
+
+def spools_of(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    """By source: the last record that was acknowledged, and the last one. Of a live one, as of a moment ago."""
+    for source in _sources(directory):
+        with suppress(FileNotFoundError):  # all of it was shipped meanwhile
+            yield source, (read_position(directory / source), last_sequence(directory / source))
 
 
 async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> list[Recovered]:

@@ -59,8 +59,21 @@ def key_of(record: RequestRecord) -> RowKey:
     return record.origin.value, (record.runtime_id or "") if record.origin is Origin.ORPHAN else ""
 
 
+def packed(key: RowKey) -> str:
+    """As it is stored beside the record that replaces it."""
+    return ":".join(key)
+
+
+def unpacked(text: str) -> RowKey:
+    """The other way round."""
+    origin, _, orphan_of = text.partition(":")
+    return origin, orphan_of
+
+
 def book(group: Sequence[Booked], closed: Collection[str]) -> list[Booked]:
     """All records of one request, with the one that is charged marked. Those of closed months are as they were."""
+    if len(group) == 1 and group[0].month not in closed:  # nearly all of them
+        return [Booked(group[0].record, group[0].month, stands=True)]
     best = standing([booked.record for booked in group])
     taken_back = {booked.replaces for booked in group if booked.month in closed and booked.stands}
     frozen = [b for b in group if b.month in closed and b.stands and key_of(b.record) not in taken_back]
@@ -75,15 +88,15 @@ def book(group: Sequence[Booked], closed: Collection[str]) -> list[Booked]:
     ]
 
 
-def request_sums(group: Iterable[Booked]) -> dict[SumKey, Sums]:
+def request_sums(group: Sequence[Booked]) -> dict[SumKey, Sums]:
     """What the records of one request add to the sums."""
-    records = {key_of(booked.record): booked.record for booked in group}
     sums: defaultdict[SumKey, Sums] = defaultdict(lambda: (0, 0, 0, 0))
     for booked in group:
         if booked.stands:
             _add(sums, booked.month, booked.record, 1)
             if booked.replaces is not None:
-                _add(sums, booked.month, records[booked.replaces], -1)
+                (taken_back,) = (other.record for other in group if key_of(other.record) == booked.replaces)
+                _add(sums, booked.month, taken_back, -1)
     return dict(sums)
 
 

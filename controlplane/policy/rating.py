@@ -70,8 +70,13 @@ class PriceBook:
 
 
 def is_billable(record: RequestRecord) -> bool:
+    """Whether the request is charged."""
+    return is_charged(record.outcome, record.completion_tokens)
+
+
+def is_charged(outcome: str, completion_tokens: int) -> bool:
     """A request is charged if it went well, or if some of its answer was delivered, whatever became of it then."""
-    return record.outcome == OK or record.completion_tokens > 0
+    return outcome == OK or completion_tokens > 0
 
 
 def amount_micros(quantity: int, price_micros: int, per: int) -> int:

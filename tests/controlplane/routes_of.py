@@ -15,7 +15,7 @@ def admin_routes() -> set[tuple[str, str]]:
     routers = (
         admin_api.router(nothing, nothing, nothing, nothing, nothing),
         access_api.router(nothing, nothing, nothing, nothing),
-        billing_api.router(nothing, nothing),
+        billing_api.router(nothing, nothing, nothing),
         metrics_api.router(nothing, nothing, nothing),
     )
     return {

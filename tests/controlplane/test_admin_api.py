@@ -66,6 +66,7 @@ ROUTES = [
     ("GET", "/billing/report"),
     ("POST", "/billing/close"),
     ("GET", "/billing/verify"),
+    ("GET", "/billing/reconcile"),
     ("GET", "/tenants"),
     ("POST", "/tenants"),
     ("POST", "/tenants/t/suspend"),

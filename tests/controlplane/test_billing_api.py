@@ -7,10 +7,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from contracts.billing import BillingReport
+from contracts.billing import BillingReport, ReconcileReport, VerifyReport
 from contracts.control import Principal, RequestBatch, Scope
 from contracts.wire import decode, encode
 from controlplane.billing_api import router
+from controlplane.examiner import Examiner
 from controlplane.ledger import Ledger
 from controlplane.price_book import default_price_book
 from controlplane.store import Database, sqlite_engine
@@ -22,7 +23,7 @@ ADMIN = Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))
 READER = Principal(key_id="k", tenant="acme", scopes=(Scope.INFER,))
 
 
-def ask(path: Path, params: dict[str, str], principal: Principal | None) -> httpx.Response:
+def ask(path: Path, params: dict[str, str], principal: Principal | None, route: str = "report") -> httpx.Response:
     """One call to the route, with a ledger that holds one request of a replica that is gone."""
 
     async def scenario() -> httpx.Response:
@@ -33,11 +34,12 @@ def ask(path: Path, params: dict[str, str], principal: Principal | None) -> http
             app = FastAPI()
             install_failure_handlers(app)
             book = default_price_book()
-            app.include_router(router(ledger, book, live_runtimes=lambda: {"rt-7"}, wall_us=lambda: END_US))
+            examiner = Examiner(path / "kelvin.db", path / "spool")
+            app.include_router(router(ledger, book, examiner, live_runtimes=lambda: {"rt-7"}, wall_us=lambda: END_US))
             headers = {} if principal is None else {HEADER: encode(principal).decode()}
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
-                return await client.get("/admin/v1/billing/report", params=params, headers=headers)
+                return await client.get(f"/admin/v1/billing/{route}", params=params, headers=headers)
         finally:
             database.close()
 
@@ -52,6 +54,18 @@ def test_an_administrator_sees_the_own_bill(tmp_path: Path, params: dict[str, st
     report = decode(answer.content, BillingReport)
     assert (report.tenant, report.requests, report.currency) == ("acme", {"ok": 1}, "USD")
     assert [problem.kind for problem in report.balance.problems] == ["lifetime_missing"]
+
+
+def test_the_ledger_is_read_for_its_tenant(tmp_path: Path) -> None:
+    """Verified and reconciled, of all months or one; another's and no month are refused as with the bill."""
+    verified = decode(ask(tmp_path, {"month": MONTH}, ADMIN, "verify").content, VerifyReport)
+    assert (verified.sound, [each.links for each in verified.months]) == (True, [1])
+    found = decode(ask(tmp_path, {"tenant": "acme"}, ADMIN, "reconcile").content, ReconcileReport)
+    assert [(each.kind, each.subject) for each in found.differences] == [("lifetime_missing", "rt-1")]
+    for route in ("verify", "reconcile"):
+        assert ask(tmp_path, {"tenant": "other"}, ADMIN, route).status_code == 404
+        assert ask(tmp_path, {"month": "2026-13"}, ADMIN, route).status_code == 400
+        assert ask(tmp_path, {}, READER, route).status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,22 @@
 """A price book is read strictly, and the shipped one is one."""
 
+import asyncio
 from datetime import date
 from pathlib import Path
 
 import pytest
 
+from contracts.settings import BadSetting
+from controlplane.app import run
+from controlplane.closings import currencies
+from controlplane.ledger import Ledger
+from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import ANY_CLASS, DevicePrices
 from controlplane.price_book import BadPriceBook, default_price_book, load_price_book, parse_price_book
+from controlplane.store import Database, sqlite_engine
+from tests.controlplane.door import settings
+from tests.controlplane.usage_records import END_US, MONTH
 
 GOOD = """
 currency = "EUR"
@@ -96,3 +105,33 @@ def test_a_book_without_entries() -> None:
     """There is always a price."""
     with pytest.raises(BadPriceBook, match="at least one"):
         parse_price_book('currency = "EUR"\nprices = []\n', "book.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        pytest.param(None, "No such file", id="no file"),
+        pytest.param(b"\xff", "can't decode", id="no text"),
+        pytest.param(b"currency = 1", "book.toml: prices: is required", id="no book"),
+    ],
+)
+def test_a_control_plane_refuses_to_start_without_its_book(tmp_path: Path, content: bytes | None, says: str) -> None:
+    """As any setting: variable, value and rule."""
+    book = tmp_path / "book.toml"
+    if content is not None:
+        book.write_bytes(content)
+    with pytest.raises(BadSetting, match=rf"KELVIN_PRICE_BOOK={book}: .*{says}"):
+        asyncio.run(run(settings(tmp_path, price_book=str(book)), asyncio.Event()))
+
+
+def test_the_currency_of_closed_months_is_that_of_the_book(tmp_path: Path) -> None:
+    """What comes late for them is charged in it, on the bill of an open month: one bill has one currency."""
+    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    Ledger(database)
+    with database.engine.begin() as connection:
+        euros = parse_price_book(GOOD, "book.toml")
+        close_month(connection, euros, "default", MONTH, live=None, now_us=END_US + LATE_US)
+        assert currencies(connection) == {"EUR"}
+    database.close()
+    with pytest.raises(BadSetting, match=r"its currency is USD, and there are closed months in EUR"):
+        asyncio.run(run(settings(tmp_path), asyncio.Event()))

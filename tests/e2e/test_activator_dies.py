@@ -5,8 +5,11 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +17,37 @@ import psutil
 import pytest
 
 from coldstart_bench.installation import Installation, running
+from contracts.usage import ACK_TOKENS
 from tests.e2e.calls import complete, connect, headers
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.held_up import POINTS
-from tests.e2e.inside import is_recorded
+from tests.e2e.inside import is_recorded, replicas
 from tests.e2e.processes import services
 
 pytestmark = pytest.mark.deep
 
 TOKENS = 100  # more than one acknowledgement tells of, and not a multiple
-ACK_TOKENS = 64
+
+
+@contextmanager
+def _holding(data: Path, llama: Path) -> Iterator[Installation]:
+    with running(data, settings=SETTINGS, program="tests.e2e.held_up") as installation:
+        installation.push(llama, "llama")
+        complete(installation, "llama", "w1", max_tokens=1)
+        yield installation
 
 
 @pytest.fixture(scope="module")
 def held(scratch: Path, llama: Path) -> Iterator[Installation]:
     """An installation whose activator stops where a test says."""
-    with running(scratch / "held", settings=SETTINGS, program="tests.e2e.held_up") as installation:
-        installation.push(llama, "llama")
-        complete(installation, "llama", "w1", max_tokens=1)
+    with _holding(scratch / "held", llama) as installation:
+        yield installation
+
+
+@pytest.fixture
+def unbalanced(scratch: Path, llama: Path) -> Iterator[Installation]:
+    """Another one, whose books a test may leave with a difference."""
+    with _holding(scratch / "unbalanced", llama) as installation:
         yield installation
 
 
@@ -64,15 +80,19 @@ def _talkative(kelvin: Installation) -> str:
     raise AssertionError("every answer ends early")
 
 
-def _cut_off(kelvin: Installation, point: str, prompt: str, *, stream: bool) -> bytes:
-    """Ask, kill the activator when it stops at the point, and return what the client has by then."""
+def _cut_off(kelvin: Installation, point: str, prompt: str, *, stream: bool, also: int | None = None) -> bytes:
+    """Ask, kill the activator when it stops at the point, and return what the client has by then.
+
+    `also` is a process that dies before it.
+    """
     before = _activator(kelvin)
     body = {"model": "llama", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": stream}
     (kelvin.data / "hold").write_text(point)
     connection = connect(kelvin)
     connection.request("POST", "/v1/completions", json.dumps(body), headers(kelvin))
     kelvin.wait(lambda: before.status() == psutil.STATUS_STOPPED, f"the activator stopped at '{point}'")
-    os.kill(before.pid, signal.SIGKILL)
+    for pid in (before.pid,) if also is None else (also, before.pid):
+        os.kill(pid, signal.SIGKILL)
     try:
         return _read(connection.getresponse())
     finally:
@@ -98,6 +118,14 @@ def _report(kelvin: Installation) -> Any:
 
     kelvin.wait(answers, "the bill can be asked for")
     return found[0]
+
+
+def _reconciled(kelvin: Installation, code: int) -> Any:
+    """What reconcile says; its exit code must be `code`."""
+    command = [sys.executable, "-m", "kelvin.main", "billing", "reconcile", "--json", "--data", str(kelvin.data)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return json.loads(done.stdout)
 
 
 def _charged(kelvin: Installation, point: str, before: Any) -> int:
@@ -129,3 +157,24 @@ def test_at_every_point_the_bill_is_the_clients_own_count(held: Installation) ->
     held.to_zero("llama")
     held.wait(lambda: not _report(held)["open_runtimes"], "the replica's life is recorded")
     assert _report(held)["balance"]["problems"] == []
+    known = _reconciled(held, 0)["differences"]
+    assert {each["kind"] for each in known} == {"charged_by_receipt"}
+    assert all(each["tokens"] == ACK_TOKENS and each["amount_micros"] > 0 for each in known)
+
+
+def test_an_activator_that_dies_with_its_replica_leaves_a_named_difference(unbalanced: Installation) -> None:
+    """Nobody is left to record the request: reconcile names the replica, and what it may be worth at most."""
+    complete(unbalanced, "llama", "w1", max_tokens=1)
+    (replica,) = replicas(unbalanced, "llama")
+    _cut_off(unbalanced, "end read", "w1 w2", stream=True, also=replica["pid"])
+    life = replica["runtime_id"]
+
+    def is_named() -> bool:
+        return life in [each["subject"] for each in _report(unbalanced)["balance"]["problems"]]
+
+    unbalanced.wait(is_named, "the replica's life is recorded")
+    (found,) = [each for each in _reconciled(unbalanced, 2)["differences"] if each["subject"] == life]
+    assert (found["kind"], found["requests"]) == ("requests_missing", 1)
+    assert "SIGKILL" in found["cause"]
+    assert found["tokens"] > 0
+    assert found["amount_micros"] > 0

@@ -23,8 +23,8 @@ from tests.snapshotter.tensors_files import TensorsFile
 ROOT = Path(__file__).parents[2]
 
 
-def run(kelvin: Installation, *words: str, code: int = 0) -> str:
-    """The command's standard output; its exit code must be `code`."""
+def run(kelvin: Installation, *words: str, code: int = 0, errors: bool | None = None) -> str:
+    """The command's standard output, of a failure its standard error; its exit code must be `code`."""
     done = subprocess.run(
         [sys.executable, "-m", "kelvin.main", *words, "--data", str(kelvin.data)],
         capture_output=True,
@@ -32,7 +32,7 @@ def run(kelvin: Installation, *words: str, code: int = 0) -> str:
         check=False,
     )
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    return done.stdout if code == 0 else done.stderr
+    return done.stderr if (code != 0 if errors is None else errors) else done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +245,29 @@ def test_billing_verify_finds_a_row_that_was_changed_by_hand(kelvin: Installatio
     assert f"default {month}: request {last}: " in run(kelvin, "billing", "verify", "--month", month, code=2)
     change(-1)
     run(kelvin, "billing", "verify", "--tenant", "default")
+
+
+def test_billing_reconcile_names_a_total_that_was_changed_by_hand(kelvin: Installation) -> None:
+    """With its size in tokens and money, and exit code 2; before and after the accounts agree."""
+    last = complete(kelvin, "llama", "w1", max_tokens=1).headers["x-request-id"]
+    kelvin.wait(lambda: is_recorded(kelvin, last), "the request is in the ledger")
+    month = time.strftime("%Y-%m", time.gmtime())
+    assert "the accounts agree" in run(kelvin, "billing", "reconcile", "--month", month)
+
+    def change(by: int) -> None:
+        with contextlib.closing(sqlite3.connect(kelvin.data / "kelvin.db", timeout=30)) as database, database:
+            changed = (
+                "UPDATE ledger_request_totals SET completion_tokens = completion_tokens + ? WHERE rowid = (SELECT "
+            )
+            changed += "rowid FROM ledger_request_totals WHERE billable AND model = 'llama' AND month = ? LIMIT 1)"
+            assert database.execute(changed, (by, month)).rowcount == 1
+
+    change(1_000_000)
+    words = ("billing", "reconcile", "--month", month)
+    told = json.loads(run(kelvin, *words, "--json", code=2, errors=False))
+    change(-1_000_000)
+    (wrong,) = [each for each in told["differences"] if each["fails"]]
+    assert (wrong["kind"], wrong["tokens"], wrong["amount_micros"]) == ("total_wrong", 1_000_000, 1_500_000)
 
 
 def test_billing_close_freezes_a_month(kelvin: Installation) -> None:

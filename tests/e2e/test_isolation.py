@@ -51,6 +51,7 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
     ("DELETE", "/admin/v1/models/{}/versions/{}"): ("admin", "/admin/v1/models/{model}/versions/{version}", None),
     ("GET", "/admin/v1/billing/report"): ("admin", "/admin/v1/billing/report?month=2026-11&tenant={tenant}", None),
     ("GET", "/admin/v1/billing/verify"): ("admin", "/admin/v1/billing/verify?tenant={tenant}", None),
+    ("GET", "/admin/v1/billing/reconcile"): ("admin", "/admin/v1/billing/reconcile?tenant={tenant}", None),
     ("POST", "/admin/v1/billing/close"): (
         "admin", "/admin/v1/billing/close", {"month": "2026-01", "tenant": "{tenant}"},
     ),

@@ -55,7 +55,7 @@ def main(data: Path, point: str) -> None:
             _die()
         unlink(path, missing_ok)
 
-    Path.unlink = dying_unlink  # type: ignore[method-assign]
+    Path.unlink = dying_unlink  # type: ignore[assignment, method-assign]
     graves.bury(Reaped(PID, -9, 9_000_000, time.monotonic_ns(), 5_000, 6_000))
 
 

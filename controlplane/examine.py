@@ -1,0 +1,102 @@
+"""`python -m controlplane.examine DATABASE SPOOLS`: read all rows of a tenant in a process of its own, and report.
+
+Nobody who waits for the control plane then waits for that, and what it takes of memory ends with it. An `Order` comes
+on standard input; lines of JSON go out: `Read` now and then, last `Report`.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from contracts.billing import ReconcileReport, VerifyReport
+from contracts.wire import Wire, decode, encode
+from controlplane.policy.differences import Waiting
+from controlplane.policy.rating import PriceBook
+from controlplane.reconcile import Surroundings, reconcile
+from controlplane.store import disposing, snapshot, sqlite_engine
+from controlplane.verify import links_of, months_of, verify_ledger
+from spool.recovery import spools_of
+
+NICENESS: Final = 10
+TELL_S: Final = 0.2
+
+
+class Order(Wire, frozen=True):
+    """What to read, and what to hold it against."""
+
+    kind: Literal["verify", "reconcile"]
+    tenant: str
+    month: str | None
+    live: tuple[str, ...] | None
+    now_us: int
+    book: PriceBook
+
+
+class Read(Wire, frozen=True, tag="read"):
+    """How far it is."""
+
+    rows: int
+    of: int
+
+
+class Report(Wire, frozen=True, tag="report"):
+    """The end of it: the route's answer."""
+
+    answer: msgspec.Raw
+
+
+class _Teller:
+    """Says how far it is, a few times a second."""
+
+    def __init__(self, of: int) -> None:
+        self._of = of
+        self._rows = 0
+        self._next_s = time.monotonic() + TELL_S
+
+    def __call__(self, rows: int) -> None:
+        self._rows += rows
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + TELL_S
+            _write(Read(rows=self._rows, of=max(self._of, self._rows)))
+
+
+def examine(order: Order, database: Path, spools: Path) -> VerifyReport | ReconcileReport:
+    """Over one snapshot."""
+    with disposing(sqlite_engine(database)) as engine, snapshot(engine) as connection:
+        months = [order.month] if order.month is not None else months_of(connection, order.tenant)
+        tell = _Teller(links_of(connection, order.tenant, months))
+        if order.kind == "verify":
+            return verify_ledger(connection, order.tenant, order.month, tell)
+        around = Surroundings(order.book, order.live, order.now_us, _waiting(spools))
+        return reconcile(connection, order.tenant, order.month, around, tell)
+
+
+def _waiting(spools: Path) -> Mapping[str, Waiting]:
+    """By source, what its spool holds."""
+    return {source: Waiting(*positions) for source, positions in spools_of(spools)}
+
+
+def _write(line: Read | Report) -> None:
+    """Whole at once; BrokenPipeError where nobody listens any more."""
+    rest = memoryview(encode(line) + b"\n")
+    while rest:
+        rest = rest[os.write(sys.stdout.fileno(), rest) :]
+
+
+def main() -> None:
+    """Ends with the one who ordered it: then nobody reads what is written."""
+    os.nice(NICENESS)
+    order = decode(sys.stdin.buffer.read(), Order, what="order")
+    try:
+        _write(Report(answer=msgspec.Raw(encode(examine(order, Path(sys.argv[1]), Path(sys.argv[2]))))))
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

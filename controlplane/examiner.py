@@ -1,0 +1,113 @@
+"""Keeps the processes that read all rows of the ledger: whoever asks waits a while, and asks again until it is done."""
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contracts.billing import Examining
+from contracts.errors import Internal, Overloaded, Refused
+from contracts.wire import decode, encode
+from controlplane.examine import Order, Read, Report
+
+log = logging.getLogger(__name__)
+
+WAIT_S: Final = 10.0  # for an answer
+ABANDONED_S: Final = 60.0  # after the last who asked
+RUNNING_LIMIT: Final = 2
+PROGRAM: Final = (sys.executable, "-m", "controlplane.examine")
+_LINE_BYTES: Final = 16 << 20
+
+Key = tuple[str, str, str | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Examination:
+    """One process, and how far it is."""
+
+    task: asyncio.Task[bytes]
+    seen: Examining
+    abandoned: asyncio.TimerHandle
+
+
+class Examiner:
+    """At most RUNNING_LIMIT at once; who asks for the same joins. Close it where you opened it."""
+
+    def __init__(self, database: Path, spools: Path, program: Sequence[str] = PROGRAM) -> None:
+        self._command = (*program, str(database), str(spools))
+        self._all: dict[Key, _Examination] = {}
+
+    def __repr__(self) -> str:
+        return f"<Examiner running={self._running}/{RUNNING_LIMIT}>"
+
+    async def answer(self, order: Order) -> bytes | Examining:
+        """The report's JSON, or how far it is: then ask again. Raises Refused: Overloaded, Internal."""
+        key = (order.kind, order.tenant, order.month)
+        examination = self._all.get(key) or self._begin(key, order)
+        self._expect(key, examination)
+        done, _ = await asyncio.wait({examination.task}, timeout=WAIT_S)
+        if not done:
+            return examination.seen
+        self._drop(key, examination)  # whoever asks next wants to know how it is then
+        return examination.task.result()
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        tasks = [examination.task for examination in self._all.values()]
+        for key, examination in tuple(self._all.items()):
+            self._drop(key, examination)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _running(self) -> int:
+        return sum(not examination.task.done() for examination in self._all.values())
+
+    def _begin(self, key: Key, order: Order) -> _Examination:
+        if self._running >= RUNNING_LIMIT:
+            raise Refused(Overloaded("the list of those who read the ledger", RUNNING_LIMIT, 5.0))
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._run(key, order), name=f"{order.kind} {order.tenant}")
+        examination = _Examination(task, Examining(rows=0, of=0), loop.call_later(ABANDONED_S, lambda: None))
+        self._all[key] = examination
+        return examination
+
+    def _expect(self, key: Key, examination: _Examination) -> None:
+        """It goes on for as long as somebody asks."""
+        examination.abandoned.cancel()
+        later = asyncio.get_running_loop().call_later
+        examination.abandoned = later(ABANDONED_S, self._drop, key, examination)
+
+    def _drop(self, key: Key, examination: _Examination) -> None:
+        examination.abandoned.cancel()
+        examination.task.cancel()
+        if self._all.get(key) is examination:
+            del self._all[key]
+
+    async def _run(self, key: Key, order: Order) -> bytes:
+        process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES)
+        try:
+            assert process.stdin is not None
+            process.stdin.write(encode(order))
+            process.stdin.close()
+            return await self._listen(key, process)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    async def _listen(self, key: Key, process: Process) -> bytes:
+        """Up to the report."""
+        assert process.stdout is not None
+        while raw := await process.stdout.readline():
+            match decode(raw, Read | Report):  # type: ignore[arg-type]
+                case Report(answer=answer):
+                    return bytes(answer)
+                case Read(rows=rows, of=of):
+                    if (examination := self._all.get(key)) is not None:
+                        examination.seen = Examining(rows=rows, of=of)
+        log.error("the ledger was not read to its end", extra={"order": key[0], "tenant": key[1]})
+        raise Refused(Internal())

@@ -1,0 +1,173 @@
+"""What a tenant's rows come to, made anew: the sums that are kept beside them are compared with these.
+
+Rows may come in any order. As large as a month has days, models and outcomes, and as the tenant has replicas.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Final
+
+from sqlalchemy import Connection, Table, select
+
+from contracts.usage import LifetimeRecord, Origin
+from controlplane.ledger_schema import device_totals, request_records, request_totals, runtime_totals
+from controlplane.policy.booking import device_sums, unpacked
+from controlplane.policy.month import DAY_US
+from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES, USE_FIGURES
+
+# What is counted of a row of requests, in the order of `add_request`.
+COUNTED: Final = (
+    "request_id", "origin", "runtime_id", "model", "outcome", "ended_at_us", "prompt_tokens", "cached_tokens",
+    "completion_tokens", "device_us", "stands", "billable", "replaces",
+)  # fmt: skip
+_ROWS: Final = 2_000
+
+RequestKey = tuple[int, str, str, bool]  # day, model, outcome, billable
+DeviceKey = tuple[int, str, str]  # day, model, device class
+Use = list[int]  # of a replica: USE_FIGURES, earliest and latest end
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """A sum that is not what the rows make; None where there is none."""
+
+    key: tuple[Any, ...]
+    kept: Sequence[int] | None
+    made: Sequence[int] | None
+
+    @property
+    def off(self) -> list[int]:
+        """Figure by figure, what is kept less what the rows make."""
+        return [kept - made for kept, made in zip_longest(self.kept or (), self.made or (), fillvalue=0)]
+
+
+class Uses:
+    """Each replica's requests, of all months."""
+
+    def __init__(self, connection: Connection, tenant: str) -> None:
+        self._connection = connection
+        self._tenant = tenant
+        self._of: dict[str, Use] = {}
+
+    def add(self, request_id: str, origin: str, runtime_id: str, ended_at_us: int, tokens: int, device_us: int) -> None:
+        """A record that names the replica. An orphan's and its activator's are one request."""
+        cost = int(device_us > 0 or tokens > 0)
+        count = 1
+        if origin == Origin.ORPHAN and (other := self._activators(request_id, runtime_id)) is not None:
+            known_tokens, known_us = other
+            known = int(known_us > 0 or known_tokens > 0)
+            count, cost, device_us = 0, max(cost - known, 0), max(device_us - known_us, 0)
+        use = self._of.get(runtime_id)
+        if use is None:
+            self._of[runtime_id] = [count, cost, device_us, ended_at_us, ended_at_us]
+            return
+        use[0] += count
+        use[1] += cost
+        use[2] += device_us
+        use[3] = min(use[3], ended_at_us)
+        use[4] = max(use[4], ended_at_us)
+
+    def differing(self) -> Iterator[Differing]:
+        """What is kept of replicas against these; each is forgotten as it is compared."""
+        c = runtime_totals.c
+        figures = [c[name] for name in USE_FIGURES]
+        kept = select(c.runtime_id, *figures, c.first_at_us, c.last_at_us).where(c.tenant == self._tenant)
+        for runtime_id, *use in self._connection.execute(
+            kept.order_by(c.runtime_id).execution_options(yield_per=_ROWS)
+        ):
+            if (made := self._of.pop(runtime_id, None)) != use:
+                yield Differing((runtime_id,), use, made)
+        for runtime_id in sorted(self._of):
+            yield Differing((runtime_id,), None, self._of.pop(runtime_id))
+
+    def _activators(self, request_id: str, runtime_id: str) -> tuple[int, int] | None:
+        """Tokens and device us by the activator's record of the same request, where it names the same replica."""
+        c = request_records.c
+        query = select(c.completion_tokens, c.device_us).where(
+            c.tenant == self._tenant, c.request_id == request_id, c.origin == Origin.ACTIVATOR.value,
+            c.runtime_id == runtime_id,
+        )  # fmt: skip
+        found = self._connection.execute(query).first()
+        return None if found is None else (found.completion_tokens, found.device_us)
+
+
+class Recount:
+    """The sums of one tenant's month; `uses` collects over several months."""
+
+    def __init__(self, connection: Connection, tenant: str, month: str, uses: Uses | None = None) -> None:
+        self._connection = connection
+        self._tenant = tenant
+        self._month = month
+        self._uses = uses
+        self.requests: defaultdict[RequestKey, list[int]] = defaultdict(lambda: [0] * len(REQUEST_FIGURES))
+        self.devices: defaultdict[DeviceKey, list[int]] = defaultdict(lambda: [0] * len(DEVICE_FIGURES))
+
+    def add_request(
+        self,
+        request_id: str,
+        origin: str,
+        runtime_id: str | None,
+        model: str,
+        outcome: str,
+        ended_at_us: int,
+        prompt_tokens: int,
+        cached_tokens: int,
+        completion_tokens: int,
+        device_us: int,
+        stands: bool,
+        billable: bool,
+        replaces: str | None,
+    ) -> None:
+        """A row of requests, its columns as in COUNTED."""
+        if stands:
+            sums = self.requests[ended_at_us // DAY_US, model, outcome, billable]
+            sums[0] += 1
+            sums[1] += prompt_tokens
+            sums[2] += cached_tokens
+            sums[3] += completion_tokens
+            if replaces is not None:
+                self._take_back(request_id, replaces)
+        if self._uses is not None and runtime_id is not None:
+            self._uses.add(request_id, origin, runtime_id, ended_at_us, completion_tokens, device_us)
+
+    def add_lifetime(self, record: LifetimeRecord) -> None:
+        """A row of lifetimes."""
+        for key, figures in device_sums(record, self._month).items():
+            sums = self.devices[key.day, key.model, key.device_class]
+            sums[:] = [old + new for old, new in zip(sums, figures, strict=True)]
+
+    def differing_requests(self) -> Iterator[Differing]:
+        """Kept sums of requests that the rows don't make."""
+        return self._differing(request_totals, ("day", "model", "outcome", "billable"), REQUEST_FIGURES, self.requests)
+
+    def differing_devices(self) -> Iterator[Differing]:
+        """Likewise of device time."""
+        return self._differing(device_totals, ("day", "model", "device_class"), DEVICE_FIGURES, self.devices)
+
+    def _take_back(self, request_id: str, replaces: str) -> None:
+        """What the record of a closed month was charged."""
+        c = request_records.c
+        origin, orphan_of = unpacked(replaces)
+        query = select(
+            c.ended_at_us, c.model, c.outcome, c.billable, c.prompt_tokens, c.cached_tokens, c.completion_tokens
+        ).where(
+            c.tenant == self._tenant, c.request_id == request_id, c.origin == origin, c.orphan_of == orphan_of
+        )  # fmt: skip
+        for ended_at_us, model, outcome, billable, *tokens in self._connection.execute(query):
+            sums = self.requests[ended_at_us // DAY_US, model, outcome, billable]
+            sums[:] = [old - new for old, new in zip(sums, (1, *tokens), strict=True)]
+
+    def _differing(
+        self, table: Table, names: Sequence[str], figures: Sequence[str], sums: Mapping[Any, list[int]]
+    ) -> Iterator[Differing]:
+        query = select(table).where(table.c.tenant == self._tenant, table.c.month == self._month)
+        kept = {
+            tuple(row[name] for name in names): [row[name] for name in figures]
+            for row in self._connection.execute(query).mappings()
+        }
+        made = {key: sum_ for key, sum_ in sums.items() if any(sum_)}
+        for key in sorted(kept.keys() | made.keys()):
+            if kept.get(key) != made.get(key):
+                yield Differing(key, kept.get(key), made.get(key))

@@ -1,0 +1,32 @@
+"""Asks for what takes long until it is there: the installation reads its ledger row by row, however many there are."""
+
+from contextlib import nullcontext
+from typing import Any, Final, Protocol
+
+from rich.console import Console
+
+from contracts.billing import Examining
+from contracts.wire import decode
+
+ASK_S: Final = 60.0  # the installation answers well before that, with a report or with how far it is
+_NOT_YET: Final = 202
+
+
+class Door(Protocol):
+    """The way in: a client of which one call is needed. Refusals are raised."""
+
+    def get(self, path: str, *, params: dict[str, str], timeout: float) -> Any: ...
+
+
+def examined(door: Door, path: str, tenant: str, month: str | None) -> bytes:
+    """The report's JSON. How far it is meanwhile is shown on a terminal. Raises what the door raises."""
+    params = {"tenant": tenant} if month is None else {"tenant": tenant, "month": month}
+    console = Console(stderr=True)
+    with console.status("reading the ledger") if console.is_terminal else nullcontext() as status:
+        while (answer := door.get(path, params=params, timeout=ASK_S)).status_code == _NOT_YET:
+            seen = decode(answer.content, Examining, what="answer of the control plane")
+            if status is not None:
+                status.update(f"reading the ledger: {seen.rows:,} of {seen.of:,} rows")
+    content = answer.content
+    assert isinstance(content, bytes)
+    return content

@@ -1,0 +1,138 @@
+"""Whoever asks for a reading of the ledger gets it, or how far it is; nobody asks: its process ends."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contracts.billing import Examining, ReconcileReport, VerifyReport
+from contracts.errors import Internal, Overloaded, Refused
+from controlplane import examiner as subject
+from controlplane.examine import Order
+from controlplane.examiner import RUNNING_LIMIT, Examiner
+from controlplane.ledger import Ledger
+from controlplane.store import Database, snapshot, sqlite_engine
+from controlplane.verify import verify_ledger
+from tests.controlplane.ground import eventually
+from tests.controlplane.test_billing import BOOK, enter, good_month
+from tests.controlplane.usage_records import END_US
+
+# Says that it has read as many rows as its process id, and never ends.
+SAYS = """
+import os, time
+print('{"type":"read","rows":%d,"of":9}' % os.getpid(), flush=True)
+time.sleep(600)
+"""
+ENDLESS = (sys.executable, "-c", SAYS)
+BROKEN = (sys.executable, "-c", "raise SystemExit(3)")
+
+
+def order(kind: str = "verify", tenant: str = "acme", month: str | None = None) -> Order:
+    """What the route makes of a call."""
+    return msgspec.convert(
+        {"kind": kind, "tenant": tenant, "month": month, "live": [], "now_us": END_US,
+         "book": msgspec.to_builtins(BOOK)}, Order,
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def examining(path: Path, program: tuple[str, ...] = subject.PROGRAM) -> AsyncIterator[Examiner]:
+    """Over a good month."""
+    database = Database(sqlite_engine(path / "kelvin.db"))
+    Ledger(database)
+    enter(database.engine, good_month())
+    it = Examiner(path / "kelvin.db", path / "spool", program)
+    try:
+        yield it
+    finally:
+        await it.close()
+        database.close()
+
+
+def is_alive(pid: int) -> bool:
+    """A process that ended is reaped at once: it is our child."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def pid_of(it: Examiner, what: Order) -> int:
+    """Of the endless program, once it said so."""
+    found: list[int] = []
+    while not found or not found[0]:
+        seen = await it.answer(what)
+        assert isinstance(seen, Examining)
+        found[:] = [seen.rows]
+    return found[0]
+
+
+def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as here; and whoever is not patient is told to ask again."""
+
+    async def main() -> None:
+        async with examining(tmp_path) as it:
+            raw = await it.answer(order())
+            assert isinstance(raw, bytes)
+            with snapshot(sqlite_engine(tmp_path / "kelvin.db")) as connection:
+                assert msgspec.json.decode(raw, type=VerifyReport) == verify_ledger(connection, "acme", None)
+            monkeypatch.setattr(subject, "WAIT_S", 0.01)
+            asked = 0
+            while isinstance(raw := await it.answer(order("reconcile")), Examining):
+                asked += 1
+            assert asked > 0
+            assert msgspec.json.decode(raw, type=ReconcileReport).agrees
+
+    asyncio.run(main())
+
+
+def test_what_nobody_asks_for_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process, too; as does what runs at the end."""
+    monkeypatch.setattr(subject, "WAIT_S", 0.05)
+
+    async def main() -> None:
+        async with examining(tmp_path, ENDLESS) as it:
+            monkeypatch.setattr(subject, "ABANDONED_S", 60.0)
+            left = await pid_of(it, order("reconcile"))
+            monkeypatch.setattr(subject, "ABANDONED_S", 0.1)
+            pid = await pid_of(it, order())
+            await eventually(lambda: not is_alive(pid), "it ends")
+            assert is_alive(left)
+        assert not is_alive(left)
+
+    asyncio.run(main())
+
+
+def test_two_at_once_and_the_same_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third is refused for a while."""
+    monkeypatch.setattr(subject, "WAIT_S", 0.01)
+
+    async def main() -> None:
+        async with examining(tmp_path, ENDLESS) as it:
+            for month in ("2026-10", "2026-11"):
+                assert isinstance(await it.answer(order(month=month)), Examining)
+                assert isinstance(await it.answer(order(month=month)), Examining)
+            with pytest.raises(Refused) as refused:
+                await it.answer(order(month="2026-12"))
+            assert refused.value.failure == Overloaded("the list of those who read the ledger", RUNNING_LIMIT, 5.0)
+
+    asyncio.run(main())
+
+
+def test_a_process_that_ends_without_a_report_is_a_failure(tmp_path: Path) -> None:
+    """And the next one who asks starts another."""
+
+    async def main() -> None:
+        async with examining(tmp_path, BROKEN) as it:
+            for _ in range(2):
+                with pytest.raises(Refused) as refused:
+                    await it.answer(order())
+                assert refused.value.failure == Internal()
+
+    asyncio.run(main())

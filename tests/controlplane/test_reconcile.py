@@ -1,0 +1,278 @@
+"""Every difference between two accounts is named once, with its size; where there is none, none is."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, insert, text
+
+from contracts.billing import Difference, ReconcileReport
+from contracts.usage import ACK_TOKENS, Origin
+from controlplane.migrations import migrate
+from controlplane.month_end import LATE_US, close_month
+from controlplane.policy.differences import Waiting
+from controlplane.reconcile import MAX_DIFFERENCES, MAX_IDS, Surroundings, reconcile
+from controlplane.schema import models, tenants, versions
+from tests.controlplane.test_billing import BOOK, ORPHANED, Record, enter, fresh_engine, good_month
+from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
+
+POSITIONS = 1000  # tokens that a request of the version can have
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """A ledger beside a registry that knows the version."""
+    made = whole_engine()
+    yield made
+    made.dispose()
+
+
+def whole_engine() -> Engine:
+    """As the control plane's."""
+    made = fresh_engine()
+    migrate(made)
+    with made.begin() as connection:
+        connection.execute(insert(tenants).values(tenant="acme", created_at_s=0, state="active"))
+        model = {"tenant": "acme", "model": "m"}
+        scale = {"min_replicas": 0, "max_replicas": 1, "target": None, "window_s": 60.0, "grace_s": 30.0}
+        connection.execute(insert(models).values(**model, **scale, created_at_s=0))
+        figures = dict.fromkeys(("weight_bytes", "total_bytes", "kv_bytes_per_token", "created_at_s"), 0)
+        connection.execute(
+            insert(versions).values(
+                **model, **figures, version="f" * 64, state="ready", fault=None, limits="{}", architecture="a",
+                max_positions=POSITIONS, kind="generate",
+            )
+        )  # fmt: skip
+    return made
+
+
+def found(
+    engine: Engine,
+    month: str | None = None,
+    *,
+    live: set[str] | None = None,
+    spools: dict[str, Waiting] | None = None,
+) -> ReconcileReport:
+    """Of all months, or one."""
+    with engine.connect() as connection:
+        return reconcile(connection, "acme", month, Surroundings(BOOK, live or set(), END_US, spools or {}))
+
+
+def test_a_good_month_agrees(engine: Engine) -> None:
+    """Nothing is named, and it is said what was compared."""
+    enter(engine, good_month())
+    for month in (None, MONTH):
+        report = found(engine, month)
+        assert (report.agrees, report.differences, report.more) == (True, (), 0)
+        compared = report.compared
+        assert (compared.replicas, compared.served, compared.recorded, compared.orphans) == (2, 4, 4, 0)
+        assert (compared.lived_us, compared.attributed_us) == (20_000_000, 20_000_000)
+        assert (compared.active_us, compared.used_us) == (4_000_000, 1_902_000)
+        assert (compared.sources, compared.rows) == (3, 8)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """What somebody or something did, and what has to be said of it."""
+
+    records: Callable[[list[Record]], list[Record]] = lambda good: good
+    statement: str = "SELECT 1"
+    kind: str = ""
+    subject: str = ""
+    size: tuple[int | None, int | None, int | None, int | None] = (0, 0, 0, 0)
+    ids: tuple[str, ...] = ()
+    month: str | None = None
+
+
+PLANTED = [
+    pytest.param(
+        Planted(lambda good: [*good, request_record(7, runtime_id=None)], kind="sequence_hole", subject="activator-1",
+                size=(1, None, None, None)),
+        id="a record that never arrived",
+    ),
+    pytest.param(
+        Planted(lambda good: [*good[:-2], lifetime_record(1, runtime_id="rt-1", requests=4), good[-1]],
+                kind="requests_missing", subject="rt-1", size=(2, 2 * POSITIONS, 100_000, 2 * 3_000 + 2 * 5),
+                ids=("req-1", "req-2")),
+        id="requests that nobody recorded",
+    ),
+    pytest.param(
+        Planted(lambda good: [*good, request_record(6, runtime_id="rt-1")], kind="requests_extra", subject="rt-1",
+                size=(1, None, 1_901_000, None), ids=("req-1", "req-2", "req-6")),
+        id="one answer too many",
+    ),
+    pytest.param(
+        Planted(lambda good: [*good, lifetime_record(3, requests=0, total_us=20_000_000)], kind="time_unaccounted",
+                subject="rt-3", size=(0, 0, 10_000_000, 400)),
+        id="half a life that is not accounted for",
+    ),
+    pytest.param(
+        Planted(lambda good: [*good, request_record(6, runtime_id="rt-3", device_us=3_000_000), lifetime_record(3)],
+                kind="device_time_over", subject="rt-3", size=(0, 0, 1_000_000, 0), ids=("req-6",)),
+        id="more device time than there was",
+    ),
+    pytest.param(
+        Planted(lambda good: [*good, request_record(6, runtime_id="rt-9")], kind="lifetime_missing", subject="rt-9",
+                size=(1, 0, None, None), ids=("req-6",)),
+        id="a replica whose life nobody wrote",
+    ),
+    pytest.param(
+        Planted(lambda good: [*good, request_record(6, request_id="req-1", prompt_tokens=1000, cached_tokens=0)],
+                kind="conflict", subject="req-1 (activator-1#6)", size=(1, 1007, 1000, 1000 + 21 + 5), ids=("req-1",)),
+        id="a second record of one request",
+    ),
+    pytest.param(
+        Planted(lambda good: [*good, lifetime_record(3, runtime_id="rt-2", requests=9)], kind="conflict",
+                subject="rt-2 (supervisor-1#3)", size=(0, 0, 10_000_000, 5 + 80 + 72)),
+        id="a second record of one life",
+    ),
+    pytest.param(
+        Planted(statement="UPDATE ledger_request_totals SET completion_tokens = completion_tokens + 5, "
+                "requests = requests - 1 WHERE outcome = 'ok'", kind="total_wrong",
+                subject="2026-11: 2026-11-01, m, ok, charged", size=(1, 5, 0, 5 + 15)),
+        id="a total of requests",
+    ),
+    pytest.param(
+        Planted(statement="UPDATE ledger_request_totals SET prompt_tokens = 0 WHERE outcome = 'overloaded'; "
+                "DELETE FROM ledger_request_totals WHERE outcome = 'overloaded'", kind="total_wrong",
+                subject="2026-11: 2026-11-01, m, overloaded, free", size=(1, 0, 0, 0)),
+        id="a total of free requests that is gone",
+    ),
+    pytest.param(
+        Planted(statement="UPDATE ledger_device_totals SET idle_us = idle_us - 2000000 WHERE device_class = 'cpu-2'",
+                kind="total_wrong", subject="2026-11: 2026-11-01, m, cpu-2", size=(0, 0, 2_000_000, 20)),
+        id="a total of device time",
+    ),
+    pytest.param(
+        Planted(statement="UPDATE ledger_runtime_totals SET answered = 1, first_at_us = 1 WHERE runtime_id = 'rt-2'",
+                kind="total_wrong", subject="replica rt-2"),
+        id="a total of a replica",
+    ),
+    pytest.param(
+        Planted(statement="INSERT INTO ledger_device_totals VALUES ('acme', '2026-11', 1, 'm', 'cpu-9', 1, 0, 0, 0)",
+                kind="total_wrong", subject="2026-11: 1970-01-02, m, cpu-9", month=MONTH),
+        id="a total of nothing",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_difference_is_named_with_its_size(engine: Engine, planted: Planted) -> None:
+    """That one alone; and it is no agreement."""
+    enter(engine, planted.records(good_month()))
+    with engine.begin() as connection:
+        for statement in planted.statement.split(";"):
+            connection.execute(text(statement))
+    report = found(engine, planted.month)
+    assert not report.agrees
+    (difference,) = report.differences
+    assert (difference.kind, difference.subject, difference.fails) == (planted.kind, planted.subject, True)
+    assert _size(difference) == planted.size
+    assert difference.ids == planted.ids
+
+
+def _size(difference: Difference) -> tuple[int | None, int | None, int | None, int | None]:
+    return difference.requests, difference.tokens, difference.device_us, difference.amount_micros
+
+
+def test_a_request_that_is_charged_by_the_last_acknowledgement_is_named(engine: Engine) -> None:
+    """It may be short by what is between two of them. Known, and no failure; the activator's record ends it."""
+    enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
+    report = found(engine)
+    (difference,) = report.differences
+    assert (difference.kind, difference.subject, difference.fails) == ("charged_by_receipt", "req-2", False)
+    assert _size(difference) == (0, ACK_TOKENS, 0, ACK_TOKENS * 3)
+    assert (report.agrees, report.compared.orphans) == (True, 1)
+    enter(engine, [request_record(2)])
+    assert found(engine).differences == ()
+
+
+def test_a_replica_and_an_activator_that_died_together_are_named(engine: Engine) -> None:
+    """One request of it is in no record: what it may have cost at most, and how the replica ended."""
+    enter(engine, [request_record(1), _killed(lifetime_record(1, requests=2))])
+    (difference,) = found(engine).differences
+    assert (difference.kind, difference.cause) == ("requests_missing", "the replica was killed by SIGKILL")
+    assert _size(difference) == (1, POSITIONS, 1_999_000, 3_005)
+
+
+def test_of_a_version_that_is_not_registered_the_most_is_unknown(engine: Engine) -> None:
+    """Not none."""
+    enter(engine, [lifetime_record(1, model="gone")])
+    (difference,) = found(engine).differences
+    assert _size(difference) == (1, None, 2_000_000, None)
+
+
+def _killed(life: Any) -> Any:
+    return type(life)(**{name: getattr(life, name) for name in life.__struct_fields__} | {"exit_status": -9})
+
+
+def test_what_waits_in_a_spool_is_named(engine: Engine) -> None:
+    """It is no failure; and of a gap it says whether the source's spool is there."""
+    enter(engine, [*good_month(), request_record(7, runtime_id=None)])
+    report = found(engine, spools={"activator-1": Waiting(7, 9), "activator-2": Waiting(5, 5)})
+    assert [(each.kind, each.subject, each.requests, each.fails) for each in report.differences] == [
+        ("sequence_hole", "activator-1", 1, True),
+        ("unshipped", "activator-1", 2, False),
+    ]
+    assert report.differences[0].cause == "its spool is there, and can't be read there"
+    assert found(engine).differences[0].cause == "its spool is gone, and they with it"
+
+
+def test_closed_months_and_adjustments_agree(engine: Engine) -> None:
+    """A correction that takes back what a closed month charged is in the totals of both."""
+    enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
+    with engine.begin() as connection:
+        close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+    enter(engine, [request_record(2, sequence=2, completion_tokens=100), request_record(3, ended_at_us=END_US + 5)])
+    enter(engine, [lifetime_record(2, died_at_us=END_US + HOUR_US, runtime_id="rt-9", requests=0)])
+    report = found(engine)
+    assert [each.kind for each in report.differences if each.fails] == ["requests_extra"]
+    # rt-1 said 2 requests, and a third one of December names it; nothing else differs.
+    assert report.months == (MONTH, "2026-12")
+
+
+def test_a_source_and_a_replica_of_two_months_are_named_once(engine: Engine) -> None:
+    """Whatever months they recorded in."""
+    enter(engine, [request_record(2, runtime_id="rt-9"), request_record(4, runtime_id="rt-9", ended_at_us=END_US + 5)])
+    with engine.connect() as connection:
+        report = reconcile(connection, "acme", None, Surroundings(BOOK, set(), END_US + HOUR_US, {}))
+    assert [(each.kind, each.subject) for each in report.differences] == [
+        ("lifetime_missing", "rt-9"), ("sequence_hole", "activator-1"), ("sequence_hole", "activator-1"),
+    ]  # fmt: skip
+    assert report.differences[0].ids == ("req-2", "req-4")
+
+
+def test_what_is_listed_is_bounded(engine: Engine) -> None:
+    """The rest is counted; of a replica a few requests are named."""
+    count = MAX_DIFFERENCES + 7
+    enter(engine, [request_record(number, source=f"s-{number}", sequence=2) for number in range(count)])
+    enter(engine, [lifetime_record(1, requests=count + 1, active_us=count * 1000)])
+    report = found(engine)
+    assert (len(report.differences), report.more, report.agrees) == (MAX_DIFFERENCES, 8, False)
+    (missing,) = [each for each in report.differences if each.kind == "requests_missing"]
+    assert len(missing.ids) == MAX_IDS
+
+
+EVERYTHING: Sequence[Record] = [
+    *good_month(),
+    request_record(4, origin=Origin.ORPHAN, source="rt-7", sequence=1, runtime_id="rt-7", completion_tokens=90),
+    request_record(8, sequence=6, ended_at_us=END_US + HOUR_US, runtime_id=None),
+    lifetime_record(7, sequence=3, runtime_id="rt-7", requests=1),
+]
+
+
+@given(data=st.data())
+@settings(max_examples=25)
+def test_any_history_agrees(data: st.DataObject) -> None:
+    """In any order and batches, with repeats, and the month closed in between: totals are what the rows make."""
+    engine = whole_engine()
+    for record in data.draw(st.permutations(EVERYTHING)):
+        enter(engine, [record])
+        if data.draw(st.integers(min_value=0, max_value=4)) == 0:
+            with engine.begin() as connection:
+                close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+    assert found(engine).agrees, found(engine)
+    engine.dispose()
