@@ -12,7 +12,7 @@ from activator.account import Account
 from activator.exchange import ClientGone, Exchange, Headers, now_us
 from activator.usage import Usage
 from contracts.errors import Failure, Internal, Refused
-from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, sse_error, status_of
+from contracts.problem import OPENAI_CONTENT_TYPE, ErrorForm, headers_of, openai_error, sse_error, status_of
 from contracts.timeline import Stage
 from contracts.wire import encode
 
@@ -29,13 +29,20 @@ class Answer:
     """Used by one task, but for the heartbeats, which end before anything else is written."""
 
     def __init__(
-        self, exchange: Exchange, account: Account, usage: Usage, hold_s: float, stage: Callable[[], str]
+        self,
+        exchange: Exchange,
+        account: Account,
+        usage: Usage,
+        hold_s: float,
+        stage: Callable[[], str],
+        form: ErrorForm = openai_error,
     ) -> None:
         self._exchange = exchange
         self._account = account
         self._usage = usage
         self._hold_s = hold_s
         self._stage = stage
+        self._form = form
         self._timer: asyncio.TimerHandle | None = None
         self._heart: asyncio.Task[None] | None = None
         self._held = b""  # the whole answer, where it doesn't stream; else its last event
@@ -88,7 +95,7 @@ class Answer:
         elif not self._exchange.started:
             headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
             headers.append((b"server-timing", self._account.timeline.server_timing().encode()))
-            body = openai_error(failure, self._account.request_id)
+            body = self._form(failure, self._account.request_id)
             await self._exchange.respond(status_of(failure), _JSON, body, headers)
         elif self._account.stream:
             await self._exchange.finish(self._timeline() + sse_error(failure, self._account.request_id))

@@ -26,6 +26,7 @@ from activator.health import health
 from activator.key_uses import KeyUses
 from activator.lists import Lists
 from activator.meters import Meters
+from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
 from activator.proxy import Upstreams
 from activator.reporter import Reporter
@@ -101,6 +102,7 @@ async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
             Completions(authenticator, table, throttler, waker, reporter, upstreams, usage, limits),
             Lists(authenticator, table, timelines, control),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
+            OpenInference(authenticator, table),
             settings.domain,
             limits,
             meters,

@@ -40,9 +40,10 @@ from contracts.errors import (
     Unavailable,
 )
 from contracts.frames import End, Frame, FrameKind
-from contracts.kinds import PATHS, other_kind
+from contracts.kinds import INFER, PATHS, other_kind
 from contracts.names import ModelReference
-from contracts.problem import WireFailure, code_of, from_wire
+from contracts.problem import WireFailure, code_of, from_wire, open_inference_error, openai_error
+from contracts.signature import check_schema
 from contracts.timeline import Stage, Timeline
 from contracts.usage import ACK_TOKENS
 from contracts.wire import decode
@@ -57,6 +58,16 @@ class _Routing(msgspec.Struct):
     stream: bool | None = None
 
 
+class _Parameters(msgspec.Struct):
+    schema_hash: str | None = None
+
+
+class _Prediction(msgspec.Struct):
+    """The same of a prediction, whose model is in the path."""
+
+    parameters: _Parameters | None = None
+
+
 @dataclass(slots=True)
 class _Call:
     """One completion under way."""
@@ -68,13 +79,14 @@ class _Call:
     entry: ModelEntry
     account: Account
     deadline: Deadline
+    schemas: tuple[str, ...] = ()  # hashes that the caller expects
     stage: str = "admitting"
     dispatched_us: int = 0
     upstream: Upstream | None = None  # at the replica that the record will name
 
 
 class Completions:
-    """Serves completions, chats and embeddings."""
+    """Serves completions, chats, embeddings and predictions."""
 
     def __init__(
         self,
@@ -110,7 +122,8 @@ class Completions:
 
     async def _serve(self, call: _Call) -> None:
         exchange = call.exchange
-        answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage)
+        form = open_inference_error if call.path == INFER else openai_error
+        answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form)
         try:
             with exchange.leaving_ends():
                 async with asyncio.timeout(call.deadline.remaining_s(time.monotonic())):
@@ -144,7 +157,7 @@ class Completions:
     async def _open(self, exchange: Exchange, asked: Complete, principal: Principal) -> _Call:
         """For which of the caller's models, until when."""
         body = await exchange.read_body(self._limits.body_bytes, self._limits.body_s)
-        wanted = decode(body, _Routing)
+        wanted, schemas = _wanted(exchange, asked, body)
         reference = which_model(asked.target.model, wanted.model)
         entry = self._table.model(principal.tenant, reference.model)
         is_own = asked.target.tenant in (None, principal.tenant) and principal.may_call(reference.model)
@@ -161,7 +174,7 @@ class Completions:
             timeline=Timeline(exchange.arrived_us),
             caller=exchange.caller,
         )
-        return _Call(exchange, asked.path, body, reference, entry, account, self._deadline(exchange))
+        return _Call(exchange, asked.path, body, reference, entry, account, self._deadline(exchange), schemas)
 
     def _deadline(self, exchange: Exchange) -> Deadline:
         """The earlier of the client's (`x-kelvin-deadline-ms`) and the installation's."""
@@ -178,6 +191,9 @@ class Completions:
         call.account.version = row.version
         if call.path not in PATHS[row.kind]:
             raise Refused(other_kind(call.reference.model, row.kind))
+        if row.signature is not None:
+            for given in call.schemas:
+                check_schema(given, row.signature)
         if len(call.body) > row.limits.max_body_bytes:
             raise Refused(BodyTooLarge(row.limits.max_body_bytes))
         if self._usage.failing:  # take on nothing that could not be recorded
@@ -258,6 +274,16 @@ class Completions:
                 if account.delivered_tokens > acknowledged:  # if we die before the record is durable, it is charged
                     upstream.acknowledge(account.delivered_tokens)
                 account.timeline.graft(_end(last).spans, call.dispatched_us)
+
+
+def _wanted(exchange: Exchange, asked: Complete, body: bytes) -> tuple[_Routing, tuple[str, ...]]:
+    """What a request says of its model, and the hashes of schemas that header and parameters name: each must hold."""
+    if asked.path != INFER:
+        return decode(body, _Routing), ()
+    parameters = decode(body, _Prediction).parameters or _Parameters()
+    header = exchange.header(b"x-kelvin-schema-hash")
+    given = (None if header is None else header.decode("latin-1"), parameters.schema_hash)
+    return _Routing(model=asked.named), tuple(each for each in given if each is not None)
 
 
 def _joined(frames: Sequence[Frame]) -> bytes:

@@ -13,14 +13,28 @@ from activator.edge_http import EXTENSION
 from activator.exchange import ClientGone, Connection, Exchange, Headers
 from activator.lists import Lists
 from activator.meters import Meters
+from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
-from activator.routes import Asked, Complete, Inward, ListModels, ShowTimeline, Wrong, host_of, route
+from activator.routes import (
+    Asked,
+    Complete,
+    Inward,
+    ListModels,
+    ShowPredictor,
+    ShowServer,
+    ShowTimeline,
+    Wrong,
+    host_of,
+    route,
+    speaks_open_inference,
+)
 from activator.settings import RequestLimits
 from contracts.errors import Failure, InvalidRequest, Overloaded, Refused, Unavailable
 from contracts.problem import (
     OPENAI_CONTENT_TYPE,
     PROBLEM_CONTENT_TYPE,
     headers_of,
+    open_inference_error,
     openai_error,
     problem_details,
     status_of,
@@ -39,6 +53,7 @@ class Door:
         completions: Completions,
         lists: Lists,
         passthrough: Passthrough,
+        open_inference: OpenInference,
         domain: str,
         limits: RequestLimits,
         meters: Meters,
@@ -46,6 +61,7 @@ class Door:
         self._completions = completions
         self._lists = lists
         self._passthrough = passthrough
+        self._open_inference = open_inference
         self._domain = domain
         self._limits = limits
         self._meters = meters
@@ -95,6 +111,10 @@ class Door:
                 return self._lists.models(exchange, asked)
             case ShowTimeline():
                 return self._lists.timeline(exchange, asked)
+            case ShowServer():
+                return self._open_inference.server(exchange, asked)
+            case ShowPredictor():
+                return self._open_inference.model(exchange, asked)
             case Inward(service):
                 return self._passthrough.serve(exchange, service)
             case Wrong(failure):
@@ -102,7 +122,8 @@ class Door:
 
 
 async def _refuse(exchange: Exchange, asked: Asked | None, failure: Failure) -> None:
-    """Problem details for the inner APIs, OpenAI's shape for everything else; nothing once an answer has begun."""
+    """Problem details for the inner APIs, the Open Inference Protocol's form for its own, OpenAI's for everything else;
+    nothing once an answer has begun."""
     if exchange.started:
         exchange.connection.abort()
         return
@@ -112,5 +133,6 @@ async def _refuse(exchange: Exchange, asked: Asked | None, failure: Failure) -> 
     if isinstance(asked, Inward):
         kind, body = PROBLEM_CONTENT_TYPE, problem_details(failure)
     else:
-        kind, body = OPENAI_CONTENT_TYPE, openai_error(failure, exchange.request_id)
+        form = open_inference_error if speaks_open_inference(asked) else openai_error
+        kind, body = OPENAI_CONTENT_TYPE, form(failure, exchange.request_id)
     await exchange.respond(status_of(failure), kind.encode(), body, headers)

@@ -2,13 +2,27 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from contracts.errors import Failure, InvalidRequest, MethodNotAllowed, NotFound
+from contracts.kinds import INFER
 
+Verb = Literal["about", "ready", "infer"]
 COMPLETIONS: Final = ("/chat/completions", "/completions", "/embeddings")
 _TIMELINE: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})/timeline")
 _MODEL: Final = re.compile(r"/models/([A-Za-z0-9@-]{1,160})")
+# The Open Inference Protocol's paths, below /v2.
+_ABOUT: Final = ("/v2", "/v2/")
+_LIVE: Final = "/health/live"
+_READY: Final = "/health/ready"
+_OF_MODEL: Final[tuple[tuple[re.Pattern[str], Verb], ...]] = (
+    (_MODEL, "about"),
+    (re.compile(r"/models/([A-Za-z0-9@-]{1,160})/ready"), "ready"),
+    (re.compile(r"/models/([A-Za-z0-9@-]{1,160})/infer"), "infer"),
+    (re.compile(r"/models/([A-Za-z0-9@-]{1,160})/versions/([A-Za-z0-9-]{1,64})"), "about"),
+    (re.compile(r"/models/([A-Za-z0-9@-]{1,160})/versions/([A-Za-z0-9-]{1,64})/ready"), "ready"),
+    (re.compile(r"/models/([A-Za-z0-9@-]{1,160})/versions/([A-Za-z0-9-]{1,64})/infer"), "infer"),
+)
 # A path that a client library downstream might read in another way than we did is refused as unknown.
 _PLAIN: Final = re.compile(rb"(/[A-Za-z0-9@._~!$&'()*+,;=:-]*)+")
 
@@ -23,10 +37,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """A completion, a chat or embeddings, as `path` of the runtime."""
+    """A completion, chat, embeddings or prediction, as `path` of the runtime. A prediction's model is `named` by the
+    rest of the path."""
 
     path: str
     target: Target
+    named: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,23 @@ class ShowTimeline:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowServer:
+    """The Open Inference Protocol's server: who it is, or whether it lives and is ready."""
+
+    target: Target
+    health: Literal["live", "ready"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowPredictor:
+    """What a model that predicts takes and gives, or whether it is ready."""
+
+    target: Target
+    named: str
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Inward:
     """Something of a process behind us, passed through: `admin` or `push`."""
 
@@ -57,9 +90,23 @@ class Wrong:
     """Nothing that there is."""
 
     failure: Failure
+    open_inference: bool = False
 
 
-Asked = Complete | ListModels | ShowTimeline | Inward | Wrong
+Asked = Complete | ListModels | ShowTimeline | ShowServer | ShowPredictor | Inward | Wrong
+
+
+def speaks_open_inference(asked: Asked | None) -> bool:
+    """Whether its errors are in that protocol's form."""
+    match asked:
+        case Complete(path):
+            return path == INFER
+        case ShowServer() | ShowPredictor():
+            return True
+        case Wrong():
+            return asked.open_inference
+        case _:
+            return False
 
 
 def route(method: str, path: bytes, host: str, domain: str) -> Asked:
@@ -74,6 +121,8 @@ def route(method: str, path: bytes, host: str, domain: str) -> Asked:
     target = _by_host(host, domain)
     if target is None:
         target, text = _by_path(text)
+    if text in _ABOUT or text.startswith("/v2/"):
+        return _of_open_inference(method, text, target)
     if not text.startswith("/v1/"):
         return Wrong(NotFound("route", text[:80]))
     return _of_model(method, text, target)
@@ -97,9 +146,9 @@ def _by_host(host: str, domain: str) -> Target | None:
 
 
 def _by_path(path: str) -> tuple[Target, str]:
-    """/TENANT/MODEL/v1/…, or /v1/… without a target."""
+    """/TENANT/MODEL/v1/…, or /v1/… without a target; likewise /v2."""
     parts = path.split("/", 3)
-    if len(parts) == 4 and parts[1] != "v1" and parts[3].startswith("v1/"):
+    if len(parts) == 4 and parts[1] not in ("v1", "v2") and (parts[3] == "v2" or parts[3].startswith(("v1/", "v2/"))):
         return Target(parts[1], parts[2]), "/" + parts[3]
     return Target(), path
 
@@ -118,3 +167,25 @@ def _of_model(method: str, path: str, target: Target) -> Asked:
     if asked is None:
         return Wrong(NotFound("route", path[:80]))
     return asked if method == "GET" else Wrong(MethodNotAllowed(method))
+
+
+def _of_open_inference(method: str, path: str, target: Target) -> Asked:
+    inner = path.removeprefix("/v2")
+    asked: Asked | None = None
+    if path in _ABOUT:
+        asked = ShowServer(target)
+    elif inner in (_LIVE, _READY):
+        asked = ShowServer(target, "live" if inner == _LIVE else "ready")
+    else:
+        for pattern, verb in _OF_MODEL:
+            if (found := pattern.fullmatch(inner)) is not None:
+                asked = _of_predictor(target, "@".join(found.groups()), verb)
+    if asked is None:
+        return Wrong(NotFound("route", path[:80]), open_inference=True)
+    wanted = "POST" if isinstance(asked, Complete) else "GET"
+    return asked if method == wanted else Wrong(MethodNotAllowed(method), open_inference=True)
+
+
+def _of_predictor(target: Target, named: str, verb: Verb) -> Asked:
+    """`named` is M, M@ALIAS or M@VERSION; a name with an alias and a version as well is no reference."""
+    return Complete(INFER, target, named) if verb == "infer" else ShowPredictor(target, named, verb == "ready")

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from contracts.manifest import Kind, Limits
+from contracts.signature import Signature, Value
 from contracts.timeline import Span, Stamp
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import Wire
@@ -13,7 +14,7 @@ from contracts.wire import Wire
 class Scope(StrEnum):
     """What a key may do in its tenant; what includes what is in `scopes`."""
 
-    INFER = "infer"  # everything below /v1
+    INFER = "infer"  # everything below /v1 and /v2
     PUSH = "push"  # everything below /push/v1
     BILLING_READ = "billing:read"
     ADMIN = "admin"  # everything below /admin/v1 but what the next one is for, keys included
@@ -69,6 +70,7 @@ class VersionRow(Wire, frozen=True):
     limits: Limits
     created_at_s: int
     kind: Kind = "generate"
+    signature: Signature | None = None  # of what predicts
 
 
 class ReplicaRow(Wire, frozen=True):
@@ -242,20 +244,33 @@ class SealJob(Wire, frozen=True):
     version: str
 
 
+class KnownTensor(Wire, frozen=True):
+    """A tensor that was given to a model, or that it gave: row-major."""
+
+    name: str
+    shape: tuple[int, ...]
+    data: tuple[Value, ...]
+
+
 class Probe(Wire, frozen=True):
-    """Known answers: teacher-forced `token_ids`, and per position the reference's leading logits, or an embedding."""
+    """Known answers: teacher-forced `token_ids`, and per position the reference's leading logits, or an embedding.
+
+    Of what predicts: inputs and the outputs that it gave for them.
+    """
 
     token_ids: tuple[int, ...]
     top_ids: tuple[tuple[int, ...], ...]  # per position, the highest logits' token ids, descending
     top_logits: tuple[tuple[float, ...], ...]
     tolerance: float
     vector: tuple[float, ...] = ()  # of an encoder, which has no logits
+    inputs: tuple[KnownTensor, ...] = ()
+    outputs: tuple[KnownTensor, ...] = ()
 
 
 class Fingerprint(Wire, frozen=True):
     """What the known answers depend on. Threads are recorded beside it, not part of the key."""
 
-    torch: str
+    torch: str  # its version; of what predicts, the name and version of the library that computes instead
     dtype: str
     device_class: str
 
@@ -284,6 +299,7 @@ class VersionRegistration(Wire, frozen=True):
     kv_bytes_per_token: int
     max_positions: int
     kind: Kind = "generate"
+    signature: Signature | None = None
 
 
 class NamedVersions(Wire, frozen=True):

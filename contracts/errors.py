@@ -174,6 +174,23 @@ class LimitExceeded(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaMismatch(Failure):
+    """The caller was made for another schema than the version's: nothing is computed."""
+
+    given: str
+    wanted: str
+    code, status = "schema_mismatch", 400
+
+    @property
+    def message(self) -> str:
+        return f"schema_hash={self.given}: this version's schema is {self.wanted}"
+
+    @property
+    def param(self) -> str | None:
+        return "schema_hash"
+
+
+@dataclass(frozen=True, slots=True)
 class BodyTooLarge(Failure):
     """The request body is over the limit of the endpoint."""
 

@@ -6,13 +6,17 @@ from typing import Final
 from contracts.errors import Failure, InvalidRequest
 from contracts.manifest import Kind
 
+# How a replica is asked; from outside the model's name is in the path: /v2/models/M/infer.
+INFER: Final = "/v2/infer"
 PATHS: Final[Mapping[Kind, tuple[str, ...]]] = {
     "generate": ("/v1/chat/completions", "/v1/completions"),
     "embed": ("/v1/embeddings",),
+    "predict": (INFER,),
 }
-_DOES: Final[Mapping[Kind, str]] = {"generate": "generates text", "embed": "embeds text"}
+_DOES: Final[Mapping[Kind, str]] = {"generate": "generates text", "embed": "embeds text", "predict": "predicts"}
 
 
 def other_kind(model: str, kind: Kind) -> Failure:
     """What is said where a route of another kind is asked of a model of this one."""
-    return InvalidRequest("model", model, f"this model {_DOES[kind]}: ask {' or '.join(PATHS[kind])}")
+    routes = (f"/v2/models/{model}/infer",) if kind == "predict" else PATHS[kind]
+    return InvalidRequest("model", model, f"this model {_DOES[kind]}: ask {' or '.join(routes)}")

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from contracts.artifact_errors import ManifestCorrupt
 from contracts.errors import Refused
+from contracts.signature import Signature, find_signature_fault
 
 FORMAT: Final = 1
 PAGE: Final = 4096
@@ -24,7 +25,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Offset = Annotated[int, Meta(ge=0)]
 Size = Annotated[int, Meta(ge=0)]
 Dtype = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
-Kind = Literal["generate", "embed"]
+Kind = Literal["generate", "embed", "predict"]
 DTYPE_BYTES: Final[dict[str, int]] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
@@ -84,8 +85,11 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     kind: Kind = "generate"
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Pinned files come first in the linear space, then tensors in first-use order; chunks cover all of it."""
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Pinned files come first in the linear space, then tensors in first-use order; chunks cover all of it.
+
+    What predicts has a signature, and its model is a pinned file; the manifests of others are what they were before.
+    """
 
     format: Literal[1]
     engine: Engine
@@ -94,6 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: tuple[PinnedFile, ...]
     tensors: tuple[Tensor, ...]
     chunks: tuple[Chunk, ...]
+    signature: Signature | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -132,7 +137,11 @@ def decode_manifest(raw: bytes, version: str) -> Manifest:
 
 
 def find_fault(manifest: Manifest) -> str | None:
-    """The first rule of the geometry that is broken, in words; None where all hold."""
+    """The first rule of the geometry, or of the signature, that is broken, in words; None where all hold."""
+    if (manifest.engine.kind == "predict") != (manifest.signature is not None):
+        return "what predicts has a signature, and nothing else has"
+    if manifest.signature is not None and (fault := find_signature_fault(manifest.signature)) is not None:
+        return fault
     spans = [(file.offset, file.size, file.path) for file in manifest.files]
     spans += [(tensor.offset, tensor.nbytes, tensor.name) for tensor in manifest.tensors]
     names = [name for _, _, name in spans]

@@ -1,8 +1,10 @@
-"""How a failure looks on the wire: OpenAI's error object, an SSE event, RFC 9457 problem details, between processes.
+"""How a failure looks on the wire: OpenAI's error object, an SSE event, the Open Inference Protocol's, RFC 9457 problem
+details, between processes.
 
 The only place outside route files that knows a status belongs to a failure.
 """
 
+from collections.abc import Callable
 from math import ceil
 from typing import Final
 
@@ -13,6 +15,9 @@ from contracts.secrets import redact
 
 OPENAI_CONTENT_TYPE: Final = "application/json"
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
+
+
+ErrorForm = Callable[[Failure, str | None], bytes]  # of a failure and the request's id
 
 
 class WireFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +94,11 @@ def openai_error(failure: Failure, request_id: str | None = None) -> bytes:
     if request_id is not None:
         error["request_id"] = request_id
     return msgspec.json.encode({"error": error})
+
+
+def open_inference_error(failure: Failure, request_id: str | None = None) -> bytes:
+    """The Open Inference Protocol's error: ``{"error": "…"}``, with our code beside it. The id is a header's."""
+    return msgspec.json.encode({"error": redact(failure.message), "code": code_of(failure)})
 
 
 def sse_error(failure: Failure, request_id: str | None = None) -> bytes:

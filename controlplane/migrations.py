@@ -72,10 +72,15 @@ def _kinds(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE versions ADD COLUMN kind VARCHAR(16) NOT NULL DEFAULT 'generate'"))
 
 
+def _signatures(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE versions ADD COLUMN signature TEXT"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
     Migration(3, "kinds", _kinds),
+    Migration(4, "signatures", _signatures),
 )
 
 

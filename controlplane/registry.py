@@ -15,6 +15,7 @@ from contracts.control import ModelRow, VersionRegistration, VersionRow
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, Refused
 from contracts.manifest import Limits
 from contracts.names import DEFAULT_ALIAS, DIGEST_HEX, dns_label
+from contracts.signature import Signature
 from contracts.wire import decode, encode
 from controlplane import schema
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
@@ -228,6 +229,7 @@ def _version_row(version: Version) -> VersionRow:
         limits=of.limits,
         created_at_s=version.created_at_s,
         kind=of.kind,
+        signature=of.signature,
     )
 
 
@@ -260,6 +262,7 @@ def _insert(connection: Connection, model: Model, version: Version, *, first: bo
             kv_bytes_per_token=of.kv_bytes_per_token,
             max_positions=of.max_positions,
             kind=of.kind,
+            signature=None if of.signature is None else encode(of.signature).decode(),
             created_at_s=version.created_at_s,
         )
     )
@@ -270,6 +273,7 @@ def _insert(connection: Connection, model: Model, version: Version, *, first: bo
 def _load(connection: Connection) -> list[Model]:
     versions: dict[tuple[str, str], list[Version]] = {}
     for row in connection.execute(select(schema.versions).order_by(schema.versions.c.created_at_s)).mappings():
+        stored = row["signature"]
         registration = VersionRegistration(
             tenant=row["tenant"],
             model=row["model"],
@@ -281,6 +285,7 @@ def _load(connection: Connection) -> list[Model]:
             kv_bytes_per_token=row["kv_bytes_per_token"],
             max_positions=row["max_positions"],
             kind=row["kind"],
+            signature=None if stored is None else decode(stored, Signature, what="a stored signature"),
         )
         version = Version(registration, row["created_at_s"], VersionState(row["state"]), row["fault"])
         versions.setdefault((row["tenant"], row["model"]), []).append(version)

@@ -76,6 +76,7 @@ versions = Table(
     Column("max_positions", BigInteger, nullable=False),
     Column("created_at_s", BigInteger, nullable=False),
     Column("kind", String(16), nullable=False, server_default="generate"),
+    Column("signature", Text, nullable=True),  # JSON of contracts.signature.Signature, of what predicts
     ForeignKeyConstraint(["tenant", "model"], ["models.tenant", "models.model"]),
 )
 

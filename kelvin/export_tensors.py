@@ -29,7 +29,10 @@ _BLOCK: Final = 8 << 20
 
 
 def check_fits(manifest: Manifest) -> None:
-    """The library's index has a fixed size. Raises `Refused(CapacityExceeded)` before anything travels."""
+    """The library's index has a fixed size, and holds tensors. Raises `Refused` before anything travels:
+    CapacityExceeded, InvalidRequest."""
+    if manifest.signature is not None:
+        raise Refused(InvalidRequest("format", "tensors", "this version is a graph: export it as it was pushed"))
     need = sum(index_bytes(tensor.name, tensor.dtype, tensor.shape) for tensor in manifest.tensors)
     if need > INDEX_BYTES:
         raise Refused(CapacityExceeded("bytes of a .tensors file's index", need, INDEX_BYTES))

@@ -50,7 +50,7 @@ def push_command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make DIRECTORY (Hugging Face layout, safetensors; or a .tensors file) a version of a model.
+    """Make DIRECTORY (Hugging Face layout, safetensors; or model.onnx; or a .tensors file) a version of a model.
 
     The last line printed is the version.
     A push that was cut is taken up by pushing again: only what is missing is sent. Exit codes: 0 the version is there

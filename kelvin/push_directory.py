@@ -14,7 +14,17 @@ from typing import Final
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused
 from contracts.push import PlannedChunk, PlanRequest, SmallFile, WeightsFile
-from snapshotter.policy.files import INDEX_FILE, MAX_PATHS, Role, check_paths, choose_weights, max_bytes_of, role_of
+from snapshotter.policy.files import (
+    INDEX_FILE,
+    MAX_PATHS,
+    PREDICTOR,
+    Role,
+    check_paths,
+    choose_weights,
+    is_predictor,
+    max_bytes_of,
+    role_of,
+)
 from snapshotter.policy.intake import indexed_files
 from snapshotter.policy.safetensors_header import PREFIX_BYTES, header_bytes
 
@@ -90,6 +100,9 @@ def scan(directory: Path) -> Source:
     root = directory.resolve()
     files, unentered = _walk(root)
     check_paths(files)
+    if is_predictor(files):
+        whole = tuple(small_file(root, path) for path in files if path in PREDICTOR)
+        return Source(whole, (), tuple(path for path in files if path not in PREDICTOR) + unentered)
     small = [small_file(root, path) for path in files if role_of(path) in (Role.PINNED, Role.INDEX)]
     index = next((file.head for file in small if file.path == INDEX_FILE), None)
     candidates = [path for path in files if role_of(path) is Role.WEIGHTS]

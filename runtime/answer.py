@@ -10,7 +10,16 @@ from typing import Protocol
 from contracts.errors import Failure
 from contracts.frames import Counts
 from runtime.detokenizer import Detokenizer, StopFinder
-from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, FinishReason, Generated
+from runtime.engine.interface import (
+    Cancelled,
+    Embedded,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Generated,
+    Predicted,
+)
 from runtime.openai_answers import Renderer
 
 
@@ -63,7 +72,7 @@ class Answer:
                     reason = event.reason
                 case Failed():
                     failure = event.failure
-                case Cancelled() | Embedded():
+                case Cancelled() | Embedded() | Predicted():
                     raise AssertionError("no event of an answer in text")
         return Progress(self._render(text, reason), self.counts, reason, failure)
 

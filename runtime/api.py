@@ -83,7 +83,7 @@ class ServingApi:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """HTTP only."""
         path, method = scope["path"], scope["method"]
-        if not path.startswith("/v1/"):
+        if path not in _KINDS and not path.startswith("/v1/"):
             await self._control(scope, receive, send)
             return
         request_id = _header(scope, REQUEST_ID)

@@ -20,6 +20,7 @@ from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Engine
 from runtime.pinned import PinnedFiles
 from runtime.policy.blocks import BLOCK_SIZE
+from runtime.predictor import sealing as predictor
 from runtime.tokenizer import TextCodec
 from runtime.weights import (
     Acquire,
@@ -44,6 +45,8 @@ def seal(job: SealJob, acquire: Acquire, device_class: str = "cpu") -> SealAttes
     device = device_of(device_class)
     weights = acquire(job.tenant, job.version)
     manifest, files = weights.lease.manifest, pinned_files(weights.lease)
+    if manifest.engine.kind == "predict":
+        return predictor.seal(job.version, weights.lease)
     ways = encoder.WAYS if manifest.engine.kind == "embed" else decoder.WAYS
     facts = ways.examine(gate_job(manifest, files))
     if facts.kind == "embed":

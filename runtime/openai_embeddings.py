@@ -11,7 +11,7 @@ import msgspec
 from contracts.errors import LimitExceeded, Refused
 from contracts.frames import MAX_PAYLOAD, Counts
 from runtime.answer import Progress
-from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, Generated
+from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
 from runtime.openai_requests import convert, json_body, refused
 
 Format = Literal["float", "base64"]
@@ -91,7 +91,7 @@ class EmbeddingAnswer:
                     return Progress(bytes(data) + self._end(), self.counts, reason=event.reason)
                 case Failed():
                     return Progress(bytes(data), self.counts, failure=event.failure)
-                case Generated() | Cancelled():
+                case Generated() | Predicted() | Cancelled():
                     raise AssertionError("no event of embeddings")
         return Progress(bytes(data), self.counts)
 

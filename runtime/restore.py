@@ -4,6 +4,7 @@ What may go wrong at each step is a `Refused`, after which the process serves no
 """
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -21,10 +22,13 @@ from runtime.engine.interface import Engine
 from runtime.engine.thread import EngineThread
 from runtime.pinned import PinnedFiles, sampling_defaults
 from runtime.policy.blocks import BLOCK_SIZE
+from runtime.predictor import sealing as predictor
+from runtime.predictor.engine import PredictorEngine
+from runtime.predictor.serving import PredictorServing
 from runtime.replica import Wiring
 from runtime.serving import Served, Serving
 from runtime.tokenizer import TextCodec
-from runtime.weights import Acquire, Proven, bind_proven, device_of, pinned_files
+from runtime.weights import Acquire, Lease, Proven, bind_proven, device_of, pinned_files
 
 PROBE_AFTER_S: Final = 0.05  # a woken replica's first request comes at once; without one the probe runs alone
 
@@ -41,8 +45,10 @@ def restore(request: Bind, wiring: Wiring, acquire: Acquire) -> Served:
     torch.set_num_threads(request.threads)
     weights = acquire(request.tenant, request.version)
     stamp(Stage.LEASED)
-    files = pinned_files(weights.lease)
     manifest = weights.lease.manifest
+    if manifest.engine.kind == "predict":
+        return _predictor(request, wiring, weights.lease, stamp, spans)
+    files = pinned_files(weights.lease)
     embeds = manifest.engine.kind == "embed"
     ways = encoder.WAYS if embeds else decoder.WAYS
     proven = bind_proven(request.version, weights, files, device, ways)
@@ -86,6 +92,26 @@ def restore(request: Bind, wiring: Wiring, acquire: Acquire) -> Served:
         )
     thread.start()
     return serving
+
+
+def _predictor(
+    request: Bind, wiring: Wiring, lease: Lease, stamp: Callable[[Stage], None], spans: list[Span]
+) -> Served:
+    limits, signature = lease.manifest.limits, predictor.signature_of(lease.manifest, request.version)
+    session = predictor.open_session(lease, request.version, request.threads)
+    probe = predictor.known_answers_of(request.version, lease, session)
+    stamp(Stage.BOUND)
+    engine = PredictorEngine(session, signature, version=request.version, max_rows=limits.max_input_tokens, probe=probe)
+    thread = EngineThread(
+        engine,
+        on_events=wiring.on_events,
+        on_busy=wiring.on_busy,
+        limit=2 * limits.max_streams,
+        probe_after_s=PROBE_AFTER_S,
+    )
+    stamp(Stage.READY)
+    thread.start()
+    return PredictorServing(request, limits, signature, engine, thread, tuple(spans), lease.bytes_by_tier)
 
 
 def _decoder(request: Bind, proven: Proven, max_streams: int) -> Engine:

@@ -335,5 +335,5 @@ def _pack_findings(tenant: str, pack: str, report: PackReport) -> list[FsckFindi
 
 
 def _inputs_of(manifest: Manifest) -> str:
-    sealing = Sealing(manifest.format, manifest.chunk_bytes, manifest.engine, manifest.limits)
+    sealing = Sealing(manifest.format, manifest.chunk_bytes, manifest.engine, manifest.limits, manifest.signature)
     return inputs_digest(sealing, manifest.files, manifest.tensors, [chunk.digest for chunk in manifest.chunks])

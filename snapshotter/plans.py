@@ -12,6 +12,7 @@ from contracts.control import GateFacts
 from contracts.errors import Conflict, Refused
 from contracts.manifest import Chunk, Digest, Engine, Limits, Manifest, PinnedFile, Tensor
 from contracts.push import Plan, PlannedChunk
+from contracts.signature import Signature
 from contracts.wire import Wire, encode
 from snapshotter.policy.sealing import Sealing, build_manifest, inputs_digest
 
@@ -44,6 +45,7 @@ class PlanRecord(Wire, frozen=True):
     chunks: tuple[PlannedChunk, ...]
     file_digests: tuple[Digest, ...]
     gate: GateFacts
+    signature: Signature | None = None
 
     def named(self, *more: object) -> "PlanRecord":
         """The same under the id of its content and `more`."""
@@ -88,4 +90,4 @@ class PlanRecord(Wire, frozen=True):
         return build_manifest(self._sealing(), self.files, self.tensors, chunks)
 
     def _sealing(self) -> Sealing:
-        return Sealing(self.format, self.chunk_bytes, self.engine, self.limits)
+        return Sealing(self.format, self.chunk_bytes, self.engine, self.limits, self.signature)

@@ -215,11 +215,13 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
         version=version,
         limits=record.limits,
         architecture=record.engine.architecture,
-        weight_bytes=manifest.weight_bytes,
+        # A graph holds its weights.
+        weight_bytes=manifest.weight_bytes or sum(file.size for file in manifest.files),
         total_bytes=manifest.total_bytes,
         kv_bytes_per_token=record.gate.kv_bytes_per_token,
         max_positions=record.gate.max_positions,
         kind=record.engine.kind,
+        signature=record.signature,
     )
 
 

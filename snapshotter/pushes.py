@@ -8,7 +8,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from contracts.control import GateJob
+from contracts.control import GateFacts, GateJob
 from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, Refused
 from contracts.manifest import encode_manifest, version_of
 from contracts.names import dns_label
@@ -33,6 +33,7 @@ from snapshotter.policy.config import check_tokenizer_fits
 from snapshotter.policy.files import MODULES, is_of_recipe
 from snapshotter.policy.intake import Intake, admit
 from snapshotter.policy.layout import Layout, assemble, lay_out, pads_are_zero
+from snapshotter.policy.predictor import predictor_facts
 from snapshotter.policy.quota import make_room
 from snapshotter.policy.sealing import choose_sealing
 from snapshotter.publish import Publisher, Report
@@ -90,9 +91,8 @@ class Pushes:
         request = await asyncio.to_thread(decode, body, PlanRequest)
         dns_label(request.model, "model")
         intake = await asyncio.to_thread(admit, request)
-        facts = await self._jobs.gate(_gate_job(intake))
-        check_tokenizer_fits(intake.highest_token_id, facts.vocab_size)
-        sealing = choose_sealing(facts, intake.dtype, self._limits.chunk_bytes)
+        facts = await self._examine(intake)
+        sealing = choose_sealing(facts, intake.dtype, self._limits.chunk_bytes, intake.signature)
         layout, first = await asyncio.to_thread(_lay_out, intake, facts.first_use, self._limits.chunk_bytes)
         if layout.total_bytes > self._limits.max_version_bytes:
             need, most = layout.total_bytes, self._limits.max_version_bytes
@@ -110,12 +110,20 @@ class Pushes:
             chunks=layout.chunks,
             file_digests=first.digests,
             gate=facts,
+            signature=sealing.signature,
         )
         if request.dry_run:
             return self._rehearse(await asyncio.to_thread(record.named, "dry run")).answer()
         record = await asyncio.to_thread(record.named)
         await asyncio.to_thread(self._staging.open, record, first.contents(), time.time())
         return record.answer()
+
+    async def _examine(self, intake: Intake) -> GateFacts:
+        if intake.signature is not None:
+            return predictor_facts()
+        facts = await self._jobs.gate(_gate_job(intake))
+        check_tokenizer_fits(intake.highest_token_id, facts.vocab_size)
+        return facts
 
     async def missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
         """What the client has to send: in no pack of the tenant, and not staged. Opens the push, but of a dry run."""

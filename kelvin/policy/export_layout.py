@@ -13,7 +13,7 @@ from typing import Final
 from contracts.artifact_errors import ManifestCorrupt
 from contracts.errors import Refused
 from contracts.manifest import DTYPE_BYTES, Manifest, Tensor
-from snapshotter.policy.files import SINGLE_FILE, Role, find_path_fault, role_of
+from snapshotter.policy.files import PREDICTOR, SINGLE_FILE, Role, find_path_fault, role_of
 
 # What transformers asks for before it reads a file.
 _METADATA: Final = {"format": "pt"}
@@ -42,9 +42,13 @@ class ExportLayout:
 def lay_out(manifest: Manifest, version: str) -> ExportLayout:
     """Raises `Refused(ManifestCorrupt)` where a pinned file has a name that no pushed one has."""
     for file in manifest.files:
-        if find_path_fault(file.path) is not None or role_of(file.path) is not Role.PINNED:
+        pinned = role_of(file.path) is Role.PINNED or file.path in PREDICTOR
+        if find_path_fault(file.path) is not None or not pinned:
             raise Refused(ManifestCorrupt(version, f"it pins {file.path[:80]!r}, which no version does"))
     spans = [Span(file.offset, file.size, file.path, 0) for file in manifest.files]
+    if manifest.signature is not None:  # its weights are in a pinned file
+        whole = tuple(sorted((span for span in spans if span.nbytes), key=lambda span: span.start))
+        return ExportLayout({file.path: file.size for file in manifest.files}, {}, whole)
     ordered = sorted(manifest.tensors, key=lambda tensor: (-DTYPE_BYTES[tensor.dtype], tensor.name))
     head = _header(ordered)
     at = len(head)

@@ -1,11 +1,12 @@
 """What an engine takes and gives: requests, events, and the surface that its thread drives.
 
-No torch here: the API side and its tests import this file alone. Text, streams and deadlines are theirs; the engine
-knows token ids.
+No torch and no numpy here, whose arrays pass through: the API side and its tests import this file alone. Text, streams
+and deadlines are theirs; the engine knows token ids.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from contracts.errors import Failure
 from contracts.frames import Counts
@@ -42,7 +43,16 @@ class EmbeddingRequest:
     sequences: tuple[tuple[int, ...], ...]
 
 
-Request = GenerationRequest | EmbeddingRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionRequest:
+    """`rows` of each input; arrays [rows, …] by name, of the types that the signature says."""
+
+    request_id: str
+    rows: int
+    inputs: Mapping[str, Any]
+
+
+Request = GenerationRequest | EmbeddingRequest | PredictionRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,15 @@ class Embedded:
 
     request_id: str
     vector: bytes
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The outputs of the next rows, in order: an array [some rows, …] of each, in the signature's order."""
+
+    request_id: str
+    outputs: tuple[Any, ...]
     counts: Counts
 
 
@@ -90,7 +109,7 @@ class Cancelled:
     counts: Counts
 
 
-Event = Generated | Embedded | Finished | Failed | Cancelled
+Event = Generated | Embedded | Predicted | Finished | Failed | Cancelled
 
 
 class Engine(Protocol):

@@ -29,11 +29,15 @@ PINNED: Final = RECIPE | frozenset(
         "chat_template.jinja",
     }
 )
+# A directory that predicts: the graph with its weights, and what it can't say of its tensors.
+ONNX_FILE: Final = "model.onnx"
+SIGNATURE_FILE: Final = "signature.json"
+PREDICTOR: Final = frozenset({ONNX_FILE, SIGNATURE_FILE})
 MAX_PATH_BYTES: Final = 512
 MAX_PATHS: Final = 10_000
 MAX_WEIGHTS_FILES: Final = 1_000
 _SMALL_BYTES: Final = 1 << 20
-_LARGER: Final = {TOKENIZER: 64 << 20, "tokenizer_config.json": 8 << 20, INDEX_FILE: 32 << 20}
+_LARGER: Final = {TOKENIZER: 64 << 20, "tokenizer_config.json": 8 << 20, INDEX_FILE: 32 << 20, ONNX_FILE: 32 << 20}
 
 # Formats whose ordinary reader runs what the file says. Keras files may hold lambdas, archives may hold anything.
 _PICKLES: Final = (
@@ -84,6 +88,12 @@ def role_of(path: str) -> Role:
     if path.endswith(".safetensors") and "/" not in path:
         return Role.WEIGHTS
     return Role.IGNORED
+
+
+def is_predictor(paths: Iterable[str]) -> bool:
+    """Whether a directory of these is an ONNX model; beside safetensors such a file is another form of the same."""
+    there = set(paths)
+    return ONNX_FILE in there and not any(role_of(path) is Role.WEIGHTS for path in there)
 
 
 def is_of_recipe(path: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.push import PlanRequest, SmallFile, WeightsFile
+from contracts.signature import Signature
 from snapshotter.policy.config import (
     EngineDtype,
     check_tokenizer_fits,
@@ -27,9 +28,11 @@ from snapshotter.policy.files import (
     Role,
     check_paths,
     choose_weights,
+    is_predictor,
     max_bytes_of,
     role_of,
 )
+from snapshotter.policy.predictor import admit_predictor
 from snapshotter.policy.safetensors_header import SourceTensor, parse_header
 from snapshotter.policy.strict_json import JsonObject, parse_object
 from snapshotter.policy.tensors_index import SUFFIX as TENSORS_SUFFIX
@@ -41,19 +44,24 @@ MAX_TOTAL_HEADER_BYTES: Final = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What entered. `files` and `tensors` are in name order, whatever the directory's was."""
+    """What entered. `files` and `tensors` are in name order, whatever the directory's was. Of what predicts there are
+    files and the signature alone."""
 
     files: tuple[SmallFile, ...]
-    tensors: tuple[SourceTensor, ...]
-    config_json: str
-    dtype: EngineDtype
-    highest_token_id: int
+    tensors: tuple[SourceTensor, ...] = ()
+    config_json: str = ""
+    dtype: EngineDtype = "float32"
+    highest_token_id: int = -1
+    signature: Signature | None = None
 
 
 def admit(request: PlanRequest) -> Intake:
     """Judge a push by paths, then small files, then headers; the first fault wins."""
     small, weights = [file.path for file in request.small_files], [file.path for file in request.weights]
     check_paths([*small, *weights, *request.other_paths])
+    if is_predictor([*small, *weights, *request.other_paths]):
+        found = admit_predictor(request)
+        return Intake(files=found.files, signature=found.signature)
     parsed = _read_small_files(request.small_files)
     indexed = _read_index(parsed.pop(INDEX_FILE)) if INDEX_FILE in parsed else None
     _check_choice(request, indexed)

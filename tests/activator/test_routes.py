@@ -2,7 +2,20 @@
 
 import pytest
 
-from activator.routes import Asked, Complete, Inward, ListModels, ShowTimeline, Target, Wrong, host_of, route
+from activator.routes import (
+    Asked,
+    Complete,
+    Inward,
+    ListModels,
+    ShowPredictor,
+    ShowServer,
+    ShowTimeline,
+    Target,
+    Wrong,
+    host_of,
+    route,
+    speaks_open_inference,
+)
 from contracts.errors import InvalidRequest, MethodNotAllowed, NotFound
 
 NONE = Target()
@@ -25,6 +38,20 @@ TM = Target("t", "m")
         pytest.param("GET", "/v1/models", "x", ListModels(NONE), id="models"),
         pytest.param("GET", "/v1/models/m@x", "x", ListModels(NONE, "m@x"), id="one model"),
         pytest.param("GET", "/v1/requests/req_1/timeline", "x", ShowTimeline("req_1", NONE), id="a timeline"),
+        pytest.param("GET", "/v2", "x", ShowServer(NONE), id="the server"),
+        pytest.param("GET", "/v2/", "x", ShowServer(NONE), id="the server, as the specification writes it"),
+        pytest.param("GET", "/t/m/v2", "x", ShowServer(TM), id="the server by path"),
+        pytest.param("GET", "/v2/health/live", "x", ShowServer(NONE, "live"), id="it lives"),
+        pytest.param("GET", "/t/m/v2/health/ready", "x", ShowServer(TM, "ready"), id="it is ready"),
+        pytest.param("GET", "/v2/models/m", "x", ShowPredictor(NONE, "m"), id="what a model takes"),
+        pytest.param("GET", "/v2/models/m/versions/0123456789ab", "x", ShowPredictor(NONE, "m@0123456789ab"),
+                     id="what a version takes"),
+        pytest.param("GET", "/v2/models/m@next/ready", "x", ShowPredictor(NONE, "m@next", True), id="a model is ready"),
+        pytest.param("GET", "/v2/models/m/versions/next/ready", "m.t.d.e", ShowPredictor(TM, "m@next", True),
+                     id="a version is ready"),
+        pytest.param("POST", "/v2/models/m/infer", "x", Complete("/v2/infer", NONE, "m"), id="a prediction"),
+        pytest.param("POST", "/t/m/v2/models/m/versions/next/infer", "x", Complete("/v2/infer", TM, "m@next"),
+                     id="a prediction by path"),
         pytest.param("PUT", "/push/v1/plans/1/chunks/2", "x", Inward("push"), id="push"),
         pytest.param("GET", "/admin/v1/status", "x", Inward("admin"), id="admin"),
     ],
@@ -47,6 +74,11 @@ def test_route(method: str, path: str, host: str, want: Asked) -> None:
         pytest.param("GET", "/admin/v1/a\\b", NotFound, id="a backslash"),
         pytest.param("GET", "/v1/requests/a/b/timeline", NotFound, id="no request's name"),
         pytest.param("GET", "*", NotFound, id="an asterisk"),
+        pytest.param("POST", "/v2", MethodNotAllowed, id="the server is only read"),
+        pytest.param("GET", "/v2/models/m/infer", MethodNotAllowed, id="a prediction is posted"),
+        pytest.param("POST", "/v2/infer", NotFound, id="a prediction without a model"),
+        pytest.param("GET", "/v2/models", NotFound, id="no list in the protocol"),
+        pytest.param("GET", "/v2/models/m/versions/", NotFound, id="no version"),
     ],
 )
 def test_what_there_is_not(method: str, path: str, kind: type) -> None:
@@ -54,6 +86,23 @@ def test_what_there_is_not(method: str, path: str, kind: type) -> None:
     asked = route(method, path.encode(), "x", "d.e")
     assert isinstance(asked, Wrong)
     assert isinstance(asked.failure, kind)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "want"),
+    [
+        ("POST", "/v2/models/m/infer", True),
+        ("GET", "/v2/models/m", True),
+        ("GET", "/v2/health/live", True),
+        ("GET", "/v2/nothing", True),
+        ("PUT", "/t/m/v2/models/m", True),
+        ("POST", "/v1/completions", False),
+        ("GET", "/v1/nothing", False),
+    ],
+)
+def test_whose_errors(method: str, path: str, want: bool) -> None:
+    """The protocol's own paths have its form, also of what there is not."""
+    assert speaks_open_inference(route(method, path.encode(), "x", "d.e")) == want
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from contracts.manifest import (
     find_fault,
     version_of,
 )
+from contracts.signature import TensorSpec, sign
 
 D = "a" * 64
 GOOD = Manifest(
@@ -62,6 +63,34 @@ def test_the_version_is_frozen() -> None:
     raw, version = encoded(GOOD)
     assert raw.startswith(b'{"chunk_bytes":8192,"chunks":[{"digest":"aaaa')
     assert version == "8a46d85b4012ca927e022bf579d6fd6f1eda5d7955c12bc29afb3fbdb6b71cf1"
+
+
+SIGNATURE = sign([TensorSpec("x", "FP32", (-1, 2), examples=(1, 2.5))], [TensorSpec("y", "BYTES", (-1,))])
+PREDICTS = structs.replace(GOOD, engine=Engine(1, "onnx", "float32", "predict"), tensors=(), signature=SIGNATURE)
+
+
+def test_what_predicts_has_its_signature_pinned() -> None:
+    """Schema and hash are part of the version; all other manifests say nothing of it."""
+    raw, version = encoded(PREDICTS)
+    assert decode_manifest(raw, version) == PREDICTS
+    assert SIGNATURE.schema_hash.encode() in raw
+    assert b"signature" not in encoded(GOOD)[0]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "want"),
+    [
+        pytest.param(structs.replace(PREDICTS, signature=None), "has a signature", id="no signature"),
+        pytest.param(structs.replace(GOOD, signature=SIGNATURE), "nothing else has", id="of what generates"),
+        pytest.param(
+            structs.replace(PREDICTS, signature=structs.replace(SIGNATURE, outputs=SIGNATURE.inputs)), "hash",
+            id="another schema under the hash",
+        ),
+    ],
+)  # fmt: skip
+def test_refuses_signatures(manifest: Manifest, want: str) -> None:
+    """Computed again at each decoding: fail closed."""
+    assert want in reason(encode_manifest(manifest))
 
 
 def test_what_a_version_is_for_is_said_only_where_it_does_not_generate() -> None:

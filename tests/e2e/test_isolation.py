@@ -44,6 +44,12 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
     ("POST", "/v1/embeddings"): ("infer", "/v1/embeddings", {"model": "{model}", "input": "w1"}),
     ("GET", "/v1/models/{}"): ("infer", "/v1/models/{model}@{version}", None),
     ("GET", "/v1/requests/{}/timeline"): ("infer", "/v1/requests/{request}/timeline", None),
+    ("GET", "/v2/models/{}"): ("infer", "/v2/models/{model}", None),
+    ("GET", "/v2/models/{}/ready"): ("infer", "/{tenant}/{model}/v2/models/{model}/ready", None),
+    ("POST", "/v2/models/{}/infer"): ("infer", "/v2/models/{model}/infer", {"inputs": []}),
+    ("GET", "/v2/models/{}/versions/{}"): ("infer", "/v2/models/{model}/versions/{version}", None),
+    ("GET", "/v2/models/{}/versions/{}/ready"): ("infer", "/v2/models/{model}/versions/{version}/ready", None),
+    ("POST", "/v2/models/{}/versions/{}/infer"): ("infer", "/v2/models/{model}/versions/{version}/infer", {}),
     ("GET", "/admin/v1/models/{}"): ("admin", "/admin/v1/models/{model}", None),
     ("POST", "/admin/v1/models/{}/deploy"): ("admin", "/admin/v1/models/{model}/deploy", {"version": "{version}"}),
     ("PUT", "/admin/v1/models/{}/scale"): ("admin", "/admin/v1/models/{model}/scale", {}),
@@ -72,6 +78,9 @@ MISSING: dict[Route, int] = {("GET", "/push/v1/chunks/{}"): 500}
 # A call that names nothing and shows what the caller has: it must not show what `default` has.
 LISTS: dict[Route, str] = {
     ("GET", "/v1/models"): "infer",
+    ("GET", "/v2"): "infer",
+    ("GET", "/v2/health/live"): "infer",
+    ("GET", "/v2/health/ready"): "infer",
     ("GET", "/admin/v1/models"): "admin",
     ("GET", "/admin/v1/status"): "admin",
     ("GET", "/admin/v1/tenants"): "admin",

@@ -1,0 +1,80 @@
+"""What the Open Inference Protocol tells without a replica: who serves, what a model takes and gives, what is ready.
+
+Nothing here wakes a model. Predictions are `completions`'.
+"""
+
+import importlib.metadata
+from typing import Final
+
+from activator.authenticate import Authenticator
+from activator.exchange import Exchange
+from activator.policy.traffic import ModelEntry, resolve, which_model
+from activator.routes import ShowPredictor, ShowServer, Target
+from activator.table import Table
+from contracts.control import Principal, Scope, VersionRow
+from contracts.errors import ModelNotFound, Refused
+from contracts.kinds import other_kind
+from contracts.names import ModelReference, parse_reference
+from contracts.wire import encode
+
+BODY_S: Final = 5.0
+NAME: Final = "kelvin"
+PLATFORM: Final = "onnxruntime_onnx"
+_JSON: Final = b"application/json"
+
+
+class OpenInference:
+    """Serves `/v2`, `/v2/health/…` and `/v2/models/M…` but for `infer`."""
+
+    def __init__(self, authenticator: Authenticator, table: Table) -> None:
+        self._authenticator = authenticator
+        self._table = table
+        self._version = importlib.metadata.version("kelvin-serving")
+
+    async def server(self, exchange: Exchange, asked: ShowServer) -> None:
+        """Who we are; of health that we live, and that the door knows models and keys (without which nobody gets so
+        far). A model that the path names must be the caller's."""
+        principal = await self._authenticator.authenticate(exchange, Scope.INFER)
+        if asked.target.model is not None:
+            self._find(principal, asked.target, parse_reference(asked.target.model))
+        if asked.health is None:
+            await _answer(exchange, {"name": NAME, "version": self._version, "extensions": ()})
+        else:
+            await _answer(exchange, {asked.health: True})
+
+    async def model(self, exchange: Exchange, asked: ShowPredictor) -> None:
+        """What a version takes and gives; or that it is ready, which it is while it may be addressed: a request wakes
+        it."""
+        principal = await self._authenticator.authenticate(exchange, Scope.INFER)
+        reference = which_model(asked.target.model, asked.named)
+        entry, row = self._find(principal, asked.target, reference)
+        if row.signature is None:
+            raise Refused(other_kind(reference.model, row.kind))
+        if asked.ready:
+            await _answer(exchange, {"name": entry.model, "ready": True})
+            return
+        signature = row.signature
+        await _answer(
+            exchange,
+            {
+                "name": entry.model,
+                "versions": [each.version for each in entry.versions],
+                "platform": PLATFORM,
+                "inputs": [spec.described() for spec in signature.inputs],
+                "outputs": [spec.described() for spec in signature.outputs],
+                "properties": {"version": row.version, "schema_hash": signature.schema_hash},
+            },
+        )
+
+    def _find(self, principal: Principal, target: Target, reference: ModelReference) -> tuple[ModelEntry, VersionRow]:
+        """Another's is as what is not there. Raises `Refused`."""
+        entry = self._table.model(principal.tenant, reference.model)
+        is_own = target.tenant in (None, principal.tenant) and principal.may_call(reference.model)
+        if entry is None or not is_own:
+            raise Refused(ModelNotFound(str(reference)))
+        return entry, resolve(reference, entry)
+
+
+async def _answer(exchange: Exchange, content: dict[str, object]) -> None:
+    await exchange.read_body(0, BODY_S)
+    await exchange.respond(200, _JSON, encode(content))

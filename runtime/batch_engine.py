@@ -1,0 +1,281 @@
+"""An engine whose requests are rows that share forwards: who waits, what a step takes, who pays, and the known answers.
+
+Implements `engine.interface.Engine`, so thread, streams, metering and delivery are those of the decoders. What a row
+is, and what is computed of it, is a subclass's; what a step takes, and how long it is worth waiting for more, is
+`policy.batching`'s. Single-threaded.
+"""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import torch
+
+from contracts.artifact_errors import ProbeFailed
+from contracts.control import Probe
+from contracts.errors import Failure, Internal, InvalidRequest, Overloaded
+from contracts.frames import Counts
+from runtime.engine.interface import (
+    Cancelled,
+    EmbeddingRequest,
+    Event,
+    Failed,
+    Finished,
+    PredictionRequest,
+    Request,
+)
+from runtime.policy.batching import Batch, Window, take
+from runtime.policy.schedule import divide
+
+_log = logging.getLogger(__name__)
+_RETRY_AFTER_S: Final = 1.0
+
+R = TypeVar("R", EmbeddingRequest, PredictionRequest)
+A = TypeVar("A")  # what a forward gives for some rows of a request
+
+
+@dataclass(slots=True)
+class Live(Generic[R]):
+    """A request inside. `costs` are the tokens of each row; `done` of the rows have their answer."""
+
+    request: R
+    costs: Sequence[int]
+    arrived_ns: int
+    done: int = 0
+    tokens: int = 0
+    device_us: int = 0
+
+    @property
+    def counts(self) -> Counts:
+        """What it has cost so far."""
+        return Counts(prompt_tokens=self.tokens, device_us=self.device_us)
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """Costs of the rows that wait."""
+        return self.costs[self.done :]
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[R]):
+    """Rows `start` to `stop` of one request, in one forward."""
+
+    live: Live[R]
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self.stop - self.start
+
+    @property
+    def tokens(self) -> int:
+        """What they cost."""
+        return sum(self.live.costs[self.start : self.stop])
+
+
+class BatchEngine(ABC, Generic[R, A]):
+    """One bound model. With a `probe`, no answer leaves before it matched, as in `ModelEngine`."""
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        probe: Probe | None,
+        probe_tokens: int,
+        max_waiting: int,
+        max_tokens: int,
+        window: Window | None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._version = version
+        self._probe = probe
+        self._probe_tokens = probe_tokens
+        self._max_waiting = max_waiting
+        self._max_tokens = max_tokens
+        self._window = window or Window()
+        self._clock_ns = clock_ns
+        self._live: dict[str, Live[R]] = {}  # in order of arrival
+        self._pending: list[Event] = []  # for the next step to return
+        self._poisoned: Failure | None = None
+        self._busy_ns = 0
+        self._charged_us = 0
+
+    def __repr__(self) -> str:
+        state = "poisoned " if self._poisoned else ""
+        return f"<{type(self).__name__} {state}requests={len(self._live)} window={self._window.wait_s * 1e3:.1f} ms>"
+
+    @abstractmethod
+    def _accept(self, request: Request) -> R | Failure:
+        """The request, where it is of this engine's kind and breaks no rule."""
+
+    @abstractmethod
+    def _costs(self, request: R) -> Sequence[int]:
+        """Tokens of each row, at least one."""
+
+    @abstractmethod
+    def _forward(self, parts: Sequence[Part[R]], probe: Probe | None) -> tuple[list[A | Failure], str | None]:
+        """An answer or a failure for each part, and what is wrong with the known answers where `probe` is due: then the
+        answers are not looked at. Raises `torch.AcceleratorError` where the device is lost, and nothing else."""
+
+    @abstractmethod
+    def _events(self, part: Part[R], answer: A) -> list[Event]:
+        """The answer to `part`, of which the live request counts the rows already."""
+
+    @property
+    def has_work(self) -> bool:
+        """See `interface.Engine`, as for all that follows."""
+        return bool(self._live or self._pending)
+
+    @property
+    def linger_s(self) -> float:
+        if self._pending or not self._live or self._poisoned or self._is_full():
+            return 0.0
+        first = next(iter(self._live.values()))
+        if first.done:  # what is left of it has waited for a step already
+            return 0.0
+        return max(0.0, self._window.wait_s - (self._clock_ns() - first.arrived_ns) / 1e9)
+
+    @property
+    def running(self) -> int:
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    @property
+    def kv_blocks_free(self) -> int:
+        return 0
+
+    @property
+    def kv_blocks_total(self) -> int:
+        return 0
+
+    @property
+    def busy_ns(self) -> int:
+        return self._busy_ns
+
+    @property
+    def needs_probe(self) -> bool:
+        return self._probe is not None
+
+    @property
+    def poisoned(self) -> Failure | None:
+        return self._poisoned
+
+    def admit(self, request: Request) -> Failure | None:
+        if self._poisoned is not None:
+            return self._poisoned
+        if request.request_id in self._live:
+            return InvalidRequest("request_id", request.request_id, "is in use")
+        accepted = self._accept(request)
+        if isinstance(accepted, Failure):
+            return accepted
+        if len(self._live) >= self._max_waiting:
+            return Overloaded("the engine's queue", self._max_waiting, _RETRY_AFTER_S)
+        self._live[request.request_id] = Live(accepted, self._costs(accepted), self._clock_ns())
+        return None
+
+    def cancel(self, request_id: str) -> None:
+        if (live := self._live.pop(request_id, None)) is not None:
+            self._pending.append(Cancelled(request_id, live.counts))
+
+    def fail_all(self, failure: Failure) -> None:
+        for live in self._live.values():
+            self._pending.append(Failed(live.request.request_id, failure, live.counts))
+        self._live.clear()
+
+    def step(self) -> tuple[Event, ...]:
+        if self._live:
+            self._compute(self._choose())
+        events, self._pending = self._pending, []
+        return tuple(events)
+
+    def run_probe_alone(self) -> Failure | None:
+        if self._probe is not None:
+            self._compute([])
+        return self._poisoned
+
+    def check_integrity(self) -> None:
+        assert self._charged_us == self._busy_ns // 1000, "time is lost"
+        assert not (self._poisoned and self._live), "a poisoned engine serves"
+        assert 0 <= self._window.wait_s <= self._window.cap_s, "the window is over its cap"
+        for request_id, live in self._live.items():
+            assert request_id == live.request.request_id, f"{live} is filed as {request_id}"
+            assert live.done < len(live.costs), f"{live} should have ended"
+            assert live.tokens == sum(live.costs[: live.done]), f"{live}: tokens"
+
+    def _is_full(self) -> bool:
+        """Whether what waits is more than one forward holds."""
+        queues = [live.waiting for live in self._live.values()]
+        return sum(take(queues, self._max_tokens)) < sum(map(len, queues))
+
+    def _choose(self) -> list[Part[R]]:
+        lives = list(self._live.values())
+        counts = take([live.waiting for live in lives], self._max_tokens)
+        return [Part(live, live.done, live.done + count) for live, count in zip(lives, counts, strict=True) if count]
+
+    def _compute(self, parts: Sequence[Part[R]]) -> None:
+        """One forward over `parts`, and the probe where it is still due."""
+        began_ns = self._clock_ns()
+        try:
+            answers, mismatch = self._forward(parts, self._probe)
+        except torch.AcceleratorError:
+            _log.exception("the device is lost")
+            self._charge(parts, self._clock_ns() - began_ns)
+            self._poison(Internal())
+            return
+        self._charge(parts, self._clock_ns() - began_ns)
+        if mismatch is not None:
+            self._poison(ProbeFailed(self._version, mismatch))
+            return
+        self._probe = None
+        self._learn(parts, began_ns)
+        for part, answer in zip(parts, answers, strict=True):
+            self._settle(part, answer)
+
+    def _settle(self, part: Part[R], answer: A | Failure) -> None:
+        live, request_id = part.live, part.live.request.request_id
+        live.tokens += part.tokens
+        live.done = part.stop
+        if isinstance(answer, Failure):
+            _log.error("request %s: %s", request_id, answer.message)
+            del self._live[request_id]
+            self._pending.append(Failed(request_id, answer, live.counts))
+            return
+        self._pending.extend(self._events(part, answer))
+        if live.done == len(live.costs):
+            del self._live[request_id]
+            self._pending.append(Finished(request_id, "stop", live.counts))
+
+    def _learn(self, parts: Sequence[Part[R]], began_ns: int) -> None:
+        """Adapt the window to what this batch showed."""
+        if not parts:
+            return
+        first_ns = min(part.live.arrived_ns for part in parts)
+        joined = sum(part.live.arrived_ns > first_ns for part in parts)
+        waited_s = min((began_ns - first_ns) / 1e9, self._window.wait_s)
+        compute_s = (self._clock_ns() - began_ns) / 1e9
+        self._window = self._window.after(Batch(len(parts), joined, waited_s, compute_s))
+
+    def _charge(self, parts: Sequence[Part[R]], elapsed_ns: int) -> None:
+        """Divide the step by tokens; nanoseconds are carried over, so that all shares sum to `busy_ns` // 1000."""
+        self._busy_ns += elapsed_ns
+        due_us = self._busy_ns // 1000 - self._charged_us
+        self._charged_us += due_us
+        probe_tokens = 0 if self._probe is None else self._probe_tokens
+        shares = divide(due_us, [*(part.tokens for part in parts), probe_tokens])
+        for part, share in zip(parts, shares, strict=False):
+            part.live.device_us += share
+
+    def _poison(self, failure: Failure) -> None:
+        """Fail closed: everything inside and everything to come."""
+        _log.error("poisoned: %s", failure.message)
+        self._poisoned = failure
+        self._probe = None
+        self.fail_all(failure)

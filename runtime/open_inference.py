@@ -1,0 +1,205 @@
+"""The Open Inference Protocol, version 2: requests decoded against a version's signature, the answer rendered. Pure.
+
+Specification: kserve/open-inference-protocol, inference_rest. Tensors are JSON, nested or flat in row-major order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import msgspec
+
+from contracts.errors import InvalidRequest, LimitExceeded, Refused
+from contracts.frames import MAX_PAYLOAD, Counts
+from contracts.signature import Signature, TensorSpec, check_schema, find_misfit
+from runtime.answer import Progress
+from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
+from runtime.openai_requests import convert, refused
+
+MAX_ID: Final = 256
+# What asks for another form of request or answer; a false or absent value asks for nothing.
+_UNSUPPORTED: Final = (
+    "binary_data", "binary_data_size", "binary_data_output", "shared_memory_region", "shared_memory_byte_size",
+    "shared_memory_offset", "classification", "sequence_id", "priority", "timeout",
+)  # fmt: skip
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any]
+    parameters: dict[str, Any] | None = None
+
+
+class _Output(msgspec.Struct, frozen=True):
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class _Request(msgspec.Struct, frozen=True):
+    inputs: list[_Tensor]
+    id: str | None = None
+    outputs: list[_Output] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An input that fits the signature: row-major values, and the whole shape."""
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionAsk:
+    """What a request asks. `outputs` are places in the signature, in the order in which they are answered."""
+
+    rows: int
+    inputs: tuple[Given, ...]
+    outputs: tuple[int, ...]
+    id: str | None
+
+
+def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> PredictionAsk:
+    """`POST …/infer`. Raises `Refused`: InvalidRequest naming value and rule, LimitExceeded, SchemaMismatch."""
+    request = convert(_json(raw), _Request)
+    if request.id is not None and len(request.id) > MAX_ID:
+        raise refused("id", request.id[:20], f"must have at most {MAX_ID} characters")
+    _check_parameters("parameters", request.parameters, signature)
+    outputs = _outputs(request.outputs, signature)
+    given = {tensor.name: tensor for tensor in request.inputs}
+    if len(given) != len(request.inputs):
+        raise refused("inputs", "(names)", "an input is given twice")
+    specs = {spec.name: spec for spec in signature.inputs}
+    for name in given:
+        if name not in specs:
+            raise refused("inputs", name[:80], f"the inputs of this version are {', '.join(specs)[:200]}")
+    for name in specs:
+        if name not in given:
+            raise refused("inputs", "(missing)", f"the input '{name}' is required")
+    inputs = tuple(_input(given[spec.name], spec) for spec in signature.inputs)
+    rows = inputs[0].shape[0]
+    if any(each.shape[0] != rows for each in inputs):
+        counts = ", ".join(str(each.shape[0]) for each in inputs[:8])
+        raise refused("inputs", counts, "all inputs must have as many rows")
+    if rows > max_rows:
+        raise Refused(LimitExceeded("inputs", rows, max_rows, "rows"))
+    return PredictionAsk(rows, inputs, outputs, request.id)
+
+
+def _json(raw: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
+    if not isinstance(value, dict):
+        raise refused("body", value, "must be a JSON object")
+    return value
+
+
+def _check_parameters(where: str, parameters: Mapping[str, Any] | None, signature: Signature | None = None) -> None:
+    for name, value in (parameters or {}).items():
+        if name in _UNSUPPORTED and value not in (False, None, 0):
+            raise refused(
+                f"{where}.{name}", str(value)[:80], "is not supported: tensors are JSON, and come and go whole"
+            )
+        if name == "schema_hash" and signature is not None:
+            if not isinstance(value, str):
+                raise refused(f"{where}.schema_hash", str(value)[:80], "must be a text")
+            check_schema(value, signature)
+
+
+def _outputs(asked: Sequence[_Output] | None, signature: Signature) -> tuple[int, ...]:
+    """None and an empty list ask for all."""
+    places = {spec.name: at for at, spec in enumerate(signature.outputs)}
+    if not asked:
+        return tuple(places.values())
+    for output in asked:
+        if output.name not in places:
+            raise refused("outputs", output.name[:80], f"the outputs of this version are {', '.join(places)[:200]}")
+        _check_parameters(f"outputs.{output.name}.parameters", output.parameters)
+    if len({output.name for output in asked}) != len(asked):
+        raise refused("outputs", "(names)", "an output is asked for twice")
+    return tuple(places[output.name] for output in asked)
+
+
+def _input(tensor: _Tensor, spec: TensorSpec) -> Given:
+    where = f"inputs.{spec.name}"
+    _check_parameters(f"{where}.parameters", tensor.parameters)
+    if tensor.datatype != spec.datatype:
+        raise refused(f"{where}.datatype", tensor.datatype[:20], f"must be {spec.datatype}")
+    shape = tuple(tensor.shape)
+    if len(shape) != len(spec.shape) or shape[1:] != spec.shape[1:] or shape[0] < 1:
+        wanted = ", ".join(["rows (1 or more)", *map(str, spec.shape[1:])])
+        raise refused(f"{where}.shape", str(list(shape))[:80], f"must be [{wanted}]")
+    values = _flat(tensor.data, shape, f"{where}.data")
+    if (at := find_misfit(values, spec.datatype)) is not None:
+        shown = "null" if values[at] is None else str(values[at])[:40]
+        raise refused(f"{where}.data[{at}]", shown, f"must be {spec.datatype}")
+    return Given(spec, shape, values)
+
+
+def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
+    """The values in row-major order, of nested lists that are exactly of this shape, or of a flat one."""
+    count = prod(shape)
+    values = data
+    if data and isinstance(data[0], list):
+        for depth, extent in enumerate(shape[1:], 1):
+            if not all(isinstance(item, list) and len(item) == extent for item in values) or len(values) > count:
+                raise refused(where, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
+            values = [value for item in values for value in item]
+    if len(values) != count or (data is not values and len(data) != shape[0]):
+        raise refused(where, f"({len(values)} values)", f"must be {count}, as the shape says")
+    return values
+
+
+class PredictionAnswer:
+    """Implements `answer.Feed`: one JSON object once all rows have their outputs."""
+
+    def __init__(self, model: str, version: str, signature: Signature, ask: PredictionAsk) -> None:
+        self._model = model
+        self._version = version
+        self._signature = signature
+        self._ask = ask
+        self._got: list[tuple[Any, ...]] = []
+        self.counts = Counts()
+
+    def feed(self, events: Sequence[Event]) -> Progress:
+        """Nothing before the last."""
+        for event in events:
+            self.counts = event.counts
+            match event:
+                case Predicted():
+                    self._got.append(event.outputs)
+                case Finished():
+                    return self._end(event)
+                case Failed():
+                    return Progress(b"", self.counts, failure=event.failure)
+                case Generated() | Embedded() | Cancelled():
+                    raise AssertionError("no event of a prediction")
+        return Progress(b"", self.counts)
+
+    def _end(self, event: Finished) -> Progress:
+        answer: dict[str, object] = {"model_name": self._model, "model_version": self._version}
+        if self._ask.id is not None:
+            answer["id"] = self._ask.id
+        answer["outputs"] = [self._output(at) for at in self._ask.outputs]
+        body = msgspec.json.encode(answer)
+        if len(body) > MAX_PAYLOAD:
+            failure = LimitExceeded("outputs", len(body), MAX_PAYLOAD, "bytes")
+            return Progress(b"", self.counts, failure=failure)
+        return Progress(body, self.counts, reason=event.reason)
+
+    def _output(self, at: int) -> dict[str, object]:
+        spec, parts = self._signature.outputs[at], [outputs[at] for outputs in self._got]
+        values = [value for part in parts for value in part.ravel().tolist()]
+        return {
+            "name": spec.name,
+            "datatype": spec.datatype,
+            "shape": (sum(len(part) for part in parts), *parts[0].shape[1:]),
+            "data": values,
+        }

@@ -1,0 +1,120 @@
+"""An engine for models that predict: a row is a row. How rows share forwards is `batch_engine`'s."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from contracts.control import Probe
+from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
+from contracts.signature import Signature
+from runtime.batch_engine import BatchEngine, Part
+from runtime.engine.interface import Event, Predicted, PredictionRequest, Request
+from runtime.policy.batching import Window
+from runtime.predictor import probe as known_answers
+from runtime.predictor.arrays import Array, find_array_fault, is_finite
+from runtime.predictor.session import NotAsPromised, Session
+
+_log = logging.getLogger(__name__)
+
+BATCH_ROWS: Final = 1024
+Answer = tuple[Array, ...]
+
+
+class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
+    """One session. A row counts as a token."""
+
+    def __init__(
+        self,
+        session: Session,
+        signature: Signature,
+        *,
+        version: str,
+        max_rows: int,
+        probe: Probe | None = None,
+        max_waiting: int = 1024,
+        batch_rows: int = BATCH_ROWS,
+        window: Window | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        super().__init__(
+            version=version,
+            probe=probe,
+            probe_tokens=known_answers.ROWS,
+            max_waiting=max_waiting,
+            max_tokens=batch_rows,
+            window=window,
+            clock_ns=clock_ns,
+        )
+        self._session = session
+        self._signature = signature
+        self._max_rows = max_rows
+
+    def _accept(self, request: Request) -> PredictionRequest | Failure:
+        if not isinstance(request, PredictionRequest):
+            return Internal()  # the API asks nothing else of what predicts
+        if request.rows < 1:
+            return InvalidRequest("inputs", "[]", "must hold a row")
+        if request.rows > self._max_rows:
+            return LimitExceeded("inputs", request.rows, self._max_rows, "rows")
+        if request.inputs.keys() != {spec.name for spec in self._signature.inputs}:
+            return Internal()
+        for spec in self._signature.inputs:
+            if (fault := find_array_fault(request.inputs[spec.name], spec, request.rows)) is not None:
+                _log.error("an input that was not checked: %s", fault)
+                return Internal()
+        return request
+
+    def _costs(self, request: PredictionRequest) -> Sequence[int]:
+        return (1,) * request.rows
+
+    def _forward(
+        self, parts: Sequence[Part[PredictionRequest]], probe: Probe | None
+    ) -> tuple[list[Answer | Failure], str | None]:
+        """Known answers are a run of their own: recorded rows may be of other lengths than words of a request are."""
+        if probe is not None:
+            mismatch = known_answers.verify(probe, self._session, self._signature)
+            if mismatch is not None or not parts:
+                return [], mismatch
+        try:
+            found = self._run(parts)
+        except Exception as error:
+            _log.warning("a forward of %d requests failed: %s", len(parts), type(error).__name__)
+            return [self._try_run(part) for part in parts], None
+        answers: list[Answer | Failure] = []
+        at = 0
+        for part in parts:
+            answers.append(self._judged(tuple(array[at : at + part.count] for array in found)))
+            at += part.count
+        return answers, None
+
+    def _run(self, parts: Sequence[Part[PredictionRequest]]) -> list[Array]:
+        inputs = {}
+        for spec in self._signature.inputs:
+            rows = [part.live.request.inputs[spec.name][part.start : part.stop] for part in parts]
+            inputs[spec.name] = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        return self._session.run(inputs, sum(part.count for part in parts))
+
+    def _try_run(self, part: Part[PredictionRequest]) -> Answer | Failure:
+        try:
+            return self._judged(tuple(self._run([part])))
+        except NotAsPromised as error:
+            _log.error("not as the signature says: %s", error)
+            return Internal()
+        except Exception as error:
+            # Of the right types and shapes, and not what the graph takes: a category that it does not know, for one.
+            # The library's words may quote the values.
+            _log.warning("the graph refuses the values of a request: %s", type(error).__name__)
+            return InvalidRequest("inputs", "(values)", "the model does not take these values")
+
+    def _judged(self, outputs: Answer) -> Answer | Failure:
+        for array, spec in zip(outputs, self._signature.outputs, strict=True):
+            if not is_finite(array):
+                rule = f"the model's '{spec.name}' is not finite for them, and JSON has no such number"
+                return InvalidRequest("inputs", "(values)", rule)
+        return outputs
+
+    def _events(self, part: Part[PredictionRequest], answer: Answer) -> list[Event]:
+        return [Predicted(part.live.request.request_id, answer, part.live.counts)]

@@ -1,0 +1,104 @@
+"""Known answers of a model that predicts: rows that its signature says how to make, and what it gave for them.
+
+Recording also shows that rows share a forward without touching one another: the same row alone gives the same answer.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from contracts.control import KnownTensor, Probe
+from contracts.signature import Signature, TensorSpec, Value
+from runtime.predictor.arrays import Array, Arrays, as_array, is_finite, known, restored
+from runtime.predictor.session import NotAsPromised, Session, first_line
+
+ROWS: Final = 8
+TOLERANCE: Final = 1e-4  # of 1, or of the value where that is more
+_STEP: Final = 0x9E3779B1  # of Knuth's multiplicative hashing: far apart, whatever the number
+_SPAN: Final = 1 << 32
+
+
+def example_rows(signature: Signature) -> Arrays:
+    """ROWS rows: of the signature's examples where it has some; else floats in [-2, 2), small whole numbers, words."""
+    return {spec.name: _example(spec, at) for at, spec in enumerate(signature.inputs)}
+
+
+def _example(spec: TensorSpec, at: int) -> Array:
+    shape = (ROWS, *spec.shape[1:])
+    count = int(np.prod(shape))
+    if spec.examples:
+        values: list[Value] = [spec.examples[number % len(spec.examples)] for number in range(count)]
+    else:
+        values = [_value(spec, number + 7919 * at) for number in range(count)]
+    return as_array(values, spec.datatype, shape)
+
+
+def _value(spec: TensorSpec, number: int) -> Value:
+    drawn = (number + 1) * _STEP % _SPAN
+    match spec.datatype:
+        case "FP32" | "FP64":
+            return 4 * drawn / _SPAN - 2
+        case "BOOL":
+            return drawn % 2 == 1
+        case "BYTES":
+            return "abcdefgh"[drawn % 8]
+        case _:
+            return drawn % 8
+
+
+def record(session: Session, signature: Signature) -> Probe:
+    """Raises ValueError, saying what is wrong: it does not compute them, the answer is no number, or rows are not
+    independent of one another."""
+    inputs = example_rows(signature)
+    try:
+        outputs = session.run(inputs, ROWS)
+        alone = [session.run({name: array[at : at + 1] for name, array in inputs.items()}, 1) for at in range(ROWS)]
+    except NotAsPromised as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:
+        raise ValueError(f"it does not compute example rows: {first_line(error)}") from error
+    for index, (spec, array) in enumerate(zip(signature.outputs, outputs, strict=True)):
+        if not is_finite(array):
+            raise ValueError(f"'{spec.name}' is not finite for example rows")
+        for at in range(ROWS):
+            if _differs(array[at : at + 1], alone[at][index], TOLERANCE) is not None:
+                raise ValueError(f"'{spec.name}' of a row depends on the rows beside it")
+    return Probe(
+        token_ids=(),
+        top_ids=(),
+        top_logits=(),
+        tolerance=TOLERANCE,
+        inputs=tuple(known(spec.name, inputs[spec.name]) for spec in signature.inputs),
+        outputs=tuple(known(spec.name, array) for spec, array in zip(signature.outputs, outputs, strict=True)),
+    )
+
+
+def verify(probe: Probe, session: Session, signature: Signature) -> str | None:
+    """What is wrong, in words; None where the model gives again what it gave."""
+    if [tensor.name for tensor in probe.inputs] != [spec.name for spec in signature.inputs]:
+        return "known answers for other inputs"
+    if [tensor.name for tensor in probe.outputs] != [spec.name for spec in signature.outputs]:
+        return "known answers for other outputs"
+    inputs = {spec.name: restored(tensor, spec) for tensor, spec in zip(probe.inputs, signature.inputs, strict=True)}
+    try:
+        outputs = session.run(inputs, _rows(probe.inputs))
+    except Exception as error:
+        return f"it raised: {first_line(error)}"
+    for array, tensor, spec in zip(outputs, probe.outputs, signature.outputs, strict=True):
+        if (difference := _differs(restored(tensor, spec), array, probe.tolerance)) is not None:
+            return f"'{spec.name}': {difference}"
+    return None
+
+
+def _rows(tensors: tuple[KnownTensor, ...]) -> int:
+    return tensors[0].shape[0]
+
+
+def _differs(wanted: Array, found: Array, tolerance: float) -> str | None:
+    if wanted.shape != found.shape:
+        return f"{list(found.shape)} instead of {list(wanted.shape)}"
+    if wanted.dtype.kind != "f":
+        return None if bool(np.array_equal(wanted, found)) else "another value"
+    off = np.abs(found.astype(np.float64) - wanted) / np.maximum(1.0, np.abs(wanted))
+    # Written so that a value that is no number is off.
+    return None if bool((off <= tolerance).all()) else f"off by {float(off.max()):.4g}, tolerance {tolerance:.4g}"

@@ -1,0 +1,87 @@
+"""How a model that predicts is proven: its session is made of verified bytes, and its known answers are recorded."""
+
+import logging
+
+from contracts.artifact_errors import ArtifactRejected, ManifestCorrupt, ProbeFailed
+from contracts.control import Fingerprint, GateFacts, Probe, SealAttestation
+from contracts.errors import Refused
+from contracts.manifest import Manifest
+from contracts.signature import Signature
+from runtime.predictor import probe as known_answers
+from runtime.predictor.engine import PredictorEngine
+from runtime.predictor.session import MODEL, Session, fingerprint
+from runtime.weights import Lease, pinned_files, required
+
+log = logging.getLogger(__name__)
+
+
+def signature_of(manifest: Manifest, version: str) -> Signature:
+    """Raises `Refused(ManifestCorrupt)` where it has none."""
+    if manifest.signature is None:
+        raise Refused(ManifestCorrupt(version, "what predicts has a signature"))
+    return manifest.signature
+
+
+def open_session(lease: Lease, version: str, threads: int) -> Session:
+    """Raises `Refused`."""
+    return Session(required(pinned_files(lease), MODEL), signature_of(lease.manifest, version), threads)
+
+
+def seal(version: str, lease: Lease) -> SealAttestation:
+    """Raises `Refused`: what is wrong with the draft, in the words of whatever found it."""
+    manifest = lease.manifest
+    signature = signature_of(manifest, version)
+    session = open_session(lease, version, 1)
+    try:
+        probe = known_answers.record(session, signature)
+    except ValueError as error:
+        raise Refused(ArtifactRejected(MODEL, str(error))) from error
+    engine = PredictorEngine(
+        session, signature, version=version, max_rows=manifest.limits.max_input_tokens, probe=probe
+    )
+    if (failure := engine.run_probe_alone()) is not None:
+        raise Refused(failure)
+    return SealAttestation(
+        version=version,
+        fingerprint=_fingerprint(manifest),
+        threads=1,
+        fast_bind=False,
+        probe=probe,
+        gate=_facts(manifest),
+    )
+
+
+def known_answers_of(version: str, lease: Lease, session: Session) -> Probe:
+    """As attested for this fingerprint; without one they are recorded here, before anything is served.
+
+    Raises `Refused(ProbeFailed)` where that can't be done.
+    """
+    wanted = _fingerprint(lease.manifest)
+    found = next((item for item in lease.attestations if item.fingerprint == wanted), None)
+    if found is not None:
+        return found.probe
+    log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
+    try:
+        return known_answers.record(session, signature_of(lease.manifest, version))
+    except ValueError as error:
+        raise Refused(ProbeFailed(version, str(error))) from error
+
+
+def _fingerprint(manifest: Manifest) -> Fingerprint:
+    return Fingerprint(torch=fingerprint(), dtype=manifest.engine.dtype, device_class="cpu")
+
+
+def _facts(manifest: Manifest) -> GateFacts:
+    return GateFacts(
+        architecture=manifest.engine.architecture,
+        dtype=manifest.engine.dtype,
+        layers=0,
+        kv_heads=0,
+        head_dim=0,
+        value_dim=0,
+        vocab_size=0,
+        max_positions=manifest.limits.max_input_tokens,
+        kv_bytes_per_token=0,
+        first_use=(),
+        kind="predict",
+    )

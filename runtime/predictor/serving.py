@@ -1,0 +1,51 @@
+"""A model that predicts, bound and ready: from a body to rows for its engine."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from contracts.control import Bind
+from contracts.manifest import Kind, Limits
+from contracts.signature import Signature
+from contracts.timeline import Span
+from runtime.engine.interface import Engine, PredictionRequest
+from runtime.open_inference import PredictionAnswer, PredictionAsk, decode_prediction
+from runtime.predictor.arrays import Arrays, as_array
+from runtime.serving import EngineThread, Prepared
+
+INLINE_BYTES: Final = 16_384  # larger bodies are decoded beside the loop
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorServing:
+    """Implements `serving.Served`."""
+
+    bind: Bind
+    limits: Limits
+    signature: Signature
+    engine: Engine
+    thread: EngineThread
+    spans: tuple[Span, ...]
+    bytes_by_tier: Mapping[str, int]
+
+    def __repr__(self) -> str:
+        return f"<PredictorServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
+
+    @property
+    def kind(self) -> Kind:
+        """See `Served`, as for `prepare`."""
+        return "predict"
+
+    async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
+        if len(raw) > INLINE_BYTES:
+            ask, inputs = await asyncio.to_thread(self._decode, raw)
+        else:
+            ask, inputs = self._decode(raw)
+        answer = PredictionAnswer(self.bind.model, self.bind.version, self.signature, ask)
+        request = PredictionRequest(request_id=request_id, rows=ask.rows, inputs=inputs)
+        return Prepared(request, answer, stream=False)
+
+    def _decode(self, raw: bytes) -> tuple[PredictionAsk, Arrays]:
+        ask = decode_prediction(raw, self.signature, self.limits.max_input_tokens)
+        return ask, {each.spec.name: as_array(each.values, each.spec.datatype, each.shape) for each in ask.inputs}

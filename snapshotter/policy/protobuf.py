@@ -1,0 +1,156 @@
+"""Read protobuf's wire format strictly: each field that a message may have, and no other; nothing is copied.
+
+A table says what a field is. What is refused although protobuf's own readers take it: unknown fields, groups, a
+singular field that occurs twice (they would merge it, or let the last one win), a type other than the table's, numbers
+of more than 64 bits.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Final
+
+
+class Malformed(ValueError):
+    """The bytes are no such message. The text says what is wrong."""
+
+
+class Form(Enum):
+    """How a field's value is written: protobuf's wire types."""
+
+    VARINT = 0
+    FIXED64 = 1
+    LENGTH = 2  # text, bytes, messages, packed numbers
+    FIXED32 = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`is_kept`: its values are wanted; of the others is known how many there were, and that they were well-formed."""
+
+    name: str
+    form: Form
+    is_repeated: bool = False
+    is_kept: bool = True
+
+
+Table = Mapping[int, Field]
+_LONGEST_VARINT: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that was read: kept values of each field in order, and how often each occurred."""
+
+    numbers: Mapping[str, list[int]]
+    parts: Mapping[str, list[memoryview]]
+    counts: Mapping[str, int]
+
+    def number(self, name: str, default: int = 0) -> int:
+        """A singular number."""
+        return self.numbers.get(name, [default])[0]
+
+    def part(self, name: str) -> memoryview | None:
+        """A singular message, or bytes."""
+        found = self.parts.get(name)
+        return found[0] if found else None
+
+    def text(self, name: str) -> str:
+        """A singular text, "" where it is absent. Raises Malformed."""
+        return as_text(self.parts.get(name, [memoryview(b"")])[0])
+
+    def messages(self, name: str) -> list[memoryview]:
+        """A repeated message."""
+        return self.parts.get(name, [])
+
+    def has(self, name: str) -> bool:
+        """Whether it occurred at all."""
+        return name in self.counts
+
+
+def as_text(part: memoryview) -> str:
+    """Raises Malformed where it is not UTF-8."""
+    try:
+        return str(part, "utf-8")
+    except UnicodeDecodeError:
+        raise Malformed("a text is not UTF-8") from None
+
+
+def read_message(data: memoryview, table: Table, what: str) -> Message:
+    """All of `data` as one message of `table`; `what` it is, for the error. Raises Malformed."""
+    numbers: dict[str, list[int]] = {}
+    parts: dict[str, list[memoryview]] = {}
+    counts: dict[str, int] = {}
+    at, end = 0, len(data)
+    while at < end:
+        key_at = at
+        key = data[at]  # nearly every key is one byte, and a large model has millions of fields
+        if key < 128:
+            at += 1
+        else:
+            key, at = read_varint(data, at, what)
+        field = table.get(key >> 3)
+        if field is None:
+            raise Malformed(f"{what} has a field of number {key >> 3}, which is not known here")
+        if key & 7 != field.form.value:
+            raise Malformed(f"{what}.{field.name} is written as another type")
+        counts[field.name] = counts.get(field.name, 0) + 1
+        if counts[field.name] > 1 and not field.is_repeated:
+            raise Malformed(f"{what}.{field.name} occurs twice")
+        start = at
+        run = _run_of(key, field.form) if field.is_repeated and not field.is_kept else None
+        if run is not None and (found := run.match(data, key_at)) is not None:
+            at = found.end()
+            continue
+        if field.form is Form.VARINT:
+            value, at = read_varint(data, at, what)
+            if field.is_kept:
+                numbers.setdefault(field.name, []).append(value)
+            continue
+        if field.form is Form.LENGTH:
+            length, start = read_varint(data, at, what)
+            at = start + length
+        else:
+            at += 4 if field.form is Form.FIXED32 else 8
+        if at > end:
+            raise Malformed(f"{what}.{field.name} ends after its message")
+        if field.is_kept:
+            parts.setdefault(field.name, []).append(data[start:at])
+    return Message(numbers, parts, counts)
+
+
+@cache
+def _run_of(key: int, form: Form) -> re.Pattern[bytes] | None:
+    """Many small fields of one number, one after another: of a forest's nodes there are millions, and none is kept.
+    Possessive, so that nothing is remembered of each. What has ten bytes is read one by one."""
+    if key > 127:
+        return None
+    written = re.escape(bytes([key]))
+    match form:
+        case Form.VARINT:
+            return re.compile(rb"(?:" + written + rb"[\x80-\xff]{0,8}+[\x00-\x7f])++")
+        case Form.FIXED32:
+            return re.compile(rb"(?:" + written + rb"[\x00-\xff]{4})++")
+        case _:
+            return None
+
+
+def read_varint(data: memoryview, at: int, what: str) -> tuple[int, int]:
+    """The number at `at`, under 2**64, and where it ends. Raises Malformed."""
+    value = shift = 0
+    for place in range(at, min(at + _LONGEST_VARINT, len(data))):
+        byte = data[place]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            if value >> 64:
+                break
+            return value, place + 1
+        shift += 7
+    raise Malformed(f"{what} holds a number that does not end, or has more than 64 bits")
+
+
+def signed(value: int) -> int:
+    """An int32 or int64 of the wire as the number that was written."""
+    return value - (1 << 64) if value >> 63 else value

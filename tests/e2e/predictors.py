@@ -1,0 +1,60 @@
+"""Classical models trained in the tests, as scikit-learn has them and as ONNX."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import skl2onnx
+from sklearn.datasets import make_classification
+from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+OPSETS = {"": 17, "ai.onnx.ml": 3}
+COLUMNS = 6
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model, rows that it has not seen, and its ONNX form."""
+
+    model: Any
+    rows: Any  # float32 [40, COLUMNS]
+    onnx: Any
+
+    def write(self, directory: Path, signature: str | None = None) -> Path:
+        """As a directory to push."""
+        directory.mkdir(parents=True)
+        onnx.save_model(self.onnx, directory / "model.onnx")
+        if signature is not None:
+            (directory / "signature.json").write_text(signature)
+        return directory
+
+
+def train(model: Any, *, names: bool = False) -> Trained:
+    """On made-up rows of three classes, which have `names` or are 0, 1 and 2."""
+    rows, classes = make_classification(
+        n_samples=240, n_features=COLUMNS, n_informative=4, n_classes=3, class_sep=0.8, random_state=7
+    )
+    rows = rows.astype(np.float32)
+    model.fit(rows[:200], np.array(["red", "green", "grün"])[classes[:200]] if names else classes[:200])
+    options = {} if not hasattr(model, "predict_proba") else {id(model): {"zipmap": False}}
+    return Trained(model, rows[200:], skl2onnx.to_onnx(model, rows[:1], options=options, target_opset=OPSETS))
+
+
+def logistic() -> Trained:
+    """Logistic regression behind a scaler; its classes have names."""
+    return train(make_pipeline(StandardScaler(), LogisticRegression(C=0.7)), names=True)
+
+
+def boosted() -> Trained:
+    """Gradient boosting of classes."""
+    return train(GradientBoostingClassifier(n_estimators=30, max_depth=3, random_state=1))
+
+
+def boosted_regression() -> Trained:
+    """Gradient boosting of a number."""
+    return train(GradientBoostingRegressor(n_estimators=30, max_depth=3, random_state=1))

@@ -1,0 +1,218 @@
+"""Rows give in any company what they give alone; costs are exact; a fault costs its request; known answers hold."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from contracts.artifact_errors import ArtifactRejected, ProbeFailed
+from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Overloaded, Refused
+from runtime.engine.interface import Cancelled, Event, Failed, Finished, GenerationRequest, Predicted, Sampling
+from runtime.policy.batching import Window
+from runtime.predictor import probe as known_answers
+from runtime.predictor.session import Session
+from tests.runtime.predictor import models
+from tests.runtime.predictor.models import WEIGHTS, ask, opened, outputs_of, run_dry
+
+ROWS = np.random.default_rng(2).normal(size=(60, 4)).astype(np.float32)
+WANTED = ROWS @ WEIGHTS
+LINEAR = opened(models.regression())
+
+
+def test_alone_and_together() -> None:
+    """Requests of several rows share forwards, are cut over several, and each has its own rows back in order."""
+    engine = LINEAR.engine(batch_rows=16)
+    for at in range(0, 60, 20):
+        assert engine.admit(ask(str(at), x=ROWS[at : at + 20])) is None
+    events = run_dry(engine)
+    assert sum(isinstance(event, Predicted) for event in events) > 3
+    for at in range(0, 60, 20):
+        assert np.allclose(outputs_of(events, str(at)), WANTED[at : at + 20], atol=1e-5)
+    final = [event for event in events if isinstance(event, Finished)]
+    assert [event.counts.prompt_tokens for event in final] == [20, 20, 20]
+    assert sum(event.counts.device_us for event in final) == engine.busy_ns // 1000
+
+
+def test_labels_that_are_words() -> None:
+    """Outputs of several types, words among them."""
+    engine = opened(models.classifier()).engine()
+    assert engine.admit(ask("a", x=np.array([[9, 0], [0, 9], [-9, -9]], np.float32))) is None
+    events = run_dry(engine)
+    assert list(outputs_of(events, "a")) == ["left", "right", "grün"]
+    assert np.allclose(outputs_of(events, "a", 1).sum(1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("request_", "want"),
+    [
+        pytest.param(ask("a", x=ROWS[:0]), InvalidRequest("inputs", "[]", "must hold a row"), id="no row"),
+        pytest.param(ask("a", x=ROWS[:51]), LimitExceeded("inputs", 51, 50, "rows"), id="too many rows"),
+        pytest.param(ask("a", y=ROWS[:2]), Internal(), id="another input"),
+        pytest.param(ask("a", x=ROWS[:2, :3]), Internal(), id="another shape"),
+        pytest.param(ask("a", x=ROWS[:2].astype(np.float64)), Internal(), id="another type"),
+        pytest.param(
+            GenerationRequest(request_id="a", prompt_ids=(1,), sampling=Sampling(max_tokens=1)), Internal(), id="a text"
+        ),
+    ],
+)
+def test_refused_at_once(request_: Any, want: Failure) -> None:
+    """Before any compute; what the API has checked already is checked again, as a graph trusts its shapes."""
+    engine = LINEAR.engine()
+    assert engine.admit(request_) == want
+    assert not engine.has_work
+
+
+def test_the_queue_is_bounded_and_ids_are_unique() -> None:
+    """Overloaded where it is full."""
+    engine = LINEAR.engine(max_waiting=1)
+    assert engine.admit(ask("a", x=ROWS[:1])) is None
+    assert engine.admit(ask("a", x=ROWS[:1])) == InvalidRequest("request_id", "a", "is in use")
+    assert engine.admit(ask("b", x=ROWS[:1])) == Overloaded("the engine's queue", 1, 1.0)
+
+
+def test_values_that_a_graph_refuses_cost_their_request_alone() -> None:
+    """A category that it does not know is the caller's fault, and nobody else's."""
+    engine = opened(models.picky(), b'{"inputs": [{"name": "colour", "examples": ["green", "red"]}]}').engine()
+    for name, colour in (("a", "red"), ("b", "blue"), ("c", "green")):
+        assert engine.admit(ask(name, colour=np.array([[colour]], object))) is None
+    events = run_dry(engine)
+    assert {event.request_id: type(event) for event in events} == {"a": Finished, "b": Failed, "c": Finished}
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    assert failed.failure == InvalidRequest("inputs", "(values)", "the model does not take these values")
+    assert outputs_of(events, "c").tolist() == [[[0.0, 1.0]]]
+
+
+def test_an_answer_that_is_no_number_is_refused() -> None:
+    """JSON has none for it; who asked beside it is answered."""
+    engine = opened(models.logarithm()).engine()
+    for name, value in (("a", 1.0), ("b", -1.0), ("c", 0.0)):
+        assert engine.admit(ask(name, x=np.array([[value]], np.float32))) is None
+    events = run_dry(engine)
+    failures = {event.request_id: event.failure for event in events if isinstance(event, Failed)}
+    assert failures.keys() == {"b", "c"}
+    assert all(isinstance(failure, InvalidRequest) and "not finite" in failure.rule for failure in failures.values())
+    assert outputs_of(events, "a").tolist() == [[0.0]]
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.integers(1, 20)),
+        st.tuples(st.just("cancel"), st.integers(0, 9)),
+        st.tuples(st.just("step"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@given(actions=ACTIONS, batch_rows=st.integers(1, 40))
+@settings(max_examples=40)
+def test_any_schedule(actions: list[tuple[str, int]], batch_rows: int) -> None:
+    """Whatever arrives and is cancelled around it, each request ends once, with its own rows."""
+    engine = LINEAR.engine(batch_rows=batch_rows)
+    asked: dict[str, int] = {}
+    events: list[Event] = []
+    for kind, what in actions:
+        if kind == "arrive":
+            name = str(len(asked))
+            asked[name] = what
+            assert engine.admit(ask(name, x=ROWS[:what])) is None
+        elif kind == "cancel":
+            engine.cancel(str(what))
+        else:
+            events.extend(engine.step())
+            engine.check_integrity()
+    events.extend(run_dry(engine))
+    for name, rows in asked.items():
+        (last,) = [event for event in events if event.request_id == name and isinstance(event, Finished | Cancelled)]
+        if isinstance(last, Finished):
+            assert np.allclose(outputs_of(events, name), WANTED[:rows], atol=1e-5)
+
+
+def test_the_first_waits_for_company_within_the_window() -> None:
+    """The same window as that of embeddings, and none where a forward is full."""
+    now = [0]
+    window = Window(wait_s=0.004, alone_s=0.01)
+    engine = LINEAR.engine(clock_ns=lambda: now[0], batch_rows=4, window=window)
+    assert engine.admit(ask("a", x=ROWS[:2])) is None
+    assert engine.linger_s == pytest.approx(0.004)
+    now[0] = 3_000_000
+    assert engine.linger_s == pytest.approx(0.001)
+    assert engine.admit(ask("b", x=ROWS[:3])) is None
+    assert engine.linger_s == 0
+
+
+def test_known_answers_come_again() -> None:
+    """In the first step, charged to nobody; a matching replica serves."""
+    probe = known_answers.record(LINEAR.session, LINEAR.signature)
+    engine = LINEAR.engine(probe=probe)
+    assert engine.admit(ask("a", x=ROWS[:2])) is None
+    events = run_dry(engine)
+    assert np.allclose(outputs_of(events, "a"), WANTED[:2], atol=1e-5)
+    assert not engine.needs_probe
+    alone = LINEAR.engine(probe=probe)
+    assert alone.run_probe_alone() is None
+    assert not alone.needs_probe
+
+
+def test_other_answers_poison() -> None:
+    """Negative control: another model under the same signature gives none away."""
+    probe = known_answers.record(LINEAR.session, LINEAR.signature)
+    spoilt = structs.replace(
+        probe, outputs=(structs.replace(probe.outputs[0], data=(9.0, *probe.outputs[0].data[1:])),)
+    )
+    engine = LINEAR.engine(probe=spoilt)
+    assert engine.admit(ask("a", x=ROWS[:2])) is None
+    (event,) = run_dry(engine)
+    assert isinstance(event, Failed)
+    assert isinstance(event.failure, ProbeFailed)
+    assert "'y': off by" in event.failure.reason
+    assert engine.admit(ask("b", x=ROWS[:2])) == event.failure
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "want"),
+    [
+        pytest.param("inputs", (), "other inputs", id="inputs"),
+        pytest.param("outputs", (), "other outputs", id="outputs"),
+    ],
+)
+def test_known_answers_of_another_signature(field: str, value: tuple[()], want: str) -> None:
+    """Are none."""
+    probe = structs.replace(known_answers.record(LINEAR.session, LINEAR.signature), **{field: value})
+    assert want in str(known_answers.verify(probe, LINEAR.session, LINEAR.signature))
+
+
+@pytest.mark.parametrize(
+    ("model", "want"),
+    [
+        pytest.param(models.centred(), "depends on the rows beside it", id="rows that touch one another"),
+        pytest.param(models.picky(), "does not compute example rows", id="rows that it refuses"),
+        pytest.param(models.logarithm(), "not finite", id="answers that are no number"),
+    ],
+)
+def test_what_can_not_be_recorded_is_not_sealed(model: Any, want: str) -> None:
+    """The push is refused with the reason."""
+    with pytest.raises(Refused, match=want) as caught:
+        models.sealed(model)
+    assert isinstance(caught.value.failure, ArtifactRejected)
+
+
+def test_examples_of_the_signature_are_recorded() -> None:
+    """So what takes no other values can be sealed."""
+    lease = models.sealed(models.picky(), b'{"inputs": [{"name": "colour", "examples": ["green", "red"]}]}')
+    (attestation,) = lease.attestations
+    assert attestation.probe.inputs[0].data == ("green", "red") * 4
+    assert attestation.fingerprint.torch.startswith("onnxruntime ")
+
+
+def test_the_graph_is_what_was_judged() -> None:
+    """A session whose tensors are not those of the signature is refused."""
+    model = models.regression()
+    other = models.signature_of(models.logarithm())
+    with pytest.raises(Refused, match="otherwise than it was judged"):
+        Session(model.SerializeToString(), other, 1)
+    with pytest.raises(Refused, match="does not take it"):
+        Session(b"\x08\x08", models.signature_of(model), 1)

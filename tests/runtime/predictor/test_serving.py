@@ -1,0 +1,119 @@
+"""A version that predicts, restored: from a body to an answer, by its attestation; closed where that does not hold."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from contracts.artifact_errors import ArtifactRejected, ProbeFailed
+from contracts.control import Bind, Fingerprint
+from contracts.errors import Failure, Refused
+from contracts.timeline import Stage
+from runtime.engine.interface import Event, Failed, Finished
+from runtime.predictor.serving import PredictorServing
+from runtime.replica import Wiring
+from runtime.restore import restore
+from tests.runtime.predictor import models
+from tests.runtime.versions import MemoryLease
+
+DEADLINE_S = 30.0
+
+
+class Heard:
+    """What the engine's thread said."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended = threading.Event()
+
+    @property
+    def failure(self) -> Failure | None:
+        return next((event.failure for event in self.events if isinstance(event, Failed)), None)
+
+    def take(self, events: list[Event]) -> None:
+        self.events += events
+        if any(isinstance(event, Finished | Failed) for event in events):
+            self.ended.set()
+
+
+@contextmanager
+def restored(lease: MemoryLease, heard: Heard) -> Iterator[PredictorServing]:
+    bind = Bind(tenant="t", model="m", version=lease.version.id, device_class="cpu-1", threads=1, kv_bytes=0)
+    serving = restore(bind, Wiring(heard.take, lambda busy: None), lease.acquire)
+    assert isinstance(serving, PredictorServing)
+    try:
+        yield serving
+    finally:
+        assert serving.thread.stop(DEADLINE_S)
+
+
+def body(rows: Any, **more: Any) -> bytes:
+    tensor = {"name": "x", "shape": [len(rows), 4], "datatype": "FP32", "data": rows}
+    return json.dumps({"inputs": [tensor], **more}).encode()
+
+
+def ask(serving: PredictorServing, heard: Heard, raw: bytes) -> Any:
+    prepared = asyncio.run(serving.prepare("/v2/infer", raw, "r", 0))
+    serving.thread.submit(prepared.request)
+    assert heard.ended.wait(DEADLINE_S)
+    return prepared.answer.feed(heard.events)
+
+
+@pytest.mark.parametrize("rows", [1, 90], ids=["decoded inline", "decoded beside the loop"])
+def test_from_body_to_answer(rows: int) -> None:
+    """As the arithmetic has it, under the id that was given."""
+    given = np.random.default_rng(3).normal(size=(rows, 4)).round(12)
+    heard = Heard()
+    with restored(models.sealed(models.regression()), heard) as serving:
+        progress = ask(serving, heard, body(given.tolist(), id="42", parameters={"x": "y" * 20_000 * (rows > 1)}))
+    answer = json.loads(progress.data)
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("42", "m", serving.bind.version)
+    (output,) = answer["outputs"]
+    assert output["shape"] == [rows, 2]
+    assert np.allclose(np.reshape(output["data"], (rows, 2)), given.astype(np.float32) @ models.WEIGHTS, atol=1e-5)
+    assert progress.counts.prompt_tokens == rows
+    assert progress.reason == "stop"
+    assert [span.stage for span in serving.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
+
+
+def test_wrong_known_answers_close_it() -> None:
+    """Nothing of a replica that computes otherwise than at sealing leaves it."""
+    lease = models.sealed(models.regression())
+    (attestation,) = lease.attestations
+    outputs = attestation.probe.outputs[0]
+    bent = structs.replace(outputs, data=(outputs.data[0], 7.0, *outputs.data[2:]))
+    wrong = structs.replace(attestation, probe=structs.replace(attestation.probe, outputs=(bent,)))
+    heard = Heard()
+    with restored(MemoryLease(lease.version, (wrong,)), heard) as serving:
+        progress = ask(serving, heard, body([[1, 2, 3, 4]]))
+    assert isinstance(progress.failure, ProbeFailed)
+    assert not progress.data
+
+
+def test_without_an_attestation_answers_are_recorded_first() -> None:
+    """Of another library or version of it: in quarantine, before anything is served."""
+    lease = models.sealed(models.regression())
+    (attestation,) = lease.attestations
+    other = structs.replace(
+        attestation, fingerprint=Fingerprint(torch="onnxruntime 0.1", dtype="float32", device_class="cpu")
+    )
+    heard = Heard()
+    with restored(MemoryLease(lease.version, (other,)), heard) as serving:
+        progress = ask(serving, heard, body([[1, 0, 0, 0]]))
+    assert progress.reason == "stop"
+
+
+def test_other_bytes_are_no_graph() -> None:
+    """What the cache gives is what the session is made of."""
+    version = models.version_of(models.regression())
+    lease = MemoryLease(version)
+    lease._linear[:64] = bytes(64)
+    with pytest.raises(Refused) as caught, restored(lease, Heard()):
+        pass
+    assert isinstance(caught.value.failure, ArtifactRejected)

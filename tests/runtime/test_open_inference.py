@@ -1,0 +1,152 @@
+"""Predictions are decoded strictly against the signature, and answered in the protocol's form."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Refused, SchemaMismatch
+from contracts.frames import MAX_PAYLOAD, Counts
+from contracts.signature import TensorSpec, sign
+from runtime.engine.interface import Event, Failed, Finished, Predicted
+from runtime.open_inference import PredictionAnswer, PredictionAsk, decode_prediction
+
+SIGNATURE = sign(
+    [TensorSpec("x", "FP32", (-1, 2)), TensorSpec("s", "BYTES", (-1,))],
+    [TensorSpec("label", "BYTES", (-1,)), TensorSpec("p", "FP32", (-1, 2))],
+)
+X = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2.5, 3, 4]}
+S = {"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a", "ü"]}
+
+
+def decode(body: Any, max_rows: int = 10) -> PredictionAsk:
+    return decode_prediction(body if isinstance(body, bytes) else json.dumps(body).encode(), SIGNATURE, max_rows)
+
+
+def having(*inputs: Any, **more: Any) -> dict[str, Any]:
+    return {"inputs": list(inputs), **more}
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        pytest.param(having(X, S), (0, 1), id="flat"),
+        pytest.param(having(S, X), (0, 1), id="in another order"),
+        pytest.param(having(X | {"data": [[1, 2.5], [3, 4]]}, S), (0, 1), id="nested"),
+        pytest.param(having(X, S, outputs=[]), (0, 1), id="no outputs are all"),
+        pytest.param(having(X, S, outputs=[{"name": "p"}, {"name": "label"}]), (1, 0), id="in the order asked"),
+        pytest.param(having(X, S, parameters={"schema_hash": SIGNATURE.schema_hash}), (0, 1), id="the right schema"),
+        pytest.param(
+            having(X, S, parameters={"binary_data_output": False, "mine": [1]}, more=1), (0, 1), id="what asks nothing"
+        ),
+    ],
+)
+def test_decoded(body: dict[str, Any], outputs: tuple[int, ...]) -> None:
+    """Inputs come in the signature's order, flat."""
+    ask = decode(body)
+    assert [list(each.values) for each in ask.inputs] == [[1, 2.5, 3, 4], ["a", "ü"]]
+    assert [each.shape for each in ask.inputs] == [(2, 2), (2,)]
+    assert (ask.rows, ask.outputs) == (2, outputs)
+
+
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        pytest.param(b"{", "body=(JSON): ", id="no JSON"),
+        pytest.param([], "body=[]: must be a JSON object", id="no object"),
+        pytest.param({}, "inputs=(missing): is required", id="no inputs"),
+        pytest.param({"inputs": 1}, "inputs=1: Expected `array`", id="inputs that are none"),
+        pytest.param(having({"name": "x"}), "inputs[0].shape=(missing): is required", id="no shape"),
+        pytest.param(having(X), "the input 's' is required", id="one is missing"),
+        pytest.param(having(X, S, X), "an input is given twice", id="one is given twice"),
+        pytest.param(having(X, S, X | {"name": "z"}), 'inputs="z": the inputs of this version are x', id="a stranger"),
+        pytest.param(having(X | {"datatype": "FP64"}, S), 'inputs.x.datatype="FP64": must be FP32', id="another type"),
+        pytest.param(having(X | {"shape": [2, 3]}, S), "must be [rows (1 or more), 2]", id="another shape"),
+        pytest.param(having(X | {"shape": [4]}, S), "must be [rows (1 or more), 2]", id="fewer dimensions"),
+        pytest.param(having(X | {"shape": [0, 2]}, S), "must be [rows (1 or more), 2]", id="no row"),
+        pytest.param(having(X | {"shape": [-1, 2]}, S), "must be [rows (1 or more), 2]", id="a negative row"),
+        pytest.param(having(X | {"data": [1, 2, 3]}, S), "(3 values)\": must be 4", id="too few values"),
+        pytest.param(having(X | {"data": [[1, 2], [3]]}, S), "lists of 2 at depth 1", id="ragged lists"),
+        pytest.param(having(X | {"data": [[1, 2], 3]}, S), "lists of 2 at depth 1", id="half nested"),
+        pytest.param(having(X | {"data": [[1, 2]] * 3}, S), "must be 4", id="too many lists"),
+        pytest.param(having(X | {"data": [[[1], [2]], [[3], [4]]]}, S), "must be FP32", id="nested too deeply"),
+        pytest.param(having(X | {"data": [1, 2, None, 4]}, S), "inputs.x.data[2]=\"null\": must be FP32", id="null"),
+        pytest.param(having(X | {"data": [1, 2, 1e39, 4]}, S), "inputs.x.data[2]", id="out of range"),
+        pytest.param(having(X, S | {"data": ["a", 1]}), "inputs.s.data[1]=\"1\": must be BYTES", id="no text"),
+        pytest.param(having(X, S | {"shape": [1], "data": ["a"]}), "as many rows", id="rows that differ"),
+        pytest.param(having(X, S, outputs=[{"name": "z"}]), "the outputs of this version are label, p", id="no output"),
+        pytest.param(having(X, S, outputs=[{"name": "p"}] * 2), "asked for twice", id="an output twice"),
+        pytest.param(having(X, S, id="i" * 257), "at most 256 characters", id="a long id"),
+        pytest.param(having(X | {"parameters": {"binary_data_size": 16}}, S), "is not supported", id="binary data"),
+        pytest.param(having(X, S, parameters={"binary_data_output": True}), "is not supported", id="binary answers"),
+        pytest.param(having(X, S, outputs=[{"name": "p", "parameters": {"classification": 2}}]), "is not supported",
+                     id="an extension"),
+        pytest.param(having(X, S, parameters={"schema_hash": 1}), "must be a text", id="a hash that is none"),
+    ],
+)  # fmt: skip
+def test_refused(body: Any, want: str) -> None:
+    """By field, value and rule."""
+    with pytest.raises(Refused) as caught:
+        decode(body)
+    assert isinstance(caught.value.failure, InvalidRequest)
+    assert want in caught.value.failure.message
+
+
+@pytest.mark.parametrize(
+    ("body", "max_rows", "want"),
+    [
+        pytest.param(having(X, S), 1, LimitExceeded("inputs", 2, 1, "rows"), id="too many rows"),
+        pytest.param(having(X, S, parameters={"schema_hash": "0" * 64}), 10,
+                     SchemaMismatch("0" * 64, SIGNATURE.schema_hash), id="another schema"),
+    ],
+)  # fmt: skip
+def test_limits_and_schemas(body: Any, max_rows: int, want: Failure) -> None:
+    """Each with its own code."""
+    with pytest.raises(Refused) as caught:
+        decode(body, max_rows)
+    assert caught.value.failure == want
+
+
+COUNTS = Counts(prompt_tokens=3, device_us=7)
+FIRST = (np.array(["a", "b"], object), np.array([[1, 0], [0.25, 0.75]], np.float32))
+SECOND = (np.array(["c"], object), np.array([[0.5, 0.5]], np.float32))
+
+
+def answer(outputs: tuple[int, ...] = (0, 1), id: str | None = None) -> PredictionAnswer:
+    return PredictionAnswer("m", "v" * 64, SIGNATURE, PredictionAsk(3, (), outputs, id))
+
+
+def test_the_answer() -> None:
+    """All rows in order, each output flat with its shape; nothing is said before the last."""
+    events: list[Event] = [Predicted("r", FIRST, COUNTS), Predicted("r", SECOND, COUNTS)]
+    feed = answer(id="42")
+    assert feed.feed(events).data == b""
+    progress = feed.feed([Finished("r", "stop", COUNTS)])
+    assert json.loads(progress.data) == {
+        "model_name": "m",
+        "model_version": "v" * 64,
+        "id": "42",
+        "outputs": [
+            {"name": "label", "datatype": "BYTES", "shape": [3], "data": ["a", "b", "c"]},
+            {"name": "p", "datatype": "FP32", "shape": [3, 2], "data": [1, 0, 0.25, 0.75, 0.5, 0.5]},
+        ],
+    }
+    assert (progress.reason, progress.counts) == ("stop", COUNTS)
+
+
+def test_only_what_was_asked() -> None:
+    """And no id where none was given."""
+    found = json.loads(answer((1,)).feed([Predicted("r", FIRST, COUNTS), Finished("r", "stop", COUNTS)]).data)
+    assert "id" not in found
+    assert [output["name"] for output in found["outputs"]] == ["p"]
+
+
+def test_an_answer_that_fails() -> None:
+    """Says nothing but why; one that is too long for a frame is refused."""
+    progress = answer().feed([Predicted("r", FIRST, COUNTS), Failed("r", Internal(), COUNTS)])
+    assert (progress.data, progress.failure) == (b"", Internal())
+    long = (np.array(["x" * (MAX_PAYLOAD // 2)] * 2, object), FIRST[1])
+    progress = answer().feed([Predicted("r", long, COUNTS), Finished("r", "stop", COUNTS)])
+    assert isinstance(progress.failure, LimitExceeded)
+    assert not progress.data
