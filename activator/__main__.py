@@ -9,7 +9,7 @@ from service.log import configure_logging
 from service.private import keep_secrets
 from service.run import run_service
 from service.settings import log_level
-from service.startup import refusing_bad_settings
+from service.startup import only_checks, refusing_bad_settings
 
 
 def main() -> None:
@@ -20,6 +20,8 @@ def main() -> None:
     with refusing_bad_settings():
         configure_logging("activator", log_level())
         settings = from_environment()
+        if only_checks():
+            return
         run_service(partial(run, settings), settings.lifeline_fd)
 
 

@@ -1,6 +1,8 @@
 """`python -m coldstart_bench`: the benchmarks of `kelvin bench`."""
 
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -9,6 +11,8 @@ import msgspec
 from coldstart_bench import cold as cold_bench
 from coldstart_bench import ledger as ledger_bench
 from coldstart_bench.installation import InstallationFailed
+from coldstart_bench.recovery import drill, report_json
+from coldstart_bench.recovery import table as report_table
 from coldstart_bench.rows import table
 
 
@@ -65,6 +69,26 @@ def ledger(json_file: Path | None, requests: int, repeats: int) -> None:
 
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+@main.command("recovery")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
+)
+@click.option("--requests", default=20, show_default=True, type=click.IntRange(1, 100_000), help="Before each backup.")
+def recovery(json_file: Path | None, requests: int) -> None:
+    """Lose the database, then the whole data directory, of an installation of its own; exit 1 where more was lost, or
+    it took longer, than the documentation states.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="kelvin-drill-"))
+    try:
+        report = drill(scratch, requests=requests, tell=_tell)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if json_file is not None:
+        json_file.write_text(report_json(report))
+    click.echo(report_table(report))
+    sys.exit(0 if report.passed else 1)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,14 @@ class Door:
 
     def request(self, method: str, path: str, body: object | None = None) -> Any:
         """The decoded answer. Raises InstallationFailed with the error's own words."""
-        payload = None if body is None else json.dumps(body)
+        raw = self._read(method, path, None if body is None else json.dumps(body))
+        return json.loads(raw) if raw else None
+
+    def text(self, path: str) -> str:
+        """What a GET answers, as it is. Likewise."""
+        return self._read("GET", path, None).decode()
+
+    def _read(self, method: str, path: str, payload: str | None) -> bytes:
         try:
             answer = self._ask(method, path, payload)
         except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):  # closed while it was idle
@@ -48,7 +55,7 @@ class Door:
         raw = answer.read()
         if answer.status >= 400:
             raise InstallationFailed(f"{method} {path}: {answer.status} {raw.decode(errors='replace')}")
-        return json.loads(raw) if raw else None
+        return raw
 
     def _ask(self, method: str, path: str, payload: str | None) -> http.client.HTTPResponse:
         self._connection.request(method, path, payload, self._headers)

@@ -9,9 +9,11 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from contracts.settings import BadSetting
-from controlplane import access_api, admin_api, billing_api, internal_api, metrics_api, usage_api
+from controlplane import access_api, admin_api, backup_api, billing_api, internal_api, metrics_api, usage_api
 from controlplane.access_api import Access
 from controlplane.autoscaler import Autoscaler
+from controlplane.backup_schedule import BackupLoop, open_backups
+from controlplane.backups import Backups, sweep
 from controlplane.clock import Clock, SystemClock
 from controlplane.closings import currencies
 from controlplane.examiner import Examiner
@@ -60,7 +62,8 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         telemetry = await ladder.enter_async_context(open_telemetry("controlplane", settings.telemetry))
         database = ladder.enter_context(closing(Database(sqlite_engine(settings.database))))
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
-        ledger, feed = Ledger(database), FeedHub()
+        journal = await open_backups(ladder, settings.data, settings.backup)
+        ledger, feed = Ledger(database, journal), FeedHub()
         _check_currency(settings, book, await database.read(currencies))
         examiner = Examiner(settings.database, settings.spools)
         ladder.push_async_callback(examiner.close)
@@ -94,10 +97,19 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         tasks.start(adopter.run(), "adopter")
         tasks.start(autoscaler.run(), "autoscaler")
         tasks.start(_end_with(feed, stop), "end of the feed")
+        sweep(settings.data)
+        backups = Backups(settings.data, database, journal)
+        if settings.backup is not None and journal is not None:
+            keeping = BackupLoop(
+                backups, database, journal, settings.backup,
+                every_s=settings.backup_s, keep_days=settings.backup_days, clock=clock,
+            )  # fmt: skip
+            telemetry.page.gauge("kelvin_backup_age_seconds", "Since the newest backup was whole.", keeping.age_s)
+            tasks.start(keeping.run(), "backups")
 
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, clock, peers.zygote_answers)
-        app = compose(internals, access, table, outcomes, peers, ledger, book, examiner, telemetry)
+        app = compose(internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups)
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
 
@@ -135,12 +147,14 @@ def compose(
     book: PriceBook,
     examiner: Examiner,
     telemetry: Telemetry,
+    backups: Backups,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     install_failure_handlers(app)
     app.router.routes.extend(internal_api.routes(internals))
     app.router.routes.extend(usage_api.routes(ledger))
+    app.router.routes.extend(backup_api.routes(backups))
     app.router.routes.extend(access_api.internal_routes(access.keys))
     app.include_router(metrics_api.router(telemetry, peers, table))
     app.include_router(admin_api.router(internals.registry, table, outcomes, internals.autoscaler, peers))

@@ -53,7 +53,7 @@ def router(
         asked = await read(request, CloseMonth)
         whose, alive = _own(principal, asked.tenant), live()
         return answer(
-            await ledger.database.write(
+            await ledger.close_month(
                 lambda connection: close_month(connection, book, whose, asked.month, live=alive, now_us=wall_us())
             )
         )

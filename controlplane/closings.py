@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Row, Select, insert, select
 from contracts.billing import BillingReport
 from contracts.wire import encode
 from controlplane.chains import Chains
+from controlplane.journal import Closing
 from controlplane.ledger_schema import CLOSING_VALUES, closings
 from controlplane.policy.chain import Kind
 from controlplane.policy.rating import PriceBook
@@ -58,6 +59,13 @@ def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> st
     connection.execute(insert(closings).values({**row, **place._asdict()}))
     chains.write()
     return place.chain
+
+
+def closing_entry(connection: Connection, report: BillingReport) -> Closing:
+    """A closed month as the journal has it."""
+    row = _closing(connection, report.tenant, report.month)
+    assert row is not None
+    return Closing(prices=row.prices, report=report)
 
 
 def seal_of(connection: Connection, tenant: str, month: str) -> str:

@@ -6,14 +6,15 @@ Every function takes a connection within a transaction; `Ledger` runs them on th
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, RowMapping, select, update
 
+from contracts.billing import ClosingReport
 from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.timeline import Stage, Stamp
@@ -21,6 +22,8 @@ from contracts.usage import LifetimeRecord, Origin, RequestRecord
 from contracts.wire import encode
 from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
+from controlplane.closings import closing_entry
+from controlplane.journal import LedgerJournal
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.ledger_schema import LIFETIME_VALUES, REQUEST_VALUES, lifetime_records, request_records
 from controlplane.months import Closed
@@ -32,6 +35,8 @@ from controlplane.store import Database
 from controlplane.totals import Totals
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", RequestRecord, LifetimeRecord)
 
 MAX_BATCH: Final = 5_000
 _REQUEST_FIELDS: Final = tuple(field for field in RequestRecord.__struct_fields__ if field != "timeline")
@@ -54,8 +59,10 @@ class Appended:
 class Ledger:
     """Durable on return. Repeats, and batches that overlap, change nothing."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, journal: LedgerJournal | None = None) -> None:
+        """With a journal whatever is entered is in it, too, before it is acknowledged."""
         self._database = database
+        self._journal = journal
         ensure_ledger(database.engine)
 
     def __repr__(self) -> str:
@@ -69,12 +76,32 @@ class Ledger:
     async def append_requests(self, batch: RequestBatch) -> None:
         """Enter the records in one transaction. Raises Refused(InvalidRequest) for more than MAX_BATCH."""
         _check_size(batch.records)
-        _tell(await self._database.write(lambda connection: append_requests(connection, batch.records)))
+        _tell(await self._database.write(lambda connection: self._noted(append_requests, connection, batch.records)))
 
     async def append_lifetimes(self, batch: LifetimeBatch) -> None:
         """Likewise."""
         _check_size(batch.records)
-        _tell(await self._database.write(lambda connection: append_lifetimes(connection, batch.records)))
+        _tell(await self._database.write(lambda connection: self._noted(append_lifetimes, connection, batch.records)))
+
+    async def close_month(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
+        """Run `close` in a transaction, and note what it froze."""
+
+        def closed(connection: Connection) -> ClosingReport:
+            closing = close(connection)
+            if self._journal is not None:
+                self._journal.append([closing_entry(connection, closing.report)])
+            return closing
+
+        return await self._database.write(closed)
+
+    def _noted(
+        self, enter: Callable[[Connection, Sequence[R]], Appended], connection: Connection, records: Sequence[R]
+    ) -> Appended:
+        """In the transaction: what is committed is in the journal, and what the journal can't take is not entered."""
+        appended = enter(connection, records)
+        if self._journal is not None and records:
+            self._journal.append(records)
+        return appended
 
     async def timeline_of(self, tenant: str, request_id: str) -> TimelineAnswer:
         """Of a request that ended; without stamps where it had nothing to tell. Raises Refused(NotFound)."""

@@ -23,6 +23,9 @@ class Settings:
     kv_bytes: int
     drain_s: float
     price_book: Path | None
+    backup: Path | None = None
+    backup_s: float = 240.0
+    backup_days: int = 30
     telemetry: TelemetrySettings = OFF
 
     @property
@@ -54,5 +57,17 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         kv_bytes=settings.integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20),
         drain_s=settings.number(env, "KELVIN_SCALE_DOWN_S", 600.0, low=0, high=86_400),
         price_book=Path(env["KELVIN_PRICE_BOOK"]) if env.get("KELVIN_PRICE_BOOK") else None,
+        backup=_backup(env),
+        backup_s=settings.number(env, "KELVIN_BACKUP_S", 240.0, low=0.5, high=86_400),
+        backup_days=settings.integer(env, "KELVIN_BACKUP_DAYS", 30, low=1, high=3650),
         telemetry=read_telemetry(env),
     )
+
+
+def _backup(env: Mapping[str, str]) -> Path | None:
+    place = env.get("KELVIN_BACKUP")
+    if not place:
+        return None
+    if not Path(place).is_absolute():
+        raise settings.BadSetting("KELVIN_BACKUP", place, "must be an absolute path")
+    return Path(place)

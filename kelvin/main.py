@@ -13,6 +13,8 @@ from kelvin.bench import bench_command
 from kelvin.billing import billing_command
 from kelvin.client import DoorClosed, Target, target
 from kelvin.collect import collect_command
+from kelvin.doctor import doctor_command
+from kelvin.drill import drill_command
 from kelvin.export import export_command
 from kelvin.fsck import fsck_command
 from kelvin.keys import keys_command
@@ -26,6 +28,7 @@ from kelvin.models import (
     timeline_command,
 )
 from kelvin.push_command import push_command
+from kelvin.recovery import backup_command, restore_command
 from kelvin.settings import default_data, load_up
 from kelvin.tenants import tenants_command
 from kelvin.versions import versions_command
@@ -85,6 +88,9 @@ def _place(context: click.Context, parameter: click.Parameter, value: object) ->
             context.obj = dataclasses.replace(context.obj, key=value)
 
 
+_OF_THIS_MACHINE = (up_command, backup_command, doctor_command, restore_command)
+
+
 def _located(command: click.Command) -> click.Command:
     """Give a command, or each command of a group, the options that say which installation it speaks to."""
     if isinstance(command, click.Group):
@@ -96,7 +102,7 @@ def _located(command: click.Command) -> click.Command:
     command.params += [
         click.Option(["--data"], type=directory, callback=_place, expose_value=False, help="Data directory."),
     ]
-    if command is not up_command:
+    if command not in _OF_THIS_MACHINE:
         command.params += [
             click.Option(["--url"], callback=_place, expose_value=False, help="Address of another installation."),
             click.Option(["--ca"], type=file, callback=_place, expose_value=False, help="Its CA certificate (PEM)."),
@@ -106,16 +112,20 @@ def _located(command: click.Command) -> click.Command:
 
 
 main.add_command(bench_command)  # it brings an installation of its own
+main.add_command(drill_command)  # likewise
 for _command in (
+    backup_command,
     billing_command,
     collect_command,
     deploy_command,
+    doctor_command,
     export_command,
     fsck_command,
     keys_command,
     logs_command,
     models_command,
     push_command,
+    restore_command,
     scale_command,
     status_command,
     stop_command,

@@ -43,6 +43,11 @@ def load_up(data: Path, port: int | None, store: str | None, env: Mapping[str, s
     )
 
 
+def doctor_environment(data: Path, store: str | None, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The caller's environment as services would get it; nothing is checked yet."""
+    return {**env, "KELVIN_DATA": str(data), **({} if store is None else {"KELVIN_STORE": store})}
+
+
 def child_environment(
     settings: UpSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:

@@ -8,6 +8,13 @@ from typing import Final
 from contracts.settings import BadSetting
 
 BAD_SETTING_STATUS: Final = 2  # the supervisor does not try again
+STORE_STATUS: Final = 3  # of a check: settings are good, the store does not answer
+CHECK: Final = "--check"
+
+
+def only_checks() -> bool:
+    """Whether the program was asked to read its settings and end, as `kelvin doctor` does."""
+    return CHECK in sys.argv[1:]
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """`python -m snapshotter`: the process of the push API."""
 
+import asyncio
+
 from service.log import configure_logging
 from service.run import run_service
 from service.settings import log_level
-from service.startup import refusing_bad_settings
+from service.startup import only_checks, refusing_bad_settings
 from snapshotter.app import serve
+from snapshotter.check import check_store
 from snapshotter.settings import from_environment
 
 
@@ -13,6 +16,9 @@ def main() -> None:
     with refusing_bad_settings():
         configure_logging("snapshotter", log_level())
         settings = from_environment()
+        if only_checks():
+            asyncio.run(check_store(settings))
+            return
         run_service(lambda stop: serve(settings, stop), settings.lifeline_fd)
 
 

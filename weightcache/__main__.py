@@ -5,7 +5,7 @@ import sys
 from service.log import configure_logging
 from service.run import run_service
 from service.settings import log_level
-from service.startup import refusing_bad_settings
+from service.startup import only_checks, refusing_bad_settings
 from weightcache.app import run
 from weightcache.settings import read_settings
 
@@ -16,6 +16,8 @@ def main() -> None:
         with refusing_bad_settings():
             configure_logging("weightcache", log_level())
             settings = read_settings()
+            if only_checks():
+                return
             run_service(lambda stop: run(settings, stop), settings.lifeline_fd)
     except BlockingIOError:
         sys.exit("weightcache: another cache agent is running over this data directory")

@@ -249,6 +249,8 @@ def _ready(settings: UpSettings) -> Ready:
 def run_up(settings: UpSettings) -> None:
     """The whole of `kelvin up`. Raises AlreadyRunning or NotReady."""
     with data_lock(settings.data):
+        if (settings.data / "restoring").exists():  # `controlplane/placing.py` puts it there
+            raise NotReady(f"a restore into {settings.data} was cut short: run `kelvin restore` again")
         configure_logging("supervisor", log_level())
         become_subreaper()
         try:

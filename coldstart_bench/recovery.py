@@ -1,0 +1,303 @@
+"""`kelvin drill recovery`: a real installation is killed and loses its database, then its whole data directory.
+
+An outside client counts what it was answered; after each restore the bill has to say the same, the ledger's chains have
+to end where they ended, and the keys of before have to work. What is stated is in `STATED`.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from coldstart_bench.installation import Door, Installation, InstallationFailed, running
+from coldstart_bench.peers import make_model
+
+TENANT: Final = "default"
+MODEL_BYTES: Final = 60_000_000
+PROMPT: Final = "w1 w2 w3 w4"
+TOKENS: Final = 8
+PATIENCE_S: Final = 120.0
+SETTLE_S: Final = 20.0
+EVERY_S: Final = 2.0  # between backups, in the drill
+
+
+class Stated(msgspec.Struct, frozen=True):
+    """What the documentation promises: how much is lost, and for how long nothing answers."""
+
+    ledger_rpo_records: int = 0
+    ledger_rto_s: float = 900.0
+    registry_rpo_s: float = 300.0
+    registry_rto_s: float = 1800.0
+
+
+STATED: Final = Stated()
+
+
+class Case(msgspec.Struct):
+    """One loss and the way back. `failures` are sentences; none where all that is stated holds."""
+
+    lost: str
+    exposed_s: float  # from the last answer until no record was in the data directory alone
+    registry_age_s: float  # of the newest backup when the installation was killed
+    answered: int = 0  # requests, by the client's count
+    billed: int = 0
+    tokens_answered: int = 0
+    tokens_billed: int = 0
+    restore_s: float = 0.0
+    ready_s: float = 0.0  # from the beginning of the restore to `kelvin up`'s ready line
+    answer_s: float = 0.0  # and to the first right answer, from zero
+    failures: list[str] = []
+
+
+class DrillReport(msgspec.Struct, frozen=True):
+    """What `--json` writes."""
+
+    stated: Stated
+    cases: tuple[Case, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all that is stated was shown."""
+        return not any(case.failures for case in self.cases)
+
+
+@dataclass(slots=True)
+class Client:
+    """Asks, and counts for itself: an answer of the tiny tokenizer has a word for each token."""
+
+    model: str
+    answered: int = 0
+    tokens: int = 0
+    text: str = ""
+
+    def ask(self, door: Door, times: int) -> None:
+        """Raises InstallationFailed."""
+        body = {"model": self.model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
+        for _ in range(times):
+            self.text = door.request("POST", "/v1/completions", body)["choices"][0]["text"]
+            self.answered += 1
+            self.tokens += len(self.text.split())
+
+
+def drill(
+    scratch: Path, *, requests: int, tell: Callable[[str], None], hurt: Callable[[Path], None] | None = None
+) -> DrillReport:
+    """Both losses, one after the other, in an empty directory. `hurt` is what a control does to the backups first."""
+    place, store, data = scratch / "backups", scratch / "store", scratch / "data"
+    settings = {
+        "KELVIN_BACKUP": str(place),
+        "KELVIN_BACKUP_S": str(EVERY_S),
+        "KELVIN_HOST_BYTES": str(512 << 20),
+        "KELVIN_SLAB_BYTES": str(64 << 20),
+    }
+    tell("making and pushing a model")
+    make_model(scratch / "model", MODEL_BYTES, 1)
+    client, cases = Client("drill"), list[Case]()
+    with _up(data, store, settings) as kelvin:
+        kelvin.push(scratch / "model", client.model)
+        key = _new_key(kelvin)
+        seen = _worked(kelvin, place, client, requests)
+    for lost, lose in (("the database", _lose_database), ("the data directory", shutil.rmtree)):
+        tell(f"{lost} is lost")
+        if hurt is not None:
+            hurt(place)
+        lose(data)
+        case = Case(lost, seen.exposed_s, seen.registry_age_s)
+        cases.append(case)
+        began = time.monotonic()
+        if not _restored(place, data, seen, case):
+            break
+        case.restore_s = time.monotonic() - began
+        with _up(data, store, settings) as kelvin:
+            case.ready_s = time.monotonic() - began
+            _same_answer(kelvin, client, key, case)
+            case.answer_s = time.monotonic() - began
+            _compare(kelvin, client, case)
+            _judge_times(case)
+            if lose is _lose_database:  # again for the other loss
+                seen = _worked(kelvin, place, client, requests)
+    return DrillReport(STATED, tuple(cases))
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was so when the installation was killed."""
+
+    exposed_s: float
+    registry_age_s: float
+    chains: dict[str, tuple[int, str]]  # by month: links, and the digest of the last
+
+
+def _worked(kelvin: Installation, place: Path, client: Client, requests: int) -> Before:
+    """Ask, let a backup be made, ask again, kill: the last records are in no backup but in the journal alone."""
+    client.ask(kelvin.door, requests)
+    newest = _newest_s(place)
+    kelvin.wait(lambda: _newest_s(place) > newest, "a backup is made", PATIENCE_S)
+    client.ask(kelvin.door, requests)
+    last = time.monotonic()
+    kelvin.wait(lambda: _backlog(kelvin) == 0, "the ledger has every record", PATIENCE_S)
+    exposed_s = time.monotonic() - last
+    chains = {month["month"]: (month["links"], month["chain"]) for month in _verified(kelvin)["months"]}
+    age_s = time.time() - _newest_s(place)
+    _kill(kelvin, place)
+    return Before(exposed_s, age_s, chains)
+
+
+def _restored(place: Path, data: Path, seen: Before, case: Case) -> bool:
+    """Run the command, and compare the ends of the chains with those of before. False where nothing was restored."""
+    command = [sys.executable, "-m", "kelvin.main", "restore", str(place), "--data", str(data), "--replace", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        case.failures.append(f"kelvin restore exited with {done.returncode}: {done.stderr.strip()}")
+    if not done.stdout:
+        return False
+    back = {each["month"]: each for each in json.loads(done.stdout)["chains"] if each["tenant"] == TENANT}
+    for month, (links, chain) in seen.chains.items():
+        found = back.get(month, {"links": 0, "chain": ""})
+        if found["links"] < links or (found["links"] == links and found["chain"] != chain):
+            case.failures.append(f"the chain of {month} had {links} rows; restored are {found['links']}, or others")
+    return True
+
+
+def _same_answer(kelvin: Installation, client: Client, key: str, case: Case) -> None:
+    """A request with the key of before, from zero, and one with a key that was made while it ran."""
+    before = client.text
+    client.ask(kelvin.door, 1)
+    if client.text != before:
+        case.failures.append(f"the model answers {client.text!r}; before it was {before!r}")
+    path = kelvin.data.parent / "drill.key"
+    path.write_text(key)
+    made = Door(kelvin.port, kelvin.data / "ca.pem", path)
+    try:
+        made.request("GET", "/v1/models")
+    except InstallationFailed as failed:
+        case.failures.append(f"a key that was made before the newest backup is not good: {failed}")
+    finally:
+        made.close()
+
+
+def _compare(kelvin: Installation, client: Client, case: Case) -> None:
+    """The bill with the client's own count, and the ledger with itself."""
+    with contextlib.suppress(InstallationFailed):  # what is missing is told below
+        kelvin.wait(lambda: _billed(kelvin)[0] >= client.answered, "the bill has every request", SETTLE_S)
+    case.answered, case.tokens_answered = client.answered, client.tokens
+    case.billed, case.tokens_billed = _billed(kelvin)
+    if (case.billed, case.tokens_billed) != (client.answered, client.tokens):
+        counted = f"{client.answered} requests and {client.tokens} tokens"
+        case.failures.append(f"the client counts {counted}, the bill {case.billed} and {case.tokens_billed}")
+    if not _verified(kelvin)["sound"]:
+        case.failures.append("the ledger's chain does not hold")
+
+
+def _judge_times(case: Case) -> None:
+    """Against what is stated. A backup may take a fifth of the stated time beside the interval of the drill."""
+    if case.ready_s > STATED.registry_rto_s:
+        case.failures.append(f"the registry was back after {case.ready_s:.0f} s")
+    if case.answer_s > STATED.ledger_rto_s:
+        case.failures.append(f"the ledger was back after {case.answer_s:.0f} s")
+    if case.registry_age_s > EVERY_S + STATED.registry_rpo_s / 5:
+        case.failures.append(f"the newest backup was {case.registry_age_s:.0f} s old, with one each {EVERY_S:g} s")
+
+
+def _billed(kelvin: Installation) -> tuple[int, int]:
+    """Of the months in which the drill ran."""
+    now = time.time()
+    months = {time.strftime("%Y-%m", time.gmtime(at)) for at in (now, now - 3600)}
+    bills = [kelvin.admin.request("GET", f"/admin/v1/billing/report?month={month}") for month in months]
+    return sum(sum(bill["requests"].values()) for bill in bills), sum(bill["completion_tokens"] for bill in bills)
+
+
+def _verified(kelvin: Installation) -> Any:
+    """The ledger's own proof; a long one is asked for until it is done."""
+    found: list[Any] = []
+
+    def is_done() -> bool:
+        found.append(kelvin.admin.request("GET", "/admin/v1/billing/verify"))
+        return "months" in found[-1]
+
+    kelvin.wait(is_done, "the ledger is verified", PATIENCE_S)
+    return found[-1]
+
+
+def _backlog(kelvin: Installation) -> float:
+    """Usage records that the ledger has not acknowledged."""
+    lines = kelvin.admin.text("/admin/v1/metrics").splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("kelvin_spool_backlog_records"))
+
+
+def _new_key(kelvin: Installation) -> str:
+    body = {"name": "drill", "scopes": ["infer"], "models": [], "expires_in_s": None}
+    return str(kelvin.admin.request("POST", "/admin/v1/keys", body)["secret"])
+
+
+def _newest_s(place: Path) -> float:
+    """When the newest backup was whole; 0 before the first."""
+    return max((path.stat().st_mtime for path in place.glob("kelvin-*.backup")), default=0.0)
+
+
+def _lose_database(data: Path) -> None:
+    for path in data.glob("kelvin.db*"):
+        path.unlink()
+
+
+def _kill(kelvin: Installation, place: Path) -> None:
+    """SIGKILL to the supervisor; returns once the control plane and all others are gone."""
+    os.kill(int((kelvin.data / "lock").read_text()), signal.SIGKILL)
+
+    def is_gone() -> bool:
+        return all(_is_free(path) for path in (place / "journal", *(kelvin.data / "spool").iterdir()))
+
+    kelvin.wait(is_gone, "every process is gone", PATIENCE_S)
+
+
+def _is_free(directory: Path) -> bool:
+    """Whether no process holds the lock of a spool's or journal's directory."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:  # all of it was shipped
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+@contextlib.contextmanager
+def _up(data: Path, store: Path, settings: dict[str, str]) -> Iterator[Installation]:
+    with running(data, settings=settings, options=("--store", store.as_uri())) as kelvin:
+        yield kelvin
+
+
+def table(report: DrillReport) -> str:
+    """For people."""
+    lines = []
+    for case in report.cases:
+        lines += [
+            f"{case.lost} is lost: {'as stated' if not case.failures else 'NOT AS STATED'}",
+            f"  ledger: {case.answered} requests answered, {case.billed} billed; {case.tokens_answered} tokens, "
+            f"{case.tokens_billed} billed; records were in the data directory alone for {case.exposed_s:.2f} s",
+            f"  registry: the newest backup was {case.registry_age_s:.1f} s old",
+            f"  back: restored after {case.restore_s:.1f} s, ready after {case.ready_s:.1f} s, "
+            f"right answer after {case.answer_s:.1f} s",
+            *(f"  {failure}" for failure in case.failures),
+        ]
+    return "\n".join(lines)
+
+
+def report_json(report: DrillReport) -> str:
+    """One object."""
+    return json.dumps({**msgspec.to_builtins(report), "passed": report.passed}, indent=2)

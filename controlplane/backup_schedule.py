@@ -1,0 +1,122 @@
+"""Backups at an interval: each whole before older ones go, and before the journal lets go of what is in it."""
+
+import asyncio
+import logging
+import threading
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from contracts.settings import BadSetting
+from controlplane.backup_place import SETTING, backups_in, claim_place, name_of, write_whole
+from controlplane.backups import Backups, Stopped
+from controlplane.clock import Clock
+from controlplane.journal import LedgerJournal
+from controlplane.policy.retention import NEWEST, keep
+from controlplane.store import Database
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 5.0
+
+
+class BackupLoop:
+    """Owns the backups in `place`. `run` ends by being cancelled; what it was writing is removed."""
+
+    def __init__(
+        self,
+        backups: Backups,
+        database: Database,
+        journal: LedgerJournal,
+        place: Path,
+        *,
+        every_s: float,
+        keep_days: int,
+        clock: Clock,
+    ) -> None:
+        self._backups = backups
+        self._database = database
+        self._journal = journal
+        self._place = place
+        self._every_s = every_s
+        self._keep_days = keep_days
+        self._clock = clock
+        self._stop = threading.Event()
+        self._state: tuple[object, ...] = ()  # of what is backed up, when the newest backup began
+        self._reached: list[int] = []  # where the journal stood at the newest backups of this process
+        self.done_at_s: float = max((path.stat().st_mtime for _, path in backups_in(place)), default=0.0)
+
+    def __repr__(self) -> str:
+        return f"<BackupLoop {self._place} every_s={self._every_s}>"
+
+    def age_s(self) -> float:
+        """Seconds since the newest backup was whole, or was found to be true still."""
+        return time.time() - self.done_at_s
+
+    async def run(self) -> None:
+        """Again and again; one that fails is told and tried again."""
+        try:
+            while True:
+                began_us = self._clock.monotonic_us()
+                wait_s = self._every_s
+                try:
+                    await self.once()
+                except Exception as error:  # a full disk, SQLite's own errors, a record that does not decode
+                    log.error("no backup could be made", extra={"place": str(self._place), "error": repr(error)})
+                    wait_s = min(RETRY_S, self._every_s)
+                if not self._backups.has_all_files():  # at the first start the activator makes its CA meanwhile
+                    wait_s = min(RETRY_S, self._every_s)
+                spent_s = (self._clock.monotonic_us() - began_us) / 1e6
+                await self._clock.sleep(max(0.0, wait_s - spent_s))
+        finally:
+            self._stop.set()
+
+    async def once(self) -> Path | None:
+        """The backup that was made; None where nothing was written since the newest one. Raises what goes wrong."""
+        if self._now() == self._state:
+            newest = backups_in(self._place)
+            if newest:
+                newest[-1][1].touch()  # whoever watches its age sees that it is still true
+                self.done_at_s = time.time()
+                return None
+        moment = await self._backups.begin()
+        state = self._now()  # what is written from here on may be missing
+        path = self._place / name_of(moment.made_at_us // 1_000_000)
+        try:
+            pieces = self._backups.pieces(moment, self._place, self._stop)
+            size = await asyncio.to_thread(write_whole, path, pieces)
+        except Stopped:
+            return None
+        self._state, self.done_at_s = state, time.time()
+        assert moment.journal_after is not None
+        self._reached = [*self._reached, moment.journal_after][-NEWEST:]
+        await asyncio.to_thread(self._thin)
+        log.info("backup", extra={"file": path.name, "bytes": size, "journal_after": moment.journal_after})
+        return path
+
+    def _now(self) -> tuple[object, ...]:
+        return self._database.writes, self._backups.files_state()
+
+    def _thin(self) -> None:
+        """The newest ones are whole, and the journal goes back to the oldest of them."""
+        there = backups_in(self._place)
+        kept = keep((moment for moment, _ in there), self._clock.wall_s(), self._keep_days)
+        for moment, path in there:
+            if moment not in kept:
+                path.unlink()
+        if len(self._reached) == NEWEST:
+            self._journal.trim(self._reached[0])
+
+
+async def open_backups(ladder: AsyncExitStack, data: Path, place: Path | None) -> LedgerJournal | None:
+    """The journal of a place that is ours, closed with the ladder; None without one. Raises BadSetting."""
+    if place is None:
+        return None
+    await asyncio.to_thread(claim_place, place, data)
+    try:
+        journal = LedgerJournal(place)
+    except OSError as error:
+        raise BadSetting(SETTING, str(place), f"can't be written: {error.strerror}") from error
+    ladder.callback(journal.close)
+    return journal

@@ -1,0 +1,146 @@
+"""What a backup holds, and in which order it is read so that nothing falls between two parts.
+
+Records are on their way from the spools to the database: the spools are read first, the journal's end second, the
+database last. Whatever was durable when the backup began is in one of the parts, and twice is harmless.
+"""
+
+import asyncio
+import importlib.metadata
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import select
+
+from contracts.backup import BACKUP_FORMAT, BackupIndex, BackupVersion
+from contracts.usage import LifetimeRecord, RequestRecord
+from contracts.wire import decode
+from controlplane import schema
+from controlplane.archive import Packing
+from controlplane.journal import LedgerJournal, payload_of
+from controlplane.store import Database
+from spool.frame import encode_frame
+from spool.looking import unshipped
+
+DATABASE: Final = "kelvin.db"
+UNSHIPPED: Final = "unshipped"
+INSTALLATION: Final = "installation"
+# Secrets and identity, beside the database. Those that are not there are left out.
+FILES: Final = ("admin.key", "default.key", "ca.pem", "tls/ca.key", INSTALLATION)
+NAMES: Final = (*FILES, UNSHIPPED, DATABASE)
+DRAFT: Final = ".backup-"
+_LIFETIMES: Final = "supervisor-"  # every other source holds request records
+
+
+def sweep(directory: Path) -> None:
+    """Remove the copies that a killed process left half made."""
+    for draft in directory.glob(f"{DRAFT}*"):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+class Stopped(Exception):
+    """The process ends; the backup is not finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The first part of a backup: what had to be asked on the event loop."""
+
+    made_at_us: int
+    unshipped: bytes  # frames, as in a journal
+    journal_after: int | None
+    versions: tuple[BackupVersion, ...]
+
+
+class Backups:
+    """Makes archives of one data directory while it is used."""
+
+    def __init__(self, data: Path, database: Database, journal: LedgerJournal | None) -> None:
+        self._data = data
+        self._database = database
+        self._journal = journal
+
+    def __repr__(self) -> str:
+        return f"<Backups {self._data} journal={self._journal!r}>"
+
+    @property
+    def data(self) -> Path:
+        """The directory that is backed up."""
+        return self._data
+
+    def has_all_files(self) -> bool:
+        """Whether there is nothing that a later backup would have beside the database."""
+        return all((self._data / name).is_file() for name in FILES)
+
+    def files_state(self) -> tuple[object, ...]:
+        """Changes with any of the files beside the database."""
+        return tuple(_changed_ns(self._data / name) for name in FILES)
+
+    async def begin(self) -> Moment:
+        """Read what moves, in the order in which it moves. Raises OSError."""
+        made_at_us = time.time_ns() // 1000
+        waiting = await asyncio.to_thread(_unshipped, self._data / "spool")
+        # On the writer's thread no transaction is half way: what the journal has is in the database, too.
+        after = await self._database.write(lambda _: None if self._journal is None else self._journal.committed)
+        found = await self._database.read(lambda connection: connection.execute(_VERSIONS).all())
+        versions = tuple(BackupVersion(tenant=t, model=m, version=v, total_bytes=b) for t, m, v, b in found)
+        return Moment(made_at_us, waiting, after, versions)
+
+    def pieces(self, moment: Moment, scratch: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
+        """The archive. Blocking; the database's copy lies in `scratch` meanwhile, which needs room for it.
+
+        Raises OSError, Stopped. What is not read to its end leaves nothing behind once it is closed.
+        """
+        packing = Packing()
+        for name in FILES:
+            path = self._data / name
+            if path.is_file():
+                yield from packing.content(name, path.read_bytes())
+        yield from packing.content(UNSHIPPED, moment.unshipped)
+        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=scratch) as draft:
+            copy = Path(draft) / DATABASE
+            self._database.copy(copy)
+            with copy.open("rb") as file:
+                for piece in packing.file(DATABASE, file, os.fstat(file.fileno()).st_size):
+                    if stop is not None and stop.is_set():
+                        raise Stopped
+                    yield piece
+        index = BackupIndex(
+            format=BACKUP_FORMAT,
+            made_at_us=moment.made_at_us,
+            program=importlib.metadata.version("kelvin-serving"),
+            journal_after=moment.journal_after,
+            members=tuple(packing.members),
+            versions=moment.versions,
+        )
+        yield from packing.end(index)
+
+
+_VERSIONS: Final = (
+    select(schema.versions.c.tenant, schema.versions.c.model, schema.versions.c.version, schema.versions.c.total_bytes)
+    .where(schema.versions.c.state != "deleted")
+    .order_by(schema.versions.c.tenant, schema.versions.c.model, schema.versions.c.version)
+)
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _unshipped(spools: Path) -> bytes:
+    """Every record that a spool holds and the ledger has not acknowledged, as frames of a journal."""
+    frames: list[bytes] = []
+    for source, frame in unshipped(spools):
+        kind = LifetimeRecord if source.startswith(_LIFETIMES) else RequestRecord
+        record = decode(frame.payload, kind, what="spooled record")
+        frames.append(encode_frame(len(frames) + 1, payload_of(record)))  # type: ignore[arg-type]
+    return b"".join(frames)

@@ -1,0 +1,191 @@
+"""`python -m controlplane.restore SOURCE DATA`: a backup, and the journal behind it, as a data directory again.
+
+All is unpacked, put together and verified beside what is there; then names are changed, between two marks. Cut before
+them, nothing has happened; cut between them, `kelvin up` refuses to start, and the same command ends it.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, func, select, text
+
+from contracts.backup import BackupIndex, RestoredChain, RestoreReport
+from contracts.errors import Refused
+from contracts.wire import encode
+from controlplane import schema
+from controlplane.archive import BadBackup, unpack
+from controlplane.backup_place import backups_in
+from controlplane.backups import DATABASE, NAMES, UNSHIPPED
+from controlplane.journal import Entry, entries_after, entry_of, extent_of
+from controlplane.ledger import Ledger
+from controlplane.ledger_migrations import NewerLedger
+from controlplane.ledger_schema import chains
+from controlplane.migrations import NewerDatabase
+from controlplane.placing import STAGING, place
+from controlplane.replay import replay
+from controlplane.store import Database, sqlite_engine
+from controlplane.verify import verify_ledger
+from service.private import keep_secrets
+from spool.frame import decode_frame
+
+
+class CannotRestore(Exception):
+    """Nothing was put in place; the text says why."""
+
+
+def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: bool) -> RestoreReport:
+    """Restore into `data`; without it only check. `source` is a file, or a place with its journal: then the newest
+    backup that is whole. Raises CannotRestore, OSError.
+    """
+    began_ns = time.monotonic_ns()
+    with _staging(data) as staging:
+        taken, index, passed_over = _unpacked(source, staging)
+        with closing(_opened(staging / DATABASE)) as database:
+            _check_pages(database)
+            unshipped = replay(database.engine, _unshipped(staging / UNSHIPPED))
+            replayed, missing = _replay_journal(database, source, index) if source.is_dir() else (0, 0)
+            with database.engine.connect() as connection:
+                found = _verified(connection)
+                keys = connection.execute(select(func.count()).select_from(schema.keys)).scalar_one()
+        broken = next((each for each in found if each.difference is not None), None)
+        if broken is not None and not accept_unsound:
+            raise CannotRestore(f"the ledger of {broken.tenant} {broken.month} is not sound: {broken.difference}")
+        placed, aside = ((), None) if data is None else place(staging, data, replace=replace)
+    return RestoreReport(
+        source=str(taken),
+        passed_over=tuple(passed_over),
+        made_at_us=index.made_at_us,
+        unshipped=unshipped,
+        replayed=replayed,
+        missing=missing,
+        chains=found,
+        keys=keys,
+        versions=index.versions,
+        placed=placed,
+        aside=aside,
+        took_us=(time.monotonic_ns() - began_ns) // 1000,
+    )
+
+
+@contextmanager
+def _staging(data: Path | None) -> Iterator[Path]:
+    """An empty directory of ours, gone afterwards: on the disk that the files are for."""
+    if data is None:
+        with tempfile.TemporaryDirectory(prefix="kelvin-check-") as path:
+            yield Path(path)
+        return
+    staging = data / STAGING
+    shutil.rmtree(staging, ignore_errors=True)  # of one that was cut
+    staging.mkdir(mode=0o700, parents=True)
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _unpacked(source: Path, staging: Path) -> tuple[Path, BackupIndex, list[str]]:
+    """The newest file that is whole, what it says, and why newer ones were passed over."""
+    candidates = [path for _, path in reversed(backups_in(source))] if source.is_dir() else [source]
+    passed_over: list[str] = []
+    for path in candidates:
+        try:
+            with path.open("rb") as archive:
+                index = unpack(archive, {name: staging / name for name in NAMES})
+            if not (staging / DATABASE).exists() or not (staging / UNSHIPPED).exists():
+                raise BadBackup("it holds no database")
+            return path, index, passed_over
+        except BadBackup as bad:
+            passed_over.append(f"{path.name}: {bad}")
+            for name in NAMES:
+                (staging / name).unlink(missing_ok=True)
+    raise CannotRestore("; ".join(passed_over) or f"{source} holds no backup")
+
+
+def _opened(path: Path) -> Database:
+    """Migrated to this program's schema, as at any start."""
+    database = None
+    try:
+        database = Database(sqlite_engine(path))
+        Ledger(database)
+    except (NewerDatabase, NewerLedger) as newer:
+        if database is not None:
+            database.close()
+        raise CannotRestore(str(newer)) from newer
+    return database
+
+
+def _check_pages(database: Database) -> None:
+    with database.engine.connect() as connection:
+        found = connection.execute(text("PRAGMA quick_check(1)")).scalar_one()
+    if found != "ok":
+        raise CannotRestore(f"the database is damaged: {found}")
+
+
+def _unshipped(path: Path) -> Iterator[Entry]:
+    content, offset = path.read_bytes(), 0
+    while (frame := decode_frame(content, offset)) is not None:
+        yield entry_of(frame.payload)
+        offset = frame.end
+
+
+def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tuple[int, int | None]:
+    """How many entries came after the backup, and how many should have and did not."""
+    if index.journal_after is None:
+        return 0, 0
+    extent = extent_of(place)
+    replayed = replay(database.engine, (entry for _, entry in entries_after(place, index.journal_after)))
+    if extent.last < index.journal_after:
+        return replayed, None
+    return replayed, extent.last - index.journal_after - replayed
+
+
+def _verified(connection: Connection) -> tuple[RestoredChain, ...]:
+    """Every month of every tenant; "" is the platform's own."""
+    owners = {*connection.execute(select(schema.tenants.c.tenant)).scalars(), ""}
+    owners |= set(connection.execute(select(chains.c.tenant)).scalars())
+    found = []
+    for tenant in sorted(owners):
+        report = verify_ledger(connection, tenant, None)
+        for month in report.months:
+            difference = next((f"{each.subject}: {each.detail}" for each in month.differences), None)
+            found.append(
+                RestoredChain(
+                    tenant=tenant, month=month.month, links=month.links, chain=month.chain, difference=difference
+                )
+            )
+        found += [
+            RestoredChain(tenant=tenant, month="", links=0, chain="", difference=f"{each.subject}: {each.detail}")
+            for each in report.replicas
+        ]
+    return tuple(found)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The report as JSON on standard output, or one line on standard error and exit status 1."""
+    keep_secrets()
+    parser = argparse.ArgumentParser(prog="python -m controlplane.restore")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--replace", action="store_true")
+    parser.add_argument("--accept-unsound", action="store_true")
+    given = parser.parse_args(arguments)
+    try:
+        report = restore(given.source, given.data, replace=given.replace, accept_unsound=given.accept_unsound)
+    except (CannotRestore, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except Refused as refused:
+        sys.stderr.write(f"{refused.failure.message}\n")
+        return 1
+    sys.stdout.write(encode(report).decode() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Judge the settings: names that are none, values that contradict one another. Pure; single values are the services'.
+
+The names are compared with the code by `tests/kelvin/policy/test_configuration.py`.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kelvin.policy.findings import Finding, Level, as_bytes
+
+PREFIX: Final = "KELVIN_"
+_MIB: Final = 1 << 20
+# What is compared, with its default. Others are known by name alone.
+DEFAULTS: Final[Mapping[str, float]] = {
+    "KELVIN_DRAIN_S": 45, "KELVIN_ACTIVATOR_DRAIN_S": 30, "KELVIN_RUNTIME_DRAIN_S": 30,
+    "KELVIN_QUEUE_REQUESTS": 1024, "KELVIN_QUEUE_REQUESTS_IN_ALL": 4096,
+    "KELVIN_QUEUE_BYTES": 64 * _MIB, "KELVIN_QUEUE_BYTES_IN_ALL": 256 * _MIB,
+    "KELVIN_BODY_BYTES": 8 * _MIB, "KELVIN_BODY_BYTES_IN_ALL": 512 * _MIB,
+    "KELVIN_REQUESTS": 4096, "KELVIN_CONNECTIONS": 8192, "KELVIN_QUEUE_S": 600, "KELVIN_DEADLINE_S": 600,
+    "KELVIN_RESTORE_S": 600, "KELVIN_PACK_BYTES": 256 * _MIB, "KELVIN_CHUNK_BYTES": 8 * _MIB,
+    "KELVIN_DEVICE_SLOTS": 8, "KELVIN_STANDBYS": 1, "KELVIN_THREADS": 1, "KELVIN_KV_BYTES": 512 * _MIB,
+    "KELVIN_BACKUP_S": 240,
+}  # fmt: skip
+OTHERS: Final = frozenset({
+    "KELVIN_BACKUP", "KELVIN_BACKUP_DAYS", "KELVIN_BODY_S", "KELVIN_COLLECT_GRACE_S", "KELVIN_DATA", "KELVIN_DOMAIN",
+    "KELVIN_GATE_S", "KELVIN_HANDSHAKE_S", "KELVIN_HEAD_BYTES", "KELVIN_HEAD_S", "KELVIN_HOST", "KELVIN_HOST_BYTES",
+    "KELVIN_IDLE_S", "KELVIN_LIFELINE_FD", "KELVIN_LOG_LEVEL", "KELVIN_METRICS_S", "KELVIN_NVME_BYTES",
+    "KELVIN_OTLP_ENDPOINT", "KELVIN_PORT", "KELVIN_PRICE_BOOK", "KELVIN_PUSH_PLANS", "KELVIN_PUSH_PLAN_AGE_S",
+    "KELVIN_PUSH_VERSION_BYTES", "KELVIN_READY_S", "KELVIN_SCALE_DOWN_S", "KELVIN_SEAL_S", "KELVIN_SLAB_BYTES",
+    "KELVIN_STALL_S", "KELVIN_STORE", "KELVIN_TENANT_STORE_BYTES", "KELVIN_TRACE_SHARE", "KELVIN_UPLOAD_BYTES",
+})  # fmt: skip
+KNOWN: Final = frozenset(DEFAULTS) | OTHERS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The machine that the settings are for."""
+
+    memory_bytes: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`small` should not be above `large`. Both are names of `DEFAULTS`."""
+
+    small: str
+    large: str
+    level: Level
+    cost: str
+
+
+RULES: Final = (
+    Rule("KELVIN_ACTIVATOR_DRAIN_S", "KELVIN_DRAIN_S", Level.WARN, "a stop kills requests that were promised time"),
+    Rule("KELVIN_RUNTIME_DRAIN_S", "KELVIN_DRAIN_S", Level.WARN, "a stop kills replicas that were promised time"),
+    Rule("KELVIN_BODY_BYTES", "KELVIN_BODY_BYTES_IN_ALL", Level.FAIL, "the largest body that is allowed never fits"),
+    Rule("KELVIN_BODY_BYTES", "KELVIN_QUEUE_BYTES", Level.WARN, "the largest body can't wait for a cold start: 503"),
+    Rule("KELVIN_QUEUE_BYTES", "KELVIN_QUEUE_BYTES_IN_ALL", Level.WARN, "a version's queue is cut by the common one"),
+    Rule("KELVIN_QUEUE_REQUESTS", "KELVIN_QUEUE_REQUESTS_IN_ALL", Level.WARN, "likewise, in requests"),
+    Rule("KELVIN_REQUESTS", "KELVIN_CONNECTIONS", Level.NOTE, "a request needs a connection: the former is never met"),
+    Rule("KELVIN_QUEUE_S", "KELVIN_DEADLINE_S", Level.NOTE, "nobody waits past the deadline"),
+    Rule("KELVIN_RESTORE_S", "KELVIN_DEADLINE_S", Level.NOTE, "a start may go on after its caller has left"),
+    Rule("KELVIN_CHUNK_BYTES", "KELVIN_PACK_BYTES", Level.WARN, "each pack holds one chunk: many small reads"),
+    Rule("KELVIN_STANDBYS", "KELVIN_DEVICE_SLOTS", Level.NOTE, "standbys that can never be used take memory"),
+)
+
+
+def judge_names(names: Collection[str]) -> list[Finding]:
+    """Names that begin as ours do and are none: most likely misspelt, and without any effect."""
+    findings = []
+    for name in sorted(name for name in names if name.startswith(PREFIX) and name not in KNOWN):
+        close = difflib.get_close_matches(name, sorted(KNOWN), n=1)
+        mend = f"perhaps {close[0]}; or unset it" if close else "unset it"
+        findings.append(Finding("setting", Level.WARN, f"{name} is no setting", "it has no effect", mend))
+    return findings or [Finding("settings", Level.OK, "every KELVIN_ variable is known")]
+
+
+def judge_values(env: Mapping[str, str], place: Place) -> list[Finding]:
+    """Contradictions. Values that are no numbers are passed over: their service names them."""
+    found = {name: _number(env, name) for name in DEFAULTS}
+    findings = []
+    for rule in RULES:
+        small, large = found[rule.small], found[rule.large]
+        if small > large and (rule.small in env or rule.large in env):
+            seen = f"{rule.small}={small:.12g} is above {rule.large}={large:.12g}"
+            mend = f"{rule.small}={large:.12g} or less, or a larger {rule.large}"
+            findings.append(Finding("settings contradict", rule.level, seen, rule.cost, mend))
+    slots, threads = found["KELVIN_DEVICE_SLOTS"], found["KELVIN_THREADS"]
+    host = _number(env, "KELVIN_HOST_BYTES", place.memory_bytes / 4)
+    promised = host + slots * found["KELVIN_KV_BYTES"]
+    if promised > place.memory_bytes:
+        seen = f"host tier {as_bytes(host)} and {slots:g} replicas' KV come to {as_bytes(promised)}"
+        cost = f"the machine has {as_bytes(place.memory_bytes)}: with all slots held, starts fail or the kernel kills"
+        mend = "fewer KELVIN_DEVICE_SLOTS, less KELVIN_KV_BYTES or KELVIN_HOST_BYTES"
+        findings.append(Finding("settings contradict", Level.NOTE, seen, cost, mend))
+    if threads > place.cores:
+        seen = f"KELVIN_THREADS={threads:g} on {place.cores} cores"
+        cost = "threads of one step wait for one another: 4 to 10 times slower under load"
+        findings.append(Finding("settings contradict", Level.WARN, seen, cost, f"KELVIN_THREADS={place.cores} or less"))
+    if env.get("KELVIN_LOG_LEVEL") == "debug":
+        cost = "a line for each request: a share of the requests per second, and disk"
+        findings.append(Finding("settings", Level.NOTE, "KELVIN_LOG_LEVEL=debug", cost, "unset it when done"))
+    return findings or [Finding("settings agree", Level.OK, "no value contradicts another")]
+
+
+def _number(env: Mapping[str, str], name: str, default: float | None = None) -> float:
+    fallback = DEFAULTS[name] if default is None else default
+    try:
+        return float(env[name])
+    except (KeyError, ValueError):
+        return fallback

@@ -1,0 +1,58 @@
+"""Ask each service whether it could start with these settings, and the snapshotter whether the store answers.
+
+They are run as programs, as `kelvin up` runs them, with `--check`: settings are read, and nothing is served.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from kelvin.policy.findings import Finding, Level
+from service.startup import BAD_SETTING_STATUS, CHECK, STORE_STATUS
+
+CHECK_S: Final = 30.0
+SERVICES: Final = ("activator", "controlplane", "snapshotter", "weightcache")
+
+
+def ask_services(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """A finding for each refusal, and one for the store. All are asked at once, for CHECK_S at most."""
+    asked = [
+        (
+            name,
+            subprocess.Popen(
+                [sys.executable, "-m", name, CHECK],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            ),
+        )
+        for name in SERVICES
+    ]
+    limit = time.monotonic() + CHECK_S
+    refused = False
+    for name, process in asked:
+        try:
+            _, said = process.communicate(timeout=max(0.1, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            _, said = process.communicate()
+        last = (said.strip().splitlines() or ["it said nothing"])[-1]
+        if name == "snapshotter" and process.returncode in (0, STORE_STATUS):
+            yield _store(process.returncode, last)
+        elif process.returncode != 0:
+            refused = True
+            level, mend = Level.FAIL, "the value that it names" if process.returncode == BAD_SETTING_STATUS else ""
+            yield Finding("service", level, f"{name}: {last}", "`kelvin up` would not start", mend)
+    if not refused:
+        yield Finding("services", Level.OK, "each takes these settings")
+
+
+def _store(status: int, said: str) -> Finding:
+    if status == 0:
+        return Finding("store", Level.OK, "it can be used")
+    cost = "no start of a version that is not cached, no push; what runs serves on"
+    return Finding("store", Level.FAIL, said, cost, "its address, network and credentials")

@@ -1,0 +1,165 @@
+"""`kelvin backup` and `kelvin restore`: registry, ledger and keys of this machine's installation, out and in again.
+
+What is in a backup, and how it is read, is the control plane's: it makes the one, and a program of it does the other.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import click
+import httpx
+import msgspec
+
+from contracts.backup import SUFFIX, RestoreReport
+from contracts.wire import decode
+from kelvin.client import DoorClosed, target
+from kelvin.supervisor.lock import AlreadyRunning, data_lock
+from service.private import keep_secrets
+from service.unix import SocketDirectory
+
+SILENCE_S: Final = 600.0  # while the database is copied nothing comes
+MISSING_EXIT: Final = 2
+_STDOUT: Final = Path("-")
+
+
+@click.command("backup")
+@click.argument("to", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def backup_command(to: Path, as_json: bool) -> None:
+    """Write registry, ledger and keys of the running installation to FILE, into a directory, or to `-`.
+
+    It holds the installation's secrets: the first two keys and the CA's key, as they are. The file is for its owner
+    alone (mode 0600). What versions are made of is not in it.
+    """
+    keep_secrets()
+    if to == _STDOUT:
+        if sys.stdout.isatty():
+            raise click.UsageError("a backup is no text: send it to a file or a program")
+        size, digest = _copy(sys.stdout.buffer)
+    else:
+        to = to / _name() if to.is_dir() else to
+        with _whole(to) as file:
+            size, digest = _copy(file)
+    said = {"file": str(to), "bytes": size, "sha256": digest}
+    if as_json:
+        click.echo(json.dumps(said), err=to == _STDOUT)
+    else:
+        click.echo(f"{to}: {size} bytes, sha256 {digest}", err=True)
+
+
+def _name() -> str:
+    return f"kelvin-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}{SUFFIX}"
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears when the block ends well, durable; nothing else does. Raises DoorClosed."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DoorClosed(f"{path} can't be written: {error.strerror}") from error
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        draft.rename(path)
+    except OSError as error:
+        raise DoorClosed(f"{path} can't be written: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _copy(file: BinaryIO) -> tuple[int, str]:
+    """Bytes and digest of what came. Raises DoorClosed where it was cut."""
+    run = target().data / "run"
+    if not (run / "control.sock").exists():
+        raise DoorClosed(f"nothing runs in {target().data}; a backup is made of a running installation")
+    size, digest = 0, hashlib.sha256()
+    with contextlib.closing(SocketDirectory(run)) as directory:
+        transport = httpx.HTTPTransport(uds=directory.address("control.sock"))
+        with (
+            httpx.Client(transport=transport, timeout=SILENCE_S, base_url="http://control") as control,
+            control.stream("GET", "/internal/v1/backup") as answer,
+        ):
+            if answer.status_code != 200:
+                raise DoorClosed(
+                    f"the control plane answered {answer.status_code}; `kelvin logs controlplane` says why"
+                )
+            for piece in answer.iter_raw():
+                file.write(piece)
+                digest.update(piece)
+                size += len(piece)
+    return size, digest.hexdigest()
+
+
+@click.command("restore")
+@click.argument("source", type=click.Path(path_type=Path, exists=True))
+@click.option("--check", is_flag=True, help="Only verify it; the data directory is not touched.")
+@click.option("--replace", is_flag=True, help="Move what is in the data directory aside; store, spools, caches stay.")
+@click.option("--accept-unsound", is_flag=True, help="Also a ledger whose chain does not verify.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def restore_command(
+    context: click.Context, source: Path, check: bool, replace: bool, accept_unsound: bool, as_json: bool
+) -> None:
+    """Make a data directory of SOURCE: a backup's file, or the directory of scheduled ones, with the journal behind.
+
+    Every digest and the ledger's chain are verified before anything is put in place. Exits with 2 where entries of the
+    journal are missing: what is there was restored, and the bill lacks some.
+    """
+    keep_secrets()
+    options = [word for word, given in (("--replace", replace), ("--accept-unsound", accept_unsound)) if given]
+    if check:
+        report = _restore([str(source.absolute()), *options])
+    else:
+        data = target().data.absolute()
+        try:
+            with data_lock(data):
+                report = _restore([str(source.absolute()), str(data), *options])
+        except AlreadyRunning as error:
+            raise DoorClosed(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(report), indent=2))
+    else:
+        _tell(report, check)
+    for reason in report.passed_over:
+        click.echo(f"passed over: {reason}", err=True)
+    if report.missing != 0:
+        lost = "the journal behind it is gone" if report.missing is None else f"{report.missing} entries are missing"
+        click.echo(f"the ledger is not whole: {lost}", err=True)
+        context.exit(MISSING_EXIT)
+
+
+def _restore(arguments: list[str]) -> RestoreReport:
+    command = [sys.executable, "-m", "controlplane.restore", *arguments]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+        raise DoorClosed(f"nothing was restored: {lines[-1]}")
+    return decode(done.stdout, RestoreReport, what="report of the restore")
+
+
+def _tell(report: RestoreReport, check: bool) -> None:
+    made = datetime.fromtimestamp(report.made_at_us / 1e6, UTC)
+    links = sum(chain.links for chain in report.chains)
+    click.echo(f"{Path(report.source).name}: made at {made:%Y-%m-%d %H:%M:%S} UTC, every digest is right")
+    click.echo(f"ledger: {links:,} rows in {len(report.chains)} chains, {'all hold' if report.sound else 'NOT SOUND'}")
+    click.echo(f"entered: {report.unshipped} records of its spools, {report.replayed} entries of the journal")
+    click.echo(f"registry: {report.keys} keys, {len(report.versions)} versions")
+    if check:
+        click.echo("nothing was put in place")
+        return
+    click.echo(f"in place: {', '.join(report.placed)}")
+    if report.aside is not None:
+        click.echo(f"what was there: {report.aside}")
+    click.echo("next: `kelvin up`, then `kelvin fsck` if the store was restored, too")

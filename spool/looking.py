@@ -1,0 +1,50 @@
+"""Look at what lies in a source's directory without owning it: nothing is acknowledged, moved or removed.
+
+For copies: a writer may append and a shipper remove segments meanwhile. Whatever was durable when the look began, and
+not yet shipped, is seen.
+"""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+from spool.disk import segment_name, segments
+from spool.frame import Frame, decode_frame
+from spool.reader import read_position
+
+
+def frames_after(directory: Path, after: int) -> Iterator[Frame]:
+    """Whole frames with a sequence above `after`, ascending. A jump in the sequences is a hole: see whose it is.
+
+    Raises OSError where the disk fails; a directory or segment that is gone meanwhile was shipped.
+    """
+    try:
+        firsts = segments(directory)
+    except FileNotFoundError:
+        return
+    for first, following in zip_longest(firsts, firsts[1:]):
+        if following is not None and following <= after + 1:
+            continue
+        try:
+            content = (directory / segment_name(first)).read_bytes()
+        except FileNotFoundError:
+            continue
+        offset, wanted = 0, first
+        # What a segment holds from the next one's name on was never acknowledged to its writer.
+        while following is None or wanted < following:
+            frame = decode_frame(content, offset)
+            if frame is None or frame.sequence != wanted:
+                break
+            if frame.sequence > after:
+                yield frame
+            offset, wanted = frame.end, wanted + 1
+
+
+def unshipped(root: Path) -> Iterator[tuple[str, Frame]]:
+    """Source and frame of every record below `root` that its receiver has not acknowledged."""
+    if not root.is_dir():
+        return
+    for directory in sorted(root.iterdir()):
+        if directory.is_dir() and not directory.name.startswith("."):
+            for frame in frames_after(directory, read_position(directory)):
+                yield directory.name, frame

@@ -1,0 +1,385 @@
+"""A backup of a control plane at work comes back whole: verified, then placed between two marks, or not at all."""
+
+import asyncio
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.backup import RestoreReport
+from contracts.control import RequestBatch
+from contracts.settings import BadSetting
+from contracts.wire import encode
+from controlplane import placing
+from controlplane.backup_place import backups_in, claim_place, name_of, write_whole
+from controlplane.backup_schedule import BackupLoop
+from controlplane.backups import FILES, Backups
+from controlplane.clock import SystemClock
+from controlplane.feed import FeedHub
+from controlplane.journal import LedgerJournal, extent_of
+from controlplane.keys import KeyStore
+from controlplane.ledger import Ledger
+from controlplane.policy.retention import NEWEST
+from controlplane.registry import Registry
+from controlplane.restore import CannotRestore, restore
+from controlplane.store import Database, sqlite_engine
+from spool.disk import segment_name, segments
+from spool.journal import Journal
+from tests.controlplane.builders import NOW_S, registration
+from tests.controlplane.usage_records import lifetime_record, request_record
+
+ROOT = Path(__file__).parents[2]
+
+
+class World:
+    """A data directory with keys, a version, a CA and a ledger, and a place for its backups."""
+
+    def __init__(self, root: Path, *, journal: bool = True) -> None:
+        self.data, self.place = root / "data", root / "place"
+        self.data.mkdir()
+        for name in ("ca.pem", "tls/ca.key"):
+            (self.data / name).parent.mkdir(exist_ok=True)
+            (self.data / name).write_text(f"the {name}")
+        claim_place(self.place, self.data)
+        self.database = Database(sqlite_engine(self.data / "kelvin.db"))
+        self.journal = LedgerJournal(self.place) if journal else None
+        self.ledger = Ledger(self.database, self.journal)
+        self.backups = Backups(self.data, self.database, self.journal)
+
+    async def begin(self) -> None:
+        """The first keys and a version."""
+        feed = FeedHub()
+        await KeyStore(self.database, feed).bootstrap(self.data, NOW_S)
+        registry = Registry(self.database, feed)
+        await registry.load()
+        await registry.register(registration(), NOW_S)
+
+    async def enter(self, *numbers: int) -> None:
+        """A request record each."""
+        await self.ledger.append_requests(RequestBatch(records=tuple(request_record(number) for number in numbers)))
+
+    async def write(self, path: Path) -> Path:
+        """A backup as the socket gives it."""
+        moment = await self.backups.begin()
+        write_whole(path, self.backups.pieces(moment, self.data))
+        return path
+
+    def loop(self, **more: Any) -> BackupLoop:
+        assert self.journal is not None
+        chosen = {"every_s": 60.0, "keep_days": 7, "clock": SystemClock(), **more}
+        return BackupLoop(self.backups, self.database, self.journal, self.place, **chosen)
+
+    def close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
+        self.database.close()
+
+
+def in_world(root: Path, scenario: Callable[[World], Awaitable[None]], *, journal: bool = True) -> None:
+    """Run, and close everything."""
+
+    async def main() -> None:
+        world = World(root, journal=journal)
+        try:
+            await world.begin()
+            await scenario(world)
+        finally:
+            world.close()
+
+    asyncio.run(main())
+
+
+def ids(database: Path) -> list[str]:
+    """Requests in a ledger."""
+    with closing(sqlite3.connect(database)) as connection:
+        return [row[0] for row in connection.execute("SELECT request_id FROM ledger_requests ORDER BY sequence")]
+
+
+def back(source: Path, data: Path, **more: bool) -> RestoreReport:
+    """Restored, with the options that are given."""
+    return restore(source, data, **{"replace": False, "accept_unsound": False, **more})
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A backup with two requests in it."""
+
+    async def scenario(world: World) -> None:
+        await world.enter(1, 2)
+        await world.write(tmp_path / "made.backup")
+
+    in_world(tmp_path, scenario)
+    return tmp_path / "made.backup"
+
+
+def test_everything_comes_back(made: Path, tmp_path: Path) -> None:
+    """Database, keys, CA and identity, byte for byte; secrets are their owner's alone; versions are named."""
+    report = back(made, tmp_path / "new")
+    assert report.sound
+    assert (report.missing, report.aside, report.keys) == (0, None, 2)
+    assert [version.model for version in report.versions] == ["m"]
+    assert set(report.placed) == {*FILES, "kelvin.db"}
+    assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2"]
+    for name in FILES:
+        assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "data" / name).read_bytes()
+        assert (tmp_path / "new" / name).stat().st_mode & 0o077 == 0
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"kelvin.db", "tls", *FILES[:3], "installation"}
+
+
+@pytest.mark.deep
+def test_it_is_made_while_records_arrive(tmp_path: Path) -> None:
+    """Whatever was durable when it began is in it: a hundred records, entered one by one beside five backups."""
+
+    async def scenario(world: World) -> None:
+        entered = 0
+
+        async def enter() -> None:
+            nonlocal entered
+            for number in range(1, 101):
+                await world.enter(number)
+                entered = number
+
+        entering = asyncio.create_task(enter())
+        for turn in range(5):
+            least = entered
+            await world.write(tmp_path / f"{turn}.backup")
+            report = await asyncio.to_thread(back, tmp_path / f"{turn}.backup", tmp_path / f"new{turn}")
+            assert report.sound
+            found = ids(tmp_path / f"new{turn}" / "kelvin.db")
+            assert len(found) >= least
+            assert found == [f"req-{number}" for number in range(1, len(found) + 1)]
+        await entering
+
+    in_world(tmp_path, scenario)
+
+
+def test_records_that_wait_in_a_spool_are_in_it(tmp_path: Path) -> None:
+    """Of live and of dead sources, requests and lifetimes; they are entered at the restore."""
+
+    async def scenario(world: World) -> None:
+        await world.enter(1)
+        for source, record in (("activator-1", request_record(2)), ("supervisor-1", lifetime_record(1))):
+            directory = world.data / "spool" / source
+            directory.mkdir(parents=True)
+            journal = Journal(directory)
+            journal.commit([lambda _, record=record: encode(record)])  # type: ignore[misc]
+            journal.close()
+        await world.write(tmp_path / "b.backup")
+
+    in_world(tmp_path, scenario)
+    report = back(tmp_path / "b.backup", tmp_path / "new")
+    assert report.unshipped == 2
+    assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2"]
+
+
+def test_the_journal_brings_back_what_came_after(tmp_path: Path) -> None:
+    """From a place: the newest backup, and every acknowledged record since. A file alone has what it has."""
+
+    async def scenario(world: World) -> None:
+        await world.enter(1, 2)
+        assert await world.loop().once() is not None
+        await world.enter(3)
+        await world.enter(4)
+
+    in_world(tmp_path, scenario)
+    report = back(tmp_path / "place", tmp_path / "new")
+    assert (report.replayed, report.missing) == (2, 0)
+    assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2", "req-3", "req-4"]
+    ((_, path),) = backups_in(tmp_path / "place")
+    assert back(path, tmp_path / "less").replayed == 0
+    assert ids(tmp_path / "less" / "kelvin.db") == ["req-1", "req-2"]
+
+
+def test_entries_that_are_gone_are_counted(tmp_path: Path) -> None:
+    """The control of RPO 0: a journal that lost an entry, or is not there, is told; the rest comes back."""
+
+    async def scenario(world: World) -> None:
+        await world.enter(1)
+        assert await world.loop().once() is not None
+        for number in (2, 3):
+            assert world.journal is not None
+            world.journal.close()
+            world.journal = LedgerJournal(world.place)
+            world.ledger = Ledger(world.database, world.journal)
+            await world.enter(number)
+
+    in_world(tmp_path, scenario)
+    journal = tmp_path / "place" / "journal"
+    (journal / segment_name(2)).write_bytes(b"")
+    assert segments(journal)[-1] == 3
+    report = back(tmp_path / "place", tmp_path / "new")
+    assert (report.replayed, report.missing) == (1, 1)
+    assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-3"]
+    shutil.rmtree(journal)
+    assert back(tmp_path / "place", tmp_path / "newer").missing is None
+
+
+def test_a_damaged_backup_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    """The journal reaches back to it: nothing is lost, and the report says which one was passed over, and why."""
+
+    async def scenario(world: World) -> None:
+        loop = world.loop()
+        for number in (1, 2):
+            await world.enter(number)
+            moment = await world.backups.begin()
+            write_whole(world.place / name_of(NOW_S + number), world.backups.pieces(moment, world.place))
+        await world.enter(3)
+        assert loop.age_s() >= 0
+
+    in_world(tmp_path, scenario)
+    newest = backups_in(tmp_path / "place")[-1][1]
+    newest.write_bytes(newest.read_bytes()[:-2000])
+    report = back(tmp_path / "place", tmp_path / "new")
+    assert newest.name in report.passed_over[0]
+    assert (report.replayed, report.missing) == (2, 0)
+    assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2", "req-3"]
+
+
+@pytest.mark.parametrize("at", ["kelvin.db", "admin.key", "index.json"])
+def test_a_tampered_backup_puts_nothing_in_place(made: Path, tmp_path: Path, at: str) -> None:
+    """One byte, in a member's content."""
+    raw = bytearray(made.read_bytes())
+    where = raw.index(at.encode())
+    raw[where + 512 + 20] ^= 1
+    made.write_bytes(raw)
+    with pytest.raises(CannotRestore):
+        back(made, tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_ledger_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
+    """Before the backup was made: digests are right, the chain is not. It can be put in place if its owner says so."""
+
+    async def scenario(world: World) -> None:
+        await world.enter(1, 2)
+        with closing(sqlite3.connect(world.data / "kelvin.db")) as connection:
+            connection.execute("UPDATE ledger_requests SET completion_tokens = 1 WHERE request_id = 'req-1'")
+            connection.commit()
+        await world.write(tmp_path / "b.backup")
+
+    in_world(tmp_path, scenario)
+    with pytest.raises(CannotRestore, match="is not sound: request req-1"):
+        back(tmp_path / "b.backup", tmp_path / "new")
+    assert not back(tmp_path / "b.backup", tmp_path / "new", accept_unsound=True).sound
+
+
+def test_what_is_there_is_not_replaced_unasked(made: Path, tmp_path: Path) -> None:
+    """Refused by name; with the word it is moved aside, whole, and what no backup holds stays."""
+    data = tmp_path / "data"
+    (data / "store").mkdir()
+    (data / "kelvin.db-wal").write_bytes(b"of another database")
+    before = (data / "admin.key").read_bytes()
+    with pytest.raises(OSError, match="is not empty"):
+        back(made, data)
+    assert (data / "admin.key").read_bytes() == before
+    report = back(made, data, replace=True)
+    assert report.aside is not None
+    assert (Path(report.aside) / "admin.key").read_bytes() == before
+    assert (Path(report.aside) / "kelvin.db-wal").exists()
+    assert (data / "store").is_dir()
+    assert not (data / "kelvin.db-wal").exists()
+    assert ids(data / "kelvin.db") == ["req-1", "req-2"]
+
+
+@pytest.mark.deep
+def test_a_restore_may_be_cut_at_any_rename(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either nothing has happened, or the mark stands and the same command ends it; what was there is never lost."""
+    real, left = os.rename, [0]
+
+    def rename(*paths: Any, **more: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        real(*paths, **more)
+
+    monkeypatch.setattr(os, "rename", rename)
+    for cut in range(40):
+        data = tmp_path / f"cut{cut}"
+        data.mkdir()
+        (data / "admin.key").write_text("old")
+        left[0] = cut
+        try:
+            back(made, data, replace=True)
+        except KeyboardInterrupt:
+            marked = (data / placing.MARK).exists()
+            assert marked or (data / "admin.key").read_text() == "old"
+            left[0] = 1000
+            if marked:
+                back(made, data)
+            else:
+                back(made, data, replace=True)
+        else:
+            break
+        assert not (data / placing.MARK).exists()
+        assert ids(data / "kelvin.db") == ["req-1", "req-2"]
+        assert "old" in {path.read_text() for path in data.glob("replaced-*/admin.key")}
+    assert cut > 5
+
+
+def test_a_schedule_writes_only_what_is_new(tmp_path: Path) -> None:
+    """Nothing new, no new file; but whoever watches the newest one's age sees that it is true still."""
+
+    async def scenario(world: World) -> None:
+        loop = world.loop()
+        assert await loop.once() is not None
+        ((_, newest),) = backups_in(world.place)
+        os.utime(newest, (1, 1))
+        assert await loop.once() is None
+        assert newest.stat().st_mtime > 1
+        await world.enter(1)
+        assert await loop.once() is not None
+
+    in_world(tmp_path, scenario)
+
+
+def test_a_schedule_thins_backups_and_journal(tmp_path: Path) -> None:
+    """The journal goes back to the third newest; of the others what the retention says."""
+
+    async def scenario(world: World) -> None:
+        loop = world.loop()
+        for moment in range(1000, 1000 + 2 * NEWEST):
+            (world.place / name_of(moment)).touch()
+        for number in range(1, NEWEST + 1):
+            await world.enter(number)
+            await loop.once()
+        assert extent_of(world.place).trimmed == 1
+        assert len(backups_in(world.place)) <= NEWEST + NEWEST  # several may be of one second, and one file
+
+    in_world(tmp_path, scenario)
+    assert ids(tmp_path / "data" / "kelvin.db") == ["req-1", "req-2", "req-3"]
+    assert back(tmp_path / "place", tmp_path / "new").missing == 0
+
+
+def test_a_place_belongs_to_one_installation(tmp_path: Path) -> None:
+    """A fresh data directory would thin out the backups of the lost one: it is refused, by setting and rule."""
+    in_world(tmp_path, lambda world: world.enter(1))
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    with pytest.raises(BadSetting, match=r"KELVIN_BACKUP=.*holds the backups of another installation"):
+        claim_place(tmp_path / "place", fresh)
+    claim_place(tmp_path / "place", tmp_path / "data")
+
+
+@pytest.mark.deep
+def test_the_program_says_what_it_did(made: Path, tmp_path: Path) -> None:
+    """JSON and 0; one line and 1. Without a data directory it only checks."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "controlplane.restore", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = run(str(made))
+    assert (done.returncode, json.loads(done.stdout)["placed"]) == (0, [])
+    made.write_bytes(made.read_bytes()[:-1])
+    refused = run(str(made), str(tmp_path / "new"))
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("made.backup: ")
+    assert len(refused.stderr.splitlines()) == 1

@@ -1,0 +1,98 @@
+"""Backup and restore as an operator runs them, and the drill that shows what is lost and how long it takes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coldstart_bench.installation import Installation
+from coldstart_bench.recovery import drill
+from tests.e2e.calls import complete
+from tests.e2e.inside import bill, is_recorded
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*words: str, code: int = 0) -> str:
+    """The command's output, standard error included; its exit code must be `code`."""
+    command = [sys.executable, "-m", "kelvin.main", *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def test_a_running_installation_is_backed_up_and_restored(kelvin: Installation, tmp_path: Path) -> None:
+    """One file, its owner's alone; what it becomes has keys and ledger; a tampered one becomes nothing."""
+    answer = complete(kelvin, "llama", "w1", max_tokens=1)
+    kelvin.wait(lambda: is_recorded(kelvin, answer.headers["x-request-id"]), "it is in the ledger")
+    file, new = tmp_path / "one.backup", tmp_path / "new"
+    said = json.loads(run("backup", str(file), "--data", str(kelvin.data), "--json"))
+    assert said["bytes"] == file.stat().st_size
+    assert file.stat().st_mode & 0o777 == 0o600
+    report = json.loads(run("restore", str(file), "--data", str(new), "--json"))
+    assert {"llama", "qwen2"} <= {version["model"] for version in report["versions"]}
+    assert (report["missing"], report["aside"]) == (0, None)
+    month = next(chain for chain in report["chains"] if chain["tenant"] == "default")
+    assert month["links"] >= sum(bill(kelvin)["requests"].values())
+    for name in ("admin.key", "default.key", "ca.pem", "tls/ca.key"):
+        assert (new / name).read_bytes() == (kelvin.data / name).read_bytes()
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    assert "nothing was restored" in run("restore", str(file), "--data", str(tmp_path / "no"), code=1)
+    assert not (tmp_path / "no" / "kelvin.db").exists()
+
+
+def test_nothing_is_restored_over_a_running_installation(kelvin: Installation, tmp_path: Path) -> None:
+    """Nor is one that is cut short started: both say what to do."""
+    (tmp_path / "x.backup").touch()
+    assert "is in use by process" in run("restore", str(tmp_path / "x.backup"), "--data", str(kelvin.data), code=1)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "restoring").touch()
+    assert "run `kelvin restore` again" in run("up", "--data", str(tmp_path / "data"), code=1)
+    assert "nothing runs in" in run("backup", str(tmp_path / "y.backup"), "--data", str(tmp_path), code=1)
+
+
+@pytest.mark.deep
+def test_the_drill_shows_what_is_stated(tmp_path: Path) -> None:
+    """As a user runs it: both losses, nothing missing, in time."""
+    said = run("drill", "recovery", "--requests", "5", "--json", str(tmp_path / "report.json"))
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["passed"], said
+    assert [case["lost"] for case in report["cases"]] == ["the database", "the data directory"]
+    for case in report["cases"]:
+        assert case["answered"] == case["billed"] > 0
+        assert case["tokens_answered"] == case["tokens_billed"] > 0
+
+
+def _last_records(place: Path) -> None:
+    """The newest segment of the journal: nothing says that it held anything."""
+    newest = max((place / "journal").glob("*.seg"))
+    newest.write_bytes(b"")
+
+
+def _journal(place: Path) -> None:
+    shutil.rmtree(place / "journal")
+
+
+def _backups(place: Path) -> None:
+    for path in place.glob("kelvin-*.backup"):
+        path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("hurt", "says"),
+    [
+        pytest.param(_last_records, "the client counts", id="the last records"),
+        pytest.param(_journal, "the journal behind it is gone", id="the journal"),
+        pytest.param(_backups, "nothing was restored", id="every backup"),
+    ],
+)
+def test_the_drill_sees_what_is_missing(tmp_path: Path, hurt: Callable[[Path], None], says: str) -> None:
+    """The control: each part of the backups is hurt in turn, and the drill goes red."""
+    report = drill(tmp_path, requests=3, tell=lambda _: None, hurt=hurt)
+    assert not report.passed
+    assert any(says in failure for case in report.cases for failure in case.failures), report

@@ -1,0 +1,65 @@
+"""Settings that are none, and settings that contradict one another, are named."""
+
+import pytest
+
+from kelvin.policy.configuration import DEFAULTS, KNOWN, Place, judge_names, judge_values
+from kelvin.policy.findings import Level
+from tests.house.pages import settings_of_code
+
+PLACE = Place(memory_bytes=24 << 30, cores=2)
+
+
+def test_every_setting_is_known() -> None:
+    """Those of the code, and no others; defaults as well."""
+    real = settings_of_code()
+    assert real.keys() == KNOWN
+    shown = {name: default for name, (default, _) in real.items() if name in DEFAULTS and default is not None}
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    for name, text in shown.items():
+        number, _, unit = text.partition(" ")
+        assert float(number) * units.get(unit, 1) == DEFAULTS[name], name
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        pytest.param("KELVIN_DEVICE_SLOT", "KELVIN_DEVICE_SLOTS", id="a letter is missing"),
+        pytest.param("KELVIN_HOSTBYTES", "KELVIN_HOST_BYTES", id="an underscore is missing"),
+    ],
+)
+def test_a_misspelt_name(name: str, near: str) -> None:
+    """Is named with its neighbour."""
+    (found,) = judge_names([name, "PATH", "KELVIN_PORT"])
+    assert found.level is Level.WARN
+    assert name in found.seen
+    assert f"perhaps {near}" in found.mend
+
+
+def test_names_that_are_right() -> None:
+    """And those that are not ours."""
+    (found,) = judge_names(["KELVIN_PORT", "HOME", "AWS_REGION"])
+    assert found.level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("env", "level", "says"),
+    [
+        pytest.param({}, Level.OK, "no value contradicts", id="defaults agree"),
+        pytest.param({"KELVIN_ACTIVATOR_DRAIN_S": "60"}, Level.WARN, "KELVIN_DRAIN_S=45", id="a drain that is cut"),
+        pytest.param({"KELVIN_DRAIN_S": "10"}, Level.WARN, "KELVIN_RUNTIME_DRAIN_S=30", id="the other way round"),
+        pytest.param({"KELVIN_BODY_BYTES": str(1 << 30)}, Level.FAIL, "IN_ALL", id="a body that never fits"),
+        pytest.param({"KELVIN_QUEUE_REQUESTS": "9999"}, Level.WARN, "=9999 is above", id="a queue in a smaller one"),
+        pytest.param({"KELVIN_DEADLINE_S": "60"}, Level.NOTE, "KELVIN_QUEUE_S=600", id="a wait past the deadline"),
+        pytest.param({"KELVIN_PACK_BYTES": "4096"}, Level.WARN, "KELVIN_CHUNK_BYTES", id="packs smaller than chunks"),
+        pytest.param({"KELVIN_THREADS": "8"}, Level.WARN, "on 2 cores", id="more threads than cores"),
+        pytest.param({"KELVIN_KV_BYTES": str(8 << 30)}, Level.NOTE, "come to", id="more memory than there is"),
+        pytest.param({"KELVIN_LOG_LEVEL": "debug"}, Level.NOTE, "debug", id="debug"),
+        pytest.param({"KELVIN_DRAIN_S": "soon"}, Level.OK, "no value", id="what is no number is its service's"),
+    ],
+)
+def test_values(env: dict[str, str], level: Level, says: str) -> None:
+    """The worst is named."""
+    findings = judge_values(env, PLACE)
+    assert any(found.level is level and says in found.seen for found in findings), findings
+    if level is not Level.OK:
+        assert all(found.cost and found.mend for found in findings)
