@@ -41,7 +41,7 @@ from contracts.control import Feed
 from contracts.deadline import Deadline
 from contracts.settings import BadSetting
 from service.client import ServiceClient
-from service.run import serve_until
+from service.run import Stop, serve_until
 from service.unix import SocketDirectory
 from spool import Post, Shipper, Spool, recover
 from telemetry.telemetry import open_telemetry
@@ -53,7 +53,7 @@ RECOVER_AGAIN_S: Final = 10.0
 PREFIX: Final = "activator-"
 
 
-async def run(settings: ActivatorSettings, stop: asyncio.Event) -> None:
+async def run(settings: ActivatorSettings, stop: Stop) -> None:
     """Serve until `stop`; then drain, flush the spool, and return."""
     name = PREFIX + new_request_id().removeprefix("req_")  # one process lifetime, and the spool's source
     authority = Authority.load_or_make(settings.data / "ca.pem", settings.data / "tls" / "ca.key")

@@ -10,11 +10,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from activator.edge import Gate, edge_protocol
+from service.run import Stop
 
 BACKLOG: Final = 2048
 # What the kernel holds for a client that does not read: the less, the sooner its producer stops.
 SEND_BUFFER: Final = 64 << 10
 ABORT_S: Final = 5.0
+ORPHAN_DRAIN_S: Final = 1  # less than the lifeline's grace
 
 
 class _Server(uvicorn.Server):
@@ -40,8 +42,11 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: asyncio.Event, drain_s: int) -> None:
-    """Accept until `stop`, then finish what is in flight for at most `drain_s` seconds, then cancel the rest."""
+async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Stop, drain_s: int) -> None:
+    """Accept until `stop`, then finish what is in flight for at most `drain_s` seconds, then cancel the rest.
+
+    An orphan has less time, and every request under way must be told and recorded in it.
+    """
     config = uvicorn.Config(
         app,
         http=edge_protocol(gate),
@@ -59,6 +64,8 @@ async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: asy
 
     async def end_with_stop() -> None:
         await stop.wait()
+        if stop.orphaned:
+            config.timeout_graceful_shutdown = ORPHAN_DRAIN_S
         server.should_exit = True
 
     async with asyncio.TaskGroup() as tasks:

@@ -22,6 +22,12 @@ DRAIN_S: Final = 30
 ORPHAN_GRACE_S: Final = 2.0
 
 
+class Stop(asyncio.Event):
+    """That a service is to end. `orphaned`: as its supervisor is gone, and ORPHAN_GRACE_S are left."""
+
+    orphaned = False
+
+
 class _Server(uvicorn.Server):
     """Signals are the service's, not the server's: uvicorn would raise them again after its shutdown."""
 
@@ -55,13 +61,13 @@ async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event
         ender.cancel()
 
 
-def run_service(main: Callable[[asyncio.Event], Awaitable[None]], lifeline_fd: int | None) -> None:
+def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
     """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, or when `lifeline_fd` reaches its end."""
     uvloop.run(_supervised(main, lifeline_fd))
 
 
-async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], lifeline_fd: int | None) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+async def _supervised(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
+    stop, loop = Stop(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if lifeline_fd is not None:
@@ -69,6 +75,7 @@ async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], lifeline
         def cut() -> None:
             loop.remove_reader(lifeline_fd)
             log.warning("the supervisor is gone; ending")
+            stop.orphaned = True
             stop.set()
             loop.call_later(ORPHAN_GRACE_S, os._exit, 1)  # nobody is left who could end a hung drain
 
