@@ -8,7 +8,7 @@ PACKAGES := contracts service spool telemetry blobstore weightcache snapshotter 
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install demo test deep test-ten lint types layers mutants clean
+.PHONY: install demo test deep drills test-ten lint types layers mutants clean
 
 install: $(STAMP)
 
@@ -25,6 +25,10 @@ test: $(STAMP) lint types layers
 
 deep: $(STAMP)
 	$(BIN)/pytest -m deep
+
+drills: $(STAMP)
+	$(BIN)/python -m tests.drills
+	KELVIN_TEST_KILLS=100 $(BIN)/pytest -n 2 --timeout 3000 -m "deep or not deep" tests/kelvin/test_push_killed.py tests/weightcache/test_crash.py
 
 test-ten: $(STAMP)
 	$(BIN)/python -m tests.ten

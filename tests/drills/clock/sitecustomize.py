@@ -1,0 +1,26 @@
+"""A wall clock that somebody outside steps: Python imports a module of this name before anything else.
+
+The file that `DRILLS_CLOCK` names holds nanoseconds, little-endian, which are added to what the kernel says. It is
+mapped, so a step is seen at once, also by forked processes. Not stepped are CLOCK_MONOTONIC, which no step moves, the
+kernel's own stamps on files, and `datetime.now`, which only certificates are made with.
+"""
+
+import mmap
+import os
+import time
+
+path = os.environ.get("DRILLS_CLOCK")
+if path:
+    with open(path, "rb") as file:
+        page = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
+    real_ns = time.time_ns
+
+    def time_ns() -> int:
+        """As `time.time_ns`."""
+        return real_ns() + int.from_bytes(page[:8], "little", signed=True)
+
+    def seconds() -> float:
+        """As `time.time`."""
+        return time_ns() / 1e9
+
+    time.time_ns, time.time = time_ns, seconds

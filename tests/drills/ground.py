@@ -1,0 +1,320 @@
+"""The installation under drill, as its operator has it: `kelvin up`, HTTPS, the command line, and the process table."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from coldstart_bench.installation import READY_S, Installation, InstallationFailed, free_port
+from tests.drills.judge import Bounds, Ending, Totals, bounds_of_all, differences, totals_of
+from tests.drills.matrix import ANSWERED, Process
+from tests.drills.operations import ROOT, Calls, Command, NotSo, Push
+
+SERVED: Final = "served"
+STANDBYS: Final = 2
+STALL_S: Final = 3
+SETTINGS: Final = {
+    "KELVIN_HOST_BYTES": str(256 << 20),
+    "KELVIN_SLAB_BYTES": str(16 << 20),
+    "KELVIN_NVME_BYTES": str(64 << 20),
+    "KELVIN_KV_BYTES": str(64 << 20),
+    "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many
+    "KELVIN_STANDBYS": str(STANDBYS),
+    "KELVIN_DEVICE_SLOTS": "4",
+    "KELVIN_STALL_S": str(STALL_S),
+}
+SETTLED_S: Final = 30.0
+WAIT_S: Final = 60.0
+AWAY: Final = (OSError, http.client.HTTPException, InstallationFailed)
+_MODULES: Final = {
+    Process.ACTIVATOR: "activator",
+    Process.CONTROL_PLANE: "controlplane",
+    Process.SNAPSHOTTER: "snapshotter",
+    Process.CACHE: "weightcache",
+    Process.ZYGOTE: "runtime.zygote",
+}
+
+
+def wait(is_so: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
+    """Until it is so. Raises NotSo saying what never came."""
+    limit = time.monotonic() + limit_s
+    while not is_so():
+        if time.monotonic() > limit:
+            raise NotSo(f"after {limit_s:g} s it is not so that {what}")
+        time.sleep(0.02)
+
+
+class Ground:
+    """One data directory and the installation on it, started as often as it is killed."""
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        program: str = "kelvin.main",
+        settings: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.data, self.port = data, free_port()
+        self._program, self._options = program, options
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._process: subprocess.Popen[str] | None = None
+        self._family: list[psutil.Process] = []
+        self._up: Installation | None = None
+        self._counted = Totals()
+        self._due: list[Ending] = []  # requests of the drill's own since the bill was looked at
+
+    def __repr__(self) -> str:
+        return f"<Ground {self.data} pid={self._process.pid if self._process else None}>"
+
+    @property
+    def up(self) -> Installation:
+        """Its doors."""
+        assert self._up is not None
+        return self._up
+
+    def start(self) -> None:
+        """`kelvin up`, until it says that it is ready."""
+        words = ["up", "--data", str(self.data), "--port", str(self.port), *self._options]
+        errors = self.data.parent / f"{self.data.name}.errors"
+        with errors.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", self._program, *words],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **self._settings},
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                text=True,
+            )
+        assert self._process.stdout is not None
+        if "ready" not in self._process.stdout.readline():
+            self._process.wait(READY_S)
+            raise NotSo(f"`kelvin up` is not ready: {errors.read_text()[-800:]}")
+        self._up = Installation(self.data, self.port)
+
+    def stop(self) -> None:
+        """SIGTERM; it has to end well, and nothing of it may be left."""
+        self.note_family()
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        status = self._process.wait(READY_S)
+        self._gone()
+        if status != 0:
+            raise NotSo(f"`kelvin up` ended with {status}")
+
+    def restart(self) -> None:
+        """After the supervisor's death: all others end by themselves, and the directory is free again."""
+        assert self._process is not None
+        self._process.wait(READY_S)
+        self._gone()
+        self.start()
+
+    def abandon(self) -> None:
+        """Whatever is left of it, ended the hard way."""
+        if self._up is not None:
+            self._up.door.close()
+            self._up.admin.close()
+        self.note_family()
+        for process in self._family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+    def ask(self, method: str, path: str, body: object | None = None) -> Any:
+        """Of the admin API. Raises one of AWAY while nobody answers."""
+        try:
+            return self.up.admin.request(method, path, body)
+        except AWAY:
+            self.up.admin.close()  # what was begun on it is not gone on with
+            raise
+
+    def kelvin(self, *words: str) -> tuple[int, str, str]:
+        """A command, to its end: exit code and both outputs."""
+        command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(self.data)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=WAIT_S * 2)
+        return done.returncode, done.stdout, done.stderr
+
+    def push(self, directory: Path, model: str, rate: str = "16M") -> Push:
+        """Begin one."""
+        return Push(directory, model, self.data, rate)
+
+    def call(
+        self, tokens: int, *, times: int = 1, prompt: str = "w1 w2 w3", pace_s: float = 0.0, port: int | None = None
+    ) -> Calls:
+        """Begin requests to the served model."""
+        body = {"model": SERVED, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        return Calls(self.address(port), body, times, pace_s)
+
+    def address(self, port: int | None = None) -> dict[str, Any]:
+        """For the outside client."""
+        key = (self.data / "default.key").read_text().strip()
+        return {"port": port or self.port, "ca": str(self.data / "ca.pem"), "key": key}
+
+    def replicas(self, model: str = SERVED, *states: str) -> list[dict[str, Any]]:
+        """Of all versions of the model, in those states or in any."""
+        versions = self.ask("GET", f"/admin/v1/models/{model}")["versions"]
+        rows = [row for version in versions for row in version["replicas"]]
+        return [row for row in rows if not states or row["state"] in states]
+
+    def replica(self, state: str = "ready") -> psutil.Process:
+        """The served model's, once there is one in that state."""
+        wait(lambda: bool(self.replicas(SERVED, state)), f"a replica is {state}")
+        return psutil.Process(self.replicas(SERVED, state)[0]["pid"])
+
+    def standbys(self, runtime: psutil.Process) -> list[psutil.Process]:
+        """Processes that have a meter page, and are not the one that has a version."""
+        waiting = self._metered() - {runtime.pid}
+        return [child for child in self._children() if child.pid in waiting]
+
+    def replica_at_work(self) -> psutil.Process:
+        """The served model's only one, woken where it sleeps."""
+        if not self.replicas(SERVED, "ready"):
+            self.expect_answer()
+        return self.replica()
+
+    def process(self, which: Process) -> psutil.Process:
+        """The one service of that name; the zygote is the process of its module that has no meter page."""
+        if which is Process.SUPERVISOR:
+            assert self._process is not None
+            return psutil.Process(self._process.pid)
+        metered = self._metered()
+        module = _MODULES[which]
+        for child in self._children():
+            words = _words(child)
+            if len(words) == 3 and words[2].endswith(module) and child.pid not in metered:
+                return child
+        raise NotSo(f"no {which} runs")
+
+    def wait_until_whole(self) -> None:
+        """Every process is healthy and ready, and as many standbys are parked as should be."""
+
+        def is_whole() -> bool:
+            try:
+                found = self.ask("GET", "/admin/v1/status")
+            except AWAY:
+                return False
+            ready = all(row["healthy"] and row["ready"] for row in found["processes"])
+            return bool(ready and found["device"] and found["device"]["standbys"] == STANDBYS)
+
+        wait(is_whole, "every process is ready, and the standbys are parked")
+        self.note_family()
+
+    def to_zero(self) -> None:
+        """Nothing of the served model runs."""
+
+        def is_at_zero() -> bool:
+            try:
+                self.ask("POST", f"/admin/v1/models/{SERVED}/stop")
+                return not self.replicas()
+            except AWAY:
+                return False
+
+        wait(is_at_zero, "the model is at zero")
+
+    def bill(self) -> Any:
+        """This month's."""
+        month = time.strftime("%Y-%m", time.gmtime())
+        return self.ask("GET", f"/admin/v1/billing/report?month={month}")
+
+    def settle(self, endings: Iterable[Ending]) -> list[str]:
+        """What is wrong with the bill after these requests, once it has had time to hear of them; counts from there."""
+        bounds = bounds_of_all([*endings, *self._due])
+        self._due.clear()
+        limit, found = time.monotonic() + SETTLED_S, Totals()
+        wrong = ["the bill can't be asked for"]
+        while wrong and time.monotonic() < limit:
+            with contextlib.suppress(*AWAY):
+                found = totals_of(self.bill())
+                wrong = differences(self._counted, found, bounds)
+            time.sleep(0.05)
+        self._counted = found
+        return wrong
+
+    def unsettled(self) -> list[str]:
+        """What came after all was counted."""
+        return differences(self._counted, totals_of(self.bill()), Bounds())
+
+    def expect_answer(self) -> None:
+        """The next request. Raises NotSo where it is not answered."""
+        with self.call(3) as call:
+            (ending,) = call.endings()
+        self._due.append(ending)
+        if ending.outcome != ANSWERED:
+            raise NotSo(f"the next request is {ending.outcome}")
+
+    def billing(self) -> Command:
+        """Begin asking for the bill."""
+        return Command(["billing", "report", "--format", "json", "--data", str(self.data)])
+
+    def wait_for_connection(self, client: int) -> None:
+        """Until that process has one to the door."""
+
+        def is_connected() -> bool:
+            ends = psutil.Process(client).net_connections("tcp")
+            return any(end.status == psutil.CONN_ESTABLISHED and end.raddr.port == self.port for end in ends)
+
+        wait(is_connected, "the client is connected")
+
+    def _children(self) -> list[psutil.Process]:
+        assert self._process is not None
+        try:
+            return psutil.Process(self._process.pid).children()
+        except psutil.NoSuchProcess:
+            return []
+
+    def _metered(self) -> set[int]:
+        """Process ids of standbys and runtimes."""
+        return {int(page.name.partition(".")[0]) for page in (self.data / "run" / "meters").glob("[0-9]*")}
+
+    def note_family(self) -> None:
+        """Remember what runs now: all of it has to be gone with its supervisor."""
+        known = {process.pid for process in self._family}
+        self._family += [child for child in self._children() if child.pid not in known]
+
+    def _gone(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self.up.door.close()
+        self.up.admin.close()
+        _, alive = psutil.wait_procs(self._family, timeout=20)
+        if alive:
+            raise NotSo(f"processes outlive their supervisor: {[(each.pid, _words(each)) for each in alive]}")
+        self._family.clear()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+@contextlib.contextmanager
+def standing(ground: Ground, directory: Path) -> Iterator[Ground]:
+    """It runs, and serves the model of that directory, until the block ends; `ground.stop()` is the block's to call."""
+    try:
+        ground.start()
+        first = ground.push(directory, SERVED)
+        if first.outcome() != ANSWERED:
+            raise NotSo(f"the first push is {first.outcome()}: {json.dumps(first.said())}")
+        ground.expect_answer()
+        wrong = ground.settle([])
+        if wrong:
+            raise NotSo(f"the first request: {wrong}")
+        yield ground
+    finally:
+        ground.abandon()

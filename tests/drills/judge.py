@@ -1,0 +1,98 @@
+"""Whether what a client saw is what the cell states, and what the bill may be after it. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tests.drills.matrix import Outcome, Way
+
+ACK_TOKENS: Final = 64  # an activator that dies leaves up to so many uncharged: docs/metering.md
+IN_FLIGHT_TOKENS: Final = 64  # on their way to a client that was killed
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one request ended for its client: `words` is what it counted itself, one for each token."""
+
+    outcome: Outcome
+    words: int = 0
+    limit: int = 0  # tokens that it asked for
+    whole: bool = False  # the event that ends the text had come, whatever came after it
+    unread: int = 0  # tokens that a silent line may have taken, and not passed on
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the bill may grow by: the least and the most."""
+
+    requests: tuple[int, int] = (0, 0)
+    ok: tuple[int, int] = (0, 0)
+    tokens: tuple[int, int] = (0, 0)
+
+    def __add__(self, other: "Bounds") -> "Bounds":
+        return Bounds(_plus(self.requests, other.requests), _plus(self.ok, other.ok), _plus(self.tokens, other.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of a bill: requests by any outcome, those that went well, and completion tokens."""
+
+    requests: int = 0
+    ok: int = 0
+    tokens: int = 0
+
+
+def bounds_of(ending: Ending) -> Bounds:
+    """Exact for every request whose client heard its end. Otherwise what metering's page allows, and no more."""
+    words = ending.words
+    match ending.outcome.way:
+        case Way.ANSWERED:
+            return Bounds((1, 1), (1, 1), (words, words))
+        case Way.REFUSED:
+            return Bounds((1, 1), (0, 0), (words, words))
+        case Way.GONE:
+            return Bounds((1, 1), (0, int(ending.whole)), (words, min(ending.limit, words + IN_FLIGHT_TOKENS)))
+        case Way.CUT:
+            # What had come, a replica had made: it writes the record if nobody else does.
+            least = words if ending.whole else max(0, words - ACK_TOKENS)
+            most = min(ending.limit, words + ending.unread)
+            return Bounds((int(words > 0), 1), (0, int(ending.whole)), (least, most))
+        case _:
+            return Bounds()
+
+
+def bounds_of_all(endings: Iterable[Ending]) -> Bounds:
+    """Of several."""
+    return sum(map(bounds_of, endings), Bounds())
+
+
+def totals_of(report: Mapping[str, Any]) -> Totals:
+    """Of an answer of `/admin/v1/billing/report`."""
+    return Totals(sum(report["requests"].values()), report["requests"].get("ok", 0), report["completion_tokens"])
+
+
+def differences(before: Totals, after: Totals, bounds: Bounds) -> list[str]:
+    """In which figures the bill has grown by what it must not."""
+    figures = (
+        ("requests", after.requests - before.requests, bounds.requests),
+        ("requests that went well", after.ok - before.ok, bounds.ok),
+        ("tokens", after.tokens - before.tokens, bounds.tokens),
+    )
+    return [
+        f"the bill has {got} more {name}, the client counted {_range(low, high)}"
+        for name, got, (low, high) in figures
+        if not low <= got <= high
+    ]
+
+
+def reasons(expected: Outcome, seen: Outcome) -> list[str]:
+    """Why a cell is red by its outcome; none where it is as stated."""
+    return [] if seen == expected else [f"expected {expected}, seen {seen}"]
+
+
+def _plus(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"

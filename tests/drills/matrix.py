@@ -1,0 +1,223 @@
+"""What is expected of each process killed at each stage, and of each fault: the matrix as data. Pure.
+
+An outcome is what the client whose operation was under way sees. Whatever it is, the bill is that client's own count
+and the next operation is answered; that is checked after every cell and not repeated here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from typing import Final
+
+
+class Process(StrEnum):
+    """Who is killed."""
+
+    SUPERVISOR = "supervisor"
+    ACTIVATOR = "activator"
+    CONTROL_PLANE = "controlplane"
+    SNAPSHOTTER = "snapshotter"
+    CACHE = "cache"
+    ZYGOTE = "zygote"
+    STANDBY = "standby"
+    RUNTIME = "runtime"
+    CLIENT = "client"
+
+
+class Stage(StrEnum):
+    """Where in an upload, a request or its record."""
+
+    UPLOAD = "upload"
+    SEAL = "seal"
+    RESTORE = "restore"
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    LAST_BYTE = "last-byte"
+    REPORT = "report"
+
+
+class Fault(StrEnum):
+    """What else goes wrong."""
+
+    DISK_FULL = "disk-full"
+    READ_ONLY = "read-only"
+    SLOW_CLIENT = "slow-client"
+    HALF_OPEN = "half-open"
+    CLOCK_STEP = "clock-step"
+    STORE_AWAY = "store-away"
+    LOCKED = "sqlite-locked"
+
+
+class Operation(StrEnum):
+    """What a client does while the fault lasts."""
+
+    WARM = "warm"  # a request for a model at work
+    COLD = "cold"  # for one at zero
+    PUSH = "push"
+
+
+class Way(StrEnum):
+    """How an operation ends."""
+
+    ANSWERED = "answered"  # as if nothing had happened, perhaps later
+    REFUSED = "refused"  # with a code; the same again is answered
+    CUT = "cut"  # the connection ends without an end; the same again is answered
+    FAILED = "failed"  # a command says one sentence and exits with 1; the same again is answered
+    GONE = "gone"  # the client itself was killed; the next one is answered
+    NOT_CONCERNED = "not concerned"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A way, and the failure's code where the client was told one."""
+
+    way: Way
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.way} {self.code}".rstrip()
+
+
+ANSWERED: Final = Outcome(Way.ANSWERED)
+CUT: Final = Outcome(Way.CUT)
+FAILED: Final = Outcome(Way.FAILED)
+GONE: Final = Outcome(Way.GONE)
+NOT_CONCERNED: Final = Outcome(Way.NOT_CONCERNED)
+
+
+def refused(code: str) -> Outcome:
+    """With that failure code."""
+    return Outcome(Way.REFUSED, code)
+
+
+# One outcome for each stage, in their order. A restart of the installation is a pause to a push; a request that lost
+# the door is cut; one that lost its replica before its first byte gets another.
+KILLS: Final[Mapping[Process, tuple[Outcome, ...]]] = {
+    Process.SUPERVISOR: (ANSWERED, ANSWERED, *(refused("unavailable"),) * 4, ANSWERED, ANSWERED),
+    Process.ACTIVATOR: (ANSWERED, ANSWERED, CUT, CUT, CUT, CUT, CUT, FAILED),
+    Process.CONTROL_PLANE: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, FAILED),
+    Process.SNAPSHOTTER: (ANSWERED,) * 8,
+    Process.CACHE: (ANSWERED, ANSWERED, refused("unavailable"), *(ANSWERED,) * 5),
+    Process.ZYGOTE: (ANSWERED,) * 8,
+    Process.STANDBY: (ANSWERED,) * 8,
+    Process.RUNTIME: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, refused("replica_lost"), ANSWERED, ANSWERED),
+    Process.CLIENT: (GONE,) * 8,
+}
+
+# One outcome for each operation, in their order.
+FAULTS: Final[Mapping[Fault, tuple[Outcome, ...]]] = {
+    Fault.DISK_FULL: (ANSWERED, ANSWERED, refused("capacity_exceeded")),
+    Fault.READ_ONLY: (ANSWERED, ANSWERED, ANSWERED),
+    Fault.SLOW_CLIENT: (ANSWERED, ANSWERED, NOT_CONCERNED),
+    Fault.HALF_OPEN: (CUT, CUT, NOT_CONCERNED),
+    Fault.CLOCK_STEP: (ANSWERED, ANSWERED, ANSWERED),
+    Fault.STORE_AWAY: (ANSWERED, refused("unavailable"), ANSWERED),
+    Fault.LOCKED: (ANSWERED, ANSWERED, ANSWERED),
+}
+
+# Who takes part in an operation at that stage: the others' deaths are not to be noticed.
+PART: Final[Mapping[Stage, frozenset[Process]]] = {
+    Stage.UPLOAD: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.SNAPSHOTTER}),
+    Stage.SEAL: frozenset(Process) - {Process.RUNTIME, Process.ZYGOTE, Process.CLIENT},
+    Stage.RESTORE: frozenset(Process) - {Process.SNAPSHOTTER, Process.STANDBY, Process.CLIENT},
+    Stage.QUEUED: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.RUNTIME}),
+    Stage.PREFILL: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.RUNTIME}),
+    Stage.DECODE: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.RUNTIME}),
+    Stage.LAST_BYTE: frozenset({Process.SUPERVISOR, Process.ACTIVATOR}),
+    Stage.REPORT: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.CONTROL_PLANE}),
+}
+
+# Which indicator an operation counts in: while it is answered, by its time; otherwise, by having failed.
+INDICATORS: Final[Mapping[Stage | Operation, tuple[str, str]]] = {
+    Stage.UPLOAD: ("push time", "push success"),
+    Stage.SEAL: ("push time", "push success"),
+    Stage.RESTORE: ("first token, cold", "availability"),
+    Stage.QUEUED: ("first token", "availability"),
+    Stage.PREFILL: ("first token", "availability"),
+    Stage.DECODE: ("time per token", "stream completion"),
+    Stage.LAST_BYTE: ("time per token", "stream completion"),
+    Stage.REPORT: ("age of the bill", "admin availability"),
+    Operation.WARM: ("first token", "stream completion"),
+    Operation.COLD: ("first token, cold", "availability"),
+    Operation.PUSH: ("push time", "push success"),
+}
+NONE: Final = "none"
+
+
+def kill_expected(process: Process, stage: Stage) -> Outcome:
+    """Of a cell of the first matrix."""
+    return KILLS[process][list(Stage).index(stage)]
+
+
+def fault_expected(fault: Fault, operation: Operation) -> Outcome:
+    """Of a cell of the second."""
+    return FAULTS[fault][list(Operation).index(operation)]
+
+
+def kill_dings(process: Process, stage: Stage) -> str:
+    """The indicator that the death shows in: none where it had no part, or was the client's own."""
+    outcome = kill_expected(process, stage)
+    if outcome.way is Way.GONE or (outcome.way is Way.ANSWERED and process not in PART[stage]):
+        return NONE
+    return _dings(stage, outcome)
+
+
+def fault_dings(fault: Fault, operation: Operation) -> str:
+    """Likewise of a fault. What a client does to itself counts against nobody; a model at work needs no disk."""
+    outcome = fault_expected(fault, operation)
+    if fault in (Fault.SLOW_CLIENT, Fault.HALF_OPEN) or (operation is Operation.WARM and outcome == ANSWERED):
+        return NONE
+    return _dings(operation, outcome)
+
+
+def _dings(at: Stage | Operation, outcome: Outcome) -> str:
+    late, failed = INDICATORS[at]
+    return late if outcome.way is Way.ANSWERED else failed
+
+
+def gaps(kills: Mapping[Process, tuple[Outcome, ...]], faults: Mapping[Fault, tuple[Outcome, ...]]) -> list[str]:
+    """Cells that state nothing."""
+    empty = [
+        f"{process}/{stage}"
+        for process, (number, stage) in product(Process, enumerate(Stage))
+        if number >= len(kills.get(process, ()))
+    ]
+    return empty + [
+        f"{fault}/{operation}"
+        for fault, (number, operation) in product(Fault, enumerate(Operation))
+        if number >= len(faults.get(fault, ()))
+    ]
+
+
+def markdown() -> str:
+    """Both matrices, as `docs/drills.md` has them: outcome, and in brackets the indicator that it dings."""
+    return f"{_kills()}\n\n{_faults()}\n"
+
+
+def _kills() -> str:
+    rows = [["killed", *(str(stage) for stage in Stage)]]
+    for process in Process:
+        cells = [(kill_expected(process, stage), kill_dings(process, stage)) for stage in Stage]
+        rows.append([f"`{process}`", *(_cell(outcome, dings) for outcome, dings in cells)])
+    return _table(rows)
+
+
+def _faults() -> str:
+    rows = [["fault", *(str(operation) for operation in Operation)]]
+    for fault in Fault:
+        cells = [(fault_expected(fault, operation), fault_dings(fault, operation)) for operation in Operation]
+        rows.append([f"`{fault}`", *(_cell(outcome, dings) for outcome, dings in cells)])
+    return _table(rows)
+
+
+def _cell(outcome: Outcome, dings: str) -> str:
+    text = f"{outcome.way} `{outcome.code}`" if outcome.code else str(outcome.way)
+    return text if dings == NONE else f"{text} ({dings})"
+
+
+def _table(rows: list[list[str]]) -> str:
+    head, *rest = rows
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,223 @@
+"""What a client of the drills does, each in a process of its own that can be killed: requests, a push, a command."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, Self
+
+from tests.drills.judge import Ending
+from tests.drills.matrix import ANSWERED, CUT, FAILED, GONE, Outcome, refused
+
+END_S: Final = 120.0
+KILLED: Final = -9
+ROOT: Final = Path(__file__).parents[2]
+
+
+class NotSo(Exception):
+    """Something that a drill relies on did not come about; the text says what."""
+
+
+class Operation(Protocol):
+    """Under way from the moment it exists."""
+
+    @property
+    def pid(self) -> int:
+        """The client's own process."""
+
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+
+    def outcome(self) -> Outcome:
+        """How it ended for its client; waits for that."""
+
+    def endings(self) -> Sequence[Ending]:
+        """What a bill will have of it, once it is over."""
+
+    def close(self) -> None:
+        """Nothing of it runs any more."""
+
+
+class Calls:
+    """Streamed completions, `times` of them at once."""
+
+    def __init__(self, address: Mapping[str, Any], body: Mapping[str, Any], times: int, pace_s: float) -> None:
+        """`address` has port, ca and key."""
+        self._limit, self._times = int(body["max_tokens"]), times
+        asked = {**address, "body": {**body, "stream": True}, "times": times, "pace_s": pace_s}
+        command = [sys.executable, "-m", "tests.drills.caller", json.dumps(asked)]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self._told: list[dict[str, Any]] = []
+        self._heard = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._listen, name="caller")
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Calls pid={self.pid} told={len(self._told)}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """See `Operation`."""
+        return self._process.pid
+
+    @property
+    def words(self) -> int:
+        """Of all of them, so far."""
+        with self._heard:
+            return sum(line["count"] for line in self._told if line["type"] == "words")
+
+    def stages(self) -> set[str]:
+        """What heartbeats have named."""
+        with self._heard:
+            return {line["stage"] for line in self._told if line["type"] == "beat"}
+
+    def is_finished(self) -> bool:
+        """Whether the text of one has come to its end."""
+        with self._heard:
+            return any(line["type"] == "finish" for line in self._told)
+
+    def is_over(self) -> bool:
+        """See `Operation`: of one of them, where there are several."""
+        with self._heard:
+            return self._closed or any(line["type"] == "end" for line in self._told)
+
+    def wait_for(self, is_so: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
+        """Raises NotSo where it ends before, or after so long."""
+        limit = time.monotonic() + limit_s
+        with self._heard:
+            while not is_so():
+                if self._closed or not self._heard.wait(limit - time.monotonic()):
+                    raise NotSo(f"a request: {what}; heard {self._told[-1:]}")
+
+    def is_quiet(self, for_s: float) -> bool:
+        """Whether nothing comes for so long."""
+        with self._heard:
+            before = len(self._told)
+            return not self._heard.wait_for(lambda: len(self._told) > before, for_s)
+
+    def outcome(self) -> Outcome:
+        """See `Operation`; of several, that of the first which was not answered."""
+        outcomes = [ending.outcome for ending in self.endings()]
+        return next((outcome for outcome in outcomes if outcome != ANSWERED), ANSWERED)
+
+    def endings(self) -> Sequence[Ending]:
+        """See `Operation`."""
+        self._thread.join(END_S)
+        if self._thread.is_alive():
+            raise NotSo(f"a request does not end; heard {self._told[-1:]}")
+        return [self._ending(number) for number in range(self._times)]
+
+    def close(self) -> None:
+        """See `Operation`."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                told = json.loads(line)
+            except ValueError:  # the last line of one that was killed
+                break
+            with self._heard:
+                self._told.append(told)
+                self._heard.notify_all()
+        self._process.stdout.close()
+        self._process.wait()
+        with self._heard:
+            self._closed = True
+            self._heard.notify_all()
+
+    def _ending(self, number: int) -> Ending:
+        told = [line for line in self._told if line["n"] == number]
+        words = sum(line["count"] for line in told if line["type"] == "words")
+        whole = any(line["type"] == "finish" for line in told)
+        how = next((line["how"] for line in told if line["type"] == "end"), "")
+        if not how and self._process.returncode != KILLED:
+            raise NotSo(f"a client ended with {self._process.returncode} and without a word")
+        outcome = {"done": ANSWERED, "cut": CUT, "": GONE}.get(how) or refused(how)
+        return Ending(outcome, words, self._limit, whole)
+
+
+class Command:
+    """A `kelvin` command; it leaves nothing on a bill."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "kelvin.main", *words]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+        self._said: tuple[str, str] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} pid={self.pid} {self._process.returncode}>"
+
+    @property
+    def pid(self) -> int:
+        """See `Operation`."""
+        return self._process.pid
+
+    def is_over(self) -> bool:
+        """See `Operation`."""
+        return self._process.poll() is not None
+
+    def said(self) -> tuple[str, str]:
+        """Both outputs; waits for the end."""
+        if self._said is None:
+            try:
+                self._said = self._process.communicate(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                raise NotSo("a command does not end") from None
+        return self._said
+
+    def outcome(self) -> Outcome:
+        """See `Operation`. A traceback is no sentence."""
+        out, err = self.said()
+        match self._process.returncode:
+            case 0:
+                return ANSWERED
+            case -9:
+                return GONE
+            case 1 if "Traceback" not in err and len(err.strip().splitlines()) <= 1:
+                return FAILED
+            case status:
+                raise NotSo(f"a command ended with {status}: {out[-300:]}{err[-600:]}")
+
+    def endings(self) -> Sequence[Ending]:
+        """See `Operation`."""
+        return ()
+
+    def close(self) -> None:
+        """See `Operation`."""
+        self._process.kill()
+        self.said()
+
+
+class Push(Command):
+    """`kelvin push`, slowly enough to be met on its way."""
+
+    def __init__(self, directory: Path, model: str, data: Path, rate: str = "16M") -> None:
+        super().__init__(
+            ["push", str(directory), "--name", model, "--json", "--limit-rate", rate, "--parallel", "1",
+             "--data", str(data)]
+        )  # fmt: skip
+
+    def outcome(self) -> Outcome:
+        """See `Operation`; a refusal's code is in its JSON."""
+        out, err = self.said()
+        if self._process.returncode in (0, KILLED):
+            return super().outcome()
+        try:
+            return refused(json.loads(out)["error"]["code"])
+        except (ValueError, KeyError):
+            raise NotSo(f"a push ended with {self._process.returncode}: {out[-300:]}{err[-600:]}") from None

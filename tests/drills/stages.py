@@ -1,0 +1,208 @@
+"""Bring an operation to a stage and hold it there, by what anyone outside can see and do: no hook in the product.
+
+A stage is held by stopping (SIGSTOP) whoever would end it; so what is seen at the stage is still there when the kill
+comes. `last-byte` alone needs more: the activator of `tests/e2e/held_up.py` stops itself between record and last byte.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from tests.drills.ground import SERVED, Ground, wait
+from tests.drills.matrix import ANSWERED, Process, Stage
+from tests.drills.models import TinyModels
+from tests.drills.operations import Calls, NotSo, Operation
+
+TOKENS: Final = 150
+LONG_TOKENS: Final = 1200  # longer than a service whose supervisor died may take to end
+BEGUN_WORDS: Final = 5
+QUIET_S: Final = 0.15
+STAGED: Final = 3  # chunks, of some twenty
+
+
+@dataclass(slots=True)
+class Held:
+    """An operation at its stage. `is_there` is asked right before the kill; `runtime` is who serves or restores."""
+
+    operation: Operation
+    is_there: Callable[[], bool]
+    runtime: psutil.Process
+    stopped: list[psutil.Process] = field(default_factory=list)
+    beside: Calls | None = None
+    again: Callable[[], Operation] | None = None  # the same operation once more
+
+    def stop(self, process: psutil.Process) -> psutil.Process:
+        """Hold it."""
+        process.suspend()
+        self.stopped.append(process)
+        return process
+
+    def release(self) -> None:
+        """Who was stopped and lives goes on."""
+        for process in self.stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        self.stopped.clear()
+
+    def close(self) -> None:
+        """Nothing is held, and the clients are gone."""
+        self.release()
+        self.operation.close()
+        if self.beside is not None:
+            self.beside.close()
+
+
+@contextlib.contextmanager
+def upload(ground: Ground, models: TinyModels) -> Iterator[Held]:
+    """Some chunks are staged, and the push is still sending."""
+    runtime = ground.replica_at_work()
+    directory = models.fresh()
+    push = ground.push(directory, "uploaded", "96K")
+    held = Held(push, lambda: not push.is_over() and not drafts(ground.data), runtime)
+    held.again = lambda: ground.push(directory, "uploaded")
+    with contextlib.closing(held):
+        wait(lambda: sent(ground.data) >= STAGED or push.is_over(), "chunks are staged")
+        yield held
+
+
+@contextlib.contextmanager
+def seal(ground: Ground, models: TinyModels) -> Iterator[Held]:
+    """The draft is written, and the standby that is to seal it is stopped."""
+    runtime = ground.replica_at_work()
+    directory = models.fresh()
+    push = ground.push(directory, "sealed", "192K")
+    held = Held(push, lambda: bool(drafts(ground.data)) and not push.is_over(), runtime)
+    held.again = lambda: ground.push(directory, "sealed")
+    with contextlib.closing(held):
+        wait(lambda: sent(ground.data) >= 1 or push.is_over(), "a chunk is staged")
+        ground.wait_until_whole()
+        for standby in ground.standbys(runtime):
+            held.stop(standby)
+        wait(lambda: bool(drafts(ground.data)) or push.is_over(), "a draft waits to be sealed")
+        yield held
+
+
+@contextlib.contextmanager
+def restore(ground: Ground, models: TinyModels) -> Iterator[Held]:
+    """A process was given the version, and waits for a lease of its bytes: the cache is stopped."""
+    ground.to_zero()
+    ground.wait_until_whole()
+    cache = ground.process(Process.CACHE)
+    cache.suspend()
+    call = ground.call(10)
+    # The cache, until it is known who restores: a process is held by being stopped, whatever it is called here.
+    held = Held(call, lambda: bool(ground.replicas(SERVED, "restoring")) and not call.is_over(), cache, [cache])
+    with contextlib.closing(held):
+        held.runtime = ground.replica("restoring")
+        yield held
+
+
+@contextlib.contextmanager
+def queued(ground: Ground, models: TinyModels) -> Iterator[Held]:
+    """All slots of the only replica are taken, it is stopped, and one more request says that it is queued."""
+    runtime = ground.replica_at_work()
+    (row,) = ground.replicas(SERVED, "ready")
+    runtime.suspend()
+    others = ground.call(2, times=row["max_streams"], prompt="w7 w8")
+    held = Held(others, lambda: True, runtime, [runtime], beside=others)
+    with contextlib.closing(held):
+        others.wait_for(lambda: others.stages() == {"prefilling"}, "all slots are taken")
+        call = ground.call(5)
+        held.operation = call
+        call.wait_for(lambda: "queued" in call.stages(), "it is queued")
+        held.is_there = lambda: call.stages() == {"queued"} and not call.is_over()
+        yield held
+
+
+@contextlib.contextmanager
+def prefill(ground: Ground, models: TinyModels) -> Iterator[Held]:
+    """A replica has the request, and has not answered a byte: it is stopped."""
+    runtime = ground.replica_at_work()
+    runtime.suspend()
+    call = ground.call(10)
+    held = Held(call, lambda: call.stages() == {"prefilling"} and call.words == 0, runtime, [runtime])
+    with contextlib.closing(held):
+        call.wait_for(lambda: "prefilling" in call.stages(), "it is prefilling")
+        yield held
+
+
+@contextlib.contextmanager
+def decode(ground: Ground, models: TinyModels) -> Iterator[Held]:
+    """Some tokens have come, the rest has not: the replica is stopped, and nothing is on its way."""
+    runtime = ground.replica_at_work()
+    call = ground.call(LONG_TOKENS)
+    held = Held(call, lambda: 0 < call.words < LONG_TOKENS and not call.is_finished(), runtime)
+    with contextlib.closing(held):
+        call.wait_for(lambda: call.words >= BEGUN_WORDS, "tokens come")
+        held.stop(runtime)
+        limit = time.monotonic() + 10
+        while not call.is_quiet(QUIET_S) and time.monotonic() < limit:
+            pass
+        yield held
+
+
+@contextlib.contextmanager
+def last_byte(ground: Ground, models: TinyModels) -> Iterator[Held]:
+    """The client has all text, the record is durable, and the end of the stream has not left the activator."""
+    runtime = ground.replica_at_work()
+    activator = ground.process(Process.ACTIVATOR)
+    (ground.data / "hold").write_text("synced")
+    call = ground.call(TOKENS)
+    held = Held(call, lambda: call.is_finished() and not call.is_over(), runtime, [activator])
+    with contextlib.closing(held):
+        wait(lambda: activator.status() == psutil.STATUS_STOPPED, "the activator stopped before the last byte")
+        call.wait_for(call.is_finished, "the text is whole")
+        yield held
+
+
+@contextlib.contextmanager
+def report(ground: Ground, models: TinyModels) -> Iterator[Held]:
+    """A request is over and its record durable; the control plane is stopped: neither ledger nor bill has it."""
+    runtime = ground.replica_at_work()
+    control = ground.process(Process.CONTROL_PLANE)
+    control.suspend()
+    call = ground.call(10)
+    held = Held(call, call.is_over, runtime, [control], beside=call)
+    with contextlib.closing(held):
+        call.wait_for(call.is_over, "it is answered without a control plane")
+        if call.outcome() != ANSWERED:
+            raise NotSo(f"without a control plane a request is {call.outcome()}")
+        bill = ground.billing()
+        held.operation, held.again = bill, ground.billing
+        held.is_there = lambda: control.status() == psutil.STATUS_STOPPED and not bill.is_over()
+        ground.wait_for_connection(bill.pid)
+        yield held
+
+
+def sent(data: Path) -> int:
+    """Chunks of weights that open pushes have; small files come with the plan."""
+    found = 0
+    for push in (data / "staging").glob("*/[!.]*/"):
+        with contextlib.suppress(FileNotFoundError):  # forgotten meanwhile
+            small = json.loads((push / "plan.json").read_bytes())["file_digests"]
+            found += sum(path.name not in small for path in (push / "chunks").glob("[!.]*"))
+    return found
+
+
+def drafts(data: Path) -> list[Path]:
+    """Versions that wait to be sealed."""
+    return list((data / "store").glob("*/drafts/[0-9a-f]*"))
+
+
+STAGES: Final[Mapping[Stage, Callable[[Ground, TinyModels], AbstractContextManager[Held]]]] = {
+    Stage.UPLOAD: upload,
+    Stage.SEAL: seal,
+    Stage.RESTORE: restore,
+    Stage.QUEUED: queued,
+    Stage.PREFILL: prefill,
+    Stage.DECODE: decode,
+    Stage.LAST_BYTE: last_byte,
+    Stage.REPORT: report,
+}

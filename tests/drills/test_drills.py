@@ -1,0 +1,87 @@
+"""A sample of the matrix as `make drills` runs it, and on a real installation that a cell which lies is red."""
+
+import random
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.drills.drill import kill_at
+from tests.drills.ground import Ground, standing
+from tests.drills.matrix import ANSWERED, CUT, Process, Stage, refused
+from tests.drills.models import TinyModels
+from tests.drills.operations import ROOT, NotSo
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(400)]
+
+# A kill of each kind of end, one where a push is taken up, and a fault.
+SAMPLE = (
+    "runtime/decode",
+    "activator/decode",
+    "client/decode",
+    "supervisor/report",
+    "client/seal",
+    "sqlite-locked/push",
+)
+
+
+def test_a_sample_is_green() -> None:
+    """As anyone runs it: the cells, the bill after each, and the checks that end each group."""
+    words = [word for cell in SAMPLE for word in ("--cell", cell)]
+    command = [sys.executable, "-m", "tests.drills", "--seed", str(random.randrange(2**32)), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for cell in (*SAMPLE, "after decode", "after report", "after seal", "after sqlite-locked"):
+        assert f"green {cell} " in done.stdout
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    """Those of this file."""
+    return TinyModels(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def ground(models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """An installation for the controls."""
+    with standing(Ground(tmp_path_factory.mktemp("drill") / "data"), models.served) as ground:
+        yield ground
+
+
+def test_what_is_expected_wrongly_is_red(ground: Ground, models: TinyModels) -> None:
+    """Control: the same kills, each with another class's outcome stated."""
+    seen, wrong = kill_at(ground, models, Process.RUNTIME, Stage.DECODE, ANSWERED)
+    assert (seen, wrong) == (refused("replica_lost"), ["expected answered, seen refused replica_lost"])
+    seen, wrong = kill_at(ground, models, Process.ZYGOTE, Stage.DECODE, CUT)
+    assert (seen, wrong) == (ANSWERED, ["expected cut, seen answered"])
+
+
+def test_a_kill_that_misses_is_none(ground: Ground, models: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: where the request has ended before, no victim dies, and the cell is red."""
+    monkeypatch.setattr("tests.drills.stages.LONG_TOKENS", 1)
+    monkeypatch.setattr("tests.drills.stages.BEGUN_WORDS", 1)
+    cache = ground.process(Process.CACHE)
+    with pytest.raises(NotSo, match="met its stage"):
+        kill_at(ground, models, Process.CACHE, Stage.DECODE, ANSWERED)
+    assert cache.is_running()
+
+
+def test_a_request_that_the_client_did_not_count_is_red(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: the bill has one that is left out of the count."""
+    monkeypatch.setattr("tests.drills.ground.SETTLED_S", 3.0)
+    with ground.call(2) as call:
+        (ending,) = call.endings()
+    assert ending.outcome == ANSWERED
+    assert any("1 more requests, the client counted 0" in line for line in ground.settle([]))
+
+
+def test_a_record_that_is_dropped_is_red(ground: Ground) -> None:
+    """Control: a row less in the ledger, and the command that ends each group says so."""
+    assert ground.kelvin("billing", "verify")[0] == 0
+    with closing(sqlite3.connect(ground.data / "kelvin.db", timeout=30)) as database, database:
+        database.execute("DELETE FROM ledger_requests WHERE rowid = (SELECT max(rowid) FROM ledger_requests)")
+    status, _, err = ground.kelvin("billing", "verify")
+    assert status == 2, err
