@@ -74,22 +74,20 @@ class Door:
         connection = cast(Connection, scope["extensions"][EXTENSION])
         exchange = Exchange(scope, receive, send, connection, self._limits.stall_s)
         begin(exchange.request_id, within(exchange.caller, exchange.request_id))
-        asked: Asked | None = None
         self.inside += 1
         try:
-            asked = self._asked(exchange, scope["http_version"])
-            await self._serve(exchange, asked)
+            await self._serve(exchange, self._asked(exchange, scope["http_version"]))
         except Refused as refused:
             self._meters.refused(refused.failure)
-            await _refuse(exchange, asked, refused.failure)
+            await _refuse(exchange, refused.failure)
         except ClientGone:
             connection.abort()
         except asyncio.CancelledError:  # the drain's time is over
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-            await _refuse(exchange, asked, Unavailable("this activator"))
+            await _refuse(exchange, Unavailable("this activator"))
         except Exception as error:
-            await _refuse(exchange, asked, internal(error, exchange.request_id))
+            await _refuse(exchange, internal(error, exchange.request_id))
         finally:
             self.inside -= 1
 
@@ -121,18 +119,21 @@ class Door:
                 raise Refused(failure)
 
 
-async def _refuse(exchange: Exchange, asked: Asked | None, failure: Failure) -> None:
-    """Problem details for the inner APIs, the Open Inference Protocol's form for its own, OpenAI's for everything else;
-    nothing once an answer has begun."""
+async def _refuse(exchange: Exchange, failure: Failure) -> None:
+    """Problem details below the inner APIs, the Open Inference Protocol's form below its own, also where there is no
+    such route; OpenAI's shape for everything else.
+
+    Nothing once an answer has begun.
+    """
     if exchange.started:
         exchange.connection.abort()
         return
     headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
     if status_of(failure) == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(asked, Inward):
+    if exchange.path.startswith((b"/admin/", b"/push/")):
         kind, body = PROBLEM_CONTENT_TYPE, problem_details(failure)
     else:
-        form = open_inference_error if speaks_open_inference(asked) else openai_error
+        form = open_inference_error if speaks_open_inference(exchange.path) else openai_error
         kind, body = OPENAI_CONTENT_TYPE, form(failure, exchange.request_id)
     await exchange.respond(status_of(failure), kind.encode(), body, headers)

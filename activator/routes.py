@@ -12,6 +12,7 @@ COMPLETIONS: Final = ("/chat/completions", "/completions", "/embeddings")
 _TIMELINE: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})/timeline")
 _MODEL: Final = re.compile(r"/models/([A-Za-z0-9@-]{1,160})")
 # The Open Inference Protocol's paths, below /v2.
+_OPEN_INFERENCE: Final = re.compile(rb"(/[^/]*/[^/]*)?/v2(/|$)")
 _ABOUT: Final = ("/v2", "/v2/")
 _LIVE: Final = "/health/live"
 _READY: Final = "/health/ready"
@@ -90,23 +91,14 @@ class Wrong:
     """Nothing that there is."""
 
     failure: Failure
-    open_inference: bool = False
 
 
 Asked = Complete | ListModels | ShowTimeline | ShowServer | ShowPredictor | Inward | Wrong
 
 
-def speaks_open_inference(asked: Asked | None) -> bool:
-    """Whether its errors are in that protocol's form."""
-    match asked:
-        case Complete(path):
-            return path == INFER
-        case ShowServer() | ShowPredictor():
-            return True
-        case Wrong():
-            return asked.open_inference
-        case _:
-            return False
+def speaks_open_inference(path: bytes) -> bool:
+    """Whether errors of a path, also of one that there is not, are in that protocol's form."""
+    return _OPEN_INFERENCE.match(path) is not None
 
 
 def route(method: str, path: bytes, host: str, domain: str) -> Asked:
@@ -156,7 +148,7 @@ def _by_path(path: str) -> tuple[Target, str]:
 def _of_model(method: str, path: str, target: Target) -> Asked:
     inner = path.removeprefix("/v1")
     if inner in COMPLETIONS:
-        return Complete(path, target) if method == "POST" else Wrong(MethodNotAllowed(method))
+        return Complete(path, target) if method == "POST" else Wrong(MethodNotAllowed(method, ("POST",)))
     asked: Asked | None = None
     if inner == "/models":
         asked = ListModels(target)
@@ -166,7 +158,7 @@ def _of_model(method: str, path: str, target: Target) -> Asked:
         asked = ShowTimeline(found[1], target)
     if asked is None:
         return Wrong(NotFound("route", path[:80]))
-    return asked if method == "GET" else Wrong(MethodNotAllowed(method))
+    return asked if method == "GET" else Wrong(MethodNotAllowed(method, ("GET",)))
 
 
 def _of_open_inference(method: str, path: str, target: Target) -> Asked:
@@ -181,9 +173,9 @@ def _of_open_inference(method: str, path: str, target: Target) -> Asked:
             if (found := pattern.fullmatch(inner)) is not None:
                 asked = _of_predictor(target, "@".join(found.groups()), verb)
     if asked is None:
-        return Wrong(NotFound("route", path[:80]), open_inference=True)
+        return Wrong(NotFound("route", path[:80]))
     wanted = "POST" if isinstance(asked, Complete) else "GET"
-    return asked if method == wanted else Wrong(MethodNotAllowed(method), open_inference=True)
+    return asked if method == wanted else Wrong(MethodNotAllowed(method, (wanted,)))
 
 
 def _of_predictor(target: Target, named: str, verb: Verb) -> Asked:

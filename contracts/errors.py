@@ -126,9 +126,10 @@ class ModelNotFound(Failure):
 
 @dataclass(frozen=True, slots=True)
 class MethodNotAllowed(Failure):
-    """The path exists, the method does not."""
+    """The path exists, the method does not; `allowed` ones do."""
 
     method: str
+    allowed: tuple[str, ...] = ()
     code, status = "method_not_allowed", 405
 
     @property

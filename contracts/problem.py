@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from contracts.errors import Failure, RemoteFailure
+from contracts.errors import Failure, MethodNotAllowed, RemoteFailure
 from contracts.secrets import redact
 
 OPENAI_CONTENT_TYPE: Final = "application/json"
@@ -64,7 +64,9 @@ def from_wire(wire: WireFailure) -> RemoteFailure:
 
 
 def headers_of(failure: Failure) -> dict[str, str]:
-    """`Retry-After` in whole seconds (RFC 9110, 10.2.3) where a retry has a time."""
+    """`Retry-After` in whole seconds where a retry has a time, `Allow` with a 405 (RFC 9110, 10.2.3 and 15.5.6)."""
+    if isinstance(failure, MethodNotAllowed):
+        return {"allow": ", ".join(failure.allowed)}
     after_s = failure.retry_after_s
     return {} if after_s is None else {"retry-after": str(max(1, ceil(after_s)))}
 

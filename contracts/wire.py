@@ -1,12 +1,14 @@
 """Strict JSON between processes: one way to encode, one way to decode, errors that name the value and the rule."""
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from contracts.errors import InvalidRequest, Refused
 
 T = TypeVar("T")
+
+MAX_RULE: Final = 400  # characters: msgspec repeats the value that it did not expect, however long
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,5 +24,5 @@ def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], *, what: st
     """Decode strictly; anything else raises `Refused(InvalidRequest)` naming `what` and msgspec's rule."""
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(InvalidRequest(what, "(JSON)", str(error))) from error
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(InvalidRequest(what, "(JSON)", str(error)[:MAX_RULE])) from error

@@ -94,7 +94,7 @@ def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> Predic
 def _json(raw: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
     if not isinstance(value, dict):
         raise refused("body", value, "must be a JSON object")
