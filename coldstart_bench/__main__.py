@@ -11,8 +11,9 @@ import msgspec
 from coldstart_bench import cold as cold_bench
 from coldstart_bench import ledger as ledger_bench
 from coldstart_bench.installation import InstallationFailed
-from coldstart_bench.recovery import drill, report_json
-from coldstart_bench.recovery import table as report_table
+from coldstart_bench.recovery import drill
+from coldstart_bench.recovery_report import report_json
+from coldstart_bench.recovery_report import table as report_table
 from coldstart_bench.rows import table
 
 

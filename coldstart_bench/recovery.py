@@ -1,7 +1,7 @@
 """`kelvin drill recovery`: a real installation is killed and loses its database, then its whole data directory.
 
 An outside client counts what it was answered; after each restore the bill has to say the same, the ledger's chains have
-to end where they ended, and the keys of before have to work. What is stated is in `STATED`.
+to end where they ended, and the keys of before have to work. What is stated is in `recovery_report.STATED`.
 """
 
 import contextlib
@@ -13,15 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from coldstart_bench.installation import Door, Installation, InstallationFailed, running
 from coldstart_bench.peers import make_model
+from coldstart_bench.recovery_report import STATED, Case, DrillReport
 
 TENANT: Final = "default"
 MODEL_BYTES: Final = 60_000_000
@@ -30,46 +29,6 @@ TOKENS: Final = 8
 PATIENCE_S: Final = 120.0
 SETTLE_S: Final = 20.0
 EVERY_S: Final = 2.0  # between backups, in the drill
-
-
-class Stated(msgspec.Struct, frozen=True):
-    """What the documentation promises: how much is lost, and for how long nothing answers."""
-
-    ledger_rpo_records: int = 0
-    ledger_rto_s: float = 900.0
-    registry_rpo_s: float = 300.0
-    registry_rto_s: float = 1800.0
-
-
-STATED: Final = Stated()
-
-
-class Case(msgspec.Struct):
-    """One loss and the way back. `failures` are sentences; none where all that is stated holds."""
-
-    lost: str
-    exposed_s: float  # from the last answer until no record was in the data directory alone
-    registry_age_s: float  # of the newest backup when the installation was killed
-    answered: int = 0  # requests, by the client's count
-    billed: int = 0
-    tokens_answered: int = 0
-    tokens_billed: int = 0
-    restore_s: float = 0.0
-    ready_s: float = 0.0  # from the beginning of the restore to `kelvin up`'s ready line
-    answer_s: float = 0.0  # and to the first right answer, from zero
-    failures: list[str] = []
-
-
-class DrillReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
-
-    stated: Stated
-    cases: tuple[Case, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether all that is stated was shown."""
-        return not any(case.failures for case in self.cases)
 
 
 @dataclass(slots=True)
@@ -90,10 +49,26 @@ class Client:
             self.tokens += len(self.text.split())
 
 
+def _lose_database(data: Path) -> None:
+    for path in data.glob("kelvin.db*"):
+        path.unlink()
+
+
+LOSSES: Final[dict[str, Callable[[Path], None]]] = {
+    "the database": _lose_database,
+    "the data directory": shutil.rmtree,
+}
+
+
 def drill(
-    scratch: Path, *, requests: int, tell: Callable[[str], None], hurt: Callable[[Path], None] | None = None
+    scratch: Path,
+    *,
+    requests: int,
+    tell: Callable[[str], None],
+    losses: Sequence[str] = tuple(LOSSES),
+    hurt: Callable[[Path], None] | None = None,
 ) -> DrillReport:
-    """Both losses, one after the other, in an empty directory. `hurt` is what a control does to the backups first."""
+    """The losses, one after the other, in an empty directory. `hurt` is what a control does to the backups first."""
     place, store, data = scratch / "backups", scratch / "store", scratch / "data"
     settings = {
         "KELVIN_BACKUP": str(place),
@@ -108,11 +83,11 @@ def drill(
         kelvin.push(scratch / "model", client.model)
         key = _new_key(kelvin)
         seen = _worked(kelvin, place, client, requests)
-    for lost, lose in (("the database", _lose_database), ("the data directory", shutil.rmtree)):
+    for lost in losses:
         tell(f"{lost} is lost")
         if hurt is not None:
             hurt(place)
-        lose(data)
+        LOSSES[lost](data)
         case = Case(lost, seen.exposed_s, seen.registry_age_s)
         cases.append(case)
         began = time.monotonic()
@@ -125,7 +100,7 @@ def drill(
             case.answer_s = time.monotonic() - began
             _compare(kelvin, client, case)
             _judge_times(case)
-            if lose is _lose_database:  # again for the other loss
+            if lost != losses[-1]:
                 seen = _worked(kelvin, place, client, requests)
     return DrillReport(STATED, tuple(cases))
 
@@ -246,11 +221,6 @@ def _newest_s(place: Path) -> float:
     return max((path.stat().st_mtime for path in place.glob("kelvin-*.backup")), default=0.0)
 
 
-def _lose_database(data: Path) -> None:
-    for path in data.glob("kelvin.db*"):
-        path.unlink()
-
-
 def _kill(kelvin: Installation, place: Path) -> None:
     """SIGKILL to the supervisor; returns once the control plane and all others are gone."""
     os.kill(int((kelvin.data / "lock").read_text()), signal.SIGKILL)
@@ -280,24 +250,3 @@ def _is_free(directory: Path) -> bool:
 def _up(data: Path, store: Path, settings: dict[str, str]) -> Iterator[Installation]:
     with running(data, settings=settings, options=("--store", store.as_uri())) as kelvin:
         yield kelvin
-
-
-def table(report: DrillReport) -> str:
-    """For people."""
-    lines = []
-    for case in report.cases:
-        lines += [
-            f"{case.lost} is lost: {'as stated' if not case.failures else 'NOT AS STATED'}",
-            f"  ledger: {case.answered} requests answered, {case.billed} billed; {case.tokens_answered} tokens, "
-            f"{case.tokens_billed} billed; records were in the data directory alone for {case.exposed_s:.2f} s",
-            f"  registry: the newest backup was {case.registry_age_s:.1f} s old",
-            f"  back: restored after {case.restore_s:.1f} s, ready after {case.ready_s:.1f} s, "
-            f"right answer after {case.answer_s:.1f} s",
-            *(f"  {failure}" for failure in case.failures),
-        ]
-    return "\n".join(lines)
-
-
-def report_json(report: DrillReport) -> str:
-    """One object."""
-    return json.dumps({**msgspec.to_builtins(report), "passed": report.passed}, indent=2)
