@@ -20,6 +20,7 @@ from activator.proxy import Declined, Lost, Told, Upstream, Upstreams
 from activator.reporter import Reporter
 from activator.routes import Complete
 from activator.settings import RequestLimits
+from activator.shares import Shares
 from activator.table import Table
 from activator.throttler import Throttler
 from activator.usage import Usage
@@ -107,13 +108,16 @@ class Completions:
         self._upstreams = upstreams
         self._usage = usage
         self._limits = limits
+        self._shares = Shares()
         self._bodies = 0  # bytes, of all requests inside
 
     async def serve(self, exchange: Exchange, asked: Complete) -> None:
         """Answer it. Raises Refused for what names no model of the caller's: such a request leaves no record."""
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
-        with self._room(exchange.body_bound(self._limits.body_bytes)):
-            call = await self._open(exchange, asked, principal)
+        own = self._table.limits(principal.tenant)
+        body_bytes = self._limits.body_bytes if own.body_bytes is None else own.body_bytes
+        with self._shares.enter(principal.tenant, own.requests), self._room(exchange.body_bound(body_bytes)):
+            call = await self._open(exchange, asked, principal, body_bytes)
             try:
                 await self._serve(call)
             finally:
@@ -154,9 +158,9 @@ class Completions:
         finally:
             self._bodies -= nbytes
 
-    async def _open(self, exchange: Exchange, asked: Complete, principal: Principal) -> _Call:
+    async def _open(self, exchange: Exchange, asked: Complete, principal: Principal, body_bytes: int) -> _Call:
         """For which of the caller's models, until when."""
-        body = await exchange.read_body(self._limits.body_bytes, self._limits.body_s)
+        body = await exchange.read_body(body_bytes, self._limits.body_s)
         wanted, schemas = _wanted(exchange, asked, body)
         reference = which_model(asked.target.model, wanted.model)
         entry = self._table.model(principal.tenant, reference.model)

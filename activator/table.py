@@ -4,11 +4,13 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from activator.policy.traffic import ModelEntry
-from contracts.control import Feed, KeyRow, ModelRow, Principal, VersionRow
+from contracts.control import Feed, KeyRow, ModelRow, Principal, TenantLimits, TenantRow, VersionRow
 from contracts.errors import Refused, Unavailable
+
+NO_LIMITS: Final = TenantLimits()
 
 
 class _Holder(NamedTuple):
@@ -24,7 +26,7 @@ class Table:
     def __init__(self) -> None:
         self.revision = 0
         self._fed = False
-        self._suspended: dict[str, bool] = {}  # by tenant
+        self._tenants: dict[str, TenantRow] = {}
         self._holders: dict[str, _Holder] = {}  # by SHA-256 of the key's text
         self._sha_of_key: dict[str, str] = {}
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
@@ -45,7 +47,13 @@ class Table:
 
     def is_suspended(self, tenant: str) -> bool:
         """Whether the tenant's good keys are refused."""
-        return self._suspended.get(tenant, False)
+        row = self._tenants.get(tenant)
+        return row is not None and row.suspended
+
+    def limits(self, tenant: str) -> TenantLimits:
+        """What it may use, where that is not the installation's setting."""
+        row = self._tenants.get(tenant)
+        return NO_LIMITS if row is None else row.limits
 
     def model(self, tenant: str, model: str) -> ModelEntry | None:
         """The tenant's model of that name."""
@@ -58,17 +66,17 @@ class Table:
 
     def tenants(self) -> frozenset[str]:
         """All there are, suspended ones included."""
-        return frozenset(self._suspended)
+        return frozenset(self._tenants)
 
     def apply(self, line: Feed) -> None:
         """Take one line over; replicas and failures are the throttler's."""
         if line.full:
             self._fed = True
-            self._suspended, self._holders, self._sha_of_key, self._models = {}, {}, {}, {}
+            self._tenants, self._holders, self._sha_of_key, self._models = {}, {}, {}, {}
         self.revision = line.revision
-        self._suspended.update((row.tenant, row.suspended) for row in line.tenants)
+        self._tenants.update((row.tenant, row) for row in line.tenants)
         for tenant in line.removed_tenants:
-            self._suspended.pop(tenant, None)
+            self._tenants.pop(tenant, None)
         for key in line.keys:
             self._put_key(key)
         for key_id in line.removed_keys:

@@ -1,8 +1,10 @@
 """What control plane, activator and runtime tell each other. All of it is rows: a feed of upserts and removals."""
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature, Value
@@ -21,11 +23,20 @@ class Scope(StrEnum):
     OPERATOR = "operator"  # tenants, and their keys
 
 
+class TenantLimits(Wire, frozen=True):
+    """What a tenant may use at most; None where the installation's setting holds for it."""
+
+    store_bytes: Annotated[int, Meta(ge=0)] | None = None  # of its packs
+    requests: Annotated[int, Meta(ge=1)] | None = None  # inference under way at once, waiting ones included
+    body_bytes: Annotated[int, Meta(ge=1024)] | None = None  # of an inference request
+
+
 class TenantRow(Wire, frozen=True):
     """A tenant whose keys may be good. Those of a suspended one are known and refused."""
 
     tenant: str
     suspended: bool
+    limits: TenantLimits = TenantLimits()
 
 
 class KeyRow(Wire, frozen=True):

@@ -85,6 +85,23 @@ class TooManyFailures(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class TenantBusy(Failure):
+    """The tenant has as many requests under way as it may have."""
+
+    limit: int
+    after_s: float
+    code, status, retryable = "tenant_busy", 429, True
+
+    @property
+    def message(self) -> str:
+        return f"your tenant has {self.limit} requests under way, which is its limit; retry after {self.after_s:g} s"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
 class TenantSuspended(Failure):
     """The key is good, and its tenant is suspended."""
 

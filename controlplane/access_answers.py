@@ -2,13 +2,14 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from contracts.control import Scope
+from contracts.control import Scope, TenantLimits
 from contracts.wire import Wire
 from controlplane.audit import Event
 
 DAY_S = 86_400
+MAX_LIMIT = 1 << 50
 LifeS = Annotated[int, Meta(ge=1, le=3650 * DAY_S)]
 OverlapS = Annotated[int, Meta(ge=0, le=90 * DAY_S)]
 
@@ -27,6 +28,20 @@ class TenantStatus(Wire, frozen=True):
     created_at_s: int
     models: int
     keys: int  # good ones
+    limits: TenantLimits
+
+
+class SetLimits(Wire, frozen=True):
+    """Body of `PUT /admin/v1/tenants/T/limits`: what is not given stays, null is the installation's setting."""
+
+    store_bytes: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | UnsetType | None = UNSET
+    requests: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
+    body_bytes: Annotated[int, Meta(ge=1024, le=MAX_LIMIT)] | UnsetType | None = UNSET
+
+    def given(self) -> dict[str, int | None]:
+        """What is to change, by name."""
+        found = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: value for name, value in found.items() if value is not UNSET}
 
 
 class Tenants(Wire, frozen=True):

@@ -18,6 +18,7 @@ from controlplane.access_answers import (
     NewTenant,
     RevokedKey,
     Rotate,
+    SetLimits,
     Tenants,
     TenantStatus,
 )
@@ -27,6 +28,7 @@ from controlplane.clock import Clock
 from controlplane.keys import Key, KeyStore
 from controlplane.policy.access import Grant, TenantState, whose
 from controlplane.registry import Registry
+from controlplane.removal import Removal
 from controlplane.store import Database
 from controlplane.tenants import Tenant, TenantStore
 from service.principal import admin_of, holder_of
@@ -46,17 +48,23 @@ class Access:
     keys: KeyStore
 
 
-def internal_routes(keys: KeyStore) -> list[Route]:
-    """What activators tell of keys."""
+def internal_routes(access: Access) -> list[Route]:
+    """What activators tell of keys, and what the snapshotter asks of tenants."""
 
     async def uses(request: Request) -> Response:
-        await keys.note_uses((await read(request, KeyUses, LARGE_BYTES)).used_at_s)
+        await access.keys.note_uses((await read(request, KeyUses, LARGE_BYTES)).used_at_s)
         return nothing()
 
-    return [Route("/internal/v1/keys/uses", uses, methods=["POST"])]
+    async def limits(request: Request) -> Response:
+        return answer(await access.tenants.limits(request.path_params["tenant"]))
+
+    return [
+        Route("/internal/v1/keys/uses", uses, methods=["POST"]),
+        Route("/internal/v1/tenants/{tenant}/limits", limits, methods=["GET"]),
+    ]
 
 
-def router(access: Access, registry: Registry, autoscaler: Autoscaler, clock: Clock) -> APIRouter:
+def router(access: Access, registry: Registry, autoscaler: Autoscaler, removal: Removal, clock: Clock) -> APIRouter:
     """Routes under `/admin/v1`. A secret is in an answer that nobody may keep."""
     routes = APIRouter(prefix="/admin/v1")
     database, tenants, keys = access.database, access.tenants, access.keys
@@ -87,9 +95,14 @@ def router(access: Access, registry: Registry, autoscaler: Autoscaler, clock: Cl
                 autoscaler.resume(tuple(version.key for version in model.versions))
         return answer(_tenant(found))
 
+    @routes.put("/tenants/{tenant}/limits")
+    async def limit(by: Operator, tenant: str, request: Request) -> Response:
+        wanted = await read(request, SetLimits)
+        return answer(_tenant(await tenants.limit(by, tenant, wanted.given(), clock.wall_s())))
+
     @routes.delete("/tenants/{tenant}")
-    async def delete(by: Operator, tenant: str) -> Response:
-        await tenants.delete(by, tenant, clock.wall_s())
+    async def delete(by: Operator, tenant: str, force: bool = False) -> Response:
+        await removal.tenant(by, tenant, force)
         return nothing()
 
     @routes.get("/keys")
@@ -144,6 +157,7 @@ def _tenant(tenant: Tenant) -> TenantStatus:
         created_at_s=tenant.created_at_s,
         models=tenant.models,
         keys=tenant.keys,
+        limits=tenant.limits,
     )
 
 

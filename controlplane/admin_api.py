@@ -9,21 +9,27 @@ from fastapi import APIRouter, Request, Response
 
 from contracts.control import Scope
 from contracts.scopes import allows
-from controlplane.answers import Deleted, Deploy, Deployed, DeviceStatus, Models, Status
+from controlplane.answers import Deleted, DeletedModel, Deploy, Deployed, DeviceStatus, Models, Status
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import answer, nothing, read
-from controlplane.facts import ScaleChange, VersionKey
+from controlplane.facts import ScaleChange
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.registry import Registry
+from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
 from controlplane.status import model_status
 from service.principal import admin_of, holder_of
 
 
 def router(
-    registry: Registry, table: ReplicaTable, outcomes: Outcomes, autoscaler: Autoscaler, peers: Peers
+    registry: Registry,
+    table: ReplicaTable,
+    outcomes: Outcomes,
+    autoscaler: Autoscaler,
+    peers: Peers,
+    removal: Removal,
 ) -> APIRouter:
     """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
     routes = APIRouter(prefix="/admin/v1")
@@ -59,11 +65,17 @@ def router(
         autoscaler.tick()  # a minimum moves with the alias
         return answer(Deployed(model=model, version=version))
 
+    @routes.delete("/models/{model}")
+    async def delete_model(request: Request, model: str, force: bool = False) -> Response:
+        principal = admin_of(request)
+        keys = await removal.model(principal, principal.tenant, model, force)
+        return answer(DeletedModel(model=model, versions=tuple(key.version for key in keys)))
+
     @routes.delete("/models/{model}/versions/{version}")
     async def delete(request: Request, model: str, version: str) -> Response:
         principal = admin_of(request)
-        key = await registry.delete(principal.tenant, model, version, lambda key: bool(_present(table, key)))
-        if _present(table, key):  # asked for while the row was being written
+        key = await registry.delete(principal.tenant, model, version, removal.is_present)
+        if removal.is_present(key):  # asked for while the row was being written
             autoscaler.stop((key,))
         return answer(Deleted(model=key.model, version=key.version))
 
@@ -96,8 +108,3 @@ def router(
         return nothing()
 
     return routes
-
-
-def _present(table: ReplicaTable, key: VersionKey) -> int:
-    """Processes of the version in any state, and starts that have none yet."""
-    return len(table.of(key)) + len(table.starts_of(key))

@@ -27,6 +27,13 @@ class Deleted(Wire, frozen=True):
     version: str
 
 
+class DeletedModel(Wire, frozen=True):
+    """The model that is gone, and the versions that it had."""
+
+    model: str
+    versions: tuple[str, ...]
+
+
 class ReplicaStatus(Wire, frozen=True):
     """One process of a version."""
 

@@ -28,6 +28,7 @@ from controlplane.peers import Peers
 from controlplane.policy.rating import PriceBook
 from controlplane.price_book import default_price_book, load_price_book
 from controlplane.registry import Registry
+from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.adopt import Adopter
 from controlplane.scaling.device import Device
@@ -155,10 +156,12 @@ def compose(
     app.router.routes.extend(internal_api.routes(internals))
     app.router.routes.extend(usage_api.routes(ledger))
     app.router.routes.extend(backup_api.routes(backups))
-    app.router.routes.extend(access_api.internal_routes(access.keys))
+    app.router.routes.extend(access_api.internal_routes(access))
     app.include_router(metrics_api.router(telemetry, peers, table))
-    app.include_router(admin_api.router(internals.registry, table, outcomes, internals.autoscaler, peers))
-    app.include_router(access_api.router(access, internals.registry, internals.autoscaler, internals.clock))
+    registry, autoscaler, clock = internals.registry, internals.autoscaler, internals.clock
+    removal = Removal(registry, access.tenants, access.keys, table, autoscaler, clock)
+    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal))
+    app.include_router(access_api.router(access, registry, autoscaler, removal, clock))
     app.include_router(
         billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])
     )

@@ -1,4 +1,7 @@
-"""The audit: who changed which tenant or key, and when. Rows are added in the change's own transaction, and stay."""
+"""The audit: who changed which tenant or key, or deleted which model, and when.
+
+Rows are added in the change's own transaction, and stay.
+"""
 
 from enum import StrEnum
 
@@ -17,7 +20,9 @@ class Action(StrEnum):
     TENANT_CREATED = "tenant.created"
     TENANT_SUSPENDED = "tenant.suspended"
     TENANT_RESUMED = "tenant.resumed"
+    TENANT_LIMITED = "tenant.limited"
     TENANT_DELETED = "tenant.deleted"
+    MODEL_DELETED = "model.deleted"
     KEY_CREATED = "key.created"
     KEY_ROTATED = "key.rotated"
     KEY_REVOKED = "key.revoked"
@@ -31,7 +36,7 @@ class Event(Wire, frozen=True):
     tenant: str
     actor: str
     action: str
-    subject: str  # a key's id, or the tenant
+    subject: str  # a key's id, the tenant, or a model
     detail: str
 
 

@@ -113,6 +113,7 @@ class FeedHub:
         removed_tenants: tuple[str, ...] = (),
         removed_keys: tuple[str, ...] = (),
         removed_replicas: tuple[str, ...] = (),
+        removed_models: tuple[tuple[str, str], ...] = (),
         removed_versions: tuple[tuple[str, str, str], ...] = (),
     ) -> int:
         """Take the rows over and tell every reader. Returns the revision that holds them."""
@@ -127,6 +128,8 @@ class FeedHub:
             self._keys.pop(key_id, None)
         for runtime_id in removed_replicas:
             self._replicas.pop(runtime_id, None)
+        for model in removed_models:
+            self._models.pop(model, None)
         for version in removed_versions:
             self._versions.pop(version, None)
         self._revision += 1
@@ -141,6 +144,7 @@ class FeedHub:
             removed_tenants=removed_tenants,
             removed_keys=removed_keys,
             removed_replicas=removed_replicas,
+            removed_models=removed_models,
             removed_versions=removed_versions,
         )
         line = encode(change) + b"\n"

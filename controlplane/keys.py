@@ -214,6 +214,21 @@ class KeyStore:
             revision = self._publish(now_s, key)
         return key, await self._publisher.settled(revision, TELL_S)
 
+    async def revoke_all(self, by: Principal, tenant: str, now_s: int) -> None:
+        """End every good key of a tenant that is about to go; returns once activators were told, or after a second."""
+
+        def write(connection: Connection) -> list[Key]:
+            ended = good_keys(connection, tenant, now_s)
+            for key_id in ended:
+                _set(connection, key_id, revoked_at_s=now_s)
+                audit.record(connection, by, now_s, tenant, Action.KEY_REVOKED, key_id, "its tenant is deleted")
+            return [_find(connection, tenant, key_id) for key_id in ended]
+
+        async with self._turn:
+            ended = await self._database.write(write)
+            revision = self._publish(now_s, *ended)
+        await self._publisher.settled(revision, TELL_S)
+
     async def note_uses(self, used_at_s: dict[str, int]) -> None:
         """When keys were last good, as activators tell; the later of two stands, an unknown key is passed over."""
         table = schema.keys

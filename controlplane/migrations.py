@@ -76,11 +76,17 @@ def _signatures(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE versions ADD COLUMN signature TEXT"))
 
 
+def _limits(connection: Connection) -> None:
+    for column in ("store_bytes", "requests", "body_bytes"):
+        connection.execute(text(f"ALTER TABLE tenants ADD COLUMN {column} BIGINT"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
     Migration(3, "kinds", _kinds),
     Migration(4, "signatures", _signatures),
+    Migration(5, "limits", _limits),
 )
 
 

@@ -9,17 +9,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
-from contracts.control import ModelRow, VersionRegistration, VersionRow
+from contracts.control import ModelRow, Principal, VersionRegistration, VersionRow
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, Refused
 from contracts.manifest import Limits
 from contracts.names import DEFAULT_ALIAS, DIGEST_HEX, dns_label
 from contracts.signature import Signature
 from contracts.wire import decode, encode
-from controlplane import schema
+from controlplane import audit, schema
+from controlplane.audit import Action
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
-from controlplane.policy.lifecycle import VersionEvent, VersionState, move
+from controlplane.policy.lifecycle import VersionEvent, VersionState, check_unused, move
 from controlplane.store import Database
 from controlplane.tenants import find_tenant
 
@@ -34,6 +35,7 @@ class Publisher(Protocol):
         *,
         models: tuple[ModelRow, ...] = (),
         versions: tuple[VersionRow, ...] = (),
+        removed_models: tuple[tuple[str, str], ...] = (),
         removed_versions: tuple[tuple[str, str, str], ...] = (),
     ) -> int: ...
 
@@ -160,6 +162,24 @@ class Registry:
                 self._publisher.publish(removed_versions=((tenant, model, version.registration.version),))
             return version.key
 
+    async def delete_model(
+        self, by: Principal, tenant: str, model: str, now_s: int, in_use: Callable[[VersionKey], bool], force: bool
+    ) -> tuple[VersionKey, ...]:
+        """Forget the model with all its versions, which it returns. What is known of its usage stays in the ledger.
+
+        Raises Refused: ModelNotFound; without `force` Conflict where an alias names a version, or a process runs one.
+        """
+        async with self._turn:
+            found = self.model(tenant, model)
+            keys = tuple(version.key for version in found.versions)
+            if not force:
+                check_unused(model, tuple(found.aliases), sum(map(in_use, keys)))
+            await self._database.write(lambda connection: _delete(connection, by, found, now_s))
+            del self._models[tenant, model]
+            served = tuple((tenant, model, v.registration.version) for v in found.versions if not v.is_deleted)
+            self._publisher.publish(removed_models=((tenant, model),), removed_versions=served)
+            return keys
+
     async def rescale(self, tenant: str, model: str, change: ScaleChange) -> ScaleSettings:
         """Apply the change and return what holds now. Raises Refused(ModelNotFound), InvalidRequest."""
         async with self._turn:
@@ -241,6 +261,13 @@ def _scale_columns(scale: ScaleSettings) -> dict[str, float | int | None]:
         "window_s": scale.window_s,
         "grace_s": scale.grace_s,
     }
+
+
+def _delete(connection: Connection, by: Principal, model: Model, now_s: int) -> None:
+    for table in (schema.aliases, schema.versions, schema.models):  # what refers first
+        connection.execute(delete(table).where(table.c.tenant == model.tenant, table.c.model == model.model))
+    versions = ", ".join(version.registration.version[:12] for version in model.versions)
+    audit.record(connection, by, now_s, model.tenant, Action.MODEL_DELETED, model.model, f"versions {versions}")
 
 
 def _insert(connection: Connection, model: Model, version: Version, *, first: bool) -> None:

@@ -13,6 +13,10 @@ tenants = Table(
     Column("tenant", String(63), primary_key=True),
     Column("created_at_s", BigInteger, nullable=False),
     Column("state", String(16), nullable=False),  # as in policy/access; a deleted one keeps its name for ever
+    # Limits of its own; NULL where the installation's setting holds.
+    Column("store_bytes", BigInteger, nullable=True),
+    Column("requests", BigInteger, nullable=True),
+    Column("body_bytes", BigInteger, nullable=True),
 )
 
 keys = Table(
@@ -32,7 +36,7 @@ keys = Table(
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
 )
 
-# Who changed which key or tenant, and when. Rows are only ever added.
+# Who changed which key or tenant, or deleted which model, and when. Rows are only ever added.
 audit = Table(
     "audit",
     metadata,
@@ -42,7 +46,7 @@ audit = Table(
     Column("actor_tenant", String(63), nullable=False),
     Column("actor", String(12), nullable=False),  # the key that asked; empty: the installation itself
     Column("action", String(32), nullable=False),
-    Column("subject", String(63), nullable=False),  # a key's id, or the tenant
+    Column("subject", String(63), nullable=False),  # a key's id, the tenant, or a model
     Column("detail", Text, nullable=False),
 )
 

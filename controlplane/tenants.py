@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from contracts.control import Principal, TenantRow
+from contracts.control import Principal, TenantLimits, TenantRow
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.names import dns_label
 from controlplane import audit, schema
@@ -36,10 +36,11 @@ class Tenant:
     created_at_s: int
     models: int
     keys: int  # good ones
+    limits: TenantLimits
 
     def row(self) -> TenantRow:
         """What activators know of it."""
-        return TenantRow(tenant=self.tenant, suspended=self.state is TenantState.SUSPENDED)
+        return TenantRow(tenant=self.tenant, suspended=self.state is TenantState.SUSPENDED, limits=self.limits)
 
 
 class TenantStore:
@@ -103,6 +104,28 @@ class TenantStore:
         await self._publisher.settled(revision, TELL_S)
         return moved
 
+    async def limit(self, by: Principal, tenant: str, changes: dict[str, int | None], now_s: int) -> Tenant:
+        """Give it limits of its own, or (None) the installation's again. Returns as `move`. Raises as `one`."""
+
+        def write(connection: Connection) -> Tenant:
+            before = _one(connection, tenant, now_s)
+            news = {name: value for name, value in changes.items() if getattr(before.limits, name) != value}
+            if news:
+                connection.execute(update(schema.tenants).where(schema.tenants.c.tenant == tenant).values(news))
+                told = ", ".join(f"{name} {'default' if value is None else value}" for name, value in news.items())
+                audit.record(connection, by, now_s, tenant, Action.TENANT_LIMITED, tenant, told)
+            return _one(connection, tenant, now_s)
+
+        async with self._turn:
+            limited = await self._database.write(write)
+            revision = self._publisher.publish(tenants=(limited.row(),))
+        await self._publisher.settled(revision, TELL_S)
+        return limited
+
+    async def limits(self, tenant: str) -> TenantLimits:
+        """Raises Refused(NotFound)."""
+        return (await self.one(tenant, 0)).limits
+
     async def delete(self, by: Principal, tenant: str, now_s: int) -> None:
         """Raises Refused: NotFound, Conflict naming what is left of it."""
 
@@ -153,7 +176,14 @@ def _load(connection: Connection, now_s: int, only: str | None = None) -> list[T
     if only is not None:
         wanted = wanted.where(table.c.tenant == only)
     return [
-        Tenant(row["tenant"], TenantState(row["state"]), row["created_at_s"], row["models"], row["keys"])
+        Tenant(
+            row["tenant"],
+            TenantState(row["state"]),
+            row["created_at_s"],
+            row["models"],
+            row["keys"],
+            TenantLimits(store_bytes=row["store_bytes"], requests=row["requests"], body_bytes=row["body_bytes"]),
+        )
         for row in connection.execute(wanted.order_by(table.c.tenant)).mappings()
     ]
 

@@ -9,16 +9,18 @@ import msgspec
 
 from contracts.collect import CollectReport, CollectRequest
 from contracts.errors import Refused
+from contracts.names import dns_label
 from contracts.wire import decode, encode
 from kelvin.push_calls import Door, failure_of, open_door
 
 COLLECT_S: Final = 600.0
 
 
-def collect(door: Door, run: bool) -> CollectReport:
-    """Raises `Refused`."""
+def collect(door: Door, run: bool, tenant: str | None = None) -> CollectReport:
+    """Of the key's tenant, or for an operator another one. Raises `Refused`."""
+    path = "/push/v1/collect" if tenant is None else f"/push/v1/collect?tenant={tenant}"
     body, headers = encode(CollectRequest(run=run)), {"content-type": "application/json"}
-    answer = door.request("POST", "/push/v1/collect", content=body, headers=headers, timeout=COLLECT_S)
+    answer = door.request("POST", path, content=body, headers=headers, timeout=COLLECT_S)
     if answer.status_code >= 400:
         raise Refused(failure_of(answer))
     return decode(answer.content, CollectReport, what="the installation's answer")
@@ -26,14 +28,15 @@ def collect(door: Door, run: bool) -> CollectReport:
 
 @click.command("collect")
 @click.option("--run/--dry-run", "run", required=True, help="Free it, or only say what would be freed.")
+@click.option("--tenant", help="Another tenant, also one that was deleted; for operators.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def collect_command(run: bool, as_json: bool) -> None:
+def collect_command(run: bool, tenant: str | None, as_json: bool) -> None:
     """Free objects that no version needs, once nothing has needed them for the grace period.
 
     A version that no model names is marked by the first run, and freed by one after the grace period.
     """
     with open_door() as door:
-        report = collect(door, run)
+        report = collect(door, run, None if tenant is None else dns_label(tenant, "tenant"))
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(report)))
         return

@@ -96,7 +96,8 @@ def _located(command: click.Command) -> click.Command:
     if isinstance(command, click.Group):
         for child in command.commands.values():
             _located(child)
-        return command
+        if not command.invoke_without_command:
+            return command
     file = click.Path(path_type=Path, dir_okay=False)
     directory = click.Path(path_type=Path, file_okay=False)
     command.params += [

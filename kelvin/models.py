@@ -45,16 +45,32 @@ def status_command(as_json: bool) -> None:
     Console().print(_model_table(found["models"]))
 
 
-@click.command("models")
+@click.group("models", invoke_without_command=True)
 @_json_option
-def models_command(as_json: bool) -> None:
+@click.pass_context
+def models_command(context: click.Context, as_json: bool) -> None:
     """Models, their aliases, and what runs of them."""
+    if context.invoked_subcommand is not None:
+        return
     with target().door() as door:
         found = door.get("/admin/v1/models").json()
     if as_json:
         _print_json(found)
         return
     Console().print(_model_table(found["models"]))
+
+
+@models_command.command("delete")
+@click.argument("model")
+@click.option("--force", is_flag=True, help="Also one that an alias names, or that serves.")
+def delete_command(model: str, force: bool) -> None:
+    """Delete a model with all its versions. What its replicas are answering is finished; its usage stays in the ledger.
+
+    Its bytes stay until `kelvin collect --run` has found it so for the grace period.
+    """
+    with target().door() as door:
+        gone = door.delete(f"/admin/v1/models/{model}", params={"force": "true"} if force else {}).json()
+    click.echo(f"deleted {model}, {len(gone['versions'])} versions; `kelvin collect --run` frees their bytes")
 
 
 def cache_line(cache: dict[str, Any] | None) -> str:

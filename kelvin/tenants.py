@@ -1,6 +1,7 @@
 """`kelvin tenants`: whose models there are. All but `list` need the key of an operator."""
 
 import json
+from typing import Final
 
 import click
 from rich.console import Console
@@ -8,6 +9,26 @@ from rich.table import Table
 
 from kelvin.client import target
 from kelvin.instants import instant
+
+LIMITS: Final = ("store_bytes", "requests", "body_bytes")
+DEFAULT: Final = "default"
+
+
+class _Limit(click.ParamType[int | str]):
+    """A whole number of `low` or more, or `default`."""
+
+    name = "N"
+
+    def __init__(self, low: int) -> None:
+        self._low = low
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        text = str(value)
+        if text == DEFAULT:
+            return text
+        if not text.isdecimal() or int(text) < self._low:
+            self.fail(f"{text!r}: must be '{DEFAULT}' or a whole number of {self._low} or more", param, ctx)
+        return int(text)
 
 
 @click.group("tenants")
@@ -24,9 +45,12 @@ def list_command(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table("tenant", "state", "models", "keys", "created", title="tenants")
+    columns = ("tenant", "state", "models", "keys", "created", *LIMITS)
+    table = Table(*columns, title="tenants")
     for row in found["tenants"]:
-        table.add_row(row["tenant"], row["state"], str(row["models"]), str(row["keys"]), instant(row["created_at_s"]))
+        limits = (DEFAULT if row["limits"][name] is None else str(row["limits"][name]) for name in LIMITS)
+        told = (row["tenant"], row["state"], str(row["models"]), str(row["keys"]), instant(row["created_at_s"]))
+        table.add_row(*told, *limits)
     Console().print(table)
 
 
@@ -57,10 +81,28 @@ def resume_command(tenant: str) -> None:
     click.echo(f"{tenant}: active")
 
 
+@tenants_command.command("set")
+@click.argument("tenant")
+@click.option("--store-bytes", type=_Limit(0), help="Of its packs in the store, at most.")
+@click.option("--requests", type=_Limit(1), help="Inference requests under way at once, waiting ones included.")
+@click.option("--body-bytes", type=_Limit(1024), help="Of the body of an inference request.")
+def set_command(tenant: str, **given: int | str | None) -> None:
+    """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
+    body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}
+    with target().door() as door:
+        limits = door.put(f"/admin/v1/tenants/{tenant}/limits", json=body).json()["limits"]
+    shown = (f"{name} {DEFAULT if limits[name] is None else limits[name]}" for name in LIMITS)
+    click.echo(f"{tenant}: {', '.join(shown)}")
+
+
 @tenants_command.command("delete")
 @click.argument("tenant")
-def delete_command(tenant: str) -> None:
-    """Delete a tenant that has no model and no good key; its name is not given again."""
+@click.option("--force", is_flag=True, help="Also one that has models and keys: they go with it, now.")
+def delete_command(tenant: str, force: bool) -> None:
+    """Delete a tenant that has no model and no good key; its name is not given again, its usage stays in the ledger.
+
+    Its bytes in the store are freed by `kelvin collect --run --tenant TENANT`.
+    """
     with target().door() as door:
-        door.delete(f"/admin/v1/tenants/{tenant}")
-    click.echo(f"{tenant}: deleted")
+        door.delete(f"/admin/v1/tenants/{tenant}", params={"force": "true"} if force else {})
+    click.echo(f"{tenant}: deleted; `kelvin collect --run --tenant {tenant}` frees its bytes")

@@ -2,7 +2,15 @@
 
 from typing import Final, Protocol
 
-from contracts.control import GateFacts, GateJob, NamedVersions, SealAttestation, SealJob, VersionRegistration
+from contracts.control import (
+    GateFacts,
+    GateJob,
+    NamedVersions,
+    SealAttestation,
+    SealJob,
+    TenantLimits,
+    VersionRegistration,
+)
 from service.client import ServiceClient
 
 REGISTRY_S: Final = 30.0
@@ -22,6 +30,9 @@ class Jobs(Protocol):
 
     async def named(self, tenant: str) -> tuple[str, ...]:
         """Every version that a model of the tenant names."""
+
+    async def limits(self, tenant: str) -> TenantLimits:
+        """What the tenant may use, where that is not the installation's setting."""
 
 
 class ControlPlaneJobs:
@@ -53,3 +64,9 @@ class ControlPlaneJobs:
         """See `Jobs`."""
         path = f"/internal/v1/versions?tenant={tenant}"
         return (await self._client.call("GET", path, NamedVersions, timeout_s=REGISTRY_S)).versions
+
+    async def limits(self, tenant: str) -> TenantLimits:
+        """See `Jobs`."""
+        return await self._client.call(
+            "GET", f"/internal/v1/tenants/{tenant}/limits", TenantLimits, timeout_s=REGISTRY_S
+        )

@@ -6,8 +6,10 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
 from contracts.control import Principal, Scope
+from contracts.errors import NotFound, Refused
 from contracts.names import dns_label
 from contracts.push import CommitRequest, Committing, MissingRequest
+from contracts.scopes import allows
 from contracts.wire import decode, encode
 from service.principal import holder_of
 from snapshotter.bodies import read_body, read_exactly
@@ -33,7 +35,17 @@ def _tenant_of(principal: Principal) -> str:
     return dns_label(principal.tenant, "tenant")  # it becomes the name of a directory
 
 
+def _named_tenant(request: Request) -> str:
+    """The caller's, or for an operator the one that `?tenant=` names; another's looks like none."""
+    principal = _pusher_of(request)
+    named = request.query_params.get("tenant", principal.tenant)
+    if named != principal.tenant and not allows(principal.scopes, Scope.OPERATOR):
+        raise Refused(NotFound("tenant", named[:63]))
+    return dns_label(named, "tenant")
+
+
 Tenant = Annotated[str, Depends(_pushing_tenant)]
+NamedTenant = Annotated[str, Depends(_named_tenant)]
 
 
 def push_routes(pushes: Pushes) -> APIRouter:

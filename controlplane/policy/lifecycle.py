@@ -6,8 +6,11 @@ still be asked for by its digest, which tries the restore anew, but no alias mov
 served and may lose its bytes at any time; its row stays, and pushing the same again brings it back.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
+
+from contracts.errors import Conflict, Refused
 
 
 class VersionState(StrEnum):
@@ -56,6 +59,17 @@ def move(state: VersionState, event: VersionEvent) -> VersionState:
         return MOVES[state, event]
     except KeyError:
         raise IllegalMove(f"a version that is {state} can't be {event}") from None
+
+
+def check_unused(model: str, aliases: Sequence[str], running: int) -> None:
+    """A model is deleted when nobody relies on it, unless that is asked for. Raises Refused(Conflict)."""
+    in_the_way = [f"the alias '{alias}' names a version of it" for alias in sorted(aliases)]
+    if running:
+        in_the_way.append(f"replicas run {running} of its versions")
+    if in_the_way:
+        raise Refused(
+            Conflict(f"model '{model}'", f"{' and '.join(in_the_way)}; with `force` it is deleted all the same")
+        )
 
 
 def speaks_of_bytes(code: str) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.activator.control import replica_row
+from contracts.control import TenantLimits, TenantRow
+from tests.activator.control import STRANGER, replica_row
 from tests.activator.replica import DONE, Call, chunk, hello
 from tests.activator.world import CHAT, World, http, world
 
@@ -57,6 +58,40 @@ def test_bodies_have_room_in_all(tmp_path: Path) -> None:
             assert (await here.post(body=large)).status == 200
 
     asyncio.run(scenario())
+
+
+def test_a_tenants_own_limits(tmp_path: Path) -> None:
+    """Requests at once and bytes of a body, as the feed says: 429 and 413 for that tenant, nothing for another; what
+    the feed says later holds later.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a", _silent)
+            here.control.publish(tenants=(limited(requests=1, body_bytes=2048),))
+            await here.settled()
+            large = json.dumps(CHAT | {"pad": "x" * 4000}).encode()
+            got = await here.post(body=large)
+            assert (got.status, got.code) == (413, "request_too_large")
+            first = asyncio.create_task(here.post())
+            await replica.until(lambda r: len(r.calls) == 1)
+            got = await here.post()
+            assert (got.status, got.code, got.headers["retry-after"]) == (429, "tenant_busy", "1")
+            assert b"1 requests under way" in got.body
+            theirs = await here.post(body=CHAT | {"model": "nothing"}, key=STRANGER)
+            assert theirs.status == 404
+            here.control.publish(tenants=(limited(),))
+            await here.settled()
+            replica.script = hello
+            assert (await here.post(body=large)).status == 200
+            first.cancel()
+            await replica.until(lambda r: len(r.deleted) == 1)
+
+    asyncio.run(scenario())
+
+
+def limited(**limits: int) -> TenantRow:
+    return TenantRow(tenant="default", suspended=False, limits=TenantLimits(**limits))
 
 
 def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> None:

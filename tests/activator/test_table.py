@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from activator.table import Table
-from contracts.control import Feed, ModelRow, Scope, TenantRow
+from contracts.control import Feed, ModelRow, Scope, TenantLimits, TenantRow
 from contracts.errors import Refused
 from tests.activator.control import KEY, OTHER, VERSION, key_row, snapshot, version_row
 
@@ -91,3 +91,14 @@ def test_tenants_are_suspended_resumed_and_removed() -> None:
     table.apply(Feed(revision=3, tenants=(resumed,), removed_tenants=("stranger",)))
     assert not table.is_suspended("default")
     assert table.tenants() == {"default"}
+
+
+def test_limits_of_tenants() -> None:
+    """As the last row says; none for a tenant that has none, and for an unknown one."""
+    table = _table()
+    assert table.limits("default") == table.limits("nobody") == TenantLimits()
+    limits = TenantLimits(requests=3)
+    table.apply(Feed(revision=2, tenants=(TenantRow(tenant="default", suspended=False, limits=limits),)))
+    assert table.limits("default") == limits
+    table.apply(Feed(revision=3, tenants=(TenantRow(tenant="default", suspended=False),)))
+    assert table.limits("default") == TenantLimits()

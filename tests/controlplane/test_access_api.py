@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from contracts.control import Feed
+from contracts.control import Feed, TenantLimits, TenantRow
+from tests.controlplane.builders import registration
 from tests.controlplane.door import Door, opened
 from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.test_admin_api import push
@@ -51,6 +53,7 @@ def test_a_tenants_life(data: Path) -> None:
             made = await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
             assert {**made, "created_at_s": 0} == {
                 "tenant": "acme", "state": "active", "created_at_s": 0, "models": 0, "keys": 0,
+                "limits": {"store_bytes": None, "requests": None, "body_bytes": None},
             }  # fmt: skip
             assert [(row.tenant, row.suspended) for row in (await reader.line()).tenants] == [("acme", False)]
             await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=409)
@@ -93,6 +96,89 @@ def test_a_tenant_with_a_model_is_not_deleted(data: Path) -> None:
             assert (
                 "stays active" in (await ask(door, OPERATOR, "POST", "/tenants/default/suspend", status=409))["detail"]
             )
+
+    asyncio.run(main())
+
+
+def test_a_tenants_limits(data: Path) -> None:
+    """Given, kept, taken back one by one; activators hear them, the snapshotter is told, the audit has each change."""
+
+    async def main() -> None:
+        async with opened(data) as door, feed(door) as reader:
+            await reader.line()
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
+            await reader.line()
+            news = {"store_bytes": 0, "requests": 2}
+            found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", news)
+            want: dict[str, int | None] = {"store_bytes": 0, "requests": 2, "body_bytes": None}
+            assert found["limits"] == want
+            (row,) = (await reader.line()).tenants
+            assert row == TenantRow(tenant="acme", suspended=False, limits=TenantLimits(store_bytes=0, requests=2))
+            for _ in range(2):
+                found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", {"requests": None, "body_bytes": 4096})
+                want = {"store_bytes": 0, "requests": None, "body_bytes": 4096}
+                assert found["limits"] == want
+            assert await door.ask("GET", "/internal/v1/tenants/acme/limits") == (200, want)
+            assert (await door.ask("GET", "/internal/v1/tenants/nobody/limits"))[0] == 404
+            for body, says in (
+                ({"requests": 0}, ">= 1"),
+                ({"body_bytes": 10}, ">= 1024"),
+                ({"store_bytes": -1}, ">= 0"),
+                ({"store": 1}, "unknown field `store`"),
+                ({"requests": "many"}, "Expected `int | null`"),
+            ):
+                assert says in (await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", body, status=400))["detail"]
+            await ask(door, OPERATOR, "PUT", "/tenants/nobody/limits", {}, status=404)
+            await ask(door, ACME, "PUT", "/tenants/acme/limits", {}, status=403)
+            events = (await ask(door, OPERATOR, "GET", "/audit?tenant=acme"))["events"]
+            assert [each["detail"] for each in events if each["action"] == "tenant.limited"] == [
+                "requests default, body_bytes 4096", "store_bytes 0, requests 2",
+            ]  # fmt: skip
+        async with opened(data) as door:
+            (acme,) = (await ask(door, ACME, "GET", "/tenants"))["tenants"]
+            assert acme["limits"] == want
+
+    asyncio.run(main())
+
+
+def test_a_tenant_that_is_deleted_with_all_it_has(data: Path) -> None:
+    """Its keys are refused before anything goes, then models, keys and name are gone, told to activators and kept in
+    the audit; the operators' own is never, nor one that does not exist.
+    """
+
+    async def main() -> None:
+        async with opened(data) as door, feed(door) as reader:
+            await push(door)
+            await ask(door, OPERATOR, "DELETE", "/tenants/default?force=true", status=409)
+            await ask(door, OPERATOR, "DELETE", "/tenants/nobody?force=true", status=404)
+            assert (await door.admin("GET", "/models/m"))[0] == 200
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
+            made = await ask(
+                door, OPERATOR, "POST", "/keys?tenant=acme", {"name": "a", "scopes": ["admin"]}, status=201
+            )
+            key_id = made["key"]["key_id"]
+            theirs = msgspec.structs.replace(registration(), tenant="acme")
+            status, _ = await door.ask("POST", "/internal/v1/versions", json.loads(msgspec.json.encode(theirs)))
+            assert status == 201
+            left = await ask(door, OPERATOR, "DELETE", "/tenants/acme", status=409)
+            assert left["detail"] == f"tenant 'acme': is not empty: models m; keys {key_id}"
+            await ask(door, OPERATOR, "DELETE", "/tenants/acme?force=true", status=204)
+            news: list[str] = []
+            while "tenant" not in news:
+                line = await reader.line()
+                news += ["suspended" for row in line.tenants if row.tenant == "acme" and row.suspended]
+                news += ["model" for tenant, _ in line.removed_models if tenant == "acme"]
+                news += ["key" for removed in line.removed_keys if removed == key_id]
+                news += ["tenant" for removed in line.removed_tenants if removed == "acme"]
+            assert news == ["suspended", "model", "key", "tenant"]
+            assert await door.ask("GET", "/internal/v1/versions?tenant=acme") == (200, {"versions": []})
+            await ask(door, OPERATOR, "DELETE", "/tenants/acme?force=true", status=404)
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=409)
+            events = (await ask(door, OPERATOR, "GET", "/audit?tenant=acme"))["events"]
+            assert [each["action"] for each in events[:4]] == [
+                "tenant.deleted", "key.revoked", "model.deleted", "tenant.suspended",
+            ]  # fmt: skip
+            assert (await door.admin("GET", "/models/m"))[0] == 200, "another tenant's model of that name"
 
     asyncio.run(main())
 

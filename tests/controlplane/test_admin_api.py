@@ -16,6 +16,7 @@ from tests.controlplane.builders import digest, key, registration, stats
 from tests.controlplane.door import ADMIN, Door, opened
 from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.routes_of import admin_routes
+from tests.controlplane.test_internal_api import feed
 from tests.listening import Listening
 
 
@@ -57,6 +58,7 @@ ROUTES = [
     ("GET", "/models"),
     ("GET", "/models/m"),
     ("POST", "/models/m/deploy"),
+    ("DELETE", "/models/m"),
     ("DELETE", "/models/m/versions/aaaaaaaaaaaa"),
     ("PUT", "/models/m/scale"),
     ("POST", "/models/m/stop"),
@@ -71,6 +73,7 @@ ROUTES = [
     ("POST", "/tenants"),
     ("POST", "/tenants/t/suspend"),
     ("POST", "/tenants/t/resume"),
+    ("PUT", "/tenants/t/limits"),
     ("DELETE", "/tenants/t"),
     ("GET", "/keys"),
     ("POST", "/keys"),
@@ -213,7 +216,9 @@ def test_scale_changes_what_is_given(data: Path) -> None:
             id="another's cache",
         ),
         pytest.param("GET", "/cache", None, 503, "cache is not available", id="the cache is away"),
-        pytest.param("DELETE", "/models/m", None, 405, "not allowed", id="no such method"),
+        pytest.param("DELETE", "/models/m", None, 409, "'prod' names a version of it", id="a model that is named"),
+        pytest.param("DELETE", "/models/n?force=true", None, 404, "'n' does not exist", id="no such model"),
+        pytest.param("PATCH", "/models/m", None, 405, "not allowed", id="no such method"),
         pytest.param("GET", "/nothing", None, 404, "does not exist", id="no such route"),
     ],
 )
@@ -233,6 +238,48 @@ def test_refusals(data: Path, method: str, path: str, body: object, status: int,
     asyncio.run(main())
 
 
+def test_a_model_that_is_deleted(data: Path) -> None:
+    """Refused while it serves or is named; asked for all the same, it is gone with its replicas, activators hear it,
+    the audit has it, a restart does not bring it back; pushed again it is a new one.
+    """
+
+    async def main() -> None:
+        async with opened(data) as door, feed(door) as reader:
+            await push(door)
+            await push(door, letter="b")
+            await poke(door)
+            await becomes(door, "ready")
+            status, problem = await door.admin("DELETE", "/models/m")
+            assert status == 409
+            assert problem["detail"] == (
+                "model 'm': the alias 'prod' names a version of it and replicas run 1 of its versions; "
+                "with `force` it is deleted all the same"
+            )
+            status, gone = await door.admin("DELETE", "/models/m?force=true")
+            assert (status, gone) == (200, {"model": "m", "versions": [digest("a"), digest("b")]})
+            assert (await door.admin("GET", "/models/m"))[0] == 404
+            removed: set[tuple[str, str]] = set()
+            while not removed:
+                line = await reader.line()
+                removed = set(line.removed_models)
+            assert removed == {("default", "m")}
+            assert {version for _, _, version in line.removed_versions} == {digest("a"), digest("b")}
+            async with asyncio.timeout(20):
+                while (await door.admin("GET", "/status"))[1]["device"]["held"]:
+                    await asyncio.sleep(0.005)
+            status, named = await door.ask("GET", "/internal/v1/versions?tenant=default")
+            assert named == {"versions": []}
+            (event,) = [e for e in (await door.admin("GET", "/audit"))[1]["events"] if e["action"] == "model.deleted"]
+            assert (event["subject"], event["actor"]) == ("m", "k")
+        async with opened(data) as door:
+            assert (await door.admin("GET", "/models"))[1] == {"models": []}
+            await push(door, letter="b")
+            found = await shown(door)
+            assert (found["version"], len(found["versions"])) == (digest("b"), 1)
+
+    asyncio.run(main())
+
+
 def test_tenants_do_not_see_each_other(data: Path) -> None:
     """Another tenant's operator finds nothing, and gets the answer that a missing model gives."""
     other = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "other", "scopes": ["admin"]})}
@@ -244,7 +291,14 @@ def test_tenants_do_not_see_each_other(data: Path) -> None:
             hidden: dict[str, object] = {"processes": [], "cache": None, "device": None, "models": []}
             assert await door.ask("GET", "/admin/v1/status", None, other) == (200, hidden)
             assert (await door.ask("GET", "/admin/v1/cache", None, other))[0] == 403
-            for method, path in (("GET", ""), ("POST", "/stop"), ("PUT", "/scale"), ("POST", "/deploy")):
+            for method, path in (
+                ("GET", ""),
+                ("DELETE", ""),
+                ("DELETE", "?force=true"),
+                ("POST", "/stop"),
+                ("PUT", "/scale"),
+                ("POST", "/deploy"),
+            ):
                 body = {"version": "a" * 12} if path == "/deploy" else {}
                 status, problem = await door.ask(method, f"/admin/v1/models/m{path}", body, other)
                 assert (status, problem["detail"]) == (404, "the model 'm' does not exist")

@@ -2,7 +2,8 @@
 
 Imitates, from the plan of `contracts/control.py`: gate jobs answer facts out of config.json or refuse with 422; seal
 jobs read the draft and every chunk from the store, as a runtime's cache does, and fail where one is missing; `versions`
-takes a registration any number of times, and answers which versions are named: all that were, but for deleted ones.
+takes a registration any number of times, and answers which versions are named: all that were, but for deleted ones;
+a tenant has no limits of its own but those that a test gives it.
 """
 
 import json
@@ -20,6 +21,7 @@ from contracts.control import (
     Probe,
     SealAttestation,
     SealJob,
+    TenantLimits,
     VersionRegistration,
 )
 from contracts.errors import Failure, Refused
@@ -40,6 +42,7 @@ class FakeControlPlane:
     registrations: list[VersionRegistration] = field(default_factory=list)
     failures: dict[str, list[Failure]] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
+    limits: dict[str, TenantLimits] = field(default_factory=dict)
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -72,6 +75,11 @@ class FakeControlPlane:
             self._fail("named")
             versions = {each.version for each in self.registrations if each.tenant == tenant} - self.deleted
             return Response(encode(NamedVersions(versions=tuple(sorted(versions)))))
+
+        @app.get("/internal/v1/tenants/{tenant}/limits")
+        async def limits(tenant: str) -> Response:
+            self._fail("limits")
+            return Response(encode(self.limits.get(tenant, TenantLimits())))
 
         return app
 

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from contracts.artifact_errors import StorageQuotaExceeded
-from contracts.errors import Refused
+from contracts.control import TenantLimits
+from contracts.errors import Refused, Unavailable
 from contracts.problem import code_of
 from contracts.push import MissingRequest, Plan
 from contracts.wire import decode, encode
@@ -125,6 +126,21 @@ def test_refused_before_any_chunk(tmp_path: Path) -> None:
         assert (again.sent_bytes, again.committed.created) == (0, False)
         with house.client("umbrella") as other:
             assert planned(other, third)[1].status_code == 200  # each tenant has its own
+
+
+def test_a_tenants_own_limit(tmp_path: Path) -> None:
+    """Instead of the installation's, smaller or larger, from the next push on; a control plane that is away is told."""
+    (model,) = models(1)
+    size = bytes_of_one(tmp_path)
+    settings = settings_for(tmp_path / "data", tenant_store_bytes=size // 2)
+    with open_house(settings) as house, house.client() as client:
+        refused(planned(client, model)[1])
+        house.control.limits[TENANT] = TenantLimits(store_bytes=2 * size)
+        assert planned(client, model)[1].status_code == 200
+        house.control.limits[TENANT] = TenantLimits(store_bytes=10)
+        assert "the limit is 10" in refused(planned(client, model)[1])
+        house.control.failures["limits"] = [Unavailable("the control plane")]
+        assert planned(client, model)[1].status_code == 503
 
 
 def test_right_after_a_restart(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Take models and tenants away, with what runs of them. Every step may be repeated: what a crash cut off, the same call
+goes on with. The books are not touched: the ledger's rows stay, and so do the store's bytes until a collection.
+"""
+
+from dataclasses import dataclass
+
+from contracts.control import Principal
+from controlplane.autoscaler import Autoscaler
+from controlplane.clock import Clock
+from controlplane.facts import VersionKey
+from controlplane.keys import KeyStore
+from controlplane.policy.access import TenantState
+from controlplane.registry import Registry
+from controlplane.replicas import ReplicaTable
+from controlplane.tenants import TenantStore
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Over the stores and what runs."""
+
+    registry: Registry
+    tenants: TenantStore
+    keys: KeyStore
+    table: ReplicaTable
+    autoscaler: Autoscaler
+    clock: Clock
+
+    async def model(self, by: Principal, tenant: str, model: str, force: bool) -> tuple[VersionKey, ...]:
+        """Forget it and drain its replicas; the versions that it had. Raises as `Registry.delete_model`."""
+        keys = await self.registry.delete_model(by, tenant, model, self.clock.wall_s(), self.is_present, force)
+        self.autoscaler.stop(tuple(filter(self.is_present, keys)))
+        return keys
+
+    async def tenant(self, by: Principal, tenant: str, force: bool) -> None:
+        """With `force` its keys are refused first, then its models go, then its keys, then it. Raises Refused:
+        NotFound, Conflict for the operators' tenant, and without `force` for one that is not empty.
+        """
+        if force:
+            await self.tenants.move(by, tenant, TenantState.SUSPENDED, self.clock.wall_s())
+            for model in self.registry.models(tenant):
+                await self.model(by, tenant, model.model, force=True)
+            await self.keys.revoke_all(by, tenant, self.clock.wall_s())
+        await self.tenants.delete(by, tenant, self.clock.wall_s())
+
+    def is_present(self, key: VersionKey) -> bool:
+        """Whether there is a process of the version in any state, or a start that has none yet."""
+        return bool(self.table.of(key) or self.table.starts_of(key))

@@ -1,0 +1,104 @@
+"""Models and tenants that pushed are taken away by the command line, and tenants are given limits, from outside."""
+
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from coldstart_bench.installation import Installation
+from tests.e2e.calls import complete
+from tests.e2e.models import make_tiny
+from tests.e2e.test_commands import run
+
+pytestmark = pytest.mark.deep
+
+
+class Tenant:
+    """A tenant with an admin's key and one to call with."""
+
+    def __init__(self, kelvin: Installation, name: str, keys: Path) -> None:
+        self._kelvin, self.name, self.admin, self.infer = kelvin, name, keys / "admin.key", keys / "infer.key"
+        run(kelvin, "tenants", "create", name)
+        for key, scope in ((self.admin, "admin"), (self.infer, "infer")):
+            words = ("keys", "create", scope, "--tenant", name, "--scope", scope, "--output", str(key))
+            run(kelvin, *words)
+
+    def run(self, *words: str, code: int = 0) -> str:
+        return run(self._kelvin, *words, "--key", str(self.admin), code=code)
+
+    def complete(self, **more: object) -> httpx.Response:
+        trust = ssl.create_default_context(cafile=str(self._kelvin.data / "ca.pem"))
+        body = {"model": "m", "prompt": "w1", "max_tokens": 2, "temperature": 0, **more}
+        headers = {"authorization": f"Bearer {self.infer.read_text().strip()}"}
+        url = f"https://localhost:{self._kelvin.port}/v1/completions"
+        return httpx.post(url, headers=headers, json=body, verify=trust, trust_env=False, timeout=60)
+
+
+@pytest.fixture
+def charlie(kelvin: Installation, tmp_path: Path) -> Iterator[Tenant]:
+    """A tenant that nobody had, and that is gone afterwards."""
+    tenant = Tenant(kelvin, f"charlie-{time.time_ns()}", tmp_path)
+    yield tenant
+    if tenant.name in run(kelvin, "tenants", "list", "--json"):
+        run(kelvin, "tenants", "delete", tenant.name, "--force")
+
+
+def test_a_model_from_push_to_end(kelvin: Installation, charlie: Tenant, tmp_path: Path) -> None:
+    """Refused while it is named; forced, it is a 404, its bytes are collectable, its bill stays; pushed, it is new."""
+    directory = make_tiny(tmp_path / "m", "llama", seed=31)
+    charlie.run("push", str(directory), "--name", "m")
+    assert charlie.complete().status_code == 200
+    refused = charlie.run("models", "delete", "m", code=1)
+    assert "the alias 'prod' names a version of it" in refused
+    assert "deleted m, 1 versions" in charlie.run("models", "delete", "m", "--force")
+    assert charlie.complete().status_code == 404
+    assert json.loads(charlie.run("models", "--json")) == {"models": []}
+    assert "model.deleted" in charlie.run("keys", "audit")
+    told = json.loads(charlie.run("collect", "--dry-run", "--json"))
+    assert len(told["condemned"]) == 1
+    month = time.strftime("%Y-%m", time.gmtime())
+    words = ("billing", "report", "--tenant", charlie.name, "--month", month, "--format", "json")
+    kelvin.wait(lambda: json.loads(run(kelvin, *words))["requests"].get("ok", 0) == 1, "its request is billed")
+    charlie.run("push", str(directory), "--name", "m")
+    assert charlie.complete().status_code == 200
+
+
+def test_a_tenant_with_all_it_has(kelvin: Installation, charlie: Tenant, tmp_path: Path) -> None:
+    """Its keys are bad at once, its models gone; an operator frees its bytes; others serve on, the bill stays."""
+    charlie.run("push", str(make_tiny(tmp_path / "m", "llama", seed=32)), "--name", "m")
+    assert charlie.complete().status_code == 200
+    assert "is not empty: models m" in run(kelvin, "tenants", "delete", charlie.name, code=1)
+    assert f"--tenant {charlie.name}" in run(kelvin, "tenants", "delete", charlie.name, "--force")
+    assert charlie.complete().status_code == 401
+    assert charlie.name not in run(kelvin, "tenants", "list")
+    assert "is not given again" in run(kelvin, "tenants", "create", charlie.name, code=1)
+    told = json.loads(run(kelvin, "collect", "--run", "--tenant", charlie.name, "--json"))
+    assert len(told["condemned"]) == 1
+    assert complete(kelvin, "llama", "w1", max_tokens=1).status == 200
+    month = time.strftime("%Y-%m", time.gmtime())
+    words = ("billing", "report", "--tenant", charlie.name, "--month", month, "--format", "json")
+    kelvin.wait(lambda: json.loads(run(kelvin, *words))["requests"].get("ok", 0) == 1, "its request is billed")
+
+
+def test_limits_of_a_tenant(kelvin: Installation, charlie: Tenant, tmp_path: Path) -> None:
+    """Set, shown, and held by who enforces them: bytes of the store at the push, bytes of a body at the door."""
+    assert "must be 'default' or a whole number of 1" in run(
+        kelvin, "tenants", "set", charlie.name, "--requests", "0", code=2
+    )
+    said = run(kelvin, "tenants", "set", charlie.name, "--store-bytes", "1000", "--body-bytes", "2048")
+    assert said == f"{charlie.name}: store_bytes 1000, requests default, body_bytes 2048\n"
+    directory = make_tiny(tmp_path / "m", "llama", seed=33)
+    assert "the limit is 1000" in charlie.run("push", str(directory), "--name", "m", code=4)
+    run(kelvin, "tenants", "set", charlie.name, "--store-bytes", "default", "--requests", "4")
+    charlie.run("push", str(directory), "--name", "m")
+    (row,) = json.loads(charlie.run("tenants", "list", "--json"))["tenants"]
+    assert row["limits"] == {"store_bytes": None, "requests": 4, "body_bytes": 2048}
+    assert "2048" in charlie.run("tenants", "list")
+    assert charlie.complete(prompt="w1 " * 2000).status_code == 413
+    assert charlie.complete().status_code == 200
+    assert "tenant.limited" in charlie.run("keys", "audit")
+    assert "operator" in charlie.run("tenants", "set", charlie.name, "--requests", "9", code=1)
