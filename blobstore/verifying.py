@@ -1,4 +1,4 @@
-"""Digest checks around any store, for objects whose last key segment is the BLAKE3 digest of their bytes.
+"""Digest checks around any store, for objects whose last key segment is the BLAKE3 digest of their bytes, or begins so.
 
 Ranges can't be checked by the digest of the whole: chunks inside packs are verified by the weight cache.
 """
@@ -9,9 +9,10 @@ from typing import Final
 
 from blake3 import blake3
 
+from blobstore.file_packs import SUFFIX
 from blobstore.store import BlobCorrupt, BlobStat, BlobStore, Payload
 
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_DIGEST: Final = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
 
 
 class VerifyingStore:
@@ -63,9 +64,8 @@ class VerifyingStore:
 
     def _digest_of(self, key: str) -> str | None:
         segments = key.split("/")
-        if len(segments) == 3 and segments[1] in self._kinds and _DIGEST.fullmatch(segments[2]):
-            return segments[2]
-        return None
+        named = _DIGEST.fullmatch(segments[2]) if len(segments) == 3 and segments[1] in self._kinds else None
+        return None if named is None else named[1]
 
 
 def _check(data: bytes, digest: str) -> None:

@@ -15,12 +15,22 @@ class SmallFile(Wire, frozen=True):
     content: bytes  # base64 in JSON
 
 
+class WholeFile(Wire, frozen=True):
+    """What makes a tensorizer file one that the store keeps as it is: the BLAKE3 of all of it, and the bytes after its
+    header that belong to no tensor, in order.
+    """
+
+    digest: Digest
+    between: bytes
+
+
 class WeightsFile(Wire, frozen=True):
     """A safetensors or tensorizer file; only its header travels now: length and JSON, or all up to the index's end."""
 
     path: str
     size: int
     header: bytes
+    whole: WholeFile | None = None  # where it is to be kept as it is; else only its tensors are
 
 
 class PlanRequest(Wire, frozen=True):
@@ -90,6 +100,19 @@ class Committed(Wire, frozen=True):
     created: bool  # False where the same version was there already
     total_bytes: int
     new_chunks: int
+
+
+class Original(Wire, frozen=True):
+    """`GET /push/v1/originals/VERSION`: a pushed file that is kept as it is, and holds the tensors of this version.
+
+    `spans` say where in it each chunk lies, in the manifest's order, beginning after the pinned files' chunks; `rest`
+    are the bytes that belong to no chunk, in order.
+    """
+
+    digest: Digest
+    size: int
+    spans: tuple[tuple[tuple[int, int], ...], ...]
+    rest: bytes
 
 
 class CommitStep(StrEnum):

@@ -17,11 +17,13 @@ import msgspec
 from blake3 import blake3
 
 from contracts.artifact_errors import ChunkCorrupt
-from contracts.errors import InvalidRequest, ModelNotFound, Refused
+from contracts.errors import InvalidRequest, ModelNotFound, NotFound, Refused
 from contracts.manifest import Chunk, Manifest, decode_manifest
 from contracts.names import parse_reference
-from kelvin.export_tensors import TENSORS_FILE, check_fits, convert
-from kelvin.policy.export_layout import ExportLayout, lay_out, pieces
+from contracts.problem import code_of
+from contracts.push import Original
+from kelvin.export_tensors import check_fits, check_original, convert
+from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, lay_out, lay_out_original, pieces
 from kelvin.progress import Progress, shown_progress
 from kelvin.push_calls import Door, Patience, PushCalls, failure_of, open_door
 from snapshotter.policy.files import SINGLE_FILE
@@ -38,6 +40,15 @@ class ExportCalls(PushCalls):
         """Checked against its version. Raises `Refused`."""
         return decode_manifest(self._call("GET", f"/push/v1/manifests/{version}", b"").content, version)
 
+    def try_original(self, version: str) -> Original | None:
+        """The kept file that it was pushed as, where there is one; unchecked. Raises `Refused`."""
+        try:
+            return self._decoded(self._call("GET", f"/push/v1/originals/{version}", b""), Original)
+        except Refused as refused:
+            if code_of(refused.failure) == NotFound.code:
+                return None
+            raise
+
     def chunk(self, digest: str, length: int) -> bytes:
         """Checked against its digest. Raises `Refused`."""
         data = self._call("GET", f"/push/v1/chunks/{digest}", b"").content
@@ -53,6 +64,7 @@ class Exported:
     version: str
     files: tuple[str, ...]
     total_bytes: int
+    as_pushed: bool  # the weights are the very file that was pushed
 
 
 def export_version(
@@ -64,21 +76,24 @@ def export_version(
     progress.begin("looking", None)
     calls = ExportCalls(door, patience or Patience(), threading.Event())
     manifest = calls.manifest(version)
-    layout = lay_out(manifest, version)
-    if form == "tensors":
+    original = calls.try_original(version) if form == "tensors" else None
+    if form == "tensors" and original is None:
         check_fits(manifest)
+    layout = lay_out(manifest, version) if original is None else lay_out_original(manifest, version, original)
     try:
         with _appearing(directory) as scratch:
             _receive(calls, manifest, layout, scratch, progress)
             _check_files(manifest, scratch)
-            if form == "tensors":
+            if original is not None:
+                check_original(scratch / TENSORS_FILE, original, manifest)
+            elif form == "tensors":
                 progress.begin("converting", None)
                 convert(scratch / SINGLE_FILE, scratch / TENSORS_FILE, manifest)
             sizes = {path.name: path.stat().st_size for path in scratch.iterdir()}
     except OSError as error:
         rule = f"can't be written: {error.strerror or error}"
         raise Refused(InvalidRequest("directory", str(directory), rule)) from error
-    return Exported(version, tuple(sorted(sizes)), sum(sizes.values()))
+    return Exported(version, tuple(sorted(sizes)), sum(sizes.values()), original is not None)
 
 
 @contextmanager
@@ -115,13 +130,13 @@ def _receive(calls: ExportCalls, manifest: Manifest, layout: ExportLayout, scrat
     progress.begin("receiving", sum(chunk.length for chunk in wanted))
     with ExitStack() as stack:
         files = {path: _create(stack, scratch / path, size) for path, size in layout.sizes.items()}
-        for path, head in layout.heads.items():
-            _write(files[path], head, 0)
+        for path, at, data in layout.fixed:
+            _write(files[path], data, at)
 
         def receive(chunk: Chunk) -> None:
             data = memoryview(calls.chunk(chunk.digest, chunk.length))
-            for at in wanted[chunk]:
-                for path, offset, part in pieces(layout, at, chunk.length):
+            for begin in wanted[chunk]:
+                for path, offset, part in pieces(layout, begin, chunk.length):
                     _write(files[path], data[part], offset)
             progress.advance(chunk.length)
 
@@ -196,5 +211,6 @@ def export_command(reference: str, directory: Path, form: str, as_json: bool) ->
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(exported)))
         return
-    click.echo(f"{directory}: {len(exported.files)} files, {exported.total_bytes} bytes")
+    origin = ", the weights as they were pushed" if exported.as_pushed else ""
+    click.echo(f"{directory}: {len(exported.files)} files, {exported.total_bytes} bytes{origin}")
     click.echo(exported.version)

@@ -1,14 +1,21 @@
-"""From a safetensors file to tensorizer's: written by its library in a process of its own, read again by our reader."""
+"""A version as a tensorizer file: the one that was pushed, held against its digest; else one that the library writes of
+a safetensors file in a process of its own, read again by our reader.
+"""
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from blake3 import blake3
+
+from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import CapacityExceeded, InvalidRequest, Refused
 from contracts.manifest import Manifest
+from contracts.push import Original
 from snapshotter.policy.safetensors_header import PREFIX_BYTES as SAFETENSORS_PREFIX
 from snapshotter.policy.safetensors_header import SourceTensor, header_bytes, parse_header
 from snapshotter.policy.tensors_index import (
@@ -21,7 +28,6 @@ from snapshotter.policy.tensors_index import (
     parse_index,
 )
 
-TENSORS_FILE: Final = "model.tensors"
 LIBRARY_S: Final = 4 * 3600.0
 PROGRAM: Final = ("-m", "snapshotter.tensorizer_file")
 _NOT_INSTALLED: Final = 3
@@ -36,6 +42,24 @@ def check_fits(manifest: Manifest) -> None:
     need = sum(index_bytes(tensor.name, tensor.dtype, tensor.shape) for tensor in manifest.tensors)
     if need > INDEX_BYTES:
         raise Refused(CapacityExceeded("bytes of a .tensors file's index", need, INDEX_BYTES))
+
+
+def check_original(path: Path, original: Original, manifest: Manifest) -> None:
+    """It is the file whose digest was taken at its push, and names the version's tensors. Raises `Refused`."""
+    whole = blake3(max_threads=1)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            whole.update(block)
+        if whole.hexdigest() != original.digest:
+            raise Refused(ChunkCorrupt(original.digest, "transit"))
+        entries = read_index(file.fileno(), path.name)
+    if not _names_tensors_of(entries, manifest):
+        raise Refused(InvalidRequest("format", "tensors", "the file that was pushed holds other tensors"))
+
+
+def _names_tensors_of(entries: Sequence[Entry], manifest: Manifest) -> bool:
+    facts = {each.tensor.name: (each.tensor.dtype, each.tensor.shape) for each in entries}
+    return facts == {each.name: (each.dtype, each.shape) for each in manifest.tensors}
 
 
 def convert(source: Path, target: Path, manifest: Manifest) -> None:
@@ -61,8 +85,7 @@ def _compare(source: Path, target: Path, manifest: Manifest) -> None:
         head = os.pread(ours, header_bytes(os.pread(ours, SAFETENSORS_PREFIX, 0), size, source.name), 0)
         wanted = {tensor.name: tensor for tensor in parse_header(source.name, head, size)}
         entries = read_index(theirs, target.name)
-        facts = {each.tensor.name: (each.tensor.dtype, each.tensor.shape) for each in entries}
-        if facts != {each.name: (each.dtype, each.shape) for each in manifest.tensors}:
+        if not _names_tensors_of(entries, manifest):
             raise _failed("wrote other tensors than it was given")
         for entry in entries:
             if not _is_same(ours, wanted[entry.tensor.name], theirs, entry):

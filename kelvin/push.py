@@ -21,7 +21,7 @@ from kelvin.policy.rate import senders
 from kelvin.progress import Progress
 from kelvin.push_calls import Door, Patience, PushCalls
 from kelvin.push_directory import scan
-from kelvin.push_tensors import is_tensors, scan_tensors
+from kelvin.push_tensors import TensorsWish, is_tensors, scan_tensors
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -74,13 +74,13 @@ def push_directory(
     door: Door,
     progress: Progress,
     line: Line | None = None,
-    beside: Path | None = None,
+    tensors: TensorsWish | None = None,
 ) -> Pushed:
     """As `push`, and says what was sent and what was left out. Holds at most a chunk per sender in memory.
 
-    `directory` may be a tensorizer file; `beside` is then where its small files are, unless they lie beside it.
+    `directory` may be a tensorizer file; `tensors` is then what is wished of it.
     """
-    return _repeated(_Attempt(directory, model, door, progress, line or Line(), beside), _Attempt.run)
+    return _repeated(_Attempt(directory, model, door, progress, line or Line(), tensors), _Attempt.run)
 
 
 def rehearse(
@@ -89,10 +89,10 @@ def rehearse(
     door: Door,
     progress: Progress,
     line: Line | None = None,
-    beside: Path | None = None,
+    tensors: TensorsWish | None = None,
 ) -> Rehearsed:
     """All of a push but the sending; nothing is kept of it. Raises `Refused` as the push would."""
-    return _repeated(_Attempt(directory, model, door, progress, line or Line(), beside), _Attempt.rehearse)
+    return _repeated(_Attempt(directory, model, door, progress, line or Line(), tensors), _Attempt.rehearse)
 
 
 def _repeated(attempt: "_Attempt", way: "Callable[[_Attempt], T]") -> T:
@@ -113,11 +113,12 @@ class _Attempt:
     """One push, over as many rounds as it takes; digests are kept between them."""
 
     def __init__(
-        self, directory: Path, model: str, door: Door, progress: Progress, line: Line, beside: Path | None
+        self, directory: Path, model: str, door: Door, progress: Progress, line: Line, tensors: TensorsWish | None
     ) -> None:
         self._model = dns_label(model, "model")
         progress.begin("looking", None)
-        self._source = scan_tensors(directory, beside, progress) if is_tensors(directory) else scan(directory)
+        wish = tensors or TensorsWish()
+        self._source = scan_tensors(directory, wish, progress) if is_tensors(directory) else scan(directory)
         self._line = line
         self._stopped = threading.Event()
         pace = None if line.bytes_s is None else Pace(line.bytes_s, sleep=self._stopped.wait)

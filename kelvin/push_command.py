@@ -16,7 +16,7 @@ from kelvin.policy.rate import parse_rate
 from kelvin.progress import shown_progress
 from kelvin.push import PARALLEL, Line, Pushed, Rehearsed, push_directory, rehearse
 from kelvin.push_calls import open_door
-from kelvin.push_tensors import is_tensors
+from kelvin.push_tensors import TensorsWish, is_tensors
 
 
 class _Rate(click.ParamType[int]):
@@ -35,6 +35,7 @@ class _Rate(click.ParamType[int]):
 @click.option(
     "--with", "beside", type=click.Path(path_type=Path), help="Where config and tokenizer of a .tensors file are."
 )
+@click.option("--repack", is_flag=True, help="Keep only a .tensors file's tensors, in packs that versions share.")
 @click.option(
     "--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True, help="Chunks sent at once, at most."
 )
@@ -45,6 +46,7 @@ def push_command(
     directory: Path,
     model: str,
     beside: Path | None,
+    repack: bool,
     parallel: int,
     bytes_s: int | None,
     dry_run: bool,
@@ -56,14 +58,16 @@ def push_command(
     A push that was cut is taken up by pushing again: only what is missing is sent. Exit codes: 0 the version is there
     (or would be), 1 it could not be done now, 2 wrong usage, 3 the directory may not be served, 4 no room for it.
     """
-    if beside is not None and not is_tensors(directory):
-        raise click.UsageError(f"--with {beside}: only for a .tensors file, which {directory} is not")
+    options = ([] if beside is None else [f"--with {beside}"]) + (["--repack"] if repack else [])
+    if options and not is_tensors(directory):
+        raise click.UsageError(f"{' '.join(options)}: only for a .tensors file, which {directory} is not")
+    wish = TensorsWish(beside, repack)
     line = Line(parallel, bytes_s)
     with _ending(as_json), open_door() as door, shown_progress(not as_json) as progress:
         if dry_run:
-            _tell_rehearsed(model, rehearse(directory, model, door, progress, line, beside), as_json)
+            _tell_rehearsed(model, rehearse(directory, model, door, progress, line, wish), as_json)
         else:
-            _tell_pushed(push_directory(directory, model, door, progress, line, beside), as_json)
+            _tell_pushed(push_directory(directory, model, door, progress, line, wish), as_json)
 
 
 @contextmanager

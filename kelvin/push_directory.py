@@ -13,7 +13,7 @@ from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused
-from contracts.push import PlannedChunk, PlanRequest, SmallFile, WeightsFile
+from contracts.push import PlannedChunk, PlanRequest, SmallFile, WeightsFile, WholeFile
 from snapshotter.policy.files import (
     INDEX_FILE,
     MAX_PATHS,
@@ -49,6 +49,7 @@ class SourceFile:
     path: str
     identity: Identity
     head: bytes
+    whole: WholeFile | None = None  # of a file that the store is to keep as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class Source:
             model=model,
             small_files=tuple(SmallFile(path=file.path, content=file.head) for file in self.small),
             weights=tuple(
-                WeightsFile(path=file.path, size=file.identity.size, header=file.head) for file in self.weights
+                WeightsFile(path=file.path, size=file.identity.size, header=file.head, whole=file.whole)
+                for file in self.weights
             ),
             other_paths=tuple(path for path in self.others if not path.endswith("/")),
         )

@@ -8,45 +8,57 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from blobstore.packs import PackEntry, decode_table, encode_footer
+from blobstore.abreast import abreast
+from blobstore.file_packs import decode_file_index, digest_of_file_pack
+from blobstore.packs import decode_table, encode_footer
+from blobstore.places import Place, place_of, places_of
 from blobstore.store import BlobNotFound, BlobStore
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
 from contracts.keys import INDEX, PACKS, index_key, pack_key
+from snapshotter.plans import PlanRecord
 
 _TENANTS_KEPT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """`length` bytes at `offset` of a pack."""
-
-    pack: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a tenant has: each chunk's place, and the size of all its packs, also of those that can't be used."""
+    """What a tenant has: each chunk's place, the files that are kept as they are (by digest), and the size of all
+    packs, also of those that can't be used.
+    """
 
     places: Mapping[str, Place]
+    files: frozenset[str]
     stored_bytes: int
 
     def lacks(self, wanted: Mapping[str, int]) -> dict[str, int]:
         """Those of `wanted` (digest -> length) that no pack holds, in order."""
         return {digest: length for digest, length in wanted.items() if not self._holds(digest, length)}
 
+    def __contains__(self, digest: object) -> bool:
+        """Whether it is a chunk in a pack, or a file that is kept."""
+        return digest in self.places or digest in self.files
+
     def _holds(self, digest: str, length: int) -> bool:
         place = self.places.get(digest)
         return place is not None and place.length == length
 
 
+def lacking(record: PlanRecord, digests: tuple[str, ...], holdings: Holdings) -> dict[str, int]:
+    """What a push needs staged before its commit (digest -> length): chunks that no pack holds, and all of a file that
+    is kept as it is and not there yet, for it is written whole.
+    """
+    kept = record.kept
+    if kept is None or kept.digest in holdings:
+        return holdings.lacks(record.wanted(digests))
+    return {kept.rest: kept.rest_bytes} | holdings.lacks(record.loose(digests)) | record.file_index(digests).lengths
+
+
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """`entries` is None where the index is damaged or not there (yet)."""
+    """`places` is None where the index is damaged or not there (yet)."""
 
-    entries: tuple[PackEntry, ...] | None
+    places: Mapping[str, Place] | None
     size: int
 
 
@@ -69,47 +81,52 @@ class Catalog:
         there = {key.rsplit("/", 1)[1] async for key in self._store.list(f"{tenant}/{PACKS}/")}
         indexed = {key.rsplit("/", 1)[1] async for key in self._store.list(f"{tenant}/{INDEX}/")}
         known = self._packs.get(tenant, {})
-        packs: dict[str, _Pack] = {}
-        for pack in sorted(there):
-            packs[pack] = await self._look(tenant, pack, pack in indexed, known.get(pack))
+
+        async def look(pack: str) -> tuple[str, _Pack]:
+            return pack, await self._look(tenant, pack, pack in indexed, known.get(pack))
+
+        packs = dict(await abreast(look, sorted(there)))
         self._packs[tenant] = packs
         self._packs.move_to_end(tenant)
         while len(self._packs) > _TENANTS_KEPT:
             self._packs.popitem(last=False)
-        places = {
-            entry.digest: Place(name, entry.offset, entry.length)
-            for name, pack in packs.items()
-            for entry in pack.entries or ()
-            if name in indexed
-        }
-        return Holdings(places, sum(pack.size for pack in packs.values()))
+        usable = {name: pack.places for name, pack in packs.items() if pack.places is not None}
+        places = {digest: place for chunks in usable.values() for digest, place in chunks.items()}
+        files = frozenset(digest for name in usable if (digest := digest_of_file_pack(name)) is not None)
+        return Holdings(places, files, sum(pack.size for pack in packs.values()))
 
     async def places(self, tenant: str) -> Mapping[str, Place]:
         """Where each chunk of the tenant lies."""
         return (await self.holdings(tenant)).places
 
     async def _look(self, tenant: str, pack: str, is_indexed: bool, known: _Pack | None) -> _Pack:
-        if known is not None and known.entries is not None:
+        if is_indexed and known is not None and known.places is not None:
             return known
-        entries = await self._read(tenant, pack) if is_indexed else None
-        if entries is not None:
-            # No call of the store for the size: a pack is its chunks and this footer.
-            end = entries[-1].offset + entries[-1].length if entries else 0
-            return _Pack(entries, end + len(encode_footer(entries)))
+        found = await self._read(tenant, pack) if is_indexed else None
+        if found is not None:
+            return found
         if known is not None:
-            return known
+            return _Pack(None, known.size)
         try:
             return _Pack(None, (await self._store.stat(pack_key(tenant, pack))).size)
         except BlobNotFound:  # taken away since it was listed
             return _Pack(None, 0)
 
-    async def _read(self, tenant: str, pack: str) -> tuple[PackEntry, ...] | None:
+    async def _read(self, tenant: str, pack: str) -> _Pack | None:
         """None where the index is damaged or gone: fsck says so, a push goes around it."""
         try:
-            return decode_table(await self._store.read(index_key(tenant, pack)), pack)
+            raw = await self._store.read(index_key(tenant, pack))
+            # No call of the store for the size: the index says it, or a pack is its chunks and this footer.
+            if digest_of_file_pack(pack) is not None:
+                index = decode_file_index(raw, pack)
+                return _Pack(places_of(pack, index), index.size)
+            entries = decode_table(raw, pack)
         except BlobNotFound:
             return None
         except Refused as refused:
             if isinstance(refused.failure, PackCorrupt):
                 return None
             raise
+        end = entries[-1].offset + entries[-1].length if entries else 0
+        places = {entry.digest: place_of(pack, entry) for entry in entries}
+        return _Pack(places, end + len(encode_footer(entries)))

@@ -7,9 +7,11 @@ pushes rely on counts as needed. A commit that comes later looks at what is ther
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
-from blobstore.packs import decode_table
+from blobstore.abreast import abreast
+from blobstore.file_packs import digest_of_file_pack
+from blobstore.places import decode_index
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.collect import CollectReport
@@ -24,7 +26,6 @@ from contracts.keys import (
     PACKS,
     condemned_key,
     index_key,
-    pack_key,
 )
 from contracts.manifest import decode_manifest
 from snapshotter.jobs import Jobs
@@ -34,6 +35,8 @@ from snapshotter.staging import Staging
 from snapshotter.verify import read_footer
 
 log = logging.getLogger(__name__)
+
+_Listed = tuple[str, Found]  # a key and its object
 
 
 class Collector:
@@ -115,56 +118,66 @@ class Collector:
             named=named,
             committing=frozenset(each.version for each in under_way),
             promised=frozenset(promised.union(*(each.chunks for each in under_way))),
-            manifests={
-                _last(key): await self._manifest(key, found) async for key, found in self._list(tenant, MANIFESTS)
-            },
-            drafts={_last(key): await self._manifest(key, found) async for key, found in self._list(tenant, DRAFTS)},
-            condemned={_last(key): found async for key, found in self._list(tenant, CONDEMNED)},
+            manifests=dict(await abreast(self._manifest, await self._list(tenant, MANIFESTS))),
+            drafts=dict(await abreast(self._manifest, await self._list(tenant, DRAFTS))),
+            condemned={_last(key): found for key, found in await self._list(tenant, CONDEMNED)},
             attestations=tuple(
-                [FoundSide(key, found, key.split("/")[2]) async for key, found in self._list(tenant, ATTESTATIONS)]
+                FoundSide(key, found, key.split("/")[2]) for key, found in await self._list(tenant, ATTESTATIONS)
             ),
-            inputs=tuple([await self._inputs(key, found) async for key, found in self._list(tenant, INPUTS)]),
-            packs={_last(key): await self._pack(tenant, key, found) async for key, found in self._list(tenant, PACKS)},
-            indexes={_last(key): found async for key, found in self._list(tenant, INDEX)},
+            inputs=tuple(await abreast(self._inputs, await self._list(tenant, INPUTS))),
+            packs=dict(await abreast(self._pack, await self._list(tenant, PACKS))),
+            indexes={_last(key): found for key, found in await self._list(tenant, INDEX)},
         )
 
-    async def _list(self, tenant: str, kind: str) -> AsyncIterator[tuple[str, Found]]:
-        async for key in self._store.list(f"{tenant}/{kind}/"):
+    async def _list(self, tenant: str, kind: str) -> list[_Listed]:
+        async def look(key: str) -> _Listed | None:
             try:
                 stat = await self._store.stat(key)
             except BlobNotFound:
-                continue
-            yield key, Found(stat.size, stat.modified_s)
+                return None
+            return key, Found(stat.size, stat.modified_s)
 
-    async def _manifest(self, key: str, found: Found) -> FoundManifest:
+        keys = [key async for key in self._store.list(f"{tenant}/{kind}/")]
+        return [listed for listed in await abreast(look, keys) if listed is not None]
+
+    async def _manifest(self, listed: _Listed) -> tuple[str, FoundManifest]:
+        key, found = listed
         try:
             manifest = decode_manifest(await self._store.read(key), _last(key))
         except (BlobNotFound, BlobCorrupt):
-            return FoundManifest(found, None)
+            return _last(key), FoundManifest(found, None)
         except Refused as refused:
             if isinstance(refused.failure, ManifestCorrupt):
-                return FoundManifest(found, None)
+                return _last(key), FoundManifest(found, None)
             raise
-        return FoundManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
+        return _last(key), FoundManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
 
-    async def _inputs(self, key: str, found: Found) -> FoundSide:
+    async def _inputs(self, listed: _Listed) -> FoundSide:
+        key, found = listed
         return FoundSide(key, found, (await self._store.read(key)).decode(errors="replace"))
 
-    async def _pack(self, tenant: str, key: str, found: Found) -> FoundPack:
-        """By its index; a reader goes by the footer where that is damaged or gone, so that counts likewise."""
-        pack = _last(key)
+    async def _pack(self, listed: _Listed) -> tuple[str, FoundPack]:
+        key, found = listed
+        return _last(key), FoundPack(found, await self._chunks(key, found.nbytes))
+
+    async def _chunks(self, key: str, nbytes: int) -> dict[str, int] | None:
+        """By the pack's index; a reader goes by the footer where that is damaged or gone, so that counts likewise."""
+        tenant, _, pack = key.split("/")
         try:
-            table = decode_table(await self._store.read(index_key(tenant, pack)), pack)
+            places = decode_index(await self._store.read(index_key(tenant, pack)), pack)
+            return {digest: place.length for digest, place in places.items()}
+        except BlobNotFound:
+            if digest_of_file_pack(pack) is not None:  # it has no footer: no reader finds a chunk in it
+                return {}
         except Refused as refused:
-            if not isinstance(refused, BlobNotFound) and not isinstance(refused.failure, PackCorrupt):
+            if not isinstance(refused.failure, PackCorrupt):
                 raise
-            try:
-                table = await read_footer(self._store, pack_key(tenant, pack), found.nbytes, pack)
-            except Refused as broken:
-                if isinstance(broken.failure, PackCorrupt):
-                    return FoundPack(found, None)
-                raise
-        return FoundPack(found, {entry.digest: entry.length for entry in table})
+        try:
+            return {entry.digest: entry.length for entry in await read_footer(self._store, key, nbytes, pack)}
+        except Refused as refused:
+            if isinstance(refused.failure, PackCorrupt):
+                return None
+            raise
 
 
 def _last(key: str) -> str:

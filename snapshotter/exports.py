@@ -4,16 +4,22 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from blake3 import blake3
 
+from blobstore.abreast import abreast
+from blobstore.file_packs import FileIndex, decode_file_index, file_pack
+from blobstore.places import Place, read_place
 from blobstore.store import BlobNotFound, BlobShort, BlobStore
-from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
+from contracts.artifact_errors import ChunkCorrupt, ChunkMissing, PackCorrupt
 from contracts.errors import NotFound, Refused
-from contracts.keys import manifest_key, pack_key
+from contracts.keys import index_key, manifest_key, pack_key
 from contracts.manifest import decode_manifest
-from snapshotter.catalog import Catalog, Place
+from contracts.push import Original
+from snapshotter.catalog import Catalog
+from snapshotter.policy.whole_file import holds_weights_of, rest_of
 from snapshotter.turns import Turns
 
 AT_ONCE: Final = 16
@@ -61,10 +67,41 @@ class Exports:
             raise Refused(ChunkCorrupt(digest, "store"))
         return data
 
+    async def original(self, tenant: str, version: str) -> Original:
+        """The file that the version was pushed as, where it is kept: all of it but the chunks. Its digest is the
+        client's to check. Raises `Refused`: NotFound where there is none.
+        """
+        manifest = decode_manifest(await self.manifest(tenant, version), version)
+        for digest in sorted((await self._catalog.holdings(tenant)).files):
+            index = await self._try_index(tenant, file_pack(digest))
+            if index is None or not holds_weights_of(index, manifest):
+                continue
+            key = pack_key(tenant, file_pack(digest))
+            try:
+                rest = await abreast(partial(self._read_span, key), rest_of(index))
+            except (BlobNotFound, BlobShort):
+                continue
+            spans = tuple(tuple((span.offset, span.length) for span in chunk.spans) for chunk in index.chunks)
+            return Original(digest=digest, size=index.size, spans=spans, rest=b"".join(rest))
+        raise Refused(NotFound("the original of version", version))
+
+    async def _try_index(self, tenant: str, pack: str) -> FileIndex | None:
+        try:
+            return decode_file_index(await self._store.read(index_key(tenant, pack)), pack)
+        except BlobNotFound:
+            return None
+        except Refused as refused:
+            if isinstance(refused.failure, PackCorrupt):
+                return None
+            raise
+
+    async def _read_span(self, key: str, span: tuple[int, int]) -> bytes:
+        return await self._store.read(key, *span)
+
     async def _read(self, tenant: str, place: Place | None) -> bytes | None:
         if place is None:
             return None
         try:
-            return await self._store.read(pack_key(tenant, place.pack), place.offset, place.length)
+            return await read_place(self._store, pack_key(tenant, place.pack), place)
         except (BlobNotFound, BlobShort):
             return None

@@ -5,13 +5,16 @@ unfinished are faults only while no push of the tenant runs.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from blake3 import blake3
 
+from blobstore.abreast import abreast
+from blobstore.file_packs import digest_of_file_pack
 from blobstore.packs import PackEntry, decode_table
+from blobstore.places import Place, place_of, read_place
 from blobstore.store import BlobNotFound, BlobStore
 from contracts.control import SealAttestation
 from contracts.errors import Overloaded, Refused
@@ -34,7 +37,7 @@ from contracts.manifest import Manifest, decode_manifest
 from contracts.problem import to_wire
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from contracts.wire import decode
-from snapshotter.catalog import Place
+from snapshotter.fsck_files import check_file
 from snapshotter.policy.sealing import Sealing, inputs_digest
 from snapshotter.verify import PackReport, verify_pack
 
@@ -145,28 +148,51 @@ class Fsck:
     async def _check_packs(
         self, tenant: str, packs: list[str], indexes: list[str], state: _State
     ) -> AsyncIterator[FsckLine]:
-        sizes = {key: size for key in packs if (size := await self._size(key)) is not None}
+        found = zip(packs, await abreast(self._size, packs), strict=True)
+        sizes = {key: size for key, size in found if size is not None}
         total = sum(sizes.values())
         for key in sizes:
             pack = _last(key)
+            check = self._check_pack if digest_of_file_pack(pack) is None else self._check_file
             try:
-                report = await verify_pack(self._store, tenant, pack)
+                async for finding in check(tenant, pack, state):
+                    yield finding
             except BlobNotFound:
                 continue  # collected meanwhile; whoever needed it says so
-            state.packs += 1
-            state.checked_bytes += report.size
-            for finding in _pack_findings(tenant, pack, report):
-                yield finding
-            for entry in report.entries:
-                if entry.digest not in report.bad:
-                    state.places[entry.digest] = Place(pack, entry.offset, entry.length)
-            async for finding in self._check_index(tenant, pack, report, state):
-                yield finding
             yield FsckProgress(checked_bytes=state.checked_bytes, total_bytes=max(total, state.checked_bytes))
         for key in indexes:
             pack = pack_key(tenant, _last(key))
             if pack not in sizes and not await self._is_there(pack) and await self._is_there(key):
                 yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
+
+    async def _check_pack(self, tenant: str, pack: str, state: _State) -> AsyncIterator[FsckFinding]:
+        report = await verify_pack(self._store, tenant, pack)
+        state.packs += 1
+        state.checked_bytes += report.size
+        for finding in _pack_findings(tenant, pack, report):
+            yield finding
+        for entry in report.entries:
+            if entry.digest not in report.bad:
+                state.places[entry.digest] = place_of(pack, entry)
+        async for finding in self._check_index(tenant, pack, report, state):
+            yield finding
+
+    async def _check_file(self, tenant: str, pack: str, state: _State) -> AsyncIterator[FsckFinding]:
+        check = await check_file(self._store, tenant, pack, PUSH_AGAIN)
+        state.packs += 1
+        state.checked_bytes += check.size
+        state.places.update(check.places)
+        for finding in check.findings:
+            yield finding
+        if not check.is_indexed:
+            for finding in self._without_index(tenant, pack, state):
+                yield finding
+
+    def _without_index(self, tenant: str, pack: str, state: _State) -> Iterator[FsckFinding]:
+        self._watch(tenant, state)
+        if not state.seen_running:  # a pack is there for a moment before its index
+            mend = f"{PUSH_AGAIN}, or delete {pack_key(tenant, pack)}"
+            yield FsckFinding(key=index_key(tenant, pack), fault="the index of a pack is missing", mend=mend)
 
     async def _check_index(
         self, tenant: str, pack: str, report: PackReport, state: _State
@@ -175,10 +201,8 @@ class Fsck:
         try:
             table: tuple[PackEntry, ...] = decode_table(await self._store.read(key), pack)
         except BlobNotFound:
-            self._watch(tenant, state)
-            if not state.seen_running:  # a pack is there for a moment before its index
-                mend = f"{PUSH_AGAIN}, or delete {pack_key(tenant, pack)}"
-                yield FsckFinding(key=key, fault="the index of a pack is missing", mend=mend)
+            for finding in self._without_index(tenant, pack, state):
+                yield finding
             return
         except Refused as refused:
             if refused.failure.retryable:
@@ -220,7 +244,7 @@ class Fsck:
             if len(space) >= end:
                 break
             place = state.places[chunk.digest]
-            space += await self._store.read(pack_key(tenant, place.pack), place.offset, place.length)
+            space += await read_place(self._store, pack_key(tenant, place.pack), place)
         return [
             file.path
             for file in manifest.files

@@ -8,6 +8,7 @@ from typing import Final
 from blake3 import blake3
 from msgspec import structs
 
+from blobstore.file_packs import FileChunk, FileIndex, FileSpan, file_pack
 from contracts.control import GateFacts
 from contracts.errors import Conflict, Refused
 from contracts.manifest import Chunk, Digest, Engine, Limits, Manifest, PinnedFile, Tensor
@@ -19,15 +20,38 @@ from snapshotter.policy.sealing import Sealing, build_manifest, inputs_digest
 ID_HEX: Final = 32
 
 
+class KeptFile(Wire, frozen=True):
+    """A pushed file that is to be kept as it is. `rest` names the staged bytes of it that belong to no chunk."""
+
+    path: str
+    size: int
+    digest: Digest
+    rest: Digest
+    rest_bytes: int
+
+    @property
+    def pack(self) -> str:
+        """The pack that it becomes."""
+        return file_pack(self.digest)
+
+
 class Declaration(Wire, frozen=True):
-    """What the client of a push announced: the digest of each chunk of its plan. Only these are taken."""
+    """What the client of a push announced: the digest of each chunk of its plan. Only these are taken.
+
+    `kept` is the file that all but the first `loose` of them go into, where it is not there yet.
+    """
 
     digests: tuple[Digest, ...]
     lengths: tuple[int, ...]
+    loose: int = 0
+    kept: KeptFile | None = None
 
-    def chunks(self) -> dict[str, int]:
-        """Digest and length of each distinct chunk."""
-        return dict(zip(self.digests, self.lengths, strict=True))
+    def stores(self) -> dict[str, int]:
+        """What it will add to the store, by digest: chunks in packs, or the file that holds them."""
+        chunks = dict(zip(self.digests, self.lengths, strict=True))
+        if self.kept is None:
+            return chunks
+        return {digest: chunks[digest] for digest in self.digests[: self.loose]} | {self.kept.digest: self.kept.size}
 
 
 class PlanRecord(Wire, frozen=True):
@@ -46,6 +70,7 @@ class PlanRecord(Wire, frozen=True):
     file_digests: tuple[Digest, ...]
     gate: GateFacts
     signature: Signature | None = None
+    kept: KeptFile | None = None
 
     def named(self, *more: object) -> "PlanRecord":
         """The same under the id of its content and `more`."""
@@ -76,9 +101,31 @@ class PlanRecord(Wire, frozen=True):
         """Digest and length of each distinct chunk, in order."""
         return {digest: chunk.length for digest, chunk in zip(digests, self.chunks, strict=True)}
 
-    def declaration(self, digests: tuple[str, ...]) -> Declaration:
-        """Of a push of this plan with these chunks."""
-        return Declaration(digests=digests, lengths=tuple(chunk.length for chunk in self.chunks))
+    def loose(self, digests: tuple[str, ...]) -> dict[str, int]:
+        """Of the chunks those of the pinned files, which lie in no file that is kept."""
+        count = len(self.file_digests)
+        return {digest: chunk.length for digest, chunk in zip(digests[:count], self.chunks[:count], strict=True)}
+
+    def came_with_plan(self) -> set[str]:
+        """What is staged from the start: pinned files' chunks, and of a file that is kept what no chunk holds."""
+        return {*self.file_digests, *(() if self.kept is None else (self.kept.rest,))}
+
+    def file_index(self, digests: tuple[str, ...]) -> FileIndex:
+        """Where the other chunks lie in the file that is kept."""
+        assert self.kept is not None
+        count = len(self.file_digests)
+        chunks = zip(digests[count:], self.chunks[count:], strict=True)
+        inside = (
+            FileChunk(digest, tuple(FileSpan(piece.offset, piece.length) for piece in chunk.pieces))
+            for digest, chunk in chunks
+        )
+        return FileIndex(chunks=tuple(inside), size=self.kept.size)
+
+    def declaration(self, digests: tuple[str, ...], keeps: bool) -> Declaration:
+        """Of a push of this plan with these chunks; `keeps` where its file has yet to be written."""
+        lengths = tuple(chunk.length for chunk in self.chunks)
+        loose, kept = (len(self.file_digests), self.kept) if keeps else (0, None)
+        return Declaration(digests=digests, lengths=lengths, loose=loose, kept=kept)
 
     def inputs(self, digests: tuple[str, ...]) -> str:
         """By which an equal push is recognised."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
+from blobstore.file_packs import encode_file_index
 from blobstore.packs import PackEntry, encode_footer, encode_table, place
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
-from contracts.artifact_errors import ChunkCorrupt, ProbeFailed
+from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt, ProbeFailed
 from contracts.control import SealAttestation, SealJob, VersionRegistration
 from contracts.errors import Conflict, InvalidRequest, Refused
 from contracts.keys import (
@@ -31,10 +32,11 @@ from contracts.wire import decode, encode
 from snapshotter.catalog import Catalog
 from snapshotter.jobs import Jobs
 from snapshotter.locks import NamedLocks
-from snapshotter.plans import PlanRecord
+from snapshotter.plans import KeptFile, PlanRecord
 from snapshotter.policy.packing import group
 from snapshotter.staging import Staging
-from snapshotter.verify import verify_pack
+from snapshotter.verify import verify_file, verify_pack
+from snapshotter.whole import WholeFileReader
 
 Report = Callable[[CommitStep], None]
 
@@ -83,8 +85,12 @@ class Publisher:
         version = version_of(raw)
         with self._spared(UnderWay(record.tenant, version, frozenset(digests))):
             async with self._tenants.hold(record.tenant):
-                new = (await self._catalog.holdings(record.tenant)).lacks(record.wanted(digests))
-                for chunks in group(new.items(), self._pack_bytes):
+                holdings = await self._catalog.holdings(record.tenant)
+                new = loose = holdings.lacks(record.wanted(digests))
+                if record.kept is not None and record.kept.digest not in holdings:
+                    await self._keep_file(record, record.kept, digests, report)
+                    loose = holdings.lacks(record.loose(digests))
+                for chunks in group(loose.items(), self._pack_bytes):
                     await self._write_pack(record, chunks, report)
             async with self._versions.hold(f"{record.tenant}/{version}"):
                 created = await self._ensure_version(record.tenant, version, raw, record.inputs(digests), report)
@@ -130,6 +136,26 @@ class Publisher:
             if attempt == 2:
                 raise Refused(ChunkCorrupt(min(found.bad, default=pack), "store"))
         await self._ensure_object(index_key(record.tenant, pack), encode_table(entries))
+
+    async def _keep_file(self, record: PlanRecord, kept: KeptFile, digests: tuple[str, ...], report: Report) -> None:
+        """The file as it was pushed, then the index by which readers find chunks in it."""
+        report(CommitStep.PACKING)
+        index = record.file_index(digests)
+        key = pack_key(record.tenant, kept.pack)
+        for attempt in (1, 2):
+            await self._store.put_if_absent(key, WholeFileReader(self._staging, record, digests).blocks())
+            report(CommitStep.VERIFYING)
+            # The chunks too: a file that was there may hold others at these places than this push says.
+            found = await verify_file(self._store, record.tenant, kept.pack, index)
+            if found.good:
+                break
+            if found.digest_matches:
+                rule = f"chunk {min(found.bad)} does not lie in it where the push says"
+                raise Refused(ArtifactRejected(kept.path, rule))
+            await self._store.delete(key)
+            if attempt == 2:
+                raise Refused(ChunkCorrupt(kept.digest, "store"))
+        await self._ensure_object(index_key(record.tenant, kept.pack), encode_file_index(index))
 
     async def _digest(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> str:
         """Of the pack to be; each staged chunk is checked on the way, as a power cut may have taken its bytes."""

@@ -9,7 +9,7 @@ from typing import Final
 from blake3 import blake3
 
 from contracts.control import GateFacts, GateJob
-from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, Refused
+from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, NotFound, Refused
 from contracts.manifest import encode_manifest, version_of
 from contracts.names import dns_label
 from contracts.problem import is_retryable
@@ -24,11 +24,11 @@ from contracts.push import (
     PlanRequest,
 )
 from contracts.wire import decode
-from snapshotter.catalog import Catalog
+from snapshotter.catalog import Catalog, lacking
 from snapshotter.commits import Commits
 from snapshotter.jobs import Jobs
 from snapshotter.locks import NamedLocks
-from snapshotter.plans import PlanRecord
+from snapshotter.plans import KeptFile, PlanRecord
 from snapshotter.policy.config import check_tokenizer_fits
 from snapshotter.policy.files import MODULES, is_of_recipe
 from snapshotter.policy.intake import Intake, admit
@@ -36,6 +36,7 @@ from snapshotter.policy.layout import Layout, assemble, lay_out, pads_are_zero
 from snapshotter.policy.predictor import predictor_facts
 from snapshotter.policy.quota import make_room
 from snapshotter.policy.sealing import choose_sealing
+from snapshotter.policy.whole_file import Whole
 from snapshotter.publish import Publisher, Report
 from snapshotter.staging import Staging
 from snapshotter.turns import Turns
@@ -54,7 +55,7 @@ class PushLimits:
 
     chunk_bytes: int
     max_version_bytes: int
-    tenant_store_bytes: int
+    tenant_store_bytes: int  # of a tenant that has no limit of its own
 
 
 # Every place of the plan where a chunk belongs, by the digest that the client announced.
@@ -111,11 +112,13 @@ class Pushes:
             file_digests=first.digests,
             gate=facts,
             signature=sealing.signature,
+            kept=_kept(intake.whole),
         )
         if request.dry_run:
             return self._rehearse(await asyncio.to_thread(record.named, "dry run")).answer()
         record = await asyncio.to_thread(record.named)
-        await asyncio.to_thread(self._staging.open, record, first.contents(), time.time())
+        contents = first.contents() | ({intake.whole.rest_digest: intake.whole.rest} if intake.whole else {})
+        await asyncio.to_thread(self._staging.open, record, contents, time.time())
         return record.answer()
 
     async def _examine(self, intake: Intake) -> GateFacts:
@@ -131,21 +134,23 @@ class Pushes:
         record = rehearsed or await self._load(tenant, plan_id)
         record.check_digests(request.digests)
         push = await asyncio.to_thread(record.named, request.digests)
-        wanted = record.wanted(request.digests)
+        own = (await self._jobs.limits(tenant)).store_bytes
+        limit = self._limits.tenant_store_bytes if own is None else own
         async with self._quotas.hold(tenant):
             # In this order: what is packed between the two is seen in both, and counts once.
             promises = await asyncio.to_thread(self._staging.promises, tenant, push.plan_id, time.time())
             holdings = await self._catalog.holdings(tenant)
-            limit = self._limits.tenant_store_bytes
-            idle = make_room(holdings.stored_bytes, holdings.places, wanted, promises, limit)
-            needed = holdings.lacks(wanted)
+            keeps = record.kept is not None and record.kept.digest not in holdings
+            stores = record.declaration(request.digests, keeps).stores()
+            idle = make_room(holdings.stored_bytes, holdings, stores, promises, limit)
+            needed = lacking(record, request.digests, holdings)
             staged = await asyncio.to_thread(self._staging.staged, tenant, needed)
-            staged.update(record.file_digests)  # they came with the plan, though a dry run's lies nowhere
+            staged.update(record.came_with_plan())  # though a dry run's lies nowhere
             await asyncio.to_thread(self._staging.check_room, _bytes_but(needed, staged))
             if rehearsed is None:
                 for other in idle:
                     await self._drop(tenant, other)
-                staged = await self._open(push, request.digests, needed)
+                staged = await self._open(push, request.digests, needed, keeps)
         version = await asyncio.to_thread(lambda: version_of(encode_manifest(record.manifest(request.digests))))
         return Missing(
             plan_id=plan_id if rehearsed else push.plan_id,
@@ -160,12 +165,15 @@ class Pushes:
             self._rehearsals.popitem(last=False)
         return record
 
-    async def _open(self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int]) -> set[str]:
+    async def _open(self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int], keeps: bool) -> set[str]:
         """Those of `needed` that are staged."""
         self.commits.forget(push.plan_id)  # its result is of another time
-        await asyncio.to_thread(self._staging.declare, push, digests, time.time())
+        await asyncio.to_thread(self._staging.declare, push, digests, time.time(), keeps)
         self._remember(push, digests)
-        return await asyncio.to_thread(self._staging.adopt, push.tenant, push.plan_id, needed)
+        staged = await asyncio.to_thread(self._staging.adopt, push.tenant, push.plan_id, needed)
+        if push.kept is not None and push.kept.rest in needed.keys() - staged:
+            raise Refused(NotFound("plan", push.plan_id))  # dropped meanwhile: only another plan brings that again
+        return staged
 
     async def chunk_bytes(self, tenant: str, plan_id: str, digest: str) -> int:
         """How long the chunk must be. Raises Conflict before `missing`, InvalidRequest where it was not named then."""
@@ -259,6 +267,14 @@ def _lay_out(intake: Intake, first_use: tuple[str, ...], chunk_bytes: int) -> tu
 
 def _bytes_but(chunks: dict[str, int], there: set[str]) -> int:
     return sum(length for digest, length in chunks.items() if digest not in there)
+
+
+def _kept(whole: Whole | None) -> KeptFile | None:
+    if whole is None:
+        return None
+    return KeptFile(
+        path=whole.path, size=whole.size, digest=whole.digest, rest=whole.rest_digest, rest_bytes=len(whole.rest)
+    )
 
 
 def _gate_job(intake: Intake) -> GateJob:

@@ -71,14 +71,15 @@ class Staging:
         except Refused:
             raise Refused(NotFound("plan", plan_id)) from None  # cut by a power failure: the client plans again
 
-    def declare(self, push: PlanRecord, digests: tuple[str, ...], now_s: float) -> None:
-        """Open a push of these chunks; only they are accepted. Repeats are harmless. `now_s` is wall clock.
+    def declare(self, push: PlanRecord, digests: tuple[str, ...], now_s: float, keeps: bool = False) -> None:
+        """Open a push of these chunks; only they are accepted. Repeats are harmless. `now_s` is wall clock; `keeps`
+        where the push's file has yet to be written.
 
         Raises `Refused(Overloaded)` where the tenant has too many pushes that are all in use.
         """
         if not self._path(push.tenant, push.plan_id).exists():
             self._make_room_for_push(push.tenant, now_s)
-        self._ensure(push, {_PLAN: encode(push), _DECLARED: encode(push.declaration(digests))}, now_s)
+        self._ensure(push, {_PLAN: encode(push), _DECLARED: encode(push.declaration(digests, keeps))}, now_s)
 
     def check_room(self, nbytes: int) -> None:
         """Raises `Refused(CapacityExceeded)` where the disk can't take that much more."""
@@ -99,7 +100,7 @@ class Staging:
         for plan in sorted(self._plans(tenant), key=_mtime):
             if plan.name == but or (declaration := self._declaration(plan)) is None:
                 continue
-            found.append(Promise(plan.name, declaration.chunks(), self._is_free(plan, now_s)))
+            found.append(Promise(plan.name, declaration.stores(), self._is_free(plan, now_s)))
         return found
 
     def put(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
@@ -127,12 +128,13 @@ class Staging:
 
     def read(self, tenant: str, plan_id: str, digest: str) -> bytes:
         """A staged chunk; the caller checks it. Raises `Refused(Conflict)` where it is not there."""
-        try:
+        with _reading(digest):
             return (self._path(tenant, plan_id) / "chunks" / digest).read_bytes()
-        except FileNotFoundError:
-            raise Refused(Conflict("commit", f"chunk {digest} was not sent")) from None
-        except OSError as error:
-            raise Refused(Unavailable("the staging disk")) from error
+
+    def read_part(self, tenant: str, plan_id: str, digest: str, offset: int, length: int) -> bytes:
+        """Of a staged chunk; fewer bytes where it ends before. Raises as `read`."""
+        with _reading(digest), (self._path(tenant, plan_id) / "chunks" / digest).open("rb") as file:
+            return os.pread(file.fileno(), length, offset)
 
     def discard(self, tenant: str, digest: str) -> None:
         """Forget a chunk that turned out to be damaged, under each of its names."""
@@ -284,6 +286,16 @@ def _write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _reading(digest: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise Refused(Conflict("commit", f"chunk {digest} was not sent")) from None
+    except OSError as error:
+        raise Refused(Unavailable("the staging disk")) from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from contracts.push import FsckLine
 from contracts.wire import decode, encode
 from snapshotter.bodies import read_body
 from snapshotter.exports import Exports
-from snapshotter.routes import JSON, Tenant
+from snapshotter.routes import JSON, NamedTenant, Tenant
 
 NDJSON: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"
@@ -31,13 +31,18 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports) -> APIRouter:
         return StreamingResponse(lines, media_type=NDJSON)
 
     @router.post("/collect")
-    async def free(tenant: Tenant, request: Request) -> Response:
+    async def free(tenant: NamedTenant, request: Request) -> Response:
         wish = decode(await read_body(request, SMALL_BYTES), CollectRequest)
         return Response(encode(await collect(tenant, wish.run)), media_type=JSON)
 
     @router.get("/manifests/{version}")
     async def manifest(tenant: Tenant, version: str) -> Response:
         return Response(await exports.manifest(tenant, version), media_type=JSON)
+
+    @router.get("/originals/{version}")
+    async def original(tenant: Tenant, version: str) -> Response:
+        async with exports.turns.take():
+            return Response(encode(await exports.original(tenant, version)), media_type=JSON)
 
     @router.get("/chunks/{digest}")
     async def chunk(tenant: Tenant, digest: str) -> Response:

@@ -1,14 +1,16 @@
-"""Read a pack back from the store and say what is wrong with it. Used before anything refers to it, and by fsck."""
+"""Read a pack or a kept file back and say what is wrong with it. Used before anything refers to it, and by fsck."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from blake3 import blake3
 
+from blobstore.file_packs import FileIndex, digest_of_file_pack
 from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, footer_bytes
-from blobstore.store import BlobStore
+from blobstore.places import Place, places_of, read_place
+from blobstore.store import BlobShort, BlobStore
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
 from contracts.keys import pack_key
@@ -32,6 +34,21 @@ class PackReport:
         return self.footer_fault is None and not self.bad and self.digest_matches
 
 
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """What a whole read of a kept file found, and of its chunks where `places` say they are."""
+
+    size: int
+    places: Mapping[str, Place]
+    bad: frozenset[str]  # digests of chunks whose bytes don't match
+    digest_matches: bool
+
+    @property
+    def good(self) -> bool:
+        """Whether every byte is as it should be."""
+        return not self.bad and self.digest_matches
+
+
 async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
     """Read every byte of a pack. Damage is reported, not raised. Raises `BlobNotFound` and `BlobUnavailable`."""
     key = pack_key(tenant, pack)
@@ -51,6 +68,29 @@ async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
         if not await asyncio.to_thread(_absorb, whole, data, digest) and digest is not None:
             bad.add(digest)
     return PackReport(size, entries, footer_fault, frozenset(bad), whole.hexdigest() == pack)
+
+
+async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex | None) -> FileReport:
+    """Read every byte of a kept file, and the chunks that its index (None: unknown) finds in it. Raises likewise.
+
+    Whole first, then chunk by chunk: a chunk's tensors may lie anywhere in it.
+    """
+    key = pack_key(tenant, pack)
+    size = (await store.stat(key)).size
+    whole = blake3()
+    for offset, length, _ in _blocks(0, size):
+        await asyncio.to_thread(_absorb, whole, await store.read(key, offset, length), None)
+    places = {} if index is None else places_of(pack, index)
+    bad = set()
+    for digest, place in places.items():
+        try:
+            data = await read_place(store, key, place)
+        except BlobShort:
+            bad.add(digest)
+            continue
+        if await asyncio.to_thread(_digest_of, data) != digest:
+            bad.add(digest)
+    return FileReport(size, places, frozenset(bad), whole.hexdigest() == digest_of_file_pack(pack))
 
 
 async def read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple[PackEntry, ...]:
@@ -79,3 +119,7 @@ def _blocks(start: int, end: int) -> Iterator[tuple[int, int, None]]:
 def _absorb(whole: blake3, data: bytes, digest: str | None) -> bool:
     whole.update(data)
     return digest is None or blake3(data).hexdigest() == digest
+
+
+def _digest_of(data: bytes) -> str:
+    return blake3(data).hexdigest()

@@ -1,44 +1,56 @@
-"""The store tier: chunks as ranges of packs. Where each lies, the packs' index objects tell, tenant by tenant.
+"""The store tier: chunks as ranges of packs, also of files that are kept as they were pushed. Where each lies, the
+packs' index objects tell, tenant by tenant.
 
 An index object that is missing or damaged is replaced by the pack's own footer; a pack that has neither is left out, so
-that it harms only the versions that need it.
+that it harms only the versions that need it. A chunk that lies in several packs is read from the next one where a copy
+is gone, out of reach or wrong.
 """
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, decode_table, footer_bytes
-from blobstore.store import BlobNotFound, BlobShort, BlobStore
+from blobstore.abreast import abreast
+from blobstore.file_packs import digest_of_file_pack
+from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, footer_bytes
+from blobstore.places import Place, decode_index, place_of, read_place_into
+from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from contracts.errors import Refused
 from weightcache.policy.healing import Outcome
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
-    """A chunk's range within a pack."""
-
-    pack: str
-    offset: int
-    length: int
-
-
 @dataclass(slots=True)
 class _Table:
-    """What is known of one tenant's packs."""
+    """What is known of one tenant's packs. Of a chunk's places the first is asked first."""
 
-    chunks: dict[str, Location] = field(default_factory=dict)
+    chunks: dict[str, tuple[Place, ...]] = field(default_factory=dict)
     packs: set[str] = field(default_factory=set)
     learning: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def add(self, digest: str, place: Place) -> None:
+        self.chunks[digest] = (*self.chunks.get(digest, ()), place)
+
+    def put_last(self, digest: str, place: Place) -> None:
+        """It is asked after the others from now on."""
+        known = self.chunks.get(digest, ())
+        if place in known:
+            self.chunks[digest] = (*(each for each in known if each != place), place)
+
+    def forget(self, packs: set[str]) -> None:
+        self.packs -= packs
+        if packs:
+            left = {digest: tuple(at for at in known if at.pack not in packs) for digest, known in self.chunks.items()}
+            self.chunks = {digest: known for digest, known in left.items() if known}
 
 
 class StoreTier:
     """A `Source` over a `BlobStore`."""
 
     tier = "store"
-    attempts = 2  # what came wrong once may be right in the store: a cache or a line on the way
+    attempts = 2  # what came wrong once may be right in the store: a cache or a line on the way, or another pack
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -50,74 +62,102 @@ class StoreTier:
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
         """See `Source`."""
-        location = await self._locate(tenant, digest, stale=None)
-        outcome = await self._read(tenant, location, into)
-        if outcome is Outcome.ABSENT and location is not None:  # its pack was collected: it may have moved
-            outcome = await self._read(tenant, await self._locate(tenant, digest, stale=location), into)
+        places = await self._locate(tenant, digest, stale=())
+        outcome = await self._read_one(tenant, digest, places, into)
+        if outcome is Outcome.ABSENT and places:  # its packs were collected: it may have moved
+            places = await self._locate(tenant, digest, stale=places)
+            outcome = await self._read_one(tenant, digest, places, into)
         return outcome
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """See `Source`. The store is the snapshotter's and its objects never change: `kelvin fsck` says how to mend."""
+        """See `Source`. The store is the snapshotter's and its objects never change: `kelvin fsck` says how to mend.
+        Another pack's copy is asked before this one.
+        """
+        table = self._tables[tenant]
+        if known := table.chunks.get(digest):
+            table.put_last(digest, known[0])
 
-    async def _read(self, tenant: str, location: Location | None, into: memoryview) -> Outcome:
-        if location is None:
-            return Outcome.ABSENT
-        if location.length != into.nbytes:
+    async def _read_one(self, tenant: str, digest: str, places: Iterable[Place], into: memoryview) -> Outcome:
+        """From the first place that has a copy and answers. Raises BlobUnavailable where none has and one didn't."""
+        away: BlobUnavailable | None = None
+        for place in places:
+            try:
+                outcome = await self._read(tenant, place, into)
+            except BlobUnavailable as error:
+                outcome, away = Outcome.AWAY, error
+            if outcome not in (Outcome.ABSENT, Outcome.AWAY):
+                return outcome
+            self._tables[tenant].put_last(digest, place)
+        if away is not None:
+            raise away
+        return Outcome.ABSENT
+
+    async def _read(self, tenant: str, place: Place, into: memoryview) -> Outcome:
+        if place.length != into.nbytes:
             return Outcome.LENGTH
         try:
-            await self._store.read_into(f"{tenant}/packs/{location.pack}", location.offset, into)
+            await read_place_into(self._store, f"{tenant}/packs/{place.pack}", place, into)
         except BlobNotFound:
             return Outcome.ABSENT
         except BlobShort:
             return Outcome.SHORT
         return Outcome.WHOLE
 
-    async def _locate(self, tenant: str, digest: str, stale: Location | None) -> Location | None:
+    async def _locate(self, tenant: str, digest: str, stale: tuple[Place, ...]) -> tuple[Place, ...]:
         """Where it is. What is not known, or known to be `stale`, is looked up anew, once for all who ask at once."""
         table = self._tables.setdefault(tenant, _Table())
-        if (known := table.chunks.get(digest)) is not None and known != stale:
-            return known
+        if fresh := _but(table.chunks.get(digest, ()), stale):
+            return fresh
         async with table.learning:
-            if (known := table.chunks.get(digest)) is not None and known != stale:
-                return known
+            if fresh := _but(table.chunks.get(digest, ()), stale):
+                return fresh
             await self._learn(tenant, table)
-        known = table.chunks.get(digest)
-        return None if known == stale else known
+            if digest not in table.chunks:  # a file's index may have been written anew, of another layout
+                table.forget({pack for pack in table.packs if digest_of_file_pack(pack) is not None})
+                await self._learn(tenant, table)
+        return _but(table.chunks.get(digest, ()), stale)
 
     async def _learn(self, tenant: str, table: _Table) -> None:
         """Read the tables of packs that are new, forget those that are gone."""
         there = {key.rpartition("/")[2] async for key in self._store.list(f"{tenant}/packs/")}
-        gone = table.packs - there
-        table.packs -= gone
-        table.chunks = {digest: at for digest, at in table.chunks.items() if at.pack not in gone}
-        for pack in sorted(there - table.packs):
-            entries = await self._entries(tenant, pack)
-            if entries is None:
+        table.forget(table.packs - there)
+
+        async def look(pack: str) -> tuple[str, dict[str, Place] | None]:
+            return pack, await self._places(tenant, pack)
+
+        for pack, places in await abreast(look, sorted(there - table.packs)):
+            if places is None:
                 continue  # looked at again next time
             table.packs.add(pack)
-            for entry in entries:
-                table.chunks.setdefault(entry.digest, Location(pack, entry.offset, entry.length))
+            for digest, place in places.items():
+                table.add(digest, place)
 
-    async def _entries(self, tenant: str, pack: str) -> tuple[PackEntry, ...] | None:
+    async def _places(self, tenant: str, pack: str) -> dict[str, Place] | None:
         try:
-            return decode_table(await self._store.read(f"{tenant}/index/{pack}"), pack)
+            return decode_index(await self._store.read(f"{tenant}/index/{pack}"), pack)
         except BlobNotFound:
-            pass
+            if digest_of_file_pack(pack) is not None:  # its push did not come to its end yet: nothing needs it
+                return None
         except Refused as refused:
             if refused.failure.retryable:
                 raise
             log.warning("a pack's index is damaged", extra={"pack": pack, "error": str(refused)})
         try:
-            return await self._footer(f"{tenant}/packs/{pack}", pack)
+            entries = await self._footer(f"{tenant}/packs/{pack}", pack)
         except Refused as refused:
             if refused.failure.retryable:
                 raise
             self.unreadable_packs += 1
             log.error("a pack can't be read", extra={"pack": pack, "error": str(refused)})
-        return None
+            return None
+        return {entry.digest: place_of(pack, entry) for entry in entries}
 
     async def _footer(self, key: str, pack: str) -> tuple[PackEntry, ...]:
         size = (await self._store.stat(key)).size
         trailer = await self._store.read(key, max(0, size - TRAILER_BYTES))
         length = footer_bytes(trailer, size, pack)
         return decode_footer(await self._store.read(key, size - length), size, pack)
+
+
+def _but(places: tuple[Place, ...], stale: tuple[Place, ...]) -> tuple[Place, ...]:
+    return tuple(place for place in places if place not in stale)

@@ -1,7 +1,8 @@
 """Which byte of a version goes where in an exported directory: pinned files as they were, weights as one safetensors.
 
 Which files held the tensors is not part of a version, so all of them come back as `model.safetensors`: widest types
-first, then by name, so that each lies on a multiple of its own size. Pushed again, it is the same version.
+first, then by name, so that each lies on a multiple of its own size. Pushed again, it is the same version. A tensorizer
+file that the store keeps as it was pushed comes back as that.
 """
 
 import json
@@ -13,8 +14,11 @@ from typing import Final
 from contracts.artifact_errors import ManifestCorrupt
 from contracts.errors import Refused
 from contracts.manifest import DTYPE_BYTES, Manifest, Tensor
+from contracts.push import Original
 from snapshotter.policy.files import PREDICTOR, SINGLE_FILE, Role, find_path_fault, role_of
+from snapshotter.policy.layout import padded
 
+TENSORS_FILE: Final = "model.tensors"
 # What transformers asks for before it reads a file.
 _METADATA: Final = {"format": "pt"}
 _ALIGN: Final = 8
@@ -32,23 +36,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ExportLayout:
-    """`heads` are the bytes of files that no chunk holds; `spans` are in order of `start`."""
+    """`fixed` are the bytes that no chunk holds: file, offset, bytes. `spans` are in order of `start`."""
 
     sizes: dict[str, int]
-    heads: dict[str, bytes]
+    fixed: tuple[tuple[str, int, bytes], ...]
     spans: tuple[Span, ...]
 
 
 def lay_out(manifest: Manifest, version: str) -> ExportLayout:
     """Raises `Refused(ManifestCorrupt)` where a pinned file has a name that no pushed one has."""
-    for file in manifest.files:
-        pinned = role_of(file.path) is Role.PINNED or file.path in PREDICTOR
-        if find_path_fault(file.path) is not None or not pinned:
-            raise Refused(ManifestCorrupt(version, f"it pins {file.path[:80]!r}, which no version does"))
-    spans = [Span(file.offset, file.size, file.path, 0) for file in manifest.files]
+    spans = _pinned(manifest, version)
     if manifest.signature is not None:  # its weights are in a pinned file
-        whole = tuple(sorted((span for span in spans if span.nbytes), key=lambda span: span.start))
-        return ExportLayout({file.path: file.size for file in manifest.files}, {}, whole)
+        whole = tuple(sorted(_filled(spans), key=lambda span: span.start))
+        return ExportLayout({file.path: file.size for file in manifest.files}, (), whole)
     ordered = sorted(manifest.tensors, key=lambda tensor: (-DTYPE_BYTES[tensor.dtype], tensor.name))
     head = _header(ordered)
     at = len(head)
@@ -57,7 +57,54 @@ def lay_out(manifest: Manifest, version: str) -> ExportLayout:
         at += tensor.nbytes
     spans.sort(key=lambda span: (span.start, span.nbytes))
     sizes = {file.path: file.size for file in manifest.files} | {SINGLE_FILE: at}
-    return ExportLayout(sizes, {SINGLE_FILE: head}, tuple(span for span in spans if span.nbytes))
+    return ExportLayout(sizes, ((SINGLE_FILE, 0, head),), tuple(_filled(spans)))
+
+
+def lay_out_original(manifest: Manifest, version: str, original: Original) -> ExportLayout:
+    """Of the file that the version was pushed as, beside the pinned files.
+
+    Raises `Refused(ManifestCorrupt)` as `lay_out`, and where what was said of the file is not the version's.
+    """
+    spans = _pinned(manifest, version)
+    loose = len(manifest.chunks) - len(original.spans)
+    if loose < 0:
+        raise Refused(ManifestCorrupt(version, "its file was said to hold more chunks than it has"))
+    chunks = manifest.chunks[loose:]
+    start = sum(chunk.length for chunk in manifest.chunks) - sum(chunk.length for chunk in chunks)
+    inside: list[Span] = []
+    for chunk, parts in zip(chunks, original.spans, strict=True):
+        at = start
+        for offset, length in parts:
+            inside.append(Span(at, length, TENSORS_FILE, offset))
+            at += padded(length)
+        start += chunk.length
+        if at != start:
+            raise Refused(ManifestCorrupt(version, f"chunk {chunk.digest} does not lie in its file as was said"))
+    fixed: list[tuple[str, int, bytes]] = []
+    end = taken = 0
+    for span in (*sorted(inside, key=lambda span: span.offset), Span(0, 0, TENSORS_FILE, original.size)):
+        if span.offset < end:
+            raise Refused(ManifestCorrupt(version, f"its file's bytes at {span.offset} were said to be two things"))
+        if span.offset > end:
+            fixed.append((TENSORS_FILE, end, original.rest[taken : taken + span.offset - end]))
+            taken += span.offset - end
+        end = span.offset + span.nbytes
+    if taken != len(original.rest):
+        raise Refused(ManifestCorrupt(version, "its file has another size than was said"))
+    sizes = {file.path: file.size for file in manifest.files} | {TENSORS_FILE: original.size}
+    return ExportLayout(sizes, tuple(fixed), tuple(sorted(_filled(spans) + inside, key=lambda span: span.start)))
+
+
+def _filled(spans: list[Span]) -> list[Span]:
+    return [span for span in spans if span.nbytes]
+
+
+def _pinned(manifest: Manifest, version: str) -> list[Span]:
+    for file in manifest.files:
+        pinned = role_of(file.path) is Role.PINNED or file.path in PREDICTOR
+        if find_path_fault(file.path) is not None or not pinned:
+            raise Refused(ManifestCorrupt(version, f"it pins {file.path[:80]!r}, which no version does"))
+    return [Span(file.offset, file.size, file.path, 0) for file in manifest.files]
 
 
 def _header(tensors: list[Tensor]) -> bytes:

@@ -37,6 +37,7 @@ from snapshotter.policy.safetensors_header import SourceTensor, parse_header
 from snapshotter.policy.strict_json import JsonObject, parse_object
 from snapshotter.policy.tensors_index import SUFFIX as TENSORS_SUFFIX
 from snapshotter.policy.tensors_index import parse_index
+from snapshotter.policy.whole_file import Whole, judge_whole
 
 MAX_TENSORS: Final = 200_000
 MAX_TOTAL_HEADER_BYTES: Final = 100_000_000
@@ -53,6 +54,7 @@ class Intake:
     dtype: EngineDtype = "float32"
     highest_token_id: int = -1
     signature: Signature | None = None
+    whole: Whole | None = None  # the one weights file, where it is to be kept as it is
 
 
 def admit(request: PlanRequest) -> Intake:
@@ -80,6 +82,7 @@ def admit(request: PlanRequest) -> Intake:
         config_json=next(file.content for file in pinned if file.path == CONFIG).decode(),
         dtype=compute_dtype(parsed[CONFIG], tensors),
         highest_token_id=highest,
+        whole=_whole(request.weights[0]),
     )
 
 
@@ -160,7 +163,8 @@ def _check_single(request: PlanRequest, sent: set[str]) -> None:
 
 
 def _read_headers(weights: tuple[WeightsFile, ...]) -> tuple[SourceTensor, ...]:
-    if sum(len(file.header) for file in weights) > MAX_TOTAL_HEADER_BYTES:
+    between = (file.whole.between for file in weights if file.whole is not None)
+    if sum(len(file.header) for file in weights) + sum(map(len, between)) > MAX_TOTAL_HEADER_BYTES:
         rule = f"the headers of all files have more than {MAX_TOTAL_HEADER_BYTES} bytes"
         raise Refused(ArtifactRejected(weights[0].path, rule))
     found: dict[str, SourceTensor] = {}
@@ -178,6 +182,14 @@ def _read_header(file: WeightsFile) -> tuple[SourceTensor, ...]:
     if file.path.endswith(TENSORS_SUFFIX):
         return tuple(entry.tensor for entry in parse_index(file.path, file.header, file.size))
     return parse_header(file.path, file.header, file.size)
+
+
+def _whole(file: WeightsFile) -> Whole | None:
+    if file.whole is None:
+        return None
+    if not file.path.endswith(TENSORS_SUFFIX):
+        raise Refused(ArtifactRejected(file.path, "only a tensorizer file is kept as it is"))
+    return judge_whole(file, file.whole, parse_index(file.path, file.header, file.size))
 
 
 def _check_index(indexed: dict[str, str], tensors: tuple[SourceTensor, ...]) -> None:

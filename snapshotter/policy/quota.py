@@ -1,7 +1,7 @@
 """Whether a push may store what it lacks: a tenant's packs, what its open pushes were promised, and the limit.
 
-A chunk counts once however many pushes want it, and not at all where a pack holds it. So a push that is repeated, or
-stands in two states at once (packed, not yet forgotten), is counted like one.
+A chunk counts once however many pushes want it, and not at all where a pack holds it; so does a file that is kept as it
+is. So a push that is repeated, or stands in two states at once (packed, not yet forgotten), is counted like one.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -17,7 +17,9 @@ ENTRY_BYTES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """An open push and the chunks it may send (digest -> length). `free` where it may be forgotten to make room."""
+    """An open push and what it may add: chunks or a file (digest -> bytes). `free` where it may be forgotten to make
+    room.
+    """
 
     plan_id: str
     chunks: Mapping[str, int]

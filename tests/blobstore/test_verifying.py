@@ -13,6 +13,7 @@ from tests.blobstore.suite import BODY, BlobStoreSuite, keys_of, pieces
 
 DIGEST = blake3(BODY).hexdigest()
 KEY = f"t/packs/{DIGEST}"
+FILE_KEY = f"{KEY}.tensors"
 FLIPPED = bytes([BODY[0] ^ 1]) + BODY[1:]
 
 
@@ -22,13 +23,14 @@ class TestVerifyingStore(BlobStoreSuite):
 
 
 @pytest.mark.parametrize("streamed", [pytest.param(False, id="bytes"), pytest.param(True, id="pieces")])
-def test_put(streamed: bool) -> None:
+@pytest.mark.parametrize("key", [pytest.param(KEY, id="a pack"), pytest.param(FILE_KEY, id="a kept file")])
+def test_put(key: str, streamed: bool) -> None:
     """A put that doesn't match its name is refused by digest and leaves nothing; one that matches is kept."""
     store = VerifyingStore(MemoryStore())
     with pytest.raises(BlobCorrupt, match=DIGEST):
-        asyncio.run(store.put_if_absent(KEY, pieces(FLIPPED) if streamed else FLIPPED))
+        asyncio.run(store.put_if_absent(key, pieces(FLIPPED) if streamed else FLIPPED))
     assert asyncio.run(keys_of(store)) == []
-    assert asyncio.run(store.put_if_absent(KEY, pieces() if streamed else BODY))
+    assert asyncio.run(store.put_if_absent(key, pieces() if streamed else BODY))
 
 
 def test_read() -> None:

@@ -36,6 +36,8 @@ def pack_rows(kelvin: Installation, model: str) -> dict[Path, list[tuple[str, in
     """Chunks of the model by the pack file that holds them: (digest, offset, length)."""
     wanted, found = set(chunks(kelvin, model)), {}
     for index in (kelvin.data / "store").rglob("index/*"):
+        if index.suffix:  # a file that is kept as it is
+            continue
         rows = [tuple(row) for row in json.loads(index.read_bytes()) if row[0] in wanted]
         if rows:
             found[index.parent.parent / "packs" / index.name] = rows

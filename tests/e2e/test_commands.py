@@ -201,13 +201,13 @@ def test_an_export_is_what_was_pushed(kelvin: Installation, llama: Path, tmp_pat
 
 
 def test_a_tensorizer_file_is_the_same_version(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
-    """Its small files are where `--with` says; nothing of it is new, and a flipped bit is refused by name."""
+    """Taken apart, nothing of it is new; its small files are where `--with` says; a flipped bit is refused by name."""
     raw = (llama / "model.safetensors").read_bytes()
     read = safetensors.deserialize(raw)  # type: ignore[no-untyped-call]
     tensors = {name: Weight(each["dtype"], tuple(each["shape"]), bytes(each["data"])) for name, each in read}
     file = tmp_path / "llama.tensors"
     file.write_bytes(TensorsFile(tensors, index_bytes=256 << 10).build())
-    words = ("push", str(file), "--name", "llama", "--with", str(llama), "--json")
+    words = ("push", str(file), "--name", "llama", "--with", str(llama), "--repack", "--json")
     told = json.loads(run(kelvin, *words))
     assert (told["version"], told["created"]) == (kelvin.model("llama")["version"], False)
     broken = bytearray(file.read_bytes())

@@ -62,6 +62,8 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
         "admin", "/admin/v1/billing/close", {"month": "2026-01", "tenant": "{tenant}"},
     ),
     ("GET", "/push/v1/manifests/{}"): ("admin", "/push/v1/manifests/{version}", None),
+    ("DELETE", "/admin/v1/models/{}"): ("admin", "/admin/v1/models/{model}?force=true", None),
+    ("GET", "/push/v1/originals/{}"): ("admin", "/push/v1/originals/{version}", None),
     ("GET", "/push/v1/chunks/{}"): ("admin", "/push/v1/chunks/{chunk}", None),
     ("POST", "/admin/v1/cache/evict"): ("admin", "/admin/v1/cache/evict", {"tier": "host", "tenant": "{tenant}"}),
     ("GET", "/admin/v1/keys"): ("admin", "/admin/v1/keys?tenant={tenant}", None),
@@ -92,6 +94,7 @@ OPERATORS: set[Route] = {
     ("GET", "/admin/v1/metrics"),
     ("POST", "/admin/v1/tenants"),
     ("DELETE", "/admin/v1/tenants/{}"),
+    ("PUT", "/admin/v1/tenants/{}/limits"),
     ("POST", "/admin/v1/tenants/{}/suspend"),
     ("POST", "/admin/v1/tenants/{}/resume"),
 }
@@ -216,7 +219,8 @@ def test_the_installation_is_the_operators(stranger: Caller, route: Route) -> No
 def test_the_owner_finds_what_the_stranger_does_not(kelvin: Installation, theirs: Names) -> None:
     """Negative control: with a key of `default` the same calls find all of it."""
     owner = Caller(kelvin, _keys_of_default(kelvin))
-    harmless = [route for route in CALLS if route[0] == "GET"] + [
+    unkept = ("GET", "/push/v1/originals/{}")  # pushed in safetensors, the model has no such file
+    harmless = [route for route in CALLS if route[0] == "GET" and route != unkept] + [
         ("PUT", "/admin/v1/models/{}/scale"),
         ("POST", "/v1/completions"),
         ("POST", "/push/v1/plans/{}/missing"),

@@ -14,8 +14,10 @@ import pytest
 from coldstart_bench.installation import Installation, free_port, running
 from tests.e2e.calls import complete
 from tests.e2e.conftest import SETTINGS
-from tests.e2e.models import greedy, prompt_of, text_of
+from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
 from tests.e2e.processes import supervisor
+from tests.e2e.test_kept_file import as_tensors
+from tests.e2e.test_kept_file import command as said
 from tests.faults.buckets import ENVIRONMENT, Buckets
 from tests.faults.faults import SLOW_DOWN, Cut, Lost, Refused, flipped, truncated
 from tests.faults.proxy import FaultProxy
@@ -78,6 +80,23 @@ def test_push_cold_start_answer(cold: Installation, llama: Path, proxy: FaultPro
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_kept_file_is_read_by_ranges(cold: Installation, proxy: FaultProxy, scratch: Path) -> None:
+    """A tensorizer file lies in the bucket as it is; a replica is restored from ranges of it."""
+    directory = make_tiny(scratch / "kept-s3", "llama", seed=78)
+    path = as_tensors(directory)
+    done = said(cold, "push", str(path), "--name", "kept", "--json")
+    assert done.returncode == 0, done.stderr
+    cold.forget("host")
+    cold.forget("nvme")
+    proxy.forget()
+    answer = complete(cold, "kept", prompt_of(PROMPT), max_tokens=6)
+    assert answer.text.strip() == text_of(directory, greedy(directory, PROMPT, 6))
+    assert proxy.count("GET", ".tensors") > 5
+    out = scratch / "kept-s3-out"
+    assert said(cold, "export", "kept", str(out), "--format", "tensors").returncode == 0
+    assert (out / "model.tensors").read_bytes() == path.read_bytes()
 
 
 def test_a_store_that_falters_is_waited_for(cold: Installation, proxy: FaultProxy) -> None:

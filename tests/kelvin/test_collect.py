@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from contracts.control import Scope
 from contracts.errors import Unavailable
-from kelvin.collect import collect_command
+from kelvin.collect import collect, collect_command
 from kelvin.fsck import fsck_command
 from kelvin.progress import Silence
 from kelvin.push import push
 from tests.kelvin.doors import Doors
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights, weight
+from tests.snapshotter.tensors_files import TensorsFile
 
 OTHER = Model(shards={"model.safetensors": default_weights() | {"model.extra": weight((9000,), 7)}})
 GRACE_S = 3600
@@ -81,6 +83,33 @@ def test_a_deleted_version_goes_after_its_grace(house: House, tmp_path: Path) ->
     assert clean.exit_code == 0, clean.output
 
 
+def test_a_kept_file_goes_with_its_last_version(house: House, tmp_path: Path) -> None:
+    """A tensorizer file stays for a single chunk that a version needs, then goes with its index; a file whose push
+    never came to its index goes by its age.
+    """
+    weights = default_weights() | {"model.extra": weight((9000,), 7)}
+    model, path = Model(shards={"model.safetensors": weights}).write(tmp_path / "b"), tmp_path / "b" / "x.tensors"
+    path.write_bytes(TensorsFile(weights).build())
+    with house.client() as door:
+        other = push(path, "toy", door, Silence()).version
+        sharing = push(Model().write(tmp_path / "a"), "toy", door, Silence()).version
+        assert push(model, "toy", door, Silence()).version == other
+    orphan = house.store / TENANT / "packs" / f"{'0' * 64}.tensors"
+    orphan.write_bytes(b"cut off")
+    house.control.deleted.add(other)
+    told(house, "--run")
+    age(house)
+    told(house, "--run")
+    assert not orphan.exists()
+    assert any(name.endswith(".tensors") for name in objects(house))
+    house.control.deleted.add(sharing)
+    for _ in range(2):
+        told(house, "--run")
+        age(house)
+    told(house, "--run")
+    assert objects(house) == []
+
+
 def test_pushed_again_it_is_whole(house: House, tmp_path: Path) -> None:
     """Before the grace is over nothing is sent again; after it everything is."""
     push_model(house, Model(), tmp_path / "a")
@@ -129,6 +158,23 @@ def test_refusals(house: House, tmp_path: Path) -> None:
     assert objects(house) == before
     manifest.write_bytes(raw)
     told(house, "--run")
+
+
+def test_an_operator_frees_another_tenants(house: House, tmp_path: Path) -> None:
+    """Also of one that is deleted, which has no key any more; to who is no operator another tenant is as none."""
+    with house.client("umbrella") as door:
+        push(Model().write(tmp_path / "a"), "toy", door, Silence())
+    house.control.deleted.update(registration.version for registration in house.control.registrations)
+    with house.client(TENANT, Scope.OPERATOR) as door:
+        assert len(collect(door, run=True, tenant="umbrella").condemned) == 1
+    for tenant in ("umbrella", "nobody"):
+        with house.client(TENANT, Scope.ADMIN) as door:
+            answer = door.post(f"/push/v1/collect?tenant={tenant}", json={"run": False})
+            assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    with house.client(TENANT, Scope.OPERATOR) as door:
+        assert door.post("/push/v1/collect?tenant=../acme", json={"run": False}).status_code == 400
+    with house.client(TENANT, Scope.ADMIN) as door:
+        assert collect(door, run=False, tenant=TENANT).condemned == ()
 
 
 def test_tenants_are_apart(house: House, tmp_path: Path) -> None:

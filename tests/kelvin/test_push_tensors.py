@@ -16,8 +16,10 @@ from kelvin.export import export_version
 from kelvin.progress import Silence
 from kelvin.push import push, push_directory
 from kelvin.push_command import push_command
+from kelvin.push_tensors import TensorsWish
 from tests.kelvin.doors import Doors
-from tests.kelvin.test_push import Told
+from tests.kelvin.test_export import hashes, read_by_library
+from tests.kelvin.test_push import FAST, Told
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.reader import versions_of
@@ -46,12 +48,19 @@ def written(directory: Path, file: TensorsFile | None = None, small: bool = True
     return path
 
 
-def test_the_same_version(house: House, tmp_path: Path) -> None:
-    """However the tensors came; nothing of it is sent twice, and nothing of the file but its tensors is kept."""
+def objects(house: House) -> list[bytes]:
+    """Files that are kept as they are."""
+    return [path.read_bytes() for path in (house.store / TENANT / "packs").glob("*.tensors")]
+
+
+@pytest.mark.parametrize("repack", [pytest.param(False, id="as it is"), pytest.param(True, id="taken apart")])
+def test_the_same_version(house: House, tmp_path: Path, repack: bool) -> None:
+    """However the tensors came, and whether the file is kept or nothing but its tensors; nothing is sent twice."""
     told = Told()
     file = written(tmp_path / "a")
     with house.client() as door:
-        pushed = push_directory(file, "toy", door, told)
+        pushed = push_directory(file, "toy", door, told, tensors=TensorsWish(repack=repack))
+        assert objects(house) == ([] if repack else [file.read_bytes()])
         again = push(MODEL.write(tmp_path / "b"), "toy", door, Silence())
     assert (again.version, again.created) == (pushed.committed.version, False)
     assert again.new_chunks == 0
@@ -67,6 +76,63 @@ def test_there_and_back(house: House, tmp_path: Path) -> None:
         assert push(tmp_path / "out" / "model.tensors", "toy", door, Silence()).version == version
 
 
+def test_bit_for_bit(house: House, tmp_path: Path) -> None:
+    """Exported, the file is the one that was pushed, to the last byte; safetensors hold its tensors."""
+    file = written(tmp_path / "a")
+    run = CliRunner()
+    pushed = run.invoke(push_command, [str(file), "--name", "toy"], obj=Doors(house))
+    version = pushed.stdout.split()[-1]
+    with house.client() as door:
+        exported = export_version(version, tmp_path / "out", "tensors", door, Silence())
+        assert exported.as_pushed
+        assert (tmp_path / "out" / "model.tensors").read_bytes() == file.read_bytes()
+        plain = export_version(version, tmp_path / "plain", "safetensors", door, Silence())
+        assert not plain.as_pushed
+        assert push(tmp_path / "plain", "toy", door, Silence()).version == version
+    names = {"config.json", "tokenizer.json", "generation_config.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*names, "model.tensors"}
+
+
+def test_the_library_reads_it_in_the_store(house: House, tmp_path: Path) -> None:
+    """The object is a tensorizer file like any other: its library opens it where it lies, and its hashes are right."""
+    with house.client() as door:
+        version = push(MODEL.write(tmp_path / "model"), "toy", door, Silence()).version
+        export_version(version, tmp_path / "out", "tensors", door, Silence())
+        push(tmp_path / "out" / "model.tensors", "toy", door, Silence())
+    (path,) = (house.store / TENANT / "packs").glob("*.tensors")
+    assert read_by_library(path) == hashes(WEIGHTS)
+
+
+def test_an_original_that_is_not_what_was_pushed(house: House, tmp_path: Path) -> None:
+    """The client holds the whole against the digest taken at the push. Where the index is wrong of the file, the
+    library writes another one, and the export says that it is not what was pushed.
+    """
+    file = written(tmp_path / "a")
+    with house.client() as door:
+        version = push(file, "toy", door, Silence()).version
+    (path,) = (house.store / TENANT / "packs").glob("*.tensors")
+    flipped(path, file.stat().st_size - 1)  # of no chunk: the version itself is well
+    index = house.store / TENANT / "index" / path.name
+    assert refused_export(house, version, tmp_path / "out") == "chunk_corrupt"
+    flipped(path, file.stat().st_size - 1)
+    raw = index.read_bytes()
+    index.write_bytes(raw.replace(b'"size":', b'"size":1'))
+    with house.client() as door:
+        assert not export_version(version, tmp_path / "other", "tensors", door, Silence()).as_pushed
+    index.write_bytes(raw)
+    with house.client() as door:
+        assert export_version(version, tmp_path / "out", "tensors", door, Silence()).as_pushed
+    with house.client("umbrella") as other:
+        assert other.get(f"/push/v1/originals/{version}").status_code == 404
+
+
+def refused_export(house: House, version: str, directory: Path) -> str:
+    with house.client() as door, pytest.raises(Refused) as refused:
+        export_version(version, directory, "tensors", door, Silence(), FAST.patience)
+    assert not directory.exists()
+    return code_of(refused.value.failure)
+
+
 def test_with_another_directory(house: House, tmp_path: Path) -> None:
     """The small files may lie elsewhere; that the weights there are not these is no matter."""
     file, other = written(tmp_path / "a", small=False), tmp_path / "b"
@@ -79,10 +145,11 @@ def test_with_another_directory(house: House, tmp_path: Path) -> None:
     done = run.invoke(push_command, [str(file), "--name", "toy", "--with", str(other)], obj=Doors(house))
     assert done.exit_code == 0, done.output
     assert versions_of(house.store, TENANT) == [done.stdout.split()[-1]]
-    wrong = run.invoke(push_command, [str(other), "--name", "toy", "--with", str(other)], obj=Doors(house))
-    assert wrong.exit_code == 2
+    for option in (["--with", str(other)], ["--repack"]):
+        wrong = run.invoke(push_command, [str(other), "--name", "toy", *option], obj=Doors(house))
+        assert (wrong.exit_code, "only for a .tensors file" in wrong.stderr) == (2, True)
     with house.client() as door, pytest.raises(Refused, match="is not a directory"):
-        push_directory(file, "toy", door, Silence(), beside=tmp_path / "none")
+        push_directory(file, "toy", door, Silence(), tensors=TensorsWish(tmp_path / "none"))
 
 
 def flipped(file: Path, at: int) -> None:

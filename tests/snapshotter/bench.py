@@ -8,7 +8,7 @@ from pathlib import Path
 from blobstore.files import FileStore
 from blobstore.store import BlobStat, BlobStore, Payload
 from blobstore.verifying import VerifyingStore
-from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, VersionRegistration
+from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, TenantLimits, VersionRegistration
 from contracts.errors import Failure, Refused
 from contracts.push import CommitRequest, Committed, Committing, MissingRequest
 from contracts.wire import encode
@@ -65,7 +65,10 @@ class MortalStore:
         return found
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        raise AssertionError("not used")
+        last = self._count()
+        await self.inner.read_into(key, offset, into)
+        if last:
+            raise Killed
 
     async def stat(self, key: str) -> BlobStat:
         if self._count():
@@ -113,6 +116,9 @@ class DirectJobs:
 
     async def named(self, tenant: str) -> tuple[str, ...]:
         return tuple({each.version for each in self.registered or [] if each.tenant == tenant})
+
+    async def limits(self, tenant: str) -> TenantLimits:
+        return TenantLimits()
 
 
 @dataclass

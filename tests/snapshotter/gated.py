@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.memory import MemoryStore
-from blobstore.packs import decode_table
+from blobstore.places import decode_index
 from blobstore.store import BlobStat, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkMissing
 from contracts.collect import CollectReport
-from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, VersionRegistration
+from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, TenantLimits, VersionRegistration
 from contracts.errors import Refused
 from contracts.manifest import decode_manifest
 from contracts.problem import code_of
@@ -65,7 +65,8 @@ class GatedStore:
         return await self.inner.read(key, offset, length)
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        raise AssertionError("not used")
+        await self.gates.wait()
+        await self.inner.read_into(key, offset, into)
 
     async def stat(self, key: str) -> BlobStat:
         return await self.inner.stat(key)
@@ -109,6 +110,9 @@ class GatedJobs:
         await self.gates.wait()
         return found
 
+    async def limits(self, tenant: str) -> TenantLimits:
+        return TenantLimits()
+
 
 CONFIG = Model().files()["config.json"].decode()
 
@@ -122,7 +126,7 @@ def lacking(store: MemoryStore, kind: str, version: str) -> str | None:
     there: set[str] = set()
     for key, table in blobs.items():
         if key.startswith(f"{TENANT}/index/") and key.replace("/index/", "/packs/") in blobs:
-            there |= {entry.digest for entry in decode_table(table, key)}
+            there |= decode_index(table, key.rpartition("/")[2]).keys()
     if kind == "manifests" and not any(key.startswith(f"{TENANT}/attestations/{version}/") for key in blobs):
         return "an attestation"
     return next((chunk.digest for chunk in decode_manifest(raw, version).chunks if chunk.digest not in there), None)

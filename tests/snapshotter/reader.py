@@ -14,11 +14,23 @@ def chunks_of(root: Path, tenant: str) -> dict[str, bytes]:
         if not pack.exists():
             continue
         data = pack.read_bytes()
-        for digest, offset, length in json.loads(index.read_bytes()):
-            chunk = data[offset : offset + length]
+        for digest, spans in spans_of(index):
+            chunk = b"".join(_padded(data[offset : offset + length]) for offset, length in spans)
             if blake3(chunk).hexdigest() == digest:
                 found[digest] = chunk
     return found
+
+
+def spans_of(index: Path) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Each chunk of a pack, and the ranges of the pack that it is made of."""
+    table = json.loads(index.read_bytes())
+    if index.name.endswith(".tensors"):
+        return [(digest, [(offset, length) for offset, length in spans]) for digest, spans in table["chunks"]]
+    return [(digest, [(offset, length)]) for digest, offset, length in table]
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 4096)
 
 
 def versions_of(root: Path, tenant: str) -> list[str]:

@@ -8,8 +8,12 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from snapshotter.policy.tensors_index import DTYPES
-from tests.snapshotter.models import Weight
+from blake3 import blake3
+from msgspec import structs
+
+from contracts.push import PlanRequest, WeightsFile, WholeFile
+from snapshotter.policy.tensors_index import DTYPES, parse_index
+from tests.snapshotter.models import Model, Weight
 
 RAW_DTYPES = {dtype: raw for raw, dtype in DTYPES.items()}
 
@@ -69,3 +73,35 @@ def _header(name: str, tensor: Weight, kind: int) -> bytes:
 
     blank = whole(bytes(4), bytes(32)) + tensor.data
     return whole(zlib.crc32(blank).to_bytes(4, "little"), hashlib.sha256(blank).digest())
+
+
+def whole_of(raw: bytes, head_bytes: int) -> WholeFile:
+    """What a client says of a file that is to be kept as it is."""
+    between, at = b"", head_bytes
+    for entry in parse_index("toy.tensors", raw[:head_bytes], len(raw)):
+        between += raw[at : entry.tensor.offset]
+        at = entry.tensor.offset + entry.tensor.nbytes
+    return WholeFile(digest=blake3(raw).hexdigest(), between=between + raw[at:])
+
+
+class KeptModel(Model):
+    """A model whose weights come in one tensorizer file, which is to be kept as it is."""
+
+    def files(self) -> dict[str, bytes]:
+        return self._kept()[0]
+
+    def request(self, model: str = "toy") -> PlanRequest:
+        return structs.replace(self._kept()[1], model=model)
+
+    def _kept(self) -> tuple[dict[str, bytes], PlanRequest]:
+        (tensors,) = self.shards.values()
+        return kept(Model(self.shards, self.config, self.tokenizer, self.more), TensorsFile(tensors))
+
+
+def kept(model: Model, file: TensorsFile, keep: bool = True) -> tuple[dict[str, bytes], PlanRequest]:
+    """The model's small files with this file as its weights, and the request that a client would make of them."""
+    raw, head_bytes = file.build(), 73 + file.index_bytes
+    files = {path: content for path, content in model.files().items() if not path.endswith(".safetensors")}
+    whole = whole_of(raw, head_bytes) if keep else None
+    weights = WeightsFile(path="toy.tensors", size=len(raw), header=raw[:head_bytes], whole=whole)
+    return files | {"toy.tensors": raw}, structs.replace(model.request(), weights=(weights,))

@@ -3,10 +3,12 @@
 import asyncio
 from pathlib import Path
 
+from blobstore.file_packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
 from blobstore.files import FileStore
 from blobstore.packs import encode_footer, encode_table, place
+from blobstore.places import Place
 from contracts.keys import index_key, pack_key
-from snapshotter.catalog import Catalog, Place
+from snapshotter.catalog import Catalog
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 P, Q = "1" * 64, "2" * 64
@@ -32,7 +34,7 @@ def test_places(tmp_path: Path) -> None:
         await store.put_if_absent(pack_key("acme", P), b"pack")
         assert await catalog.places("acme") == {}  # not indexed yet
         await store.put_if_absent(index_key("acme", P), encode_table(place([(A, 4096), (B, 8192)])))
-        want = {A: Place(P, 0, 4096), B: Place(P, 4096, 8192)}
+        want = {A: Place(P, ((0, 4096),)), B: Place(P, ((4096, 8192),))}
         assert await catalog.places("acme") == want
         assert await catalog.places("acme") == want
         assert store.reads == 1
@@ -48,6 +50,31 @@ def test_places(tmp_path: Path) -> None:
         assert await catalog.places("acme") == {}
         assert (await catalog.holdings("acme")).stored_bytes == len(b"pack")
         assert repr(catalog) == "<Catalog tenants=2>"
+
+    asyncio.run(scenario())
+
+
+def test_kept_files(tmp_path: Path) -> None:
+    """A kept file holds the chunks of its index, and is known itself; its index may be taken away and come anew."""
+
+    async def scenario() -> None:
+        store = CountingStore(tmp_path)
+        catalog = Catalog(store)
+        pack, index = file_pack(P), FileIndex(chunks=(FileChunk(A, (FileSpan(73, 5000),)),), size=9000)
+        await store.put_if_absent(pack_key("acme", pack), bytes(9000))
+        found = await catalog.holdings("acme")
+        assert (found.files, found.stored_bytes, P in found) == (frozenset(), 9000, False)
+        await store.put_if_absent(index_key("acme", pack), encode_file_index(index))
+        found = await catalog.holdings("acme")
+        assert found.places == {A: Place(pack, ((73, 5000),))}
+        assert (found.files, found.stored_bytes) == (frozenset({P}), 9000)
+        assert [name in found for name in (P, A, B)] == [True, True, False]
+        assert found.lacks({A: 8192, B: 4096}) == {B: 4096}
+        await store.delete(index_key("acme", pack))
+        assert (await catalog.holdings("acme")).files == frozenset()
+        other = FileIndex(chunks=(FileChunk(B, (FileSpan(80, 4096),)),), size=9000)
+        await store.put_if_absent(index_key("acme", pack), encode_file_index(other))
+        assert set(await catalog.places("acme")) == {B}
 
     asyncio.run(scenario())
 

@@ -26,6 +26,7 @@ from snapshotter.publish import Publisher, UnderWay
 from snapshotter.staging import Staging
 from tests.snapshotter.gated import World, inline
 from tests.snapshotter.models import Model, Weight, default_weights, weight
+from tests.snapshotter.tensors_files import KeptModel
 
 AT_ONCE = 3
 
@@ -38,7 +39,8 @@ def model(number: int) -> Model:
     return Model(shards={"model.safetensors": shared | own | both})
 
 
-MODELS = [model(number) for number in range(3)]
+# The last one in a file that is kept as it is: it shares chunks with the second, which lie in the file too.
+MODELS = [model(0), model(1), KeptModel(shards=model(2).shards)]
 
 
 class Collecting(RuleBasedStateMachine):

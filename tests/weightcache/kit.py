@@ -11,6 +11,7 @@ from pathlib import Path
 import uvloop
 from blake3 import blake3
 
+from blobstore.file_packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
 from blobstore.files import FileStore
 from blobstore.packs import encode_footer, encode_table, place
 from blobstore.store import BlobStat, BlobStore
@@ -122,6 +123,37 @@ async def publish(store: BlobStore, version: Version, tenant: str = TENANT, *, d
     await store.put_if_absent(f"{tenant}/index/{digest}", table)
     await store.put_if_absent(f"{tenant}/{'drafts' if draft else 'manifests'}/{version.id}", version.raw)
     return digest
+
+
+async def publish_kept(
+    store: BlobStore, seed: int, tensors: Sequence[int] = (100, 5000, 9000, 7), attested: bool = False
+) -> tuple[Version, str]:
+    """A version whose weights lie in a file that is kept as it is; its name as a pack. A chunk is two tensors of these
+    sizes, which lie in the file in another order than in the version, each after a header.
+    """
+    source = random.Random(seed)
+    datas = [source.randbytes(size) for size in tensors]
+    body, offsets = b"|TZR|" + source.randbytes(300), {}
+    for number in reversed(range(len(datas))):
+        body += source.randbytes(61)
+        offsets[number] = len(body)
+        body += datas[number]
+    body += bytes(8)
+    pairs = [range(at, min(at + 2, len(datas))) for at in range(0, len(datas), 2)]
+    parts = [b"".join(padded(datas[number]) for number in pair) for pair in pairs]
+    version = describe(parts, max(len(part) for part in parts))
+    chunks = (
+        FileChunk(digest, tuple(FileSpan(offsets[number], len(datas[number])) for number in pair))
+        for digest, pair in zip(version.digests, pairs, strict=True)
+    )
+    pack = file_pack(blake3(body).hexdigest())
+    await store.put_if_absent(f"{TENANT}/packs/{pack}", body)
+    index = FileIndex(chunks=tuple(chunks), size=len(body))
+    await store.put_if_absent(f"{TENANT}/index/{pack}", encode_file_index(index))
+    await store.put_if_absent(f"{TENANT}/manifests/{version.id}", version.raw)
+    if attested:
+        await attest(store, version.id)
+    return version, pack
 
 
 def attestation_of(version: str) -> SealAttestation:

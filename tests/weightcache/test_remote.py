@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from blobstore.file_packs import FileIndex, decode_file_index, encode_file_index
 from blobstore.memory import MemoryStore
 from blobstore.store import BlobStore, BlobUnavailable
 from contracts.errors import Refused
 from contracts.manifest import PAGE
-from tests.weightcache.kit import TENANT, describe, make_pack, publish
+from tests.weightcache.kit import TENANT, describe, make_pack, publish, publish_kept
 from weightcache.policy.healing import Outcome
 from weightcache.remote import StoreTier
 
@@ -160,5 +161,153 @@ def test_learned_once() -> None:
         tier = StoreTier(store)
         await asyncio.gather(*(fetched(tier, VERSION.digests[n % 3]) for n in range(50)))
         assert store.reads == 1
+
+    asyncio.run(scenario())
+
+
+def test_kept_file() -> None:
+    """Chunks of a file that is kept as it is are put together from where tensors lie in it, with zeros between."""
+
+    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
+        version, pack = await publish_kept(store, 7)
+        for digest, body in zip(version.digests, version.chunks, strict=True):
+            into = memoryview(bytearray(b"x" * len(body)))
+            assert await tier.fetch(TENANT, digest, into) is Outcome.WHOLE
+            assert bytes(into) == body
+        whole = await store.read(f"{TENANT}/packs/{pack}")
+        await replaced(store, f"{TENANT}/packs/{pack}", whole[:-100])
+        into = memoryview(bytearray(len(version.chunks[0])))  # whose tensors come last
+        assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.SHORT
+
+    run(scenario)
+
+
+def test_kept_file_without_an_index() -> None:
+    """It has no footer: not there yet is absent, damaged is told once it is asked for; with its index it is served."""
+
+    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
+        version, pack = await publish_kept(store, 7)
+        key = f"{TENANT}/index/{pack}"
+        index = await store.read(key)
+        into = memoryview(bytearray(len(version.chunks[0])))
+        await store.delete(key)
+        assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.ABSENT
+        assert tier.unreadable_packs == 0
+        await replaced(store, key, index[:-1])
+        assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.ABSENT
+        assert tier.unreadable_packs > 0
+        await replaced(store, key, index)
+        assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.WHOLE
+
+    run(scenario)
+
+
+def test_an_index_that_was_written_anew() -> None:
+    """A kept file's index, taken away and made again of another layout, is read again."""
+
+    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
+        version, pack = await publish_kept(store, 7)
+        index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
+        less = FileIndex(chunks=index.chunks[:1], size=index.size)
+        await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(less))
+        into = memoryview(bytearray(len(version.chunks[1])))
+        assert await tier.fetch(TENANT, version.digests[1], into) is Outcome.ABSENT
+        await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(index))
+        assert await tier.fetch(TENANT, version.digests[1], into) is Outcome.WHOLE
+
+    run(scenario)
+
+
+async def two_packs(store: MemoryStore) -> tuple[str, str]:
+    """The version in two packs, in the order in which they are asked."""
+    packs = []
+    for chunks in (VERSION.chunks, VERSION.chunks[:2]):
+        pack, body, table = make_pack(chunks)
+        await store.put_if_absent(f"{TENANT}/packs/{pack}", body)
+        await store.put_if_absent(f"{TENANT}/index/{pack}", table)
+        packs.append(pack)
+    first, second = sorted(packs)
+    return first, second
+
+
+def test_a_copy_that_is_gone() -> None:
+    """The other pack's is read at once."""
+
+    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
+        first, _ = await two_packs(store)
+        await fetched(tier, VERSION.digests[0])
+        await store.delete(f"{TENANT}/packs/{first}")
+        assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
+
+    run(scenario)
+
+
+def test_a_copy_that_is_wrong() -> None:
+    """Said to be faulty, it is asked after the other pack's; a chunk that has one place is read there again."""
+
+    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
+        first, second = await two_packs(store)
+        for pack, outcomes in ((first, [False, True, True]), (second, [False, True, True])):
+            whole = await store.read(f"{TENANT}/packs/{pack}")
+            await replaced(store, f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
+            for want in outcomes:
+                outcome, body = await fetched(tier, VERSION.digests[0])
+                assert outcome is Outcome.WHOLE
+                if (body == VERSION.chunks[0]) != want:
+                    raise AssertionError(pack)
+                if not want:
+                    await tier.quarantine(TENANT, VERSION.digests[0])
+            await replaced(store, f"{TENANT}/packs/{pack}", whole)
+        await tier.quarantine(TENANT, VERSION.digests[2])
+        assert await fetched(tier, VERSION.digests[2]) == (Outcome.WHOLE, VERSION.chunks[2])
+
+    run(scenario)
+
+
+def test_a_copy_out_of_reach() -> None:
+    """A pack that the store can't read is no reason to wait, where another one holds the chunk."""
+
+    class Sick(MemoryStore):
+        sick = ""
+
+        async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+            if self.sick in key:
+                raise BlobUnavailable("EIO")
+            await super().read_into(key, offset, into)
+
+    async def scenario() -> None:
+        store = Sick()
+        store.sick, _ = await two_packs(store)
+        tier = StoreTier(store)
+        for _ in range(2):
+            assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
+        store.sick = "/packs/"
+        with pytest.raises(BlobUnavailable):
+            await fetched(tier, VERSION.digests[0])
+
+    asyncio.run(scenario())
+
+
+def test_indexes_are_read_abreast() -> None:
+    """Many packs take few round trips, and no more calls at once than are good for a store."""
+
+    class Slow(MemoryStore):
+        running = most = 0
+
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await asyncio.sleep(0)
+            self.running -= 1
+            return await super().read(key, offset, length)
+
+    async def scenario() -> None:
+        store = Slow()
+        versions = [describe([bytes([n]) * PAGE], PAGE) for n in range(1, 60)]
+        for version in versions:
+            await publish(store, version)
+        tier = StoreTier(store)
+        assert await fetched(tier, versions[-1].digests[0]) == (Outcome.WHOLE, versions[-1].chunks[0])
+        assert 2 < store.most <= 16
 
     asyncio.run(scenario())

@@ -1,0 +1,93 @@
+"""Where a chunk's bytes lie in the store, and reading them from there: one range of a pack, or spans of a kept file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from blobstore.file_packs import FileIndex, decode_file_index, digest_of_file_pack, padded
+from blobstore.packs import PackEntry, decode_table
+from blobstore.store import BlobStore
+
+# Spans this near to one another are read together: a round trip to S3 costs more than what lies between.
+GAP_BYTES: Final = 64 << 10
+RUN_BYTES: Final = 16 << 20
+
+Span = tuple[int, int]  # offset in the pack, length
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A chunk in a pack: spans one after another, each followed by zeros up to a page."""
+
+    pack: str
+    spans: tuple[Span, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes of the chunk, padding included."""
+        return sum(padded(length) for _, length in self.spans)
+
+
+def place_of(pack: str, entry: PackEntry) -> Place:
+    """Of a chunk in a pack of ours."""
+    return Place(pack, ((entry.offset, entry.length),))
+
+
+def places_of(pack: str, index: FileIndex) -> dict[str, Place]:
+    """Of each distinct chunk of a kept file: its first place."""
+    found: dict[str, Place] = {}
+    for chunk in index.chunks:
+        if chunk.digest not in found:
+            found[chunk.digest] = Place(pack, tuple((span.offset, span.length) for span in chunk.spans))
+    return found
+
+
+def decode_index(raw: bytes, pack: str) -> dict[str, Place]:
+    """What an index object of either layout says; the pack's name tells which. Raises `Refused(PackCorrupt)`."""
+    if digest_of_file_pack(pack) is not None:
+        return places_of(pack, decode_file_index(raw, pack))
+    return {entry.digest: place_of(pack, entry) for entry in decode_table(raw, pack)}
+
+
+async def read_place(store: BlobStore, key: str, place: Place) -> bytes:
+    """The chunk's bytes, unverified. Raises as `BlobStore.read`."""
+    into = bytearray(place.length)
+    await read_place_into(store, key, place, memoryview(into))
+    return bytes(into)
+
+
+async def read_place_into(store: BlobStore, key: str, place: Place, into: memoryview) -> None:
+    """Fill all of `into` (`place.length` bytes). Raises as `BlobStore.read_into`; nothing writes to it afterwards."""
+    for run in _runs(place.spans):
+        begin = run[0][0][0]
+        (offset, length), at = run[-1]
+        if len(run) == 1:
+            await store.read_into(key, offset, into[at : at + length])
+        else:
+            together = memoryview(bytearray(offset + length - begin))
+            await store.read_into(key, begin, together)
+            for (start, nbytes), to in run:
+                into[to : to + nbytes] = together[start - begin : start - begin + nbytes]
+        for (_, nbytes), to in run:
+            into[to + nbytes : to + padded(nbytes)] = bytes(padded(nbytes) - nbytes)
+
+
+def _runs(spans: tuple[Span, ...]) -> Iterator[list[tuple[Span, int]]]:
+    """Spans in order of the file, with their offset in the chunk; those of one list are read at once."""
+    placed: list[tuple[Span, int]] = []
+    at = 0
+    for span in spans:
+        placed.append((span, at))
+        at += padded(span[1])
+    placed.sort()
+    run: list[tuple[Span, int]] = []
+    for (offset, length), to in placed:
+        if run:
+            (before, nbytes), _ = run[-1]
+            too_long = offset + length - run[0][0][0] > RUN_BYTES
+            if too_long or offset - before - nbytes > GAP_BYTES:
+                yield run
+                run = []
+        run.append(((offset, length), to))
+    if run:
+        yield run

@@ -1,0 +1,115 @@
+"""A version restored from packs and from a kept file: `python -m tests.weightcache.bench_kept [MiB] [ROUNDS]`.
+
+The same bytes for two tenants, a real agent and real client processes, in turn within each round. Prints; asserts
+nothing about speed.
+"""
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from blake3 import blake3
+
+from blobstore.file_packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
+from blobstore.files import FileStore
+from coldstart_bench.environment import drop_page_cache, warm_page_cache
+from contracts.manifest import CHUNK_BYTES
+from service.unix import SocketDirectory
+from snapshotter.policy.layout import assemble, lay_out
+from snapshotter.policy.tensors_index import parse_index
+from tests.snapshotter.models import Weight, weight
+from tests.snapshotter.tensors_files import TensorsFile
+from tests.weightcache.bench import PACK_CHUNKS, agent, drop
+from tests.weightcache.kit import Version, attest, describe, make_pack, wait_for
+
+MATRIX_BYTES = 12 << 20
+NORM = 2048  # numbers of float32
+INDEX_BYTES = 256 << 10
+PACKED, KEPT = "packed", "kept"
+
+CLIENT = """
+import sys, time
+from pathlib import Path
+from service.unix import SocketDirectory
+from weightcache.client import acquire
+
+directory = SocketDirectory(Path(sys.argv[1]))
+begin = time.perf_counter()
+lease = acquire(directory, sys.argv[2], sys.argv[3], 300.0)
+print(time.perf_counter() - begin, *(f"{tier}={count}" for tier, count in lease.chunks_by_tier.items() if count))
+"""
+
+
+def tensors_of(mib: int) -> dict[str, Weight]:
+    """Matrices, a norm before every second one."""
+    found: dict[str, Weight] = {}
+    for number in range((mib << 20) // MATRIX_BYTES):
+        if number % 2 == 0:
+            found[f"layers.{number}.norm"] = weight((NORM,), number)
+        found[f"layers.{number}.weight"] = weight((MATRIX_BYTES,), 1000 + number, "U8")
+    return found
+
+
+async def publish(data: Path, tensors: dict[str, Weight]) -> Version:
+    """The version in packs for one tenant, in its file for the other."""
+    raw = TensorsFile(tensors, index_bytes=INDEX_BYTES).build()
+    entries = parse_index("m.tensors", raw[: 73 + INDEX_BYTES], len(raw))
+    layout = lay_out([], [entry.tensor for entry in entries], list(tensors), CHUNK_BYTES)
+    version = describe([assemble(chunk, {"m.tensors": raw}) for chunk in layout.chunks], CHUNK_BYTES)
+    store = FileStore(data / "store")
+    for first in range(0, len(version.chunks), PACK_CHUNKS):
+        digest, body, table = make_pack(version.chunks[first : first + PACK_CHUNKS])
+        await store.put_if_absent(f"{PACKED}/packs/{digest}", body)
+        await store.put_if_absent(f"{PACKED}/index/{digest}", table)
+    pack = file_pack(blake3(raw).hexdigest())
+    chunks = (
+        FileChunk(digest, tuple(FileSpan(piece.offset, piece.length) for piece in chunk.pieces))
+        for digest, chunk in zip(version.digests, layout.chunks, strict=True)
+    )
+    await store.put_if_absent(f"{KEPT}/packs/{pack}", raw)
+    await store.put_if_absent(f"{KEPT}/index/{pack}", encode_file_index(FileIndex(tuple(chunks), len(raw))))
+    for tenant in (PACKED, KEPT):
+        await store.put_if_absent(f"{tenant}/manifests/{version.id}", version.raw)
+        await attest(store, version.id, tenant)
+    return version
+
+
+def leased_s(data: Path, tenant: str, version: str) -> float:
+    """Seconds until a fresh process has the lease."""
+    command = [sys.executable, "-c", CLIENT, str(data / "run"), tenant, version]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(said.split()[0])
+
+
+def main() -> None:
+    given = [int(word) for word in sys.argv[1:3]]
+    mib, rounds = given if len(given) == 2 else (512, 9)
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as root:
+        data = Path(root)
+        directory = SocketDirectory(data / "run")
+        version = asyncio.run(publish(data, tensors_of(mib)))
+        count = len(set(version.digests))
+        packs = {tenant: list((data / "store" / tenant / "packs").iterdir()) for tenant in (PACKED, KEPT)}
+        with agent(data, directory):
+            for turn in range(rounds):
+                for tenant in (PACKED, KEPT) if turn % 2 else (KEPT, PACKED):
+                    for tier in ("store, cold", "store, warm", "nvme"):
+                        drop(directory, "host", *(() if tier == "nvme" else ("nvme",)))
+                        (drop_page_cache if tier == "store, cold" else warm_page_cache)(packs[tenant])
+                        found[tier, tenant].append(leased_s(data, tenant, version.id))
+                        asyncio.run(wait_for(directory, "admitted", lambda state: state.nvme.chunks >= count))
+                    drop(directory, "host", "nvme")
+        directory.close()
+    for tier in ("store, cold", "store, warm", "nvme"):
+        packed, kept = (statistics.median(found[tier, tenant]) for tenant in (PACKED, KEPT))
+        ratios = [two / one for one, two in zip(found[tier, PACKED], found[tier, KEPT], strict=True)]
+        print(f"{tier}: packed {packed:.3f} s, kept {kept:.3f} s, ratio {statistics.median(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()
