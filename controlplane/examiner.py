@@ -5,6 +5,7 @@ import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -95,7 +96,7 @@ class Examiner:
             process.stdin.close()
             return await self._listen(key, process)
         finally:
-            if process.returncode is None:
+            with suppress(ProcessLookupError):  # it has ended
                 process.kill()
             await process.wait()
 

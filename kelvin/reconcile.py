@@ -66,8 +66,8 @@ def _compared(compared: Compared) -> Iterator[str]:
 def _size(difference: Difference, currency: str) -> str:
     """At most so much; what nobody knows is said."""
     figures = (
-        ("requests", difference.requests, f"{difference.requests or 0:,} requests"),
-        ("tokens", difference.tokens, f"{difference.tokens or 0:,} tokens"),
+        ("requests", difference.requests, _counted(difference.requests or 0, "request")),
+        ("tokens", difference.tokens, _counted(difference.tokens or 0, "token")),
         ("device time", difference.device_us, f"{seconds(difference.device_us or 0)} s"),
         ("money", difference.amount_micros, f"{currency} {money(difference.amount_micros or 0)}"),
     )
@@ -75,3 +75,7 @@ def _size(difference: Difference, currency: str) -> str:
     unknown = [name for name, figure, _ in figures if figure is None]
     parts = ["at most " + ", ".join(known)] if known else []
     return "; ".join([*parts, *(["unknown: " + ", ".join(unknown)] if unknown else [])])
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -96,8 +97,11 @@ class _Named(msgspec.Struct):
 
 def recorded_lives(spools: Path) -> set[str]:
     """Runtimes whose lifetime an earlier supervisor left in its spool. Raises OSError."""
-    records = left_records(spools, lambda source: source.startswith(LIFETIME_PREFIX))
-    return {msgspec.json.decode(raw, type=_Named).runtime_id for raw in records}
+    lives = set()
+    for raw in left_records(spools, lambda source: source.startswith(LIFETIME_PREFIX)):
+        with suppress(msgspec.MsgspecError):  # what is no lifetime is the ledger's to refuse
+            lives.add(msgspec.json.decode(raw, type=_Named).runtime_id)
+    return lives
 
 
 def _try_read(page: Path) -> Meter | None:
