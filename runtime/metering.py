@@ -87,7 +87,7 @@ def create_meter_page(directory: Path, runtime_id: str, *, born_ns: int | None =
     fresh = directory.parent / f".meter-{path.name}"
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(fd, METER_FILE_BYTES)
+        os.posix_fallocate(fd, 0, METER_FILE_BYTES)  # on a full disk an error here, not a SIGBUS at the first write
         page = MeterPage(mmap.mmap(fd, METER_FILE_BYTES), born_ns=born_ns)
     finally:
         os.close(fd)

@@ -305,4 +305,6 @@ def _translated(kind: str, name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise Refused(NotFound(kind, name)) from None
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # as `check_room` says it beforehand: no retry makes room
+            raise Refused(CapacityExceeded("bytes on the staging disk", 1, 0)) from error
         raise Refused(Unavailable("the staging disk")) from error

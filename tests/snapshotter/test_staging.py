@@ -1,5 +1,6 @@
 """Staged chunks survive a kill, belong to one tenant, and are bounded in number and age."""
 
+import errno
 import os
 import secrets
 import subprocess
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import structs
 
-from contracts.errors import CapacityExceeded, Conflict, NotFound, Overloaded, Refused
+from contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Overloaded, Refused, Unavailable
 from contracts.manifest import Engine, Limits
 from contracts.push import Piece, PlannedChunk
 from snapshotter.plans import PlanRecord
@@ -190,6 +191,29 @@ staging = Staging(Path(sys.argv[1]), 2)
 Path.rename = lambda *_: os.kill(os.getpid(), 9)
 staging.put("acme", sys.argv[2], sys.argv[3], b"half")
 """
+
+
+@pytest.mark.parametrize(
+    ("number", "failure"),
+    [
+        pytest.param(errno.ENOSPC, CapacityExceeded("bytes on the staging disk", 1, 0), id="full"),
+        pytest.param(errno.EDQUOT, CapacityExceeded("bytes on the staging disk", 1, 0), id="over its quota"),
+        pytest.param(errno.EROFS, Unavailable("the staging disk"), id="read-only"),
+    ],
+)
+def test_a_disk_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, failure: Failure
+) -> None:
+    """A full one is told as such, and not worth a repeat; another one may come back."""
+    staging = Staging(tmp_path, 2)
+
+    def refuse(self: Path, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(Refused) as refused:
+        staging.open(record(), {}, 0.0)
+    assert refused.value.failure == failure
 
 
 def test_a_kill_leaves_no_half_chunk(tmp_path: Path) -> None:
