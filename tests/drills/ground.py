@@ -85,6 +85,7 @@ class Ground:
     def start(self) -> None:
         """`kelvin up`, until it says that it is ready."""
         words = ["up", "--data", str(self.data), "--port", str(self.port), *self._options]
+        self.data.parent.mkdir(parents=True, exist_ok=True)
         errors = self.data.parent / f"{self.data.name}.errors"
         with errors.open("ab") as sink:
             self._process = subprocess.Popen(
@@ -269,7 +270,8 @@ class Ground:
         wait(is_connected, "the client is connected")
 
     def _children(self) -> list[psutil.Process]:
-        assert self._process is not None
+        if self._process is None:
+            return []
         try:
             return psutil.Process(self._process.pid).children()
         except psutil.NoSuchProcess:

@@ -93,9 +93,19 @@ def refused(code: str) -> Outcome:
 
 
 # One outcome for each stage, in their order. A restart of the installation is a pause to a push; a request that lost
-# the door is cut; one that lost its replica before its first byte gets another.
+# the door is cut; one that lost its replica before its first byte gets another; when the supervisor is gone, the others
+# finish within a second or tell that they can't.
 KILLS: Final[Mapping[Process, tuple[Outcome, ...]]] = {
-    Process.SUPERVISOR: (ANSWERED, ANSWERED, *(refused("unavailable"),) * 4, ANSWERED, ANSWERED),
+    Process.SUPERVISOR: (
+        ANSWERED,
+        ANSWERED,
+        refused("unavailable"),
+        refused("unavailable"),
+        ANSWERED,  # ten tokens: they are there within the second that is left
+        refused("unavailable"),
+        ANSWERED,
+        ANSWERED,
+    ),
     Process.ACTIVATOR: (ANSWERED, ANSWERED, CUT, CUT, CUT, CUT, CUT, FAILED),
     Process.CONTROL_PLANE: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, FAILED),
     Process.SNAPSHOTTER: (ANSWERED,) * 8,
