@@ -1,6 +1,6 @@
 """Judge the settings: names that are none, values that contradict one another. Pure; single values are the services'.
 
-The names are compared with the code by `tests/kelvin/policy/test_configuration.py`.
+The names are compared with the code by `tests/house/test_known_settings.py`.
 """
 
 import difflib

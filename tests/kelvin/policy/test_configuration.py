@@ -2,22 +2,10 @@
 
 import pytest
 
-from kelvin.policy.configuration import DEFAULTS, KNOWN, Place, judge_names, judge_values
+from kelvin.policy.configuration import Place, judge_names, judge_values
 from kelvin.policy.findings import Level
-from tests.house.pages import settings_of_code
 
 PLACE = Place(memory_bytes=24 << 30, cores=2)
-
-
-def test_every_setting_is_known() -> None:
-    """Those of the code, and no others; defaults as well."""
-    real = settings_of_code()
-    assert real.keys() == KNOWN
-    shown = {name: default for name, (default, _) in real.items() if name in DEFAULTS and default is not None}
-    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-    for name, text in shown.items():
-        number, _, unit = text.partition(" ")
-        assert float(number) * units.get(unit, 1) == DEFAULTS[name], name
 
 
 @pytest.mark.parametrize(
