@@ -55,6 +55,7 @@ def test_decoded(body: dict[str, Any], outputs: tuple[int, ...]) -> None:
     [
         pytest.param(b"{", "body=(JSON): ", id="no JSON"),
         pytest.param([], "body=[]: must be a JSON object", id="no object"),
+        pytest.param(b'{"inputs":' + b"[" * 100_000, "body=(JSON): ", id="nested without an end"),
         pytest.param({}, "inputs=(missing): is required", id="no inputs"),
         pytest.param({"inputs": 1}, "inputs=1: Expected `array`", id="inputs that are none"),
         pytest.param(having({"name": "x"}), "inputs[0].shape=(missing): is required", id="no shape"),

@@ -1,5 +1,6 @@
 """Rows give in any company what they give alone; costs are exact; a fault costs its request; known answers hold."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Overloaded, Refused
+from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Overloaded, Refused, Unavailable
 from runtime.engine.interface import Cancelled, Event, Failed, Finished, GenerationRequest, Predicted, Sampling
 from runtime.policy.batching import Window
 from runtime.predictor import probe as known_answers
@@ -216,3 +217,11 @@ def test_the_graph_is_what_was_judged() -> None:
         Session(model.SerializeToString(), other, 1)
     with pytest.raises(Refused, match="does not take it"):
         Session(b"\x08\x08", models.signature_of(model), 1)
+
+
+def test_without_the_library_it_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra is missing: not the directory's fault, and named."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(Refused, match="the extra 'onnx'") as caught:
+        opened(models.regression())
+    assert isinstance(caught.value.failure, Unavailable)
