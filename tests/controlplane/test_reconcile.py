@@ -264,8 +264,9 @@ EVERYTHING: Sequence[Record] = [
 ]
 
 
+@pytest.mark.deep
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=40)
 def test_any_history_agrees(data: st.DataObject) -> None:
     """In any order and batches, with repeats, and the month closed in between: totals are what the rows make."""
     engine = whole_engine()
