@@ -72,9 +72,9 @@ def kill_at(
     for _ in range(TRIES):
         ground.wait_until_whole()
         with STAGES[stage](ground, models) as held:
-            dying = victims(ground, process, held)
-            hit = held.is_there()
+            dying = victims(ground, process, held) if held.is_there() else []
             ground.note_family()
+            hit = bool(dying) and held.is_there()
             if hit:
                 for each in dying:
                     each.kill()

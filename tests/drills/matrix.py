@@ -54,7 +54,7 @@ class Operation(StrEnum):
     """What a client does while the fault lasts."""
 
     WARM = "warm"  # a request for a model at work
-    COLD = "cold"  # for one at zero
+    COLD = "cold"  # for one at zero, whose bytes are in the host tier
     PUSH = "push"
 
 
@@ -123,7 +123,7 @@ FAULTS: Final[Mapping[Fault, tuple[Outcome, ...]]] = {
     Fault.SLOW_CLIENT: (ANSWERED, ANSWERED, NOT_CONCERNED),
     Fault.HALF_OPEN: (CUT, CUT, NOT_CONCERNED),
     Fault.CLOCK_STEP: (ANSWERED, ANSWERED, ANSWERED),
-    Fault.STORE_AWAY: (ANSWERED, refused("unavailable"), ANSWERED),
+    Fault.STORE_AWAY: (ANSWERED, ANSWERED, ANSWERED),
     Fault.LOCKED: (ANSWERED, ANSWERED, ANSWERED),
 }
 

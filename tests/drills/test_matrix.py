@@ -71,7 +71,10 @@ def test_a_death_dings(process: Process, stage: Stage, outcome: object, dings: s
 
 def test_a_fault_dings() -> None:
     """Not where the client harms itself."""
+    assert fault_expected(Fault.DISK_FULL, Operation.PUSH) == refused("capacity_exceeded")
+    assert fault_dings(Fault.DISK_FULL, Operation.PUSH) == "push success"
     assert fault_expected(Fault.STORE_AWAY, Operation.WARM) == ANSWERED
+    assert fault_dings(Fault.STORE_AWAY, Operation.WARM) == NONE
     assert fault_dings(Fault.LOCKED, Operation.PUSH) == "push time"
     assert fault_dings(Fault.HALF_OPEN, Operation.WARM) == NONE
 
