@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := contracts service spool telemetry blobstore weightcache snapshotter runtime activator controlplane kelvin coldstart_bench
 
+SECONDS ?= 60
+
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install demo test deep drills test-ten lint types layers mutants clean
+.PHONY: install demo test deep drills fuzz test-ten lint types layers mutants clean
 
 install: $(STAMP)
 
@@ -29,6 +31,9 @@ deep: $(STAMP)
 drills: $(STAMP)
 	$(BIN)/python -m tests.drills
 	KELVIN_TEST_KILLS=100 $(BIN)/pytest -n 2 --timeout 3000 -m "deep or not deep" tests/kelvin/test_push_killed.py tests/weightcache/test_crash.py
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGETS)
 
 test-ten: $(STAMP)
 	$(BIN)/python -m tests.ten

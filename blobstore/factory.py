@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
@@ -26,7 +26,7 @@ def open_store(url: str, *, setting: str = "KELVIN_STORE") -> BlobStore:
 
     Raises `BadSetting` naming `setting`.
     """
-    parts = urlsplit(url)
+    parts = _split(url, setting)
     if url == "memory:":
         return MemoryStore()
     if parts.scheme == "s3":
@@ -43,7 +43,7 @@ async def opened(url: str, *, writes: bool, setting: str = "KELVIN_STORE") -> As
 
     Raises `BadSetting` where bucket, credentials or endpoint are such that nothing will ever work.
     """
-    if urlsplit(url).scheme != "s3":
+    if _split(url, setting).scheme != "s3":
         yield open_store(url, setting=setting)
         return
     inner = _s3(url, setting)
@@ -58,6 +58,13 @@ async def opened(url: str, *, writes: bool, setting: str = "KELVIN_STORE") -> As
             clearing.cancel()
             await asyncio.gather(clearing, return_exceptions=True)
         await inner.close()
+
+
+def _split(url: str, setting: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # brackets that don't match, characters that normalise to a delimiter
+        raise BadSetting(setting, "(not shown)", "is no URL") from None
 
 
 def _s3(url: str, setting: str) -> "S3Store":

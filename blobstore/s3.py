@@ -97,7 +97,8 @@ class S3Store:
                 return await self._read_on(key, offset)
             except BlobShort:  # nothing begins there: an empty rest, or none
                 pass
-        check_range(key, (await self.stat(key)).size, offset, length)
+        if check_range(key, (await self.stat(key)).size, offset, length):
+            raise BlobUnavailable("S3 answered that nothing begins where the object has bytes")
         return b""
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:

@@ -6,7 +6,7 @@ place. Reading bytes is `s3_reads`' work.
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -143,8 +143,8 @@ def why_hopeless(error: BlobUnavailable) -> str | None:
 
 
 def delete(client: Any, place: S3Place, key: str) -> None:
-    """Whether it was there or not."""
-    with translated(key):
+    """Whether it was there or not, and whatever the endpoint says of one that was not."""
+    with suppress(BlobNotFound), translated(key):
         client.delete_object(Bucket=place.bucket, Key=place.prefix + key)
 
 

@@ -40,7 +40,10 @@ class S3Place:
 
 def parse_place(url: str, setting: str) -> S3Place:
     """Raises `BadSetting`, in which nothing of `url` is repeated that might be a secret."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that don't match, characters that normalise to a delimiter
+        raise BadSetting(setting, "s3://…", "is no URL") from None
     if "@" in parts.netloc:
         raise BadSetting(setting, "s3://…", "must hold no credentials: they come from the environment, see operations")
     shown = f"s3://{parts.netloc}{parts.path}"

@@ -18,12 +18,14 @@ from contracts.signature import Signature, find_signature_fault
 FORMAT: Final = 1
 PAGE: Final = 4096
 CHUNK_BYTES: Final = 8 << 20
+MAX_RANK: Final = 16  # of a tensor
+MAX_OFFSET: Final = (1 << 63) - 1  # JSON's numbers have no end, files have
 # What an engine must offer to serve a manifest: raised when bind or attention change their meaning.
 ENGINE_INTERFACE: Final = 1
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
-Offset = Annotated[int, Meta(ge=0)]
-Size = Annotated[int, Meta(ge=0)]
+Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
+Size = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Dtype = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 Kind = Literal["generate", "embed", "predict"]
 DTYPE_BYTES: Final[dict[str, int]] = {
@@ -35,7 +37,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`length` bytes (a multiple of PAGE) of the version's linear space; its offset is the sum of those before it."""
 
     digest: Digest
-    length: Annotated[int, Meta(ge=PAGE)]
+    length: Annotated[int, Meta(ge=PAGE, le=MAX_OFFSET)]
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +45,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     dtype: Dtype
-    shape: tuple[Size, ...]
+    shape: Annotated[tuple[Size, ...], Meta(max_length=MAX_RANK)]
     offset: Offset
 
     @property

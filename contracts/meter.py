@@ -68,6 +68,9 @@ def decode_meter(page: bytes) -> Meter:
     magic, phase, _, born, since, standby, restore, active, idle, requests, *texts = _LAYOUT.unpack_from(page, slot)
     if magic != _MAGIC:
         raise ValueError("not a meter page")
-    tenant, model, version, device_class = (text.rstrip(b"\0").decode() for text in texts)
+    try:
+        tenant, model, version, device_class = (text.rstrip(b"\0").decode() for text in texts)
+    except UnicodeDecodeError:
+        raise ValueError("a meter page whose names are no text") from None
     spent = (standby, restore, active, idle)
     return Meter(Phase(phase), born, since, spent, requests, tenant, model, version, device_class)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.routing import Route
 
 from contracts.control import KeyUses, Principal, Scope
+from contracts.errors import CapacityExceeded, Conflict, NotFound
 from contracts.scopes import allows
 from controlplane import audit
 from controlplane.access_answers import (
@@ -31,9 +32,11 @@ from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.store import Database
 from controlplane.tenants import Tenant, TenantStore
+from service.openapi import described
 from service.principal import admin_of, holder_of
 
 MAX_EVENTS: Final = 1000
+MAX_SEQUENCE: Final = (1 << 63) - 1  # what a column holds
 Admin = Annotated[Principal, Depends(admin_of)]
 Operator = Annotated[Principal, Depends(holder_of(Scope.OPERATOR))]
 Named = Annotated[str | None, Query(alias="tenant")]
@@ -69,25 +72,28 @@ def router(access: Access, registry: Registry, autoscaler: Autoscaler, removal: 
     routes = APIRouter(prefix="/admin/v1")
     database, tenants, keys = access.database, access.tenants, access.keys
 
-    @routes.get("/tenants")
+    @routes.get("/tenants", **described(Tenants))
     async def every_tenant(by: Admin) -> Response:
         now_s = clock.wall_s()
         sees_all = allows(by.scopes, Scope.OPERATOR)
         found = await tenants.all(now_s) if sees_all else [await tenants.one(by.tenant, now_s)]
         return answer(Tenants(tenants=tuple(map(_tenant, found))))
 
-    @routes.post("/tenants")
+    @routes.post(
+        "/tenants",
+        **described(TenantStatus, Conflict, CapacityExceeded, status=201, takes=NewTenant, scope=Scope.OPERATOR),
+    )
     async def create_tenant(by: Operator, request: Request) -> Response:
         wanted = await read(request, NewTenant)
         return answer(_tenant(await tenants.create(by, wanted.tenant, clock.wall_s())), status=201)
 
-    @routes.post("/tenants/{tenant}/suspend")
+    @routes.post("/tenants/{tenant}/suspend", **described(TenantStatus, NotFound, Conflict, scope=Scope.OPERATOR))
     async def suspend(by: Operator, tenant: str) -> Response:
         found = await tenants.move(by, tenant, TenantState.SUSPENDED, clock.wall_s())
         autoscaler.stop(tuple(version.key for model in registry.models(tenant) for version in model.versions))
         return answer(_tenant(found))
 
-    @routes.post("/tenants/{tenant}/resume")
+    @routes.post("/tenants/{tenant}/resume", **described(TenantStatus, NotFound, scope=Scope.OPERATOR))
     async def resume(by: Operator, tenant: str) -> Response:
         found = await tenants.move(by, tenant, TenantState.ACTIVE, clock.wall_s())
         for model in registry.models(tenant):
@@ -95,47 +101,53 @@ def router(access: Access, registry: Registry, autoscaler: Autoscaler, removal: 
                 autoscaler.resume(tuple(version.key for version in model.versions))
         return answer(_tenant(found))
 
-    @routes.put("/tenants/{tenant}/limits")
+    @routes.put(
+        "/tenants/{tenant}/limits",
+        **described(TenantStatus, NotFound, Conflict, takes=SetLimits, scope=Scope.OPERATOR),
+    )
     async def limit(by: Operator, tenant: str, request: Request) -> Response:
         wanted = await read(request, SetLimits)
         return answer(_tenant(await tenants.limit(by, tenant, wanted.given(), clock.wall_s())))
 
-    @routes.delete("/tenants/{tenant}")
+    @routes.delete("/tenants/{tenant}", **described(None, NotFound, Conflict, status=204, scope=Scope.OPERATOR))
     async def delete(by: Operator, tenant: str, force: bool = False) -> Response:
         await removal.tenant(by, tenant, force)
         return nothing()
 
-    @routes.get("/keys")
+    @routes.get("/keys", **described(Keys, NotFound))
     async def every_key(by: Admin, tenant: Named = None) -> Response:
         now_s = clock.wall_s()
         found = await keys.of_tenant(whose(by, tenant), now_s)
         return answer(Keys(keys=tuple(_key(key, now_s) for key in found)))
 
-    @routes.post("/keys")
+    @routes.post("/keys", **described(MadeKey, NotFound, CapacityExceeded, status=201, takes=NewKey))
     async def create_key(by: Admin, request: Request, tenant: Named = None) -> Response:
         owner, wanted, now_s = whose(by, tenant), await read(request, NewKey), clock.wall_s()
         grant = Grant(wanted.name, wanted.scopes, wanted.models)
         key, text = await keys.create(by, owner, grant, wanted.expires_in_s, now_s)
         return _secret(MadeKey(key=_key(key, now_s), secret=text))
 
-    @routes.post("/keys/{key_id}/rotate")
+    @routes.post(
+        "/keys/{key_id}/rotate",
+        **described(MadeKey, NotFound, Conflict, CapacityExceeded, status=201, takes=Rotate),
+    )
     async def rotate(by: Admin, key_id: str, request: Request, tenant: Named = None) -> Response:
         owner, wanted, now_s = whose(by, tenant), await read(request, Rotate), clock.wall_s()
         key, text, old = await keys.rotate(by, owner, key_id, wanted.overlap_s, now_s)
         return _secret(MadeKey(key=_key(key, now_s), secret=text, old=_key(old, now_s)))
 
-    @routes.post("/keys/{key_id}/revoke")
+    @routes.post("/keys/{key_id}/revoke", **described(RevokedKey, NotFound, Conflict))
     async def revoke(by: Admin, key_id: str, tenant: Named = None) -> Response:
         now_s = clock.wall_s()
         key, told = await keys.revoke(by, whose(by, tenant), key_id, now_s)
         return answer(RevokedKey(key=_key(key, now_s), told=told))
 
-    @routes.get("/audit")
+    @routes.get("/audit", **described(Audit, NotFound))
     async def trail(
         by: Admin,
         tenant: Named = None,
         limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
-        before: Annotated[int | None, Query(ge=1)] = None,
+        before: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
     ) -> Response:
         owner = whose(by, tenant)
         found = await database.read(lambda connection: audit.events(connection, owner, by, limit, before))

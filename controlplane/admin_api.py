@@ -4,15 +4,27 @@ What is the whole installation's (its processes, its devices, its cache) is show
 """
 
 import asyncio
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
 from contracts.control import Scope
+from contracts.errors import Conflict, ModelNotFound, NotFound
 from contracts.scopes import allows
-from controlplane.answers import Deleted, DeletedModel, Deploy, Deployed, DeviceStatus, Models, Status
+from controlplane.answers import (
+    CacheStatus,
+    Deleted,
+    DeletedModel,
+    Deploy,
+    Deployed,
+    DeviceStatus,
+    Models,
+    ModelStatus,
+    Status,
+)
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import answer, nothing, read
-from controlplane.facts import ScaleChange
+from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers
 from controlplane.policy.replica_life import ReplicaState
@@ -20,7 +32,10 @@ from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
 from controlplane.status import model_status
+from service.openapi import described
 from service.principal import admin_of, holder_of
+
+NO_MODEL: Final = (NotFound, ModelNotFound)  # of a name that is none, and of one that nobody has
 
 
 def router(
@@ -35,7 +50,7 @@ def router(
     routes = APIRouter(prefix="/admin/v1")
     operator_of = holder_of(Scope.OPERATOR)
 
-    @routes.get("/status")
+    @routes.get("/status", **described(Status))
     async def status(request: Request) -> Response:
         principal = admin_of(request)
         models = tuple(model_status(model, table, outcomes) for model in registry.models(principal.tenant))
@@ -46,18 +61,18 @@ def router(
         processes, cache = await asyncio.gather(peers.statuses(), peers.try_cache_status())
         return answer(Status(processes=processes, cache=cache, device=device, models=models))
 
-    @routes.get("/models")
+    @routes.get("/models", **described(Models))
     async def models(request: Request) -> Response:
         principal = admin_of(request)
         found = registry.models(principal.tenant)
         return answer(Models(models=tuple(model_status(model, table, outcomes) for model in found)))
 
-    @routes.get("/models/{model}")
+    @routes.get("/models/{model}", **described(ModelStatus, *NO_MODEL))
     async def model(request: Request, model: str) -> Response:
         principal = admin_of(request)
         return answer(model_status(registry.model(principal.tenant, model), table, outcomes))
 
-    @routes.post("/models/{model}/deploy")
+    @routes.post("/models/{model}/deploy", **described(Deployed, *NO_MODEL, Conflict, takes=Deploy))
     async def deploy(request: Request, model: str) -> Response:
         principal = admin_of(request)
         wanted = await read(request, Deploy)
@@ -65,13 +80,13 @@ def router(
         autoscaler.tick()  # a minimum moves with the alias
         return answer(Deployed(model=model, version=version))
 
-    @routes.delete("/models/{model}")
+    @routes.delete("/models/{model}", **described(DeletedModel, *NO_MODEL, Conflict))
     async def delete_model(request: Request, model: str, force: bool = False) -> Response:
         principal = admin_of(request)
         keys = await removal.model(principal, principal.tenant, model, force)
         return answer(DeletedModel(model=model, versions=tuple(key.version for key in keys)))
 
-    @routes.delete("/models/{model}/versions/{version}")
+    @routes.delete("/models/{model}/versions/{version}", **described(Deleted, *NO_MODEL, Conflict))
     async def delete(request: Request, model: str, version: str) -> Response:
         principal = admin_of(request)
         key = await registry.delete(principal.tenant, model, version, removal.is_present)
@@ -79,7 +94,7 @@ def router(
             autoscaler.stop((key,))
         return answer(Deleted(model=key.model, version=key.version))
 
-    @routes.put("/models/{model}/scale")
+    @routes.put("/models/{model}/scale", **described(ScaleSettings, *NO_MODEL, takes=ScaleChange))
     async def scale(request: Request, model: str) -> Response:
         principal = admin_of(request)
         change = await read(request, ScaleChange)
@@ -89,19 +104,19 @@ def router(
         autoscaler.tick()  # bounds hold from now on, not from the next beat
         return answer(scale)
 
-    @routes.post("/models/{model}/stop")
+    @routes.post("/models/{model}/stop", **described(ModelStatus, *NO_MODEL, status=202))
     async def stop(request: Request, model: str) -> Response:
         principal = admin_of(request)
         found = registry.model(principal.tenant, model)
         autoscaler.stop(tuple(version.key for version in found.versions))
         return answer(model_status(found, table, outcomes), status=202)
 
-    @routes.get("/cache")
+    @routes.get("/cache", **described(CacheStatus, scope=Scope.OPERATOR))
     async def cache(request: Request) -> Response:
         operator_of(request)
         return Response(await peers.cache_state(), media_type="application/json")
 
-    @routes.post("/cache/evict")
+    @routes.post("/cache/evict", **described(None, NotFound, Conflict, status=204, takes=Evict))
     async def evict(request: Request) -> Response:
         principal = admin_of(request)
         await peers.evict(principal.tenant, await read(request, Evict))

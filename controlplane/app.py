@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, closing
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from contracts.control import Scope
 from contracts.settings import BadSetting
 from controlplane import access_api, admin_api, backup_api, billing_api, internal_api, metrics_api, usage_api
 from controlplane.access_api import Access
@@ -26,7 +27,7 @@ from controlplane.meters import RestoreMeters
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Peers
 from controlplane.policy.rating import PriceBook
-from controlplane.price_book import default_price_book, load_price_book
+from controlplane.price_book import BadPriceBook, default_price_book, load_price_book
 from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
@@ -41,6 +42,7 @@ from controlplane.store import Database, sqlite_engine
 from controlplane.tasks import Tasks
 from controlplane.tenants import TenantStore
 from service.failures import install_failure_handlers
+from service.openapi import add_description
 from service.run import serve_until
 from service.unix import SocketDirectory
 from telemetry.telemetry import Telemetry, open_telemetry
@@ -54,7 +56,7 @@ DRAIN_S = 2
 async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = None) -> None:
     """Be the control plane of `settings.data` until `stop`. Runtimes live on afterwards.
 
-    Adoption comes before the socket: the first snapshot of the feed already names what serves.
+    Adoption comes before the socket: the first snapshot of the feed already names what serves. Raises BadSetting.
     """
     clock = clock or SystemClock()
     book = _book(settings)
@@ -121,8 +123,8 @@ def _book(settings: Settings) -> PriceBook:
         return default_price_book()
     try:
         return load_price_book(settings.price_book)
-    except (OSError, ValueError) as error:
-        raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book), str(error)) from error
+    except BadPriceBook as bad:
+        raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book), str(bad)) from bad
 
 
 def _check_currency(settings: Settings, book: PriceBook, closed: Collection[str]) -> None:
@@ -151,7 +153,7 @@ def compose(
     backups: Backups,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.router.routes.extend(internal_api.routes(internals))
     app.router.routes.extend(usage_api.routes(ledger))
@@ -165,4 +167,5 @@ def compose(
     app.include_router(
         billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])
     )
+    add_description(app, "/admin/v1/openapi.json", "Kelvin: administration", Scope.BILLING_READ)
     return app

@@ -6,9 +6,16 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from contracts.billing import CloseMonth, Examining
+from contracts.billing import (
+    BillingReport,
+    CloseMonth,
+    ClosingReport,
+    Examining,
+    ReconcileReport,
+    VerifyReport,
+)
 from contracts.control import Principal, Scope
-from contracts.errors import NotFound, Refused
+from contracts.errors import Conflict, NotFound, Refused
 from controlplane.billing import billing_report
 from controlplane.bodies import answer, read
 from controlplane.examine import Order
@@ -17,6 +24,7 @@ from controlplane.ledger import Ledger
 from controlplane.month_end import close_month
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
+from service.openapi import described
 from service.principal import holder_of
 
 
@@ -34,7 +42,7 @@ def router(
     def live() -> Collection[str] | None:
         return None if live_runtimes is None else frozenset(live_runtimes())
 
-    @routes.get("/admin/v1/billing/report")
+    @routes.get("/admin/v1/billing/report", **described(BillingReport, NotFound, scope=Scope.BILLING_READ))
     async def report(
         principal: Annotated[Principal, Depends(holder_of(Scope.BILLING_READ))],
         month: Annotated[str, Query()],
@@ -48,7 +56,7 @@ def router(
             )
         )
 
-    @routes.post("/admin/v1/billing/close")
+    @routes.post("/admin/v1/billing/close", **described(ClosingReport, NotFound, Conflict, takes=CloseMonth))
     async def close(principal: Annotated[Principal, Depends(holder_of(Scope.ADMIN))], request: Request) -> Response:
         asked = await read(request, CloseMonth)
         whose, alive = _own(principal, asked.tenant), live()
@@ -72,7 +80,10 @@ def router(
             return answer(found, 202)
         return Response(found, media_type="application/json")
 
-    @routes.get("/admin/v1/billing/verify")
+    @routes.get(
+        "/admin/v1/billing/verify",
+        **described(VerifyReport, NotFound, also={202: Examining}, scope=Scope.BILLING_READ),
+    )
     async def verify(
         principal: Annotated[Principal, Depends(holder_of(Scope.BILLING_READ))],
         month: Annotated[str | None, Query()] = None,
@@ -80,7 +91,10 @@ def router(
     ) -> Response:
         return await examined("verify", principal, tenant, month)
 
-    @routes.get("/admin/v1/billing/reconcile")
+    @routes.get(
+        "/admin/v1/billing/reconcile",
+        **described(ReconcileReport, NotFound, also={202: Examining}, scope=Scope.BILLING_READ),
+    )
     async def reconcile(
         principal: Annotated[Principal, Depends(holder_of(Scope.BILLING_READ))],
         month: Annotated[str | None, Query()] = None,

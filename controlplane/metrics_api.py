@@ -6,6 +6,7 @@ from contracts.control import Scope
 from controlplane.peers import Peers
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import ReplicaTable
+from service.openapi import described
 from service.principal import holder_of
 from telemetry.policy.exposition import CONTENT_TYPE, merge, render
 from telemetry.policy.instruments import Family, Kind, by
@@ -17,7 +18,7 @@ def router(telemetry: Telemetry, peers: Peers, table: ReplicaTable) -> APIRouter
     routes = APIRouter(prefix="/admin/v1")
     operator_of = holder_of(Scope.OPERATOR)
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", **described(str, scope=Scope.OPERATOR))
     async def metrics(request: Request) -> Response:
         operator_of(request)
         serving = (replica.runtime_id for replica in table if replica.state is ReplicaState.READY)

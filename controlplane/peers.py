@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import aiohttp
 
-from contracts.errors import NotFound, Refused
+from contracts.errors import NotFound, Refused, Unavailable
 from contracts.wire import Wire, decode, encode
 from controlplane.answers import CacheStatus, ProcessStatus
 from controlplane.scaling.process import socket_name
@@ -61,16 +61,21 @@ class Peers:
 
     async def cache_state(self) -> bytes:
         """The cache agent's own answer, JSON. Raises Refused."""
-        async with self._clients[CACHE].open("GET", "/v1/state", timeout_s=EVICT_S) as answer:
-            return await answer.read()
+        return await self._cache_state(EVICT_S)
 
     async def try_cache_status(self) -> CacheStatus | None:
         """What it found faulty; None where it does not answer."""
         try:
-            async with self._clients[CACHE].open("GET", "/v1/state", timeout_s=ASK_S) as answer:
-                return decode(await answer.read(), CacheStatus, what="state of the weight cache")
+            return decode(await self._cache_state(ASK_S), CacheStatus, what="state of the weight cache")
         except Refused:
             return None
+
+    async def _cache_state(self, timeout_s: float) -> bytes:
+        try:
+            async with self._clients[CACHE].open("GET", "/v1/state", timeout_s=timeout_s) as answer:
+                return await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:  # it died in the middle of its answer
+            raise Refused(Unavailable(CACHE)) from error
 
     async def metrics(self, runtimes: Iterable[str]) -> dict[str, str | None]:
         """The page of each sibling by its name, and of these runtimes by their ids; None of who does not answer."""

@@ -23,15 +23,22 @@ def default_price_book() -> PriceBook:
 
 
 def load_price_book(path: Path) -> PriceBook:
-    """Raises OSError, BadPriceBook."""
-    return parse_price_book(path.read_text(), path.name)
+    """Raises BadPriceBook."""
+    try:
+        return parse_price_book(path.read_text(encoding="utf-8"), path.name)
+    except OSError as error:
+        raise BadPriceBook(f"{path.name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadPriceBook(f"{path.name}: is not UTF-8 (byte {error.start})") from error
 
 
 def parse_price_book(text: str, name: str) -> PriceBook:
     """Raises BadPriceBook naming `name`, the field, its value and the rule."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise BadPriceBook(f"{name}: it is nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError is one, and what int() says of thousands of digits
         raise BadPriceBook(f"{name}: {error}") from error
     try:
         return _book(raw)

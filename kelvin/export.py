@@ -16,7 +16,7 @@ import click
 import msgspec
 from blake3 import blake3
 
-from contracts.artifact_errors import ChunkCorrupt
+from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import InvalidRequest, ModelNotFound, NotFound, Refused
 from contracts.manifest import Chunk, Manifest, decode_manifest
 from contracts.names import parse_reference
@@ -50,8 +50,13 @@ class ExportCalls(PushCalls):
             raise
 
     def chunk(self, digest: str, length: int) -> bytes:
-        """Checked against its digest. Raises `Refused`."""
-        data = self._call("GET", f"/push/v1/chunks/{digest}", b"").content
+        """Of a manifest of the tenant's, checked against its digest. Raises `Refused`."""
+        try:
+            data = self._call("GET", f"/push/v1/chunks/{digest}", b"").content
+        except Refused as refused:
+            if code_of(refused.failure) == NotFound.code:  # the store lacks what a version of it names
+                raise Refused(ChunkMissing(digest)) from refused
+            raise
         if len(data) != length or blake3(data, max_threads=1).hexdigest() != digest:
             raise Refused(ChunkCorrupt(digest, "transit"))
         return data

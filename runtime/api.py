@@ -207,7 +207,7 @@ def _header(scope: Scope, name: str) -> str | None:
 
 def _require_method(method: str, wanted: str) -> None:
     if method != wanted:
-        raise Refused(MethodNotAllowed(method))
+        raise Refused(MethodNotAllowed(method, (wanted,)))
 
 
 async def _read_body(receive: Receive, limit_bytes: int) -> bytes:

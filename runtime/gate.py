@@ -75,7 +75,7 @@ def config_values(config_json: str) -> dict[str, Any]:
     """The config's object, without a key that no model may have."""
     try:
         values = msgspec.json.decode(config_json, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, RecursionError) as error:
         raise rejected(CONFIG, f"is not a JSON object: {error}") from error
     for key, reason in _FORBIDDEN.items():
         if values.get(key) not in (None, False):
@@ -86,7 +86,7 @@ def config_values(config_json: str) -> dict[str, Any]:
 def family_of(values: dict[str, Any], served: Mapping[str, Family]) -> Family:
     """The one of `served` that the config names."""
     names = values.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in served:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in served:
         raise rejected(CONFIG, f"architectures={names!r}: must be one of {', '.join(sorted(served))}")
     family = served[names[0]]
     if values.get("model_type", family.model_type) != family.model_type:

@@ -14,6 +14,7 @@ import msgspec
 
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.manifest import Limits
+from contracts.wire import MAX_RULE
 
 T = TypeVar("T")
 
@@ -186,7 +187,7 @@ def json_body(raw: bytes) -> dict[str, Any]:
     """The request's object. Raises `Refused(InvalidRequest)`, also for what is defined and not honoured."""
     try:
         value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
     if not isinstance(value, dict):
         raise refused("body", value, "must be a JSON object")
@@ -197,7 +198,6 @@ def json_body(raw: bytes) -> dict[str, Any]:
     return value
 
 
-_PATH: Final = re.compile(r"^(?P<rule>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 
 
@@ -206,9 +206,9 @@ def convert(value: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        text = str(error)
-        match = _PATH.match(text)
-        rule, path = (match["rule"], match["path"] or "") if match else (text, "")
+        # "RULE - at `$PATH`": the rule may repeat a value of the caller's, the path has names of ours alone.
+        rule, at, path = str(error).rpartition(" - at `$")
+        rule, path = (rule[:MAX_RULE], path.removeprefix(".").removesuffix("`")) if at else (path[:MAX_RULE], "")
         if missing := _MISSING.match(rule):
             raise refused(f"{path}.{missing['field']}".lstrip("."), _Described("(missing)"), "is required") from error
         raise refused(path or "body", _value_at(value, path), rule) from error

@@ -1,15 +1,19 @@
 """Failures of a FastAPI service, rendered as problem details; anything unforeseen is a 500 that leaks nothing."""
 
 import logging
+from typing import Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from contracts.errors import Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
 from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details, status_of
 
 log = logging.getLogger(__name__)
+
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def problem_response(failure: Failure) -> Response:
@@ -27,7 +31,7 @@ def install_failure_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:
-            return problem_response(MethodNotAllowed(request.method))
+            return problem_response(MethodNotAllowed(request.method, _allowed(request)))
         return problem_response(NotFound("route", request.scope["path"]))
 
     @app.exception_handler(RequestValidationError)
@@ -40,3 +44,12 @@ def install_failure_handlers(app: FastAPI) -> None:
     async def _unforeseen(request: Request, error: Exception) -> Response:
         log.error("unforeseen failure", exc_info=error, extra={"path": request.scope["path"]})
         return problem_response(Internal())
+
+
+def _allowed(request: Request) -> tuple[str, ...]:
+    """The methods that some route has at this path: of several routes, what is said by one alone is not all."""
+    routes = request.app.routes
+    asked = {method: dict(request.scope, method=method) for method in _METHODS}
+    return tuple(
+        method for method, scope in asked.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    )

@@ -12,9 +12,11 @@ from fastapi import FastAPI, Response
 from blobstore.factory import opened
 from blobstore.store import BlobNotFound, BlobStore
 from blobstore.verifying import VerifyingStore
+from contracts.control import Scope
 from contracts.errors import Refused
 from service.client import ServiceClient
 from service.failures import install_failure_handlers
+from service.openapi import add_description
 from service.run import serve_until
 from service.unix import SocketDirectory
 from snapshotter.catalog import Catalog
@@ -51,10 +53,11 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
         return pushes.commits.is_running(tenant) or collector.is_running(tenant)
 
     fsck = Fsck(store, is_running, jobs.named)
-    app = FastAPI(title="Kelvin snapshotter", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.include_router(push_routes(pushes))
     app.include_router(store_routes(fsck.check, collector.collect, Exports(store, catalog)))
+    add_description(app, "/push/v1/openapi.json", "Kelvin: pushing, and objects at rest", Scope.PUSH)
     _add_health(app, store)
     sweeper = asyncio.create_task(_sweep(staging, settings.plan_age_s), name="sweep of staging")
     try:
@@ -82,11 +85,11 @@ async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
 
 
 def _add_health(app: FastAPI, store: BlobStore) -> None:
-    @app.get("/healthz")
+    @app.get("/healthz", include_in_schema=False)
     async def healthz() -> Response:
         return Response(status_code=200)
 
-    @app.get("/readyz")
+    @app.get("/readyz", include_in_schema=False)
     async def readyz() -> Response:
         try:
             await store.stat("ready")

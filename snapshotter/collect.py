@@ -154,7 +154,11 @@ class Collector:
 
     async def _inputs(self, listed: _Listed) -> FoundSide:
         key, found = listed
-        return FoundSide(key, found, (await self._store.read(key)).decode(errors="replace"))
+        try:
+            version = (await self._store.read(key)).decode(errors="replace")
+        except BlobNotFound:  # taken away since it was listed: it speaks of no version
+            version = ""
+        return FoundSide(key, found, version)
 
     async def _pack(self, listed: _Listed) -> tuple[str, FoundPack]:
         key, found = listed

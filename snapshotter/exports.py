@@ -13,7 +13,7 @@ from blobstore.abreast import abreast
 from blobstore.file_packs import FileIndex, decode_file_index, file_pack
 from blobstore.places import Place, read_place
 from blobstore.store import BlobNotFound, BlobShort, BlobStore
-from contracts.artifact_errors import ChunkCorrupt, ChunkMissing, PackCorrupt
+from contracts.artifact_errors import ChunkCorrupt, PackCorrupt
 from contracts.errors import NotFound, Refused
 from contracts.keys import index_key, manifest_key, pack_key
 from contracts.manifest import decode_manifest
@@ -51,7 +51,7 @@ class Exports:
         return raw
 
     async def chunk(self, tenant: str, digest: str) -> bytes:
-        """A chunk of the tenant. Raises `Refused`: NotFound for no digest, ChunkMissing, ChunkCorrupt."""
+        """A chunk of the tenant. Raises `Refused`: NotFound for what it has not, whatever names it; ChunkCorrupt."""
         if _DIGEST.fullmatch(digest) is None:
             raise Refused(NotFound("chunk", digest[:80]))
         data = await self._read(tenant, self._places.get(tenant, {}).get(digest))
@@ -62,7 +62,7 @@ class Exports:
                 self._places.popitem(last=False)
             data = await self._read(tenant, self._places[tenant].get(digest))
         if data is None:
-            raise Refused(ChunkMissing(digest))
+            raise Refused(NotFound("chunk", digest))
         if await asyncio.to_thread(lambda: blake3(data).hexdigest()) != digest:
             raise Refused(ChunkCorrupt(digest, "store"))
         return data

@@ -1,16 +1,25 @@
 """The push API over HTTP: bodies with limits in, contracts out. The tenant comes from the caller's credential alone."""
 
+from functools import partial
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
+from contracts.artifact_errors import (
+    ArtifactRejected,
+    ChunkCorrupt,
+    ManifestCorrupt,
+    ProbeFailed,
+    StorageQuotaExceeded,
+)
 from contracts.control import Principal, Scope
-from contracts.errors import NotFound, Refused
+from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused, ReplicaLost
 from contracts.names import dns_label
-from contracts.push import CommitRequest, Committing, MissingRequest
+from contracts.push import CommitRequest, Committed, Committing, Missing, MissingRequest, Plan, PlanRequest
 from contracts.scopes import allows
 from contracts.wire import decode, encode
+from service.openapi import described
 from service.principal import holder_of
 from snapshotter.bodies import read_body, read_exactly
 from snapshotter.pushes import Pushes
@@ -22,7 +31,11 @@ PLAN_BYTES: Final = 256 << 20
 # 64 hex digits, quotes and a comma for each of 700,000 chunks.
 DIGESTS_BYTES: Final = 48 << 20
 JSON: Final = "application/json"
-
+# What publishing, and sealing on a standby, may come to.
+_OF_COMMITS: Final = (
+    ArtifactRejected, CapacityExceeded, StorageQuotaExceeded, ChunkCorrupt, ManifestCorrupt, ProbeFailed, ReplicaLost,
+)  # fmt: skip
+_described: Final = partial(described, scope=Scope.PUSH)
 
 _pusher_of = holder_of(Scope.PUSH)
 
@@ -52,19 +65,25 @@ def push_routes(pushes: Pushes) -> APIRouter:
     """Routes of `contracts/push.py`."""
     router = APIRouter(prefix="/push/v1")
 
-    @router.post("/plans")
+    @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, takes=PlanRequest))
     async def plan(tenant: Tenant, request: Request) -> Response:
         async with pushes.plan_turns.take():
             body = await read_body(request, PLAN_BYTES)
             return _json(await pushes.plan(tenant, body))
 
-    @router.post("/plans/{plan_id}/missing")
+    @router.post(
+        "/plans/{plan_id}/missing",
+        **_described(Missing, NotFound, Conflict, CapacityExceeded, StorageQuotaExceeded, takes=MissingRequest),
+    )
     async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
         async with pushes.digest_turns.take():
             wanted = await _decoded(request, MissingRequest)
         return _json(await pushes.missing(tenant, plan_id, wanted))
 
-    @router.put("/plans/{plan_id}/chunks/{digest}", status_code=204)
+    @router.put(
+        "/plans/{plan_id}/chunks/{digest}",
+        **_described(None, NotFound, Conflict, CapacityExceeded, status=204, takes=bytes),
+    )
     async def put_chunk(tenant: Tenant, plan_id: str, digest: str, request: Request) -> Response:
         nbytes = await pushes.chunk_bytes(tenant, plan_id, digest)
         async with pushes.chunk_turns.take():
@@ -72,7 +91,10 @@ def push_routes(pushes: Pushes) -> APIRouter:
             await pushes.put_chunk(tenant, plan_id, digest, bytes(body))
         return Response(status_code=204)
 
-    @router.post("/plans/{plan_id}/commit")
+    @router.post(
+        "/plans/{plan_id}/commit",
+        **_described(Committed, NotFound, Conflict, *_OF_COMMITS, also={202: Committing}, takes=CommitRequest),
+    )
     async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
         async with pushes.digest_turns.take():
             wanted = await _decoded(request, CommitRequest)

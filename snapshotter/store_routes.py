@@ -6,15 +6,19 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
+from contracts.artifact_errors import ChunkCorrupt, ManifestCorrupt
 from contracts.collect import CollectReport, CollectRequest
-from contracts.push import FsckLine
+from contracts.control import Scope
+from contracts.errors import NotFound
+from contracts.manifest import Manifest
+from contracts.push import FsckLine, Original
 from contracts.wire import decode, encode
+from service.openapi import OCTETS, described
 from snapshotter.bodies import read_body
 from snapshotter.exports import Exports
 from snapshotter.routes import JSON, NamedTenant, Tenant
 
 NDJSON: Final = "application/x-ndjson"
-OCTETS: Final = "application/octet-stream"
 SMALL_BYTES: Final = 64 << 10
 
 Fsck = Callable[[str], AsyncIterator[FsckLine]]
@@ -25,26 +29,26 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports) -> APIRouter:
     """Routes of `contracts/push.py` (the check) and `contracts/collect.py`."""
     router = APIRouter(prefix="/push/v1")
 
-    @router.post("/fsck")
+    @router.post("/fsck", **described(FsckLine, media_type=NDJSON, scope=Scope.PUSH))
     async def check(tenant: Tenant) -> Response:
         lines = (encode(line) + b"\n" async for line in fsck(tenant))
         return StreamingResponse(lines, media_type=NDJSON)
 
-    @router.post("/collect")
+    @router.post("/collect", **described(CollectReport, NotFound, takes=CollectRequest, scope=Scope.PUSH))
     async def free(tenant: NamedTenant, request: Request) -> Response:
         wish = decode(await read_body(request, SMALL_BYTES), CollectRequest)
         return Response(encode(await collect(tenant, wish.run)), media_type=JSON)
 
-    @router.get("/manifests/{version}")
+    @router.get("/manifests/{version}", **described(Manifest, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def manifest(tenant: Tenant, version: str) -> Response:
         return Response(await exports.manifest(tenant, version), media_type=JSON)
 
-    @router.get("/originals/{version}")
+    @router.get("/originals/{version}", **described(Original, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def original(tenant: Tenant, version: str) -> Response:
         async with exports.turns.take():
             return Response(encode(await exports.original(tenant, version)), media_type=JSON)
 
-    @router.get("/chunks/{digest}")
+    @router.get("/chunks/{digest}", **described(bytes, NotFound, ChunkCorrupt, scope=Scope.PUSH))
     async def chunk(tenant: Tenant, digest: str) -> Response:
         async with exports.turns.take():
             return Response(await exports.chunk(tenant, digest), media_type=OCTETS)

@@ -43,7 +43,7 @@ def decode_frame(segment: bytes, offset: int) -> Frame | None:
     if start > len(segment):
         return None
     length, checksum, sequence = _HEADER.unpack_from(segment, offset)
-    if not 0 < length <= MAX_RECORD_BYTES or start + length > len(segment):
+    if not 0 < length <= MAX_RECORD_BYTES or start + length > len(segment) or sequence < 1:
         return None
     payload = segment[start : start + length]
     if _checksum(sequence, payload) != checksum:

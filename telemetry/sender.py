@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from telemetry.policy.instruments import Family, Page
@@ -102,23 +103,25 @@ class Sender:
 
     def _send(self, collector: Collector) -> None:
         if self._metrics:
-            self._note(collector.metrics(self._metrics.popleft()))
+            self._take(partial(collector.metrics, self._metrics.popleft()))
         while self._traces:
             batch = [self._traces.popleft() for _ in range(min(BATCH, len(self._traces)))]
-            taken = collector.traces(batch)
-            self._note(taken)
-            if taken:
+            if self._take(partial(collector.traces, batch)):
                 self.sent += len(batch)
             else:
                 self.lost += len(batch)
 
-    def _note(self, taken: bool) -> None:
-        if taken:
-            self._failures = 0
-            return
-        self._failures += 1
-        if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-            log.warning("the collector does not take telemetry", extra={"failures": self._failures})
+    def _take(self, call: Callable[[], bool]) -> bool:
+        """Whether the collector took it. What can't be told at all is lost, and what comes after it is told."""
+        defect: Exception | None = None
+        try:
+            taken = call()
+        except Exception as error:
+            taken, defect = False, error
+        self._failures = 0 if taken else self._failures + 1
+        if not taken and self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            log.warning("the collector does not take telemetry", extra={"failures": self._failures}, exc_info=defect)
+        return taken
 
 
 async def tell_forever(page: Page, sender: Sender, period_s: float) -> None:

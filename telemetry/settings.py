@@ -48,10 +48,14 @@ def _endpoint(env: Mapping[str, str]) -> str | None:
     raw = env.get(ENDPOINT)
     if not raw:
         return None
-    url = urlsplit(raw)
+    try:
+        url = urlsplit(raw)
+        is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # brackets that don't match, a port that is none
+        raise BadSetting(ENDPOINT, "(not shown)", "must be http://HOST:PORT or https://HOST:PORT") from None
     if url.username is not None or url.query or url.fragment:
         raise BadSetting(ENDPOINT, "(not shown)", f"holds an address only; secrets belong in {HEADERS[0]}")
-    if url.scheme not in ("http", "https") or not url.hostname:
+    if not is_address:
         raise BadSetting(ENDPOINT, raw, "must be http://HOST:PORT or https://HOST:PORT")
     if not _is_installed():
         raise BadSetting(ENDPOINT, raw, "needs the extra 'telemetry': pip install 'kelvin-serving[telemetry]'")

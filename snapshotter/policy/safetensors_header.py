@@ -10,13 +10,12 @@ from typing import Final, cast
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.manifest import DTYPE_BYTES, Dtype
+from contracts.manifest import DTYPE_BYTES, MAX_RANK, Dtype
 from snapshotter.policy.strict_json import JsonObject, as_count, is_text, parse_object
 
 PREFIX_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000  # the reference implementation's own limit
 MAX_NAME_BYTES: Final = 1024
-MAX_RANK: Final = 16
 METADATA: Final = "__metadata__"
 _FIELDS: Final = frozenset({"dtype", "shape", "data_offsets"})
 
@@ -97,7 +96,9 @@ def _shape(value: JsonObject, path: str, shown: str) -> tuple[int, ...]:
     extents = [as_count(extent) for extent in shape] if isinstance(shape, list) else [None]
     counts = [extent for extent in extents if extent is not None]
     if len(counts) != len(extents) or len(counts) > MAX_RANK:
-        raise Refused(ArtifactRejected(path, f"{shown}: shape must be at most {MAX_RANK} whole numbers of 0 or more"))
+        raise Refused(
+            ArtifactRejected(path, f"{shown}: shape must be at most {MAX_RANK} whole numbers, none negative or huge")
+        )
     return tuple(counts)
 
 

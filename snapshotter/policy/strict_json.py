@@ -7,8 +7,9 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 
 JsonObject = dict[str, object]
-# CPython's decoder recurses on the C stack and stops by itself; this is far below and far above any real file.
-_DEPTH_RULE: Final = "it is nested too deeply"
+MAX_COUNT: Final = (1 << 63) - 1
+MAX_DEPTH: Final = 64  # far above any real file, and far below what the libraries that read it later can bear
+_DEPTH_RULE: Final = f"it is nested more than {MAX_DEPTH} deep"
 
 
 class _Twice(ValueError):
@@ -41,7 +42,18 @@ def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
         raise Refused(ArtifactRejected(path, f"it is not valid JSON: {error}")) from None
     if not isinstance(found, dict):
         raise Refused(ArtifactRejected(path, "it is not a JSON object"))
+    if _is_deep(found):
+        raise Refused(ArtifactRejected(path, _DEPTH_RULE))
     return found
+
+
+def _is_deep(found: JsonObject) -> bool:
+    """Level by level: nothing here recurses."""
+    level: list[JsonObject | list[object]] = [found]
+    for _ in range(MAX_DEPTH):
+        inner = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
+        level = [each for each in inner if isinstance(each, dict | list)]
+    return bool(level)
 
 
 def is_text(value: str) -> bool:
@@ -54,5 +66,5 @@ def is_text(value: str) -> bool:
 
 
 def as_count(value: object) -> int | None:
-    """A whole number of 0 or more; booleans, floats and the rest are None."""
-    return value if type(value) is int and value >= 0 else None
+    """A whole number from 0 to what a file's offset can be; booleans, floats and the rest are None."""
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None

@@ -18,8 +18,8 @@ from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.manifest import DTYPE_BYTES, Dtype
-from snapshotter.policy.safetensors_header import MAX_NAME_BYTES, MAX_RANK, SourceTensor
+from contracts.manifest import DTYPE_BYTES, MAX_RANK, Dtype
+from snapshotter.policy.safetensors_header import MAX_NAME_BYTES, SourceTensor
 
 MAGIC: Final = b"|TZR|"
 SUFFIX: Final = ".tensors"

@@ -25,7 +25,7 @@ def merge(pages: Iterable[str]) -> str:
     for page in pages:
         head: list[str] = []
         series: dict[str, float] = {}
-        for line in page.splitlines():
+        for line in filter(None, page.split("\n")):  # a label's value may hold what else Python calls a line's end
             if line.startswith("# HELP "):
                 head, series = blocks.setdefault(line.split(" ", 3)[2], ([], {}))
                 new = not head

@@ -111,7 +111,7 @@ def test_a_book_without_entries() -> None:
     ("content", "says"),
     [
         pytest.param(None, "No such file", id="no file"),
-        pytest.param(b"\xff", "can't decode", id="no text"),
+        pytest.param(b"\xff", "is not UTF-8", id="no text"),
         pytest.param(b"currency = 1", "book.toml: prices: is required", id="no book"),
     ],
 )

@@ -75,8 +75,6 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
     ("PUT", "/push/v1/plans/{}/chunks/{}"): ("admin", "/push/v1/plans/{plan}/chunks/" + "0" * 64, None),
     ("POST", "/push/v1/plans/{}/commit"): ("admin", "/push/v1/plans/{plan}/commit", {"digests": []}),
 }  # fmt: skip
-# A chunk that a manifest of the caller's could name and no tier has is damage, not a wrong name.
-MISSING: dict[Route, int] = {("GET", "/push/v1/chunks/{}"): 500}
 # A call that names nothing and shows what the caller has: it must not show what `default` has.
 LISTS: dict[Route, str] = {
     ("GET", "/v1/models"): "infer",
@@ -100,7 +98,9 @@ OPERATORS: set[Route] = {
 }
 # Names and shows nothing that was there before: it makes something of the caller's own, or frees it.
 OWN: set[Route] = {("POST", "/push/v1/plans"), ("POST", "/push/v1/collect")}
-CLASSIFIED = CALLS.keys() | LISTS.keys() | OPERATORS | OWN
+# Says what there is to be called, to whoever may call some of it.
+SAME: set[Route] = {("GET", "/admin/v1/openapi.json"), ("GET", "/push/v1/openapi.json")}
+CLASSIFIED = CALLS.keys() | LISTS.keys() | OPERATORS | OWN | SAME
 
 
 class Caller:
@@ -196,7 +196,16 @@ def test_anothers_is_as_nothing(stranger: Caller, theirs: Names, route: Route) -
     """The same status and the same words for what is another's and for what nobody has."""
     refused, unknown = stranger.call(route, theirs), stranger.call(route, NOBODYS)
     assert refused == unknown
-    assert refused[0] == MISSING.get(route, 404), refused
+    assert refused[0] == 404, refused
+
+
+@pytest.mark.parametrize("route", sorted(SAME), ids=" ".join)
+def test_the_same_for_everybody(kelvin: Installation, stranger: Caller, route: Route) -> None:
+    """Byte by byte, and nothing to a key that may call none of it."""
+    own = Caller(kelvin, _keys_of_default(kelvin))
+    assert stranger.ask("admin", *route) == own.ask("admin", *route)
+    assert stranger.ask("admin", *route)[0] == 200
+    assert stranger.ask("infer", *route)[0] == 403
 
 
 @pytest.mark.parametrize("route", LISTS, ids=" ".join)

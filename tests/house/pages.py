@@ -7,21 +7,23 @@ import inspect
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from activator.routes import Wrong, route
 from blobstore.memory import MemoryStore
 from contracts import artifact_errors, errors
 from controlplane.app import compose
+from service.openapi import describe
 from snapshotter.app import open_app
 from snapshotter.settings import SnapshotterSettings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 Route = tuple[str, str]  # method, path with its parameters as {}
+T = TypeVar("T")
 
 
 def read(name: str) -> str:
@@ -96,17 +98,32 @@ def routes_of_front() -> set[Route]:
 
 def routes_of_code(scratch: Path) -> set[Route]:
     """All of the three processes that are asked over HTTP from outside, straight or through the activator."""
+    return routes_of_front().union(*of_services(scratch, routes_of_app))
+
+
+def described_routes(scratch: Path) -> set[Route]:
+    """What the OpenAPI documents of the services describe. Raises KeyError for a route that says nothing of itself."""
+
+    def described(app: Any) -> set[Route]:
+        paths = describe(app, "Kelvin")["paths"].items()
+        return {(method.upper(), re.sub(r"\{[^}]*\}", "{}", path)) for path, methods in paths for method in methods}
+
+    return set[Route]().union(*of_services(scratch, described))
+
+
+def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
+    """What is seen of the applications behind the activator: the control plane's, the snapshotter's."""
     parts = ("feed", "registry", "autoscaler", "named", "clock", "database", "tenants", "keys")
     nothing = cast(Any, SimpleNamespace(**dict.fromkeys(parts)))
     # Building routers touches nothing: what they act on is needed only when one is called.
     control = cast(Any, compose)(*[nothing] * len(inspect.signature(compose).parameters))
 
-    async def of_snapshotter() -> set[Route]:
+    async def of_snapshotter() -> T:
         settings = SnapshotterSettings(data=scratch, store_url="memory:")
         async with open_app(settings, MemoryStore(), nothing) as app:
-            return routes_of_app(app)
+            return look(app)
 
-    return routes_of_front() | routes_of_app(control) | asyncio.run(of_snapshotter())
+    return look(control), asyncio.run(of_snapshotter())
 
 
 # Settings.

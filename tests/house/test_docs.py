@@ -16,6 +16,7 @@ from tests.house.pages import (
     commands_of_docs,
     dependencies_of_docs,
     dependencies_of_project,
+    described_routes,
     differences,
     failures_of_code,
     failures_of_docs,
@@ -39,6 +40,12 @@ def test_failures() -> None:
 def test_routes(tmp_path: Path) -> None:
     """Every route of activator, control plane and snapshotter, and none that there is not."""
     assert differences(routes_of_docs(read("api.md")), routes_of_code(tmp_path)) == []
+
+
+def test_openapi(tmp_path: Path) -> None:
+    """Every route that the activator passes through is in its service's OpenAPI document (`service/openapi.py`)."""
+    outer = {route for route in routes_of_code(tmp_path) if route[1].startswith(("/admin/v1/", "/push/v1/"))}
+    assert differences(described_routes(tmp_path), outer) == []
 
 
 def test_settings() -> None:

@@ -159,7 +159,7 @@ def test_tenants_are_apart(house: House, tmp_path: Path) -> None:
     digest = json.loads((house.store / TENANT / "manifests" / version).read_bytes())["chunks"][0]["digest"]
     with house.client("umbrella") as door:
         assert door.get(f"/push/v1/manifests/{version}").status_code == 404
-        assert door.get(f"/push/v1/chunks/{digest}").json()["code"] == ChunkMissing.code
+        assert door.get(f"/push/v1/chunks/{digest}").status_code == 404
     with house.client() as door:
         assert door.get(f"/push/v1/chunks/{digest}").status_code == 200
 

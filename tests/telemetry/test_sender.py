@@ -105,17 +105,30 @@ def test_a_collector_that_refuses_is_told_of_once_in_a_while(caplog: pytest.LogC
     assert said == [number for number in (1, 2, 4, 8) if number <= len(collector.batches)]
 
 
-@pytest.mark.parametrize("where", ["making", "sending"])
-def test_a_defect_ends_telling_and_nothing_else(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged; offering and closing are as before."""
+def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged and counted as lost; what comes after it is told."""
+    defects = iter([RuntimeError("a defect")])
 
-    def broken() -> bool:
-        raise RuntimeError("a defect")
+    def answer() -> bool:
+        for defect in defects:
+            raise defect
+        return True
+
+    collector = FakeCollector(answer)
+    sender = started(collector)
+    sender.offer(facts())
+    until(lambda: sender.lost, "the first batch is lost")
+    sender.offer(facts())
+    assert asyncio.run(sender.close(10))
+    assert (sender.sent, sender.lost) == (1, 1)
+    assert "a defect" in caplog.text
+
+
+def test_without_a_collector_telling_ends_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """That it can't be made is logged; offering and closing are as before."""
 
     def make() -> FakeCollector:
-        if where == "making":
-            raise RuntimeError("a defect")
-        return FakeCollector(broken)
+        raise RuntimeError("a defect")
 
     sender = Sender(make, clock=lambda: 0.0)
     sender.start()

@@ -47,7 +47,9 @@ def of(header: Any, data: bytes = bytes(16)) -> bytes:
         pytest.param(raw_safetensors(b"{"), "not valid JSON", id="half an object"),
         pytest.param(raw_safetensors(b"{}{}"), "not valid JSON", id="two objects"),
         pytest.param(raw_safetensors(b'{"a\xff":1}'), "not UTF-8", id="bytes that are not UTF-8"),
-        pytest.param(raw_safetensors(b'{"a":' + b"[" * 200_000), "nested too deeply", id="nesting that would overflow"),
+        pytest.param(
+            raw_safetensors(b'{"a":' + b"[" * 200_000), "nested more than 64 deep", id="nesting that would overflow"
+        ),
         pytest.param(raw_safetensors(b'{"a":1,"a":1}'), "occurs twice", id="a tensor named twice"),
         pytest.param(
             raw_safetensors(b'{"a":{"dtype":"F32","dtype":"F16","shape":[],"data_offsets":[0,4]}}', bytes(4)),

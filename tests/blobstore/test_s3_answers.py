@@ -1,0 +1,70 @@
+"""Answers that other endpoints than the tests' server give, and that mean something else than they say."""
+
+import asyncio
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from blobstore.retrying import Retry, RetryBudget
+from blobstore.s3 import S3Store
+from blobstore.s3_place import parse_place
+from blobstore.store import BlobShort, BlobUnavailable
+
+PLACE = parse_place("s3://bucket/p", "KELVIN_STORE")
+
+
+def refused(code: str, status: int) -> ClientError:
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Call")
+
+
+class Endpoint:
+    """Knows one object of `size` bytes by its head, and refuses all else."""
+
+    def __init__(self, size: int, refusal: ClientError) -> None:
+        self._size, self._refusal = size, refusal
+
+    def head_object(self, **_: Any) -> Any:
+        return {"ContentLength": self._size, "ETag": '"e"', "LastModified": datetime.now(UTC), "Body": io.BytesIO()}
+
+    def get_object(self, **_: Any) -> Any:
+        raise self._refusal
+
+    def delete_object(self, **_: Any) -> Any:
+        raise self._refusal
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def ask(endpoint: Endpoint, call: str, *arguments: Any) -> Any:
+    async def main() -> Any:
+        store = S3Store(PLACE, endpoint, retry=Retry(RetryBudget(attempts=1)))
+        try:
+            return await getattr(store, call)("t/a", *arguments)
+        finally:
+            await store.close()
+
+    return asyncio.run(main())
+
+
+def test_what_was_not_there_is_deleted_all_the_same() -> None:
+    """Amazon answers 204 for it, others 404."""
+    ask(Endpoint(0, refused("NoSuchKey", 404)), "delete")
+    with pytest.raises(BlobUnavailable):
+        ask(Endpoint(0, refused("SlowDown", 503)), "delete")
+
+
+def test_an_object_with_bytes_is_never_read_as_empty() -> None:
+    """416 is believed where nothing is: not where the object's own head says otherwise."""
+    nothing_begins = refused("InvalidRange", 416)
+    assert ask(Endpoint(0, nothing_begins), "read") == b""
+    assert ask(Endpoint(7, nothing_begins), "read", 7) == b""
+    with pytest.raises(BlobShort):
+        ask(Endpoint(7, nothing_begins), "read", 8)
+    with pytest.raises(BlobUnavailable, match="object store"):
+        ask(Endpoint(7, nothing_begins), "read")
+    with pytest.raises(BlobUnavailable, match="object store"):
+        ask(Endpoint(7, nothing_begins), "read", 3)

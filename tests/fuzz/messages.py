@@ -1,0 +1,247 @@
+"""Targets for what comes over sockets, from the command line and the environment."""
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from random import Random
+from typing import Any, Final
+
+from activator.completions import _Routing
+from activator.routes import Wrong, host_of, route
+from blobstore.s3_place import parse_place
+from contracts import settings
+from contracts.control import Bind, Feed, GateJob, KeyRow, Principal, RequestBatch, Scope, SealAttestation, Stats
+from contracts.errors import InvalidRequest, LimitExceeded, Overloaded
+from contracts.frames import Counts, End, Frame, FrameDecoder, FrameKind, encode_frame, failed_frame
+from contracts.names import parse_reference
+from contracts.problem import WireFailure, sse_error, to_wire
+from contracts.push import CommitRequest, MissingRequest
+from contracts.settings import BadSetting
+from contracts.trace import parse as parse_traceparent
+from contracts.usage import LifetimeRecord, Receipts
+from contracts.wire import decode, encode
+from controlplane.facts import ScaleChange
+from controlplane.policy.month import month_bounds_us
+from controlplane.scaling.zygote import _Reply
+from kelvin.policy.durations import parse_duration_s
+from kelvin.policy.rate import parse_rate
+from runtime.openai_answers import Heading, StreamedChat, renderer_for
+from runtime.openai_embeddings import EmbeddingAsk, decode_embeddings
+from runtime.openai_requests import Ask, decode_chat, decode_completion
+from runtime.zygote import Fork, Ping, Reply
+from telemetry.settings import read_settings as read_telemetry
+from tests.fuzz.fuzzer import Target
+from tests.fuzz.mutate import mutate_json, mutate_words
+from weightcache.wire import Layout, LeaseReply, LeaseRequest, SlabFact
+
+# A replica's answer: frames mean the same wherever the socket cuts them.
+
+COUNTS: Final = Counts(5, 2, 3, 1_000_000)
+FRAMES: Final = (
+    encode_frame(Frame(FrameKind.DATA, COUNTS, b"data: {}\n\n"))
+    + encode_frame(Frame(FrameKind.BEAT, COUNTS))
+    + encode_frame(Frame(FrameKind.END, COUNTS, encode(End(finish_reason="stop")))),
+    failed_frame(to_wire(Overloaded("the queue", 4, 1.0)), COUNTS),
+)
+
+
+def _frames(data: bytes) -> tuple[Frame, ...]:
+    return tuple(FrameDecoder().feed(data))
+
+
+def _frames_hold(data: bytes, frames: tuple[Frame, ...]) -> None:
+    decoder, random = FrameDecoder(), Random(len(data))
+    cuts = sorted({0, len(data), *(random.randrange(len(data) + 1) for _ in range(4))})
+    pieces = [frame for begin, end in pairwise(cuts) for frame in decoder.feed(data[begin:end])]
+    assert tuple(pieces) == frames, "frames depend on where the socket cut them"
+
+
+# Server-sent events. Nothing of ours reads them, so what we write is read by the standard's rules.
+
+
+def events_of(stream: str) -> Iterator[tuple[str, str]]:
+    """Type and data of each event, by the parsing rules of the HTML standard (9.2.6)."""
+    kind, lines = "message", list[str]()
+    for line in stream.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        if not line:
+            if lines:
+                yield kind, "\n".join(lines)
+            kind, lines = "message", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            lines.append(value)
+        elif field == "event":
+            kind = value
+
+
+def _said(data: bytes) -> tuple[str, str]:
+    """A model's text in two pieces, and the words of a failure, as a client reads them."""
+    text = data.decode("utf-8", "replace")
+    renderer = renderer_for(Heading("r", text[:40], "ab" * 32, 1), chat=True, stream=True, include_usage=True)
+    assert isinstance(renderer, StreamedChat)
+    half = len(text) // 2
+    written = renderer.begin() + renderer.text(text[:half]) + renderer.text(text[half:])
+    written += renderer.end("stop", COUNTS) + sse_error(InvalidRequest("prompt", text, text), text[:20])
+    heard = list(events_of(written.decode()))
+    (_, failed) = heard.pop()
+    assert heard.pop() == ("message", "[DONE]")
+    choices = [choice for _, event in heard for choice in json.loads(event)["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices), json.loads(failed)["error"]["message"]
+
+
+def _said_holds(data: bytes, said: tuple[str, str]) -> None:
+    text = data.decode("utf-8", "replace")
+    assert said[0] == text, "a client reads another text than the model wrote"
+    assert "kv-" in text or said[1] == f"prompt={text}: {text}"
+
+
+# OpenAI's requests.
+
+CHAT: Final[dict[str, Any]] = {
+    "model": "m@prod", "messages": [
+        {"role": "system", "content": "be kind"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "content": None}, {"role": "developer", "content": "x", "name": "n"},
+    ],
+    "max_tokens": 4, "temperature": 0.5, "top_p": 1, "top_k": 3, "seed": 7, "stop": ["a", "b"], "stream": True,
+    "stream_options": {"include_usage": True}, "n": 1, "tools": [], "response_format": {"type": "text"},
+}  # fmt: skip
+COMPLETION: Final = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0, "echo": False, "suffix": ""}
+EMBEDDINGS: Final = {"model": "m", "input": ["a", [1, 2]], "encoding_format": "base64", "dimensions": 32, "user": "u"}
+
+
+def _json(*values: object) -> tuple[bytes, ...]:
+    return tuple(json.dumps(value).encode() for value in values)
+
+
+def _ask_holds(_: bytes, ask: Ask) -> None:
+    assert ask.max_tokens is None or ask.max_tokens >= 1
+    assert ask.temperature is None or 0 <= ask.temperature <= 2
+    assert ask.seed is None or -(1 << 63) <= ask.seed < 1 << 63
+    assert len(ask.stops) <= 4
+    assert all(ask.stops)
+
+
+def _inputs_hold(_: bytes, ask: EmbeddingAsk) -> None:
+    assert 0 < len(ask.inputs) <= 512
+    for each in ask.inputs:
+        assert each, "an input is empty"
+        assert isinstance(each, str) or all(type(token_id) is int for token_id in each)
+
+
+# What processes say to each other: the first byte chooses the message.
+
+KINDS: Final[tuple[Any, ...]] = (
+    Fork | Ping, Reply, _Reply, LeaseRequest, LeaseReply, Layout, Bind, GateJob, Feed, Stats, RequestBatch,
+    LifetimeRecord, Receipts, Principal, KeyRow, SealAttestation, WireFailure, MissingRequest, CommitRequest,
+    ScaleChange, _Routing,
+)  # fmt: skip
+WORDS: Final = (
+    Fork(runtime_id="r1"), Reply(ok=True, pid=4), LeaseRequest(tenant="t", version="a" * 64),
+    LeaseReply(ok=True, manifest_bytes=3, slabs=(SlabFact(id=1, bytes=4096),), chunks_by_tier={"host": 1}),
+    Layout(total_bytes=4096, extents=((0, 0, 0, 4096),), attestations=()),
+    Bind(tenant="t", model="m", version="a" * 64, device_class="cpu-1", threads=1, kv_bytes=1 << 26),
+    GateJob(config_json="{}", tensors={"a": ("F32", (2, 3))}), Feed(revision=1, full=True), Receipts(receipts=()),
+    Principal(key_id="k", tenant="t", scopes=(Scope.INFER,), models=("m",)), ScaleChange(min=1, target=2.5),
+    WireFailure(code="overloaded", status=503, message="full", retryable=True, retry_after_s=1.0),
+)  # fmt: skip
+
+
+def _kind(data: bytes) -> Any:
+    return KINDS[data[0] % len(KINDS)] if data else KINDS[0]
+
+
+def _told(data: bytes) -> tuple[int, Any]:
+    return (data[0] % len(KINDS) if data else 0), decode(data[1:], _kind(data))
+
+
+def _telling(word: Any) -> bytes:
+    at = next(at for at, kind in enumerate(KINDS) if isinstance(word, kind))
+    return bytes([at]) + encode(word)
+
+
+def _mutate_told(random: Random, data: bytes, pool: Any) -> bytes:
+    first = data[:1] if random.random() < 0.9 else bytes([random.randrange(len(KINDS))])
+    return first + mutate_json(random, data[1:], [other[1:] for other in pool[:16]])
+
+
+# Texts of one line: the first byte chooses who reads them.
+
+
+def _naming(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader whose refusals are ValueErrors, told from those of the libraries by their rule."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            if ": must be a whole number" not in str(error) and ": must be 64K or more" not in str(error):
+                raise
+            raise BadSetting("", str(error), "is refused") from None
+
+    return read
+
+
+READERS: Final[tuple[Callable[[str], Any], ...]] = (
+    _naming(parse_duration_s),
+    _naming(parse_rate),
+    parse_reference,
+    month_bounds_us,
+    lambda text: parse_place(text, "KELVIN_STORE"),
+    lambda text: settings.integer({"X": text}, "X", 1, low=-5, high=1 << 40),
+    lambda text: settings.number({"X": text}, "X", 1.0, low=0, high=10),
+    lambda text: settings.choice({"X": text}, "X", "a", ("a", "b")),
+    lambda text: read_telemetry({"KELVIN_OTLP_ENDPOINT": text, "OTEL_EXPORTER_OTLP_HEADERS": text}),
+    lambda text: parse_traceparent(text.encode("utf-8", "replace")),
+    lambda text: host_of([text.encode("utf-8", "replace")]),
+    lambda text: route("GET", text.encode("utf-8", "replace"), "m.t.kelvin.test", "kelvin.test"),
+)
+LINES: Final = (
+    "24h", "10M", "m@0123456789ab", "2026-11", "s3://bucket/pre/fix?endpoint=http://h:9000&region=eu&path_style=true",
+    "8443", "0.5", "b", "https://collector.example:4318/v1", f"00-{'1' * 32}-{'2' * 16}-01", "m.t.kelvin.test:8443",
+    "/t/m/v1/models/x@y",
+)  # fmt: skip
+_TOKENS: Final = (
+    b"://", b"[", b"]", b"@", b":99999", b"?", b"&", b"%2e%2e", b"/../", b"//", b"s3://", b"http://", b"#",
+    b"endpoint=", b"connections=", b"\xd9\xa3", b"1_0", b" 1", b"-0", b"nan", b"1e400", b"9" * 5000, b"\xe2\x84\x80",
+)  # fmt: skip
+
+
+def _read_line(data: bytes) -> Any:
+    return READERS[data[0] % len(READERS) if data else 0](data[1:].decode("utf-8", "replace"))
+
+
+def _line_holds(data: bytes, value: Any) -> None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        assert -(1 << 63) < value < 1 << 63  # not a number is neither
+    if isinstance(value, Wrong):
+        assert value.failure.message
+
+
+TARGETS: Final = (
+    Target(
+        "frames", _frames, (ValueError,), FRAMES, holds=_frames_hold,
+        again=lambda frames: b"".join(encode_frame(frame) for frame in frames),
+    ),
+    Target(
+        "sse", _said, (),
+        (b"plain", b"data: [DONE]\n\n\r\rid: 1\nevent: error\n\n", "\u2028\u0085é💥".encode()), holds=_said_holds,
+    ),
+    Target("chat-request", decode_chat, (InvalidRequest,), _json(CHAT), mutate_json, holds=_ask_holds),
+    Target(
+        "completion-request", decode_completion, (InvalidRequest,), _json(COMPLETION), mutate_json, holds=_ask_holds,
+    ),
+    Target(
+        "embeddings-request", lambda data: decode_embeddings(data, 32), (InvalidRequest, LimitExceeded),
+        _json(EMBEDDINGS, {"input": "a"}), mutate_json, holds=_inputs_hold,
+    ),
+    Target(
+        "wire", _told, (InvalidRequest,), tuple(map(_telling, WORDS)), _mutate_told,
+        lambda told: bytes([told[0]]) + encode(told[1]),
+    ),
+    Target(
+        "lines", _read_line, (BadSetting, InvalidRequest),
+        tuple(bytes([at]) + line.encode() for at, line in enumerate(LINES)), mutate_words(*_TOKENS), holds=_line_holds,
+    ),
+)  # fmt: skip

@@ -1,0 +1,15 @@
+"""All targets by name, and their corpora: inputs that led somewhere new or were wrong once, kept in the repository."""
+
+from pathlib import Path
+from typing import Final
+
+from tests.fuzz import formats, messages
+from tests.fuzz.fuzzer import Target
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+TARGETS: Final = {target.name: target for target in (*formats.TARGETS, *messages.TARGETS)}
+
+
+def corpus_of(target: Target) -> dict[str, bytes]:
+    """By file name, the regressions among them."""
+    return {path.name: path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))}

@@ -1,0 +1,222 @@
+"""Every parser answers whatever it is given with a value that holds, or with the refusal that it names.
+
+A short look in every run, a longer one in `make deep` (`KELVIN_TEST_FUZZ_S` seconds for each target), and as long as
+one likes with `make fuzz SECONDS=600`. Each target has a control: a parser with one check taken out is found out.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+import blobstore.packs
+import contracts.frames
+import contracts.manifest
+import contracts.meter
+import controlplane.price_book
+import runtime.encoder.recipe
+import runtime.openai_answers
+import runtime.openai_embeddings
+import runtime.openai_requests
+import snapshotter.policy.intake
+import snapshotter.policy.safetensors_header
+import snapshotter.policy.tensors_index
+import spool.frame
+from contracts.errors import InvalidRequest, Refused
+from tests.fuzz import formats, messages
+from tests.fuzz.coverage import Coverage
+from tests.fuzz.fuzzer import MEMORY_BYTES, Finding, Target, bounded, fuzz, judge, shrunk
+from tests.fuzz.mutate import mutate_bytes, mutate_json
+from tests.fuzz.targets import TARGETS, corpus_of
+
+SECONDS: Final = float(os.environ.get("KELVIN_TEST_FUZZ_S", "1.2"))
+SHORT: Final = 150  # inputs
+LONG: Final = 40_000  # inputs within which a control is found out
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def seeds(target: Target) -> Sequence[bytes]:
+    """What it is fed with first."""
+    return list(corpus_of(target).values())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_was_found_before(name: str) -> None:
+    """The corpus, with everything in it that was wrong once; and every sample is a right one, or refused by name."""
+    target = TARGETS[name]
+    for file, data in corpus_of(target).items():
+        assert judge(target, data)[1] is None, file
+    for sample in target.samples:
+        assert judge(target, sample)[1] is None
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_short_look(name: str) -> None:
+    """The first inputs of a fixed seed."""
+    target = TARGETS[name]
+    report = fuzz(target, seeds(target), seed=1, executions=SHORT)
+    assert report.finding is None, report.finding
+    assert report.executions == SHORT
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_longer_look(name: str) -> None:
+    """Another seed, for a bounded time, to where the first inputs don't lead."""
+    target = TARGETS[name]
+    report = fuzz(target, seeds(target), seed=2, seconds=SECONDS)
+    assert report.finding is None, report.finding
+
+
+def _without(module: object, name: str, instead: object = lambda *_: None) -> Patch:
+    return lambda patch: patch.setattr(module, name, instead)
+
+
+def _unescaped(heading: object, kind: str, choices: Sequence[Any], usage: object) -> bytes:
+    text = choices[0].delta.content if choices else ""
+    return f'{{"choices":[{{"delta":{{"content":"{text or ""}"}}}}]}}'.encode()
+
+
+def _cut(segment: bytes, offset: int) -> spool.frame.Frame | None:
+    found = spool.frame.decode_frame(segment, offset)
+    return found and spool.frame.Frame(found.sequence, found.payload[:-1] or b"x", found.end)
+
+
+class _Forgetful(contracts.frames.FrameDecoder):
+    """Loses what a feed left over."""
+
+    def feed(self, data: bytes) -> list[contracts.frames.Frame]:
+        self._buffer.clear()
+        return super().feed(data)
+
+
+def _loads(raw: Any, path: str) -> Any:
+    return json.loads(bytes(raw))
+
+
+# One check taken out of each parser, or one thing done wrongly.
+CONTROLS: Final[dict[str, Patch]] = {
+    "manifest": _without(contracts.manifest, "find_fault"),
+    "safetensors-header": _without(snapshotter.policy.safetensors_header, "_check_cover"),
+    "tensors-index": _without(snapshotter.policy.tensors_index, "_check_cover"),
+    "pack-index": _without(blobstore.packs, "_find_fault"),
+    "pack-footer": _without(blobstore.packs, "_find_fault"),
+    "spool-segment": _without(formats, "decode_frame", _cut),
+    "meter-page": _without(contracts.meter, "METER_BYTES", 16),
+    "model-directory": _without(snapshotter.policy.intake, "parse_object", _loads),
+    "embedding-recipe": _without(runtime.encoder.recipe, "json_object", lambda files, name: json.loads(files[name])),
+    "price-book": _without(controlplane.price_book, "_micros", lambda field, value: value),
+    "frames": _without(messages, "FrameDecoder", _Forgetful),
+    "sse": _without(runtime.openai_answers, "_encode", _unescaped),
+    "chat-request": _without(runtime.openai_requests, "_check_range"),
+    "completion-request": _without(runtime.openai_requests, "_check_range"),
+    "embeddings-request": _without(runtime.openai_embeddings, "_is_ids", bool),
+    "wire": _without(messages, "decode", lambda raw, kind: msgspec.json.decode(raw, type=kind)),
+    "lines": _without(messages, "parse_place", lambda text, setting: urlsplit(text)),
+}
+
+
+def test_each_target_has_a_control() -> None:
+    """A new one, too."""
+    assert CONTROLS.keys() == TARGETS.keys()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", CONTROLS)
+def test_control(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same look finds the same parser out once it is broken."""
+    CONTROLS[name](monkeypatch)
+    target = TARGETS[name]
+    assert fuzz(target, seeds(target), seed=2, executions=LONG).finding is not None
+
+
+def _parser(parse: Callable[[bytes], Any], **more: Any) -> Target:
+    return Target("toy", parse, (InvalidRequest,), (b'{"a": [1, 2]}',), **more)
+
+
+def _refuses(message: str) -> Callable[[bytes], Any]:
+    def parse(data: bytes) -> Any:
+        raise Refused(InvalidRequest("body", message, "is refused"))
+
+    return parse
+
+
+def _spins(data: bytes) -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        pytest.param(_parser(lambda data: data[999]), "it raised IndexError", id="another exception"),
+        pytest.param(_parser(_refuses("x" * 9999)), "its refusal has", id="a refusal that sends back what was sent"),
+        pytest.param(_parser(_refuses("\ud800")), "its refusal can't be told", id="a refusal that is no text"),
+        pytest.param(_parser(lambda data: bytes(2 * MEMORY_BYTES)), "it asked for more than", id="too much memory"),
+        pytest.param(_parser(len, again=lambda size: bytes(size + 1)), "another one", id="an encoder that disagrees"),
+        pytest.param(_parser(len, holds=lambda data, size: _spins(data)), "it took more than", id="too much time"),
+    ],
+)
+def test_what_is_a_finding(target: Target, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of wrong answer is told from the two right ones."""
+    monkeypatch.setattr("tests.fuzz.fuzzer.CPU_S", 0.2)
+    monkeypatch.setattr("tests.fuzz.fuzzer.SHRINKS", 0)
+    report = fuzz(target, seed=1, executions=1)
+    assert report.finding is not None
+    assert fault in report.finding.fault
+
+
+def test_coverage_counts_steps_of_ours() -> None:
+    """A way that was gone before is not new, another one is; and so is another refusal."""
+    coverage = Coverage()
+    target = TARGETS["pack-index"]
+    good, bad, worse = target.samples[0], b'[["x",0,1]]', b"["
+    found = [coverage.is_new(partial(_refusal, target, data)) for data in (good, good, bad, bad, worse)]
+    assert found == [True, False, True, False, True]
+
+
+def _refusal(target: Target, data: bytes) -> str:
+    return judge(target, data)[0]
+
+
+def test_the_same_seed_looks_at_the_same() -> None:
+    """So a finding of one machine is found on another."""
+    target = TARGETS["lines"]
+    first, second = (fuzz(target, seed=7, executions=200) for _ in range(2))
+    assert first.pool == second.pool
+    assert first.steps == second.steps
+
+
+def test_a_finding_is_made_small() -> None:
+    """What is not needed for it is left out."""
+    target = _parser(lambda data: 1 // (b"\xff" not in data))
+    finding = Finding(
+        b"a" * 500 + b"\xff" + b"b" * 500, "it raised ZeroDivisionError: integer division or modulo by zero"
+    )
+    with bounded() as begin:
+        assert shrunk(target, finding, begin).data == b"\xff"
+
+
+@pytest.mark.parametrize("mutate", [mutate_bytes, mutate_json])
+def test_mutations_are_many(mutate: Any) -> None:
+    """Hardly any is what it was made of, hardly two are alike, and JSON mostly stays JSON."""
+    random, sample = Random(3), TARGETS["chat-request"].samples[0]
+    made = [mutate(random, sample, [sample]) for _ in range(300)]
+    assert len(set(made)) > 250
+    if mutate is mutate_json:
+        assert sum(_is_json(each) for each in made) > 200
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
