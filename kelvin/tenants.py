@@ -45,12 +45,11 @@ def list_command(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    columns = ("tenant", "state", "models", "keys", "created", *LIMITS)
-    table = Table(*columns, title="tenants")
+    table = Table("tenant", "state", "models", "keys", "created", "own limits", title="tenants")
     for row in found["tenants"]:
-        limits = (DEFAULT if row["limits"][name] is None else str(row["limits"][name]) for name in LIMITS)
-        told = (row["tenant"], row["state"], str(row["models"]), str(row["keys"]), instant(row["created_at_s"]))
-        table.add_row(*told, *limits)
+        limits = "\n".join(f"{name} {value}" for name, value in row["limits"].items() if value is not None)
+        counts = (str(row["models"]), str(row["keys"]))
+        table.add_row(row["tenant"], row["state"], *counts, instant(row["created_at_s"]), limits)
     Console().print(table)
 
 
