@@ -11,6 +11,8 @@ _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VERSION_PREFIX: Final = re.compile(r"[0-9a-f]{12,64}")
 DIGEST_HEX: Final = 64
 DEFAULT_ALIAS: Final = "prod"
+# First segments of our own paths: the path form of a tenant of that name would never be read as one.
+RESERVED_TENANTS: Final = frozenset({"admin", "push", "v1", "v2"})
 
 
 def dns_label(value: str, field: str) -> str:
@@ -18,6 +20,13 @@ def dns_label(value: str, field: str) -> str:
     if _LABEL.fullmatch(value) is None:
         rule = "must be a DNS label (1-63 of a-z, 0-9 and '-', not at either end)"
         raise Refused(InvalidRequest(field, repr(value[:80]), rule))
+    return value
+
+
+def tenant_name(value: str) -> str:
+    """Return `value` where a new tenant may have that name; otherwise refuse, naming the value and the rule."""
+    if dns_label(value, "tenant") in RESERVED_TENANTS:
+        raise Refused(InvalidRequest("tenant", repr(value), "is reserved, as our own paths begin with it"))
     return value
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from contracts.control import Principal, TenantLimits, TenantRow
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
-from contracts.names import dns_label
+from contracts.names import tenant_name
 from controlplane import audit, schema
 from controlplane.audit import Action
 from controlplane.policy.access import KeyState, TenantState, check_empty, check_move, key_state
@@ -64,8 +64,8 @@ class TenantStore:
         return await self._database.read(lambda connection: _one(connection, tenant, now_s))
 
     async def create(self, by: Principal, tenant: str, now_s: int) -> Tenant:
-        """Raises Refused: InvalidRequest for what is no DNS label, Conflict where the name is or was given."""
-        dns_label(tenant, "tenant")
+        """Raises Refused: InvalidRequest for what can't be a tenant's name, Conflict where the name is or was given."""
+        tenant_name(tenant)
 
         def write(connection: Connection) -> Tenant:
             table = schema.tenants

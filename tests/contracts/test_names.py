@@ -2,8 +2,9 @@
 
 import pytest
 
+from activator.routes import ListModels, route
 from contracts.errors import InvalidRequest, Refused
-from contracts.names import ModelReference, dns_label, parse_reference
+from contracts.names import RESERVED_TENANTS, ModelReference, dns_label, parse_reference, tenant_name
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,21 @@ def test_a_bad_name_is_refused_by_value_and_rule(text: str) -> None:
 def test_the_longest_label_is_63() -> None:
     """RFC 1123's limit is inclusive."""
     assert dns_label("a" * 63, "model") == "a" * 63
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED_TENANTS), "-x"])
+def test_a_name_that_no_tenant_may_have(name: str) -> None:
+    """The first segments of our own paths are refused, as is what is no label; the rule is told."""
+    with pytest.raises(Refused, match=r"is reserved|DNS label"):
+        tenant_name(name)
+    assert tenant_name("v3") == "v3"
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_TENANTS))
+def test_why_it_is_reserved(name: str) -> None:
+    """A path that begins with it is never read as that tenant's."""
+    asked = route("GET", f"/{name}/v1/v1/models".encode(), "localhost", "kelvin.localhost")
+    assert not isinstance(asked, ListModels)
+    named = route("GET", b"/acme/v1/v1/models", "localhost", "kelvin.localhost")
+    assert isinstance(named, ListModels)
+    assert named.target.tenant == "acme"

@@ -57,6 +57,7 @@ def test_a_tenants_life(data: Path) -> None:
             }  # fmt: skip
             assert [(row.tenant, row.suspended) for row in (await reader.line()).tenants] == [("acme", False)]
             await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=409)
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "v1"}, status=400)
             found = await ask(
                 door, OPERATOR, "POST", "/keys?tenant=acme", {"name": "a", "scopes": ["admin"]}, status=201
             )
