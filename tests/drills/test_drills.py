@@ -10,7 +10,8 @@ from contextlib import closing
 import pytest
 
 from tests.drills.drill import kill_at
-from tests.drills.ground import Ground, standing
+from tests.drills.ground import Ground, standing, wait
+from tests.drills.judge import totals_of
 from tests.drills.matrix import ANSWERED, CUT, Process, Stage, refused
 from tests.drills.models import TinyModels
 from tests.drills.operations import ROOT, NotSo
@@ -72,9 +73,11 @@ def test_a_kill_that_misses_is_none(ground: Ground, models: TinyModels, monkeypa
 def test_a_request_that_the_client_did_not_count_is_red(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: the bill has one that is left out of the count."""
     monkeypatch.setattr("tests.drills.ground.SETTLED_S", 3.0)
+    before = totals_of(ground.bill()).requests
     with ground.call(2) as call:
         (ending,) = call.endings()
     assert ending.outcome == ANSWERED
+    wait(lambda: totals_of(ground.bill()).requests > before, "the bill has heard of it")
     assert any("1 more requests, the client counted 0" in line for line in ground.settle([]))
 
 
