@@ -16,7 +16,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[runtime,onnx,s3,tensorizer,telemetry,test,demo]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[runtime,onnx,s3,signing,tensorizer,telemetry,test,demo]'
 	touch $@
 
 demo: $(STAMP)

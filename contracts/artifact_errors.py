@@ -91,6 +91,32 @@ class ManifestCorrupt(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class AttestationInvalid(Failure):
+    """What is said of a version beside its manifest is damaged, forged, or another version's."""
+
+    version: str
+    reason: str
+    code, status = "attestation_invalid", 500
+
+    @property
+    def message(self) -> str:
+        return f"an attestation of version {self.version}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionUnverified(Failure):
+    """The installation starts signed versions alone, and nobody whom it trusts signed this one."""
+
+    version: str
+    reason: str
+    code, status = "version_unverified", 500
+
+    @property
+    def message(self) -> str:
+        return f"version {self.version} is not started: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeFailed(Failure):
     """The known-answer probe did not match: the replica is refused, fail closed."""
 

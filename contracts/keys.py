@@ -46,6 +46,16 @@ def attestation_key(tenant: str, version: str, fingerprint: Fingerprint) -> str:
     return f"{attestations_prefix(tenant, version)}seal-{fingerprint_digest(fingerprint)}"
 
 
+def origin_key(tenant: str, version: str, raw: bytes) -> str:
+    """A publisher's statement about a version, by its bytes."""
+    return f"{attestations_prefix(tenant, version)}origin-{_short(raw)}"
+
+
+def bundle_key(tenant: str, version: str, raw: bytes) -> str:
+    """An OpenSSF bundle of an export of the version, by its bytes."""
+    return f"{attestations_prefix(tenant, version)}bundle-{_short(raw)}"
+
+
 def inputs_key(tenant: str, digest: str) -> str:
     """Holds the version that a push of these inputs and sealing options became."""
     return f"{tenant}/{INPUTS}/{digest}"
@@ -58,4 +68,8 @@ def condemned_key(tenant: str, version: str) -> str:
 
 def fingerprint_digest(fingerprint: Fingerprint) -> str:
     """The first 16 hex digits of the BLAKE3 digest of its canonical JSON (sorted keys, no spaces)."""
-    return blake3(msgspec.json.encode(fingerprint, order="sorted")).hexdigest()[:16]
+    return _short(msgspec.json.encode(fingerprint, order="sorted"))
+
+
+def _short(raw: bytes) -> str:
+    return blake3(raw).hexdigest()[:16]

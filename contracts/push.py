@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from contracts.control import GateFacts
+from contracts.control import GateFacts, SealAttestation
 from contracts.manifest import Digest
 from contracts.problem import WireFailure
 from contracts.wire import Wire
@@ -84,6 +84,39 @@ class Missing(Wire, frozen=True):
     digests: tuple[Digest, ...]
     version: str  # what they make
     exists: bool  # the version is there already
+
+
+class AttestRequest(Wire, frozen=True):
+    """`POST /push/v1/plans/ID/attestations`, before the commit: a publisher's signed statement about what it makes.
+
+    `bundle` is an OpenSSF signature of an export of the version, whose digest the statement names.
+    """
+
+    envelope: bytes
+    bundle: bytes | None = None
+
+
+class AttestationEntry(Wire, frozen=True):
+    """An attestation as it lies beside a manifest. `fault` says why it is worth nothing, in words."""
+
+    name: str
+    content: bytes
+    key_id: str | None = None  # whose signature it has
+    trusted_as: str | None = None  # by this installation: the name of a trust root, or "installation"
+    fault: str | None = None
+
+
+class AttestationList(Wire, frozen=True):
+    """`GET /push/v1/versions/VERSION/attestations`."""
+
+    attestations: tuple[AttestationEntry, ...]
+
+
+class KeepSeal(Wire, frozen=True):
+    """`POST /internal/v1/seals`: a replica found no known answers of its engine, recorded them, and gave them again."""
+
+    tenant: str
+    seal: SealAttestation
 
 
 class CommitRequest(Wire, frozen=True):

@@ -107,11 +107,14 @@ class DeviceStatus(Wire, frozen=True):
 
 class CacheStatus(msgspec.Struct, frozen=True):
     """What the weight cache found faulty since it started, of all that it says of itself: by tier and kind; healed by
-    the tier that had a good copy, refused by the failure's code.
+    the tier that had a good copy, refused by the failure's code. Unverified: loads of versions without a trusted
+    signature, where one is asked for.
     """
 
     chunk_faults: dict[str, dict[str, int]]
     manifest_faults: dict[str, dict[str, int]]
+    attestation_faults: dict[str, dict[str, int]]
+    unverified_versions: int
     healed_chunks: dict[str, int]
     healed_manifests: dict[str, int]
     refused_chunks: dict[str, int]

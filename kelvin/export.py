@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -21,14 +22,17 @@ from contracts.errors import InvalidRequest, ModelNotFound, NotFound, Refused
 from contracts.manifest import Chunk, Manifest, decode_manifest
 from contracts.names import parse_reference
 from contracts.problem import code_of
-from contracts.push import Original
+from contracts.push import AttestationEntry, AttestationList, Original
 from kelvin.export_tensors import check_fits, check_original, convert
+from kelvin.openssf import SIGNATURE_FILE
+from kelvin.policy.bundles import find_bundle
 from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, lay_out, lay_out_original, pieces
 from kelvin.progress import Progress, shown_progress
 from kelvin.push_calls import Door, Patience, PushCalls, failure_of, open_door
 from snapshotter.policy.files import SINGLE_FILE
 
 RECEIVERS: Final = 4
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 RESOLVE_S: Final = 60.0
 FORMATS: Final = ("safetensors", "tensors")
 
@@ -48,6 +52,11 @@ class ExportCalls(PushCalls):
             if code_of(refused.failure) == NotFound.code:
                 return None
             raise
+
+    def attestations(self, version: str) -> tuple[AttestationEntry, ...]:
+        """What is signed about it, as the installation judges it."""
+        answer = self._call("GET", f"/push/v1/versions/{version}/attestations", b"")
+        return self._decoded(answer, AttestationList).attestations
 
     def chunk(self, digest: str, length: int) -> bytes:
         """Of a manifest of the tenant's, checked against its digest. Raises `Refused`."""
@@ -94,6 +103,8 @@ def export_version(
             elif form == "tensors":
                 progress.begin("converting", None)
                 convert(scratch / SINGLE_FILE, scratch / TENSORS_FILE, manifest)
+            elif (bundle := find_bundle(version, calls.attestations(version))) is not None:
+                (scratch / SIGNATURE_FILE).write_bytes(bundle)
             sizes = {path.name: path.stat().st_size for path in scratch.iterdir()}
     except OSError as error:
         rule = f"can't be written: {error.strerror or error}"
@@ -175,7 +186,9 @@ def _check_files(manifest: Manifest, scratch: Path) -> None:
 
 
 def resolve(door: Door, reference: str) -> str:
-    """The version that `M`, `M@ALIAS` or `M@HEX` means. Raises `Refused`."""
+    """The version that `M`, `M@ALIAS` or `M@HEX` means, or all of its own digits. Raises `Refused`."""
+    if _DIGEST.fullmatch(reference):
+        return reference
     named = parse_reference(reference)
     answer = door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S)
     if answer.status_code >= 400:

@@ -30,6 +30,7 @@ from kelvin.models import (
 from kelvin.push_command import push_command
 from kelvin.recovery import backup_command, restore_command
 from kelvin.settings import default_data, load_up
+from kelvin.show import show_command
 from kelvin.tenants import tenants_command
 from kelvin.versions import versions_command
 
@@ -128,6 +129,7 @@ for _command in (
     push_command,
     restore_command,
     scale_command,
+    show_command,
     status_command,
     stop_command,
     tenants_command,

@@ -79,13 +79,17 @@ def cache_line(cache: dict[str, Any] | None) -> str:
         return "weight cache: does not answer"
     faults = [
         f"{tier} {what} {kind} {count}"
-        for what in ("chunk", "manifest")
+        for what in ("chunk", "manifest", "attestation")
         for tier, kinds in cache[f"{what}_faults"].items()
         for kind, count in kinds.items()
     ]
     healed = sum((*cache["healed_chunks"].values(), *cache["healed_manifests"].values()))
     refused = sum(cache["refused_chunks"].values())
-    return f"weight cache: faulty copies: {', '.join(faults) or 'none'}; healed {healed}, chunks refused {refused}"
+    unverified = cache["unverified_versions"]
+    doubts = f"; {unverified} loads of versions that nobody vouches for" if unverified else ""
+    return (
+        f"weight cache: faulty copies: {', '.join(faults) or 'none'}; healed {healed}, chunks refused {refused}{doubts}"
+    )
 
 
 def _mark(good: bool) -> str:

@@ -15,13 +15,14 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import DeadlineExceeded, Refused
 from contracts.names import dns_label
 from contracts.problem import code_of
-from contracts.push import Committed, Committing, Missing, Plan, PlannedChunk
+from contracts.push import AttestRequest, Committed, Committing, Missing, Plan, PlannedChunk
 from kelvin.pace import Pace
 from kelvin.policy.rate import senders
 from kelvin.progress import Progress
 from kelvin.push_calls import Door, Patience, PushCalls
 from kelvin.push_directory import scan
 from kelvin.push_tensors import TensorsWish, is_tensors, scan_tensors
+from kelvin.signing import Signing
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -75,12 +76,13 @@ def push_directory(
     progress: Progress,
     line: Line | None = None,
     tensors: TensorsWish | None = None,
+    signing: Signing | None = None,
 ) -> Pushed:
     """As `push`, and says what was sent and what was left out. Holds at most a chunk per sender in memory.
 
     `directory` may be a tensorizer file; `tensors` is then what is wished of it.
     """
-    return _repeated(_Attempt(directory, model, door, progress, line or Line(), tensors), _Attempt.run)
+    return _repeated(_Attempt(directory, model, door, progress, line or Line(), tensors, signing), _Attempt.run)
 
 
 def rehearse(
@@ -113,7 +115,14 @@ class _Attempt:
     """One push, over as many rounds as it takes; digests are kept between them."""
 
     def __init__(
-        self, directory: Path, model: str, door: Door, progress: Progress, line: Line, tensors: TensorsWish | None
+        self,
+        directory: Path,
+        model: str,
+        door: Door,
+        progress: Progress,
+        line: Line,
+        tensors: TensorsWish | None,
+        signing: Signing | None = None,
     ) -> None:
         self._model = dns_label(model, "model")
         progress.begin("looking", None)
@@ -124,6 +133,8 @@ class _Attempt:
         pace = None if line.bytes_s is None else Pace(line.bytes_s, sleep=self._stopped.wait)
         self._calls = PushCalls(door, line.patience, self._stopped, pace)
         self._progress = progress
+        self._signing = signing
+        self._signed: tuple[str, AttestRequest] | None = None
         self._digests: dict[PlannedChunk, str] = {}
         self._sent: list[int] = []
 
@@ -138,6 +149,8 @@ class _Attempt:
         missing = self._calls.missing(plan.plan_id, digests)
         self._send(missing, _chunks_of(missing, plan, digests))
         self._source.check_unchanged()
+        if self._signing is not None:
+            self._attest(self._signing, missing, plan, digests)
         committed = self._commit(missing.plan_id, digests)
         return Pushed(committed, len(self._sent), sum(self._sent), self._source.others)
 
@@ -182,6 +195,15 @@ class _Attempt:
         threads = senders(self._line.parallel, self._line.bytes_s, longest)
         for length in self._in_threads(threads, send, wanted.items()):
             self._sent.append(length)
+
+    def _attest(self, signing: Signing, missing: Missing, plan: Plan, digests: tuple[str, ...]) -> None:
+        """Before the commit: nobody sees the version without it."""
+        self._progress.begin("signing", None)
+        raw = self._calls.manifest_of(missing.plan_id)
+        if self._signed is None or self._signed[0] != missing.version:  # another round says the same
+            wish = signing.sign(raw, missing.version, plan, digests, self._source, self._model)
+            self._signed = missing.version, wish
+        self._calls.attest(missing.plan_id, self._signed[1])
 
     def _commit(self, plan_id: str, digests: tuple[str, ...]) -> Committed:
         give_up_at = time.monotonic() + COMMIT_S

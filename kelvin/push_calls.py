@@ -15,7 +15,16 @@ import msgspec
 
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
 from contracts.problem import is_retryable
-from contracts.push import CommitRequest, Committed, Committing, Missing, MissingRequest, Plan, PlanRequest
+from contracts.push import (
+    AttestRequest,
+    CommitRequest,
+    Committed,
+    Committing,
+    Missing,
+    MissingRequest,
+    Plan,
+    PlanRequest,
+)
 from contracts.wire import decode, encode
 from kelvin.client import DoorClosed
 from kelvin.pace import Pace
@@ -102,6 +111,14 @@ class PushCalls:
         """Send one."""
         headers = {"content-type": "application/octet-stream"}
         self._call("PUT", f"/push/v1/plans/{plan_id}/chunks/{digest}", data, headers=headers)
+
+    def manifest_of(self, plan_id: str) -> bytes:
+        """Of the version that the push makes; whoever signs it checks it."""
+        return self._call("GET", f"/push/v1/plans/{plan_id}/manifest", b"").content
+
+    def attest(self, plan_id: str, wish: AttestRequest) -> None:
+        """Send a signed statement about it."""
+        self._call("POST", f"/push/v1/plans/{plan_id}/attestations", encode(wish))
 
     def commit(self, plan_id: str, digests: tuple[str, ...]) -> Committed | Committing:
         """Make the version; `Committing` means: ask again."""

@@ -5,18 +5,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
 
 from contracts.errors import Refused
 from contracts.problem import to_wire
+from kelvin.openssf import bundler
 from kelvin.policy.exits import exit_of
 from kelvin.policy.rate import parse_rate
 from kelvin.progress import shown_progress
 from kelvin.push import PARALLEL, Line, Pushed, Rehearsed, push_directory, rehearse
 from kelvin.push_calls import open_door
 from kelvin.push_tensors import TensorsWish, is_tensors
+from kelvin.signing import Signing, read_claims, read_key
+
+SIGN_FORMATS: Final = ("kelvin", "model-signing")
 
 
 class _Rate(click.ParamType[int]):
@@ -40,6 +45,25 @@ class _Rate(click.ParamType[int]):
     "--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True, help="Chunks sent at once, at most."
 )
 @click.option("--limit-rate", "bytes_s", type=_Rate(), help="Bytes sent a second, at most: 500K, 10M, 1G.")
+@click.option(
+    "--sign",
+    "signing_key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A private key (PEM): say by it where the version comes from.",
+)
+@click.option(
+    "--claims",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Licence, training data, metrics, provenance: TOML.",
+)
+@click.option(
+    "--sign-format",
+    "form",
+    type=click.Choice(SIGN_FORMATS),
+    default=SIGN_FORMATS[0],
+    show_default=True,
+    help="model-signing: also sign an export, so that OpenSSF's tool verifies it.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be sent and what it makes; send and keep nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, also for a refusal.")
 def push_command(
@@ -49,6 +73,9 @@ def push_command(
     repack: bool,
     parallel: int,
     bytes_s: int | None,
+    signing_key: Path | None,
+    claims: Path | None,
+    form: str,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -62,12 +89,35 @@ def push_command(
     if options and not is_tensors(directory):
         raise click.UsageError(f"{' '.join(options)}: only for a .tensors file, which {directory} is not")
     wish = TensorsWish(beside, repack)
+    if signing_key is None and (claims is not None or form != SIGN_FORMATS[0]):
+        raise click.UsageError("--claims and --sign-format: only with --sign, as nobody would have said it")
+    if signing_key is not None and dry_run:
+        raise click.UsageError("--sign: not with --dry-run, which keeps nothing")
     line = Line(parallel, bytes_s)
-    with _ending(as_json), open_door() as door, shown_progress(not as_json) as progress:
+    with _ending(as_json):
+        signing = None if signing_key is None else _signing(signing_key, claims, form)
+        _push(directory, model, wish, line, signing, dry_run, as_json)
+
+
+def _signing(key: Path, claims: Path | None, form: str) -> Signing:
+    signer = read_key(key)
+    return Signing(signer, read_claims(claims), None if form == SIGN_FORMATS[0] else bundler(key, signer))
+
+
+def _push(
+    directory: Path,
+    model: str,
+    wish: TensorsWish,
+    line: Line,
+    signing: Signing | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    with open_door() as door, shown_progress(not as_json) as progress:
         if dry_run:
             _tell_rehearsed(model, rehearse(directory, model, door, progress, line, wish), as_json)
         else:
-            _tell_pushed(push_directory(directory, model, door, progress, line, wish), as_json)
+            _tell_pushed(push_directory(directory, model, door, progress, line, wish, signing), as_json)
 
 
 @contextmanager

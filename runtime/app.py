@@ -13,14 +13,16 @@ from contracts.errors import Refused
 from runtime import jobs
 from runtime.api import ServingApi
 from runtime.control_api import attach
+from runtime.keeping import keep_what_was_recorded, keeper
 from runtime.metering import MeterPage
 from runtime.orphans import Orphans, batch_of, orphanage
+from runtime.predictor.session import installed
 from runtime.replica import Replica, Wiring, Work
 from runtime.restore import restore
 from runtime.serving import Served
 from runtime.settings import RuntimeSettings
 from runtime.warmup import WarmUp
-from runtime.weights import Acquire, Weights, device_of
+from runtime.weights import Acquire, Weights, device_of, engine_of
 from service.client import ServiceClient
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -56,6 +58,7 @@ async def serve(
                 beside = (
                     tasks.create_task(replica.watch(), name="watch"),
                     tasks.create_task(replica.warm_up(_WARM_AFTER_S), name="warm up"),
+                    tasks.create_task(keep_what_was_recorded(replica, keeper(directory)), name="keep known answers"),
                     tasks.create_task(_drain_with(stop, replica, settings.drain_s), name="drain"),
                 )
                 ended = asyncio.Event()
@@ -74,7 +77,7 @@ def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
 
     def acquire_on(device: torch.device) -> Acquire:
         def acquire(tenant: str, version: str) -> Weights:
-            lease = client.acquire(directory, tenant, version, timeout_s)
+            lease = client.acquire(directory, tenant, version, timeout_s, engines_on(device))
             if device.type == "cpu":
                 return Weights(lease, tensors(lease))
             return Weights(lease, copy_to_device(lease, device, PinnedRing(device)).tensors)
@@ -88,6 +91,12 @@ def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
         return jobs.seal(job, acquire_on(torch.device("cpu")))
 
     return Work(restore=do_restore, gate=jobs.gate, seal=do_seal, warm_up=WarmUp().steps)
+
+
+def engines_on(device: torch.device) -> tuple[tuple[str, str], ...]:
+    """Every engine that this process may turn out to be: known answers of one of them are wanted."""
+    predicting = installed()
+    return (engine_of(device),) if predicting is None else (engine_of(device), (predicting, "cpu"))
 
 
 async def _end_with(replica: Replica, orphans: Orphans, ended: asyncio.Event) -> None:

@@ -7,11 +7,12 @@ from typing import Final
 
 import torch
 
-from contracts.artifact_errors import ArtifactRejected, ProbeFailed
+from contracts.artifact_errors import ProbeFailed
 from contracts.control import GateFacts, GateJob, Probe, SealAttestation, SealJob
 from contracts.errors import Refused
 from runtime import decoder
 from runtime.binding import BoundModel
+from runtime.compatibility import check_text, check_vocabulary
 from runtime.encoder import sealing as encoder
 from runtime.encoder.codec import EmbeddingCodec
 from runtime.encoder.engine import EncoderEngine
@@ -24,12 +25,10 @@ from runtime.predictor import sealing as predictor
 from runtime.tokenizer import TextCodec
 from runtime.weights import (
     Acquire,
-    bind_fast_if_exact,
-    bind_weights,
     device_of,
-    fingerprint_of,
     gate_job,
     pinned_files,
+    prove,
 )
 
 _BLOCKS: Final = 8  # room for the probe and an engine around it
@@ -52,27 +51,12 @@ def seal(job: SealJob, acquire: Acquire, device_class: str = "cpu") -> SealAttes
     if facts.kind == "embed":
         EmbeddingCodec(files, facts.vocab_size)
     else:
-        _check_tokenizer(files, facts)
-    library = bind_weights(weights, files, "library", device)
-    probe = ways.record(library, files, job.version)
-    fast = bind_fast_if_exact(weights, files, device, library)
-    _prove_engine(_engine(fast or library, files, facts, probe, job.version, device), job.version)
-    return SealAttestation(
-        version=job.version,
-        fingerprint=fingerprint_of(manifest, device),
-        threads=torch.get_num_threads(),
-        fast_bind=fast is not None,
-        probe=probe,
-        gate=facts,
-    )
-
-
-def _check_tokenizer(files: PinnedFiles, facts: GateFacts) -> None:
-    """It loads, and no text has a token that the model lacks."""
-    codec = TextCodec(files)
-    if codec.vocab_size > facts.vocab_size:
-        reason = f"has {codec.vocab_size} tokens, the model {facts.vocab_size}"
-        raise Refused(ArtifactRejected("tokenizer.json", reason))
+        codec = TextCodec(files)
+        check_vocabulary(codec, facts.vocab_size)
+        check_text(codec, facts.vocab_size)
+    bound, attestation = prove(job.version, weights, files, facts, device, ways)
+    _prove_engine(_engine(bound, files, facts, attestation.probe, job.version, device), job.version)
+    return attestation
 
 
 def _engine(

@@ -23,6 +23,7 @@ from contracts.control import (
 )
 from contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
 from contracts.meter import Phase
+from contracts.push import KeepSeal
 from runtime.engine.interface import Event
 from runtime.handover import Handover
 from runtime.metering import MeterPage
@@ -157,6 +158,25 @@ class Replica:
         if self._serving is None or self._streams is None or self._state is not RuntimeState.READY:
             raise Refused(Unavailable("this replica"))
         return self._serving, self._streams
+
+    @property
+    def to_prove(self) -> bool:
+        """Whether it may yet turn out that answers were recorded here, and given again."""
+        if self._state in (RuntimeState.STANDBY, RuntimeState.RESTORING):
+            return True
+        serving = self._serving
+        return self.failure is None and serving is not None and serving.recorded is not None and self._unproven(serving)
+
+    @property
+    def recorded(self) -> KeepSeal | None:
+        """What was learnt here and proven since; None where nothing was."""
+        serving = self._serving
+        if self.failure is not None or serving is None or serving.recorded is None or self._unproven(serving):
+            return None
+        return KeepSeal(tenant=serving.bind.tenant, seal=serving.recorded)
+
+    def _unproven(self, serving: Served) -> bool:
+        return serving.engine.needs_probe or serving.thread.poisoned is not None
 
     def drain(self) -> None:
         """Take no more; `over` once nothing is in flight. Idempotent."""

@@ -12,6 +12,7 @@ import torch
 from contracts.control import Bind
 from contracts.timeline import Span, Stage
 from runtime import decoder
+from runtime.compatibility import check_text
 from runtime.encoder import sealing as encoder
 from runtime.encoder.codec import EmbeddingCodec
 from runtime.encoder.engine import EncoderEngine
@@ -75,9 +76,11 @@ def restore(request: Bind, wiring: Wiring, acquire: Acquire) -> Served:
             thread,
             tuple(spans),
             weights.lease.bytes_by_tier,
+            proven.recorded,
         )
     else:
         text = TextCodec(files)
+        check_text(text, proven.facts.vocab_size)
         stamp(Stage.READY)
         serving = Serving(
             bind=request,
@@ -89,6 +92,7 @@ def restore(request: Bind, wiring: Wiring, acquire: Acquire) -> Served:
             thread=thread,
             spans=tuple(spans),
             bytes_by_tier=weights.lease.bytes_by_tier,
+            recorded=proven.recorded,
         )
     thread.start()
     return serving
@@ -99,7 +103,7 @@ def _predictor(
 ) -> Served:
     limits, signature = lease.manifest.limits, predictor.signature_of(lease.manifest, request.version)
     session = predictor.open_session(lease, request.version, request.threads)
-    probe = predictor.known_answers_of(request.version, lease, session)
+    probe, recorded = predictor.known_answers_of(request.version, lease, session)
     stamp(Stage.BOUND)
     engine = PredictorEngine(session, signature, version=request.version, max_rows=limits.max_input_tokens, probe=probe)
     thread = EngineThread(
@@ -111,7 +115,7 @@ def _predictor(
     )
     stamp(Stage.READY)
     thread.start()
-    return PredictorServing(request, limits, signature, engine, thread, tuple(spans), lease.bytes_by_tier)
+    return PredictorServing(request, limits, signature, engine, thread, tuple(spans), lease.bytes_by_tier, recorded)
 
 
 def _decoder(request: Bind, proven: Proven, max_streams: int) -> Engine:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from contracts.control import Bind
+from contracts.control import Bind, SealAttestation
 from contracts.errors import Failure
 from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
@@ -96,6 +96,11 @@ class Served(Protocol):
         """Where its bytes came from."""
         ...
 
+    @property
+    def recorded(self) -> SealAttestation | None:
+        """What was learnt under a fingerprint of which nothing was known; None where it was."""
+        ...
+
     async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
         """Decode, encode, apply limits. Raises `Refused` for whatever breaks a rule, before any compute."""
         ...
@@ -114,6 +119,7 @@ class Serving:
     thread: EngineThread
     spans: tuple[Span, ...]
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
+    recorded: SealAttestation | None = None
 
     def __repr__(self) -> str:
         return f"<Serving {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"

@@ -14,6 +14,8 @@ from runtime.chat_template import ChatTemplate, Message
 from runtime.detokenizer import Detokenizer, TokenBytes, UnsupportedDecoder
 from runtime.pinned import PinnedFiles, end_ids, json_object
 
+CONFIG: Final = "config.json"
+TOKENIZER: Final = "tokenizer.json"
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -37,12 +39,20 @@ class TextCodec:
             raise Refused(ArtifactRejected("tokenizer.json", str(error))) from error
         config = json_object(files, "tokenizer_config.json")
         special = _special_tokens({**json_object(files, "special_tokens_map.json"), **config})
-        self._template = _chat_template(files, config, special)
-        end = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
-        self.stop_ids: frozenset[int] = end_ids(files) if end is None else end_ids(files) | {end}
+        self.template_file, self._template = _chat_template(files, config, special)
+        ids = {name: self._tokenizer.token_to_id(text) for name, text in special.items()}
+        self.special_ids: dict[str, int] = {name: found for name, found in ids.items() if found is not None}
+        end = {self.special_ids["eos_token"]} if "eos_token" in self.special_ids else set()
+        self.stop_ids: frozenset[int] = end_ids(files) | end
 
     def __repr__(self) -> str:
         return f"<TextCodec vocab={self._tokenizer.get_vocab_size()} chat={self._template is not None}>"
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens it has. Ids may have gaps: `vocab_size` knows the highest, and takes a while."""
+        count: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return count
 
     @property
     def vocab_size(self) -> int:
@@ -77,8 +87,12 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
-def _chat_template(files: PinnedFiles, config: Mapping[str, Any], special: Mapping[str, str]) -> ChatTemplate | None:
-    """A file of its own comes before the configuration's; of several named ones there the default counts."""
+def _chat_template(
+    files: PinnedFiles, config: Mapping[str, Any], special: Mapping[str, str]
+) -> tuple[str | None, ChatTemplate | None]:
+    """The file that has it, and it. A file of its own comes before the configuration's; of several named ones there
+    the default counts.
+    """
     where, source = "tokenizer_config.json", config.get("chat_template")
     if isinstance(source, list):
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
@@ -86,8 +100,8 @@ def _chat_template(files: PinnedFiles, config: Mapping[str, Any], special: Mappi
     if (raw := files.get("chat_template.jinja")) is not None:
         where, source = "chat_template.jinja", raw.decode("utf-8", "replace")
     if source is None:
-        return None
+        return None, None
     try:
-        return ChatTemplate(str(source), special)
+        return where, ChatTemplate(str(source), special)
     except ValueError as error:
         raise Refused(ArtifactRejected(where, str(error)[:200])) from error

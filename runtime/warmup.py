@@ -20,6 +20,7 @@ from runtime.engine.interface import Finished, Generated, GenerationRequest, Sam
 from runtime.families import SERVED
 from runtime.openai_answers import Heading, renderer_for
 from runtime.openai_requests import ChatPrompt, decode_chat
+from runtime.predictor.session import installed
 from runtime.tokenizer import TextCodec
 
 _ARCHITECTURE: Final = "LlamaForCausalLM"
@@ -83,6 +84,7 @@ class WarmUp:
         codec = TextCodec(
             {"tokenizer.json": json.dumps(_TOKENIZER).encode(), "tokenizer_config.json": json.dumps(config).encode()}
         )
+        installed()
         ask = decode_chat(_REQUEST)
         assert isinstance(ask.prompt, ChatPrompt)
         ids = codec.encode_chat(ask.prompt.messages)

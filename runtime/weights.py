@@ -71,6 +71,7 @@ class Proven:
     bound: BoundModel
     probe: Probe
     facts: GateFacts
+    recorded: SealAttestation | None = None  # where nothing was known of this engine before
 
 
 def device_of(device_class: str) -> torch.device:
@@ -78,10 +79,15 @@ def device_of(device_class: str) -> torch.device:
     return torch.device("cpu") if device_class.partition("-")[0] == "cpu" else torch.device("cuda", 0)
 
 
+def engine_of(device: torch.device) -> tuple[str, str]:
+    """Torch, and the device's kind: what of a fingerprint is known before any version is."""
+    return str(torch.__version__), "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
 def fingerprint_of(manifest: Manifest, device: torch.device) -> Fingerprint:
     """What known answers depend on. Threads are not part of it, nor is how many cores a class reserves."""
-    kind = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    return Fingerprint(torch=str(torch.__version__), dtype=manifest.engine.dtype, device_class=kind)
+    version, kind = engine_of(device)
+    return Fingerprint(torch=version, dtype=manifest.engine.dtype, device_class=kind)
 
 
 def pinned_files(lease: Lease) -> PinnedFiles:
@@ -133,5 +139,23 @@ def bind_proven(version: str, weights: Weights, files: PinnedFiles, device: torc
         return Proven(bind_weights(weights, files, how, device), found.probe, found.gate)
     log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
     facts = ways.examine(gate_job(lease.manifest, files))
-    bound = bind_weights(weights, files, "library", device)
-    return Proven(bound, ways.record(bound, files, version), facts)
+    bound, seal = prove(version, weights, files, facts, device, ways)
+    return Proven(bound, seal.probe, facts, seal)
+
+
+def prove(
+    version: str, weights: Weights, files: PinnedFiles, facts: GateFacts, device: torch.device, ways: Ways
+) -> tuple[BoundModel, SealAttestation]:
+    """The model, by hand where that is exact, and what was learnt of it under this fingerprint. Raises `Refused`."""
+    library = bind_weights(weights, files, "library", device)
+    probe = ways.record(library, files, version)
+    fast = bind_fast_if_exact(weights, files, device, library)
+    seal = SealAttestation(
+        version=version,
+        fingerprint=fingerprint_of(weights.lease.manifest, device),
+        threads=torch.get_num_threads(),
+        fast_bind=fast is not None,
+        probe=probe,
+        gate=facts,
+    )
+    return fast or library, seal

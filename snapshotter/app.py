@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 from fastapi import FastAPI, Response
@@ -14,11 +15,15 @@ from blobstore.store import BlobNotFound, BlobStore
 from blobstore.verifying import VerifyingStore
 from contracts.control import Scope
 from contracts.errors import Refused
+from contracts.settings import BadSetting
 from service.client import ServiceClient
 from service.failures import install_failure_handlers
 from service.openapi import add_description
 from service.run import serve_until
+from service.signing import BadKey, Signer, ensure_signer
+from service.trust import PUBLIC_FILE, SECRET_FILE, read_trust
 from service.unix import SocketDirectory
+from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
 from snapshotter.exports import Exports
@@ -29,7 +34,7 @@ from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.routes import push_routes
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.staging import Staging
-from snapshotter.store_routes import store_routes
+from snapshotter.store_routes import inner_routes, store_routes
 from telemetry.telemetry import open_telemetry
 
 log = logging.getLogger(__name__)
@@ -44,19 +49,22 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
     """The ASGI app over a store and the control plane's jobs. Leaving cancels commits; a retry takes them up."""
     staging = Staging(settings.staging, settings.plans_per_tenant)
     catalog = Catalog(store)
-    publisher = Publisher(store, staging, catalog, jobs, settings.pack_bytes)
+    signer = await asyncio.to_thread(_signer, settings.data)
+    attestations = Attestations(store, signer, read_trust(settings.data, settings.roots))
+    publisher = Publisher(store, staging, catalog, jobs, settings.pack_bytes, attestations)
     limits = PushLimits(settings.chunk_bytes, settings.max_version_bytes, settings.tenant_store_bytes)
-    pushes = Pushes(staging, catalog, publisher, jobs, limits)
+    pushes = Pushes(staging, catalog, publisher, jobs, limits, attestations)
     collector = Collector(store, publisher, staging, jobs, settings.collect_grace_s)
 
     def is_running(tenant: str) -> bool:
         return pushes.commits.is_running(tenant) or collector.is_running(tenant)
 
-    fsck = Fsck(store, is_running, jobs.named)
+    fsck = Fsck(store, is_running, jobs.named, attestations)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.include_router(push_routes(pushes))
-    app.include_router(store_routes(fsck.check, collector.collect, Exports(store, catalog)))
+    app.include_router(store_routes(fsck.check, collector.collect, Exports(store, catalog), attestations))
+    app.include_router(inner_routes(publisher), include_in_schema=False)
     add_description(app, "/push/v1/openapi.json", "Kelvin: pushing, and objects at rest", Scope.PUSH)
     _add_health(app, store)
     sweeper = asyncio.create_task(_sweep(staging, settings.plan_age_s), name="sweep of staging")
@@ -82,6 +90,13 @@ async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
         listener = stack.enter_context(directory.listen(SOCKET))
         log.info("serving", extra={"socket": SOCKET})
         await serve_until(telemetry.exposing(app), listener, stop)
+
+
+def _signer(data: Path) -> Signer:
+    try:
+        return ensure_signer(data / SECRET_FILE, data / PUBLIC_FILE)
+    except BadKey as bad:
+        raise BadSetting("KELVIN_DATA", str(data), str(bad)) from bad
 
 
 def _add_health(app: FastAPI, store: BlobStore) -> None:

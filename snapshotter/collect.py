@@ -119,7 +119,7 @@ class Collector:
             committing=frozenset(each.version for each in under_way),
             promised=frozenset(promised.union(*(each.chunks for each in under_way))),
             manifests=dict(await abreast(self._manifest, await self._list(tenant, MANIFESTS))),
-            drafts=dict(await abreast(self._manifest, await self._list(tenant, DRAFTS))),
+            drafts=await self._drafts(tenant),
             condemned={_last(key): found for key, found in await self._list(tenant, CONDEMNED)},
             attestations=tuple(
                 FoundSide(key, found, key.split("/")[2]) for key, found in await self._list(tenant, ATTESTATIONS)
@@ -139,6 +139,15 @@ class Collector:
 
         keys = [key async for key in self._store.list(f"{tenant}/{kind}/")]
         return [listed for listed in await abreast(look, keys) if listed is not None]
+
+    async def _drafts(self, tenant: str) -> dict[str, FoundManifest]:
+        """Without those that went while they were looked at: what a running commit needs counts as promised."""
+        listed = await self._list(tenant, DRAFTS)
+        drafts = dict(await abreast(self._manifest, listed))
+        if all(draft.chunks is not None for draft in drafts.values()):
+            return drafts
+        there = {_last(key) for key, _ in await self._list(tenant, DRAFTS)}
+        return {name: draft for name, draft in drafts.items() if draft.chunks is not None or name in there}
 
     async def _manifest(self, listed: _Listed) -> tuple[str, FoundManifest]:
         key, found = listed

@@ -27,6 +27,12 @@ _TENANTS_KEPT: Final = 16
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
+def check_version(version: str) -> None:
+    """Raises `Refused(NotFound)` for what is no digest: no version has such a name."""
+    if _DIGEST.fullmatch(version) is None:
+        raise Refused(NotFound("version", version[:80]))
+
+
 class Exports:
     """Reads of one tenant's objects at a time, of none of another's. Chunks are held in memory while they travel."""
 
@@ -41,8 +47,7 @@ class Exports:
 
     async def manifest(self, tenant: str, version: str) -> bytes:
         """The canonical manifest. Raises `Refused`: NotFound, ManifestCorrupt."""
-        if _DIGEST.fullmatch(version) is None:
-            raise Refused(NotFound("version", version[:80]))
+        check_version(version)
         try:
             raw = await self._store.read(manifest_key(tenant, version))
         except BlobNotFound:

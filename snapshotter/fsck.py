@@ -16,7 +16,7 @@ from blobstore.file_packs import digest_of_file_pack
 from blobstore.packs import PackEntry, decode_table
 from blobstore.places import Place, place_of, read_place
 from blobstore.store import BlobNotFound, BlobStore
-from contracts.control import SealAttestation
+from contracts.attestation import short
 from contracts.errors import Overloaded, Refused
 from contracts.keys import (
     ATTESTATIONS,
@@ -26,7 +26,6 @@ from contracts.keys import (
     INPUTS,
     MANIFESTS,
     PACKS,
-    attestation_key,
     attestations_prefix,
     index_key,
     inputs_key,
@@ -35,8 +34,8 @@ from contracts.keys import (
 )
 from contracts.manifest import Manifest, decode_manifest
 from contracts.problem import to_wire
-from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
-from contracts.wire import decode
+from contracts.push import AttestationEntry, FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
+from snapshotter.attestations import Attestations
 from snapshotter.fsck_files import check_file
 from snapshotter.policy.sealing import Sealing, inputs_digest
 from snapshotter.verify import PackReport, verify_pack
@@ -67,9 +66,14 @@ class Fsck:
     """
 
     def __init__(
-        self, store: BlobStore, is_running: Callable[[str], bool], named: Callable[[str], Awaitable[tuple[str, ...]]]
+        self,
+        store: BlobStore,
+        is_running: Callable[[str], bool],
+        named: Callable[[str], Awaitable[tuple[str, ...]]],
+        attestations: Attestations,
     ) -> None:
         self._store = store
+        self._attestations = attestations
         self._is_running = is_running
         self._named = named
         self._turn = asyncio.Lock()
@@ -254,40 +258,29 @@ class Fsck:
     async def _check_attestations(
         self, tenant: str, keys: dict[str, list[str]], state: _State
     ) -> AsyncIterator[FsckFinding]:
-        named = {_last(key) for key in keys[MANIFESTS]}
-        drafts = {_last(key) for key in keys[DRAFTS]}
-        attested: set[str] = set()
-        for key in keys[ATTESTATIONS]:
-            version = key.split("/")[2]
-            fault = await self._attestation_fault(tenant, version, key)
-            if fault is not None:
-                yield FsckFinding(key=key, fault=fault, mend=f"delete it, then {PUSH_AGAIN}")
-                continue
-            attested.add(version)
-            if version not in named | drafts and not await self._is_there(manifest_key(tenant, version)):
-                self._watch(tenant, state)
-                if not state.seen_running:
-                    yield FsckFinding(key=key, fault="its version does not exist", mend=f"delete it, or {PUSH_AGAIN}")
-        for version in sorted(state.manifests.keys() - attested):
+        there = {_last(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
+        sealed: set[str] = set()
+        for version in dict.fromkeys(key.split("/")[2] for key in keys[ATTESTATIONS]):
+            prefix = attestations_prefix(tenant, version)
+            missing = version not in there and not await self._is_there(manifest_key(tenant, version))
+            for entry in await self._attestations.entries(tenant, version):
+                fault = entry.fault or _distrust(entry)
+                if fault is not None:
+                    mend = f"delete it, then {PUSH_AGAIN}"
+                    yield FsckFinding(key=prefix + entry.name, fault=f"an attestation: {fault}", mend=mend)
+                elif missing:
+                    self._watch(tenant, state)
+                    if not state.seen_running:
+                        mend = f"delete it, or {PUSH_AGAIN}"
+                        yield FsckFinding(key=prefix + entry.name, fault="its version does not exist", mend=mend)
+                if fault is None and entry.name.startswith("seal-"):
+                    sealed.add(version)
+        for version in sorted(state.manifests.keys() - sealed):
             fault = "no attestation says that it was sealed"
             prefix = attestations_prefix(tenant, version)
-            if not [key async for key in self._store.list(prefix) if key not in keys[ATTESTATIONS]]:
+            new = [key async for key in self._store.list(prefix) if key not in keys[ATTESTATIONS]]
+            if not new and await self._is_there(manifest_key(tenant, version)):  # else collected meanwhile
                 yield FsckFinding(key=manifest_key(tenant, version), fault=fault, mend=PUSH_AGAIN)
-
-    async def _attestation_fault(self, tenant: str, version: str, key: str) -> str | None:
-        try:
-            found = decode(await self._store.read(key), SealAttestation, what="attestation")
-        except BlobNotFound:
-            return None
-        except Refused as refused:
-            if refused.failure.retryable:
-                raise
-            return refused.failure.message
-        if found.version != version:
-            return f"it speaks of version {found.version}"
-        if attestation_key(tenant, version, found.fingerprint) != key:
-            return "its name is not that of its fingerprint"
-        return None
 
     async def _check_inputs(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
         recorded = set()
@@ -342,6 +335,13 @@ class Fsck:
 
 def _last(key: str) -> str:
     return key.rsplit("/", 1)[1]
+
+
+def _distrust(entry: AttestationEntry) -> str | None:
+    """A seal that no key of ours made is as good as none; whom a publisher's statement convinces is policy."""
+    if entry.name.startswith("seal-") and entry.trusted_as is None and entry.key_id is not None:
+        return f"{short(entry.key_id)} sealed it, which is not trusted here"
+    return None
 
 
 def _pack_findings(tenant: str, pack: str, report: PackReport) -> list[FsckFinding]:

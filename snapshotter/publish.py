@@ -14,21 +14,13 @@ from blake3 import blake3
 from blobstore.file_packs import encode_file_index
 from blobstore.packs import PackEntry, encode_footer, encode_table, place
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
-from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt, ProbeFailed
+from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt
 from contracts.control import SealAttestation, SealJob, VersionRegistration
-from contracts.errors import Conflict, InvalidRequest, Refused
-from contracts.keys import (
-    attestation_key,
-    attestations_prefix,
-    draft_key,
-    index_key,
-    inputs_key,
-    manifest_key,
-    pack_key,
-)
+from contracts.errors import Conflict, Refused
+from contracts.keys import draft_key, index_key, inputs_key, manifest_key, pack_key
 from contracts.manifest import Manifest, encode_manifest, version_of
 from contracts.push import CommitStep, Committed
-from contracts.wire import decode, encode
+from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
 from snapshotter.jobs import Jobs
 from snapshotter.locks import NamedLocks
@@ -53,12 +45,21 @@ class UnderWay:
 class Publisher:
     """Packs of a tenant are written by one commit at a time, a version is sealed by one; all else runs side by side."""
 
-    def __init__(self, store: BlobStore, staging: Staging, catalog: Catalog, jobs: Jobs, pack_bytes: int) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        staging: Staging,
+        catalog: Catalog,
+        jobs: Jobs,
+        pack_bytes: int,
+        attestations: Attestations,
+    ) -> None:
         self._store = store
         self._staging = staging
         self._catalog = catalog
         self._jobs = jobs
         self._pack_bytes = pack_bytes
+        self._attestations = attestations
         self._tenants = NamedLocks()
         self._versions = NamedLocks()
         self._under_way: list[UnderWay] = []
@@ -103,6 +104,11 @@ class Publisher:
             total_bytes=manifest.total_bytes,
             new_chunks=len(new),
         )
+
+    async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
+        """What a replica recorded under a fingerprint that had none; one at a time for a version. Raises NotFound."""
+        async with self._versions.hold(f"{tenant}/{seal.version}"):
+            await self._attestations.add_seal(tenant, seal)
 
     @asynccontextmanager
     async def quiet(self, tenant: str) -> AsyncIterator[tuple[UnderWay, ...]]:
@@ -180,7 +186,7 @@ class Publisher:
     async def _ensure_version(self, tenant: str, version: str, raw: bytes, inputs: str, report: Report) -> bool:
         """Whether this call made the version. Recognised inputs are not sealed again."""
         draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
-        sealed = await self._is_sealed(tenant, version)
+        sealed = await self._attestations.is_sealed(tenant, version)
         created = False
         if not (sealed and await self._holds(manifest, raw)):
             try:
@@ -197,25 +203,9 @@ class Publisher:
         await self._store.delete(draft)
         return created
 
-    async def _is_sealed(self, tenant: str, version: str) -> bool:
-        """Whether there is an attestation that can be used."""
-        async for key in self._store.list(attestations_prefix(tenant, version)):
-            try:
-                if decode(await self._store.read(key), SealAttestation).version == version:
-                    return True
-            except BlobNotFound:
-                continue
-            except Refused as refused:
-                if not isinstance(refused.failure, InvalidRequest):  # what does not decode, sealing writes anew
-                    raise
-        return False
-
     async def _seal(self, tenant: str, version: str) -> None:
-        attestation = await self._jobs.seal(SealJob(tenant=tenant, version=version))
-        if attestation.version != version:
-            raise Refused(ProbeFailed(version, "the sealing job answered for another version"))
-        key = attestation_key(tenant, version, attestation.fingerprint)
-        await self._ensure_object(key, encode(attestation))
+        seal = await self._jobs.seal(SealJob(tenant=tenant, version=version))
+        await self._attestations.keep_seal(tenant, version, seal)
 
     async def _ensure_object(self, key: str, raw: bytes) -> bool:
         """`key` holds exactly `raw` when this returns, read back; True where this call wrote it."""

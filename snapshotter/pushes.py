@@ -14,6 +14,7 @@ from contracts.manifest import encode_manifest, version_of
 from contracts.names import dns_label
 from contracts.problem import is_retryable
 from contracts.push import (
+    AttestRequest,
     CommitRequest,
     Committed,
     Committing,
@@ -24,6 +25,7 @@ from contracts.push import (
     PlanRequest,
 )
 from contracts.wire import decode
+from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog, lacking
 from snapshotter.commits import Commits
 from snapshotter.jobs import Jobs
@@ -66,13 +68,20 @@ class Pushes:
     """One per process. Every method raises `Refused`; every one may be repeated."""
 
     def __init__(
-        self, staging: Staging, catalog: Catalog, publisher: Publisher, jobs: Jobs, limits: PushLimits
+        self,
+        staging: Staging,
+        catalog: Catalog,
+        publisher: Publisher,
+        jobs: Jobs,
+        limits: PushLimits,
+        attestations: Attestations,
     ) -> None:
         self._staging = staging
         self._catalog = catalog
         self._publisher = publisher
         self._jobs = jobs
         self._limits = limits
+        self._attestations = attestations
         self.commits = Commits(self._publish)
         # Bodies are held in memory: whole plans, lists of digests, chunks until they are staged.
         self.plan_turns = Turns("the list of plans being judged", PLANS_AT_ONCE)
@@ -185,6 +194,17 @@ class Pushes:
         await asyncio.to_thread(_check_chunk, places, digest, data)
         await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
         await asyncio.to_thread(self._staging.put, tenant, plan_id, digest, data)
+
+    async def manifest(self, tenant: str, plan_id: str) -> bytes:
+        """Of the version that an open push makes, for who signs it. Raises NotFound, Conflict before `missing`."""
+        record = await self._load(tenant, plan_id)
+        digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
+        return await asyncio.to_thread(lambda: encode_manifest(record.manifest(digests)))
+
+    async def attest(self, tenant: str, plan_id: str, request: AttestRequest) -> None:
+        """Take a publisher's statement about the version that an open push makes."""
+        version = version_of(await self.manifest(tenant, plan_id))
+        await self._attestations.add_origin(tenant, version, request)
 
     async def commit(self, tenant: str, plan_id: str, request: CommitRequest) -> Committed | Committing:
         """Make the version, or say how far that is."""

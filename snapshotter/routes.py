@@ -15,8 +15,18 @@ from contracts.artifact_errors import (
 )
 from contracts.control import Principal, Scope
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused, ReplicaLost
+from contracts.manifest import Manifest
 from contracts.names import dns_label
-from contracts.push import CommitRequest, Committed, Committing, Missing, MissingRequest, Plan, PlanRequest
+from contracts.push import (
+    AttestRequest,
+    CommitRequest,
+    Committed,
+    Committing,
+    Missing,
+    MissingRequest,
+    Plan,
+    PlanRequest,
+)
 from contracts.scopes import allows
 from contracts.wire import decode, encode
 from service.openapi import described
@@ -30,6 +40,8 @@ T = TypeVar("T")
 PLAN_BYTES: Final = 256 << 20
 # 64 hex digits, quotes and a comma for each of 700,000 chunks.
 DIGESTS_BYTES: Final = 48 << 20
+# Envelope and bundle, as base64.
+ATTEST_BYTES: Final = 4 << 20
 JSON: Final = "application/json"
 # What publishing, and sealing on a standby, may come to.
 _OF_COMMITS: Final = (
@@ -89,6 +101,23 @@ def push_routes(pushes: Pushes) -> APIRouter:
         async with pushes.chunk_turns.take():
             body = await read_exactly(request, nbytes, "chunk")
             await pushes.put_chunk(tenant, plan_id, digest, bytes(body))
+        return Response(status_code=204)
+
+    @router.get("/plans/{plan_id}/manifest", **_described(Manifest, NotFound, Conflict))
+    async def manifest(tenant: Tenant, plan_id: str) -> Response:
+        return Response(await pushes.manifest(tenant, plan_id), media_type=JSON)
+
+    @router.post(
+        "/plans/{plan_id}/attestations",
+        status_code=204,
+        **_described(
+            None, NotFound, Conflict, ArtifactRejected, CapacityExceeded, ChunkCorrupt, status=204, takes=AttestRequest
+        ),
+    )
+    async def attest(tenant: Tenant, plan_id: str, request: Request) -> Response:
+        async with pushes.digest_turns.take():
+            wish = decode(await read_body(request, ATTEST_BYTES), AttestRequest)
+        await pushes.attest(tenant, plan_id, wish)
         return Response(status_code=204)
 
     @router.post(

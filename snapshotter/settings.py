@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from contracts import settings
 from contracts.manifest import CHUNK_BYTES, PAGE
+from service.trust import ROOTS
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 
@@ -33,7 +34,13 @@ class SnapshotterSettings:
     gate_s: int = 180
     seal_s: int = 1800
     collect_grace_s: int = 86_400
+    trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
+
+    @property
+    def roots(self) -> Path:
+        """Where public keys lie that are trusted."""
+        return self.trust_roots or self.data / ROOTS
 
     @property
     def run(self) -> Path:
@@ -66,6 +73,7 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
         gate_s=settings.integer(env, "KELVIN_GATE_S", 180, low=1, high=3600),
         seal_s=settings.integer(env, "KELVIN_SEAL_S", 1800, low=1, high=86_400),
         collect_grace_s=settings.integer(env, "KELVIN_COLLECT_GRACE_S", 86_400, low=0),
+        trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
         telemetry=read_telemetry(env),
     )
 

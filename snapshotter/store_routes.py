@@ -1,4 +1,4 @@
-"""What is asked of a tenant's objects at rest: check them, free what nothing needs, give them out."""
+"""What is asked of a tenant's objects at rest: check them, free what nothing needs, give them out, keep a seal."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
@@ -11,21 +11,25 @@ from contracts.collect import CollectReport, CollectRequest
 from contracts.control import Scope
 from contracts.errors import NotFound
 from contracts.manifest import Manifest
-from contracts.push import FsckLine, Original
+from contracts.names import dns_label
+from contracts.push import AttestationList, FsckLine, KeepSeal, Original
 from contracts.wire import decode, encode
 from service.openapi import OCTETS, described
+from snapshotter.attestations import Attestations
 from snapshotter.bodies import read_body
-from snapshotter.exports import Exports
+from snapshotter.exports import Exports, check_version
+from snapshotter.publish import Publisher
 from snapshotter.routes import JSON, NamedTenant, Tenant
 
 NDJSON: Final = "application/x-ndjson"
 SMALL_BYTES: Final = 64 << 10
+SEAL_BYTES: Final = 32 << 20  # names of 200,000 tensors
 
 Fsck = Callable[[str], AsyncIterator[FsckLine]]
 Collect = Callable[[str, bool], Awaitable[CollectReport]]
 
 
-def store_routes(fsck: Fsck, collect: Collect, exports: Exports) -> APIRouter:
+def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: Attestations) -> APIRouter:
     """Routes of `contracts/push.py` (the check) and `contracts/collect.py`."""
     router = APIRouter(prefix="/push/v1")
 
@@ -52,5 +56,27 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports) -> APIRouter:
     async def chunk(tenant: Tenant, digest: str) -> Response:
         async with exports.turns.take():
             return Response(await exports.chunk(tenant, digest), media_type=OCTETS)
+
+    @router.get(
+        "/versions/{version}/attestations", **described(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH)
+    )
+    async def attested(tenant: Tenant, version: str) -> Response:
+        await exports.manifest(tenant, version)  # there is one, or it is not found
+        found = await attestations.entries(tenant, version)
+        return Response(encode(AttestationList(attestations=found)), media_type=JSON)
+
+    return router
+
+
+def inner_routes(publisher: Publisher) -> APIRouter:
+    """What replicas ask, over the socket alone: no caller from outside comes here."""
+    router = APIRouter(prefix="/internal/v1")
+
+    @router.post("/seals", status_code=204)
+    async def keep(request: Request) -> Response:
+        found = decode(await read_body(request, SEAL_BYTES), KeepSeal)
+        check_version(found.seal.version)
+        await publisher.add_seal(dns_label(found.tenant, "tenant"), found.seal)
+        return Response(status_code=204)
 
     return router

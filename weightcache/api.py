@@ -47,7 +47,8 @@ class NvmeState(Wire, frozen=True):
 
 class State(Wire, frozen=True):
     """`GET /v1/state`. Counters count from the agent's start, and hold the tiers, kinds and codes that occurred: faults
-    by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code.
+    by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code,
+    versions that no trusted key signed where `require` or `warn` asks for it.
     """
 
     host: HostState
@@ -62,6 +63,8 @@ class State(Wire, frozen=True):
     bytes_read: dict[str, int]
     chunk_faults: dict[str, dict[str, int]]
     manifest_faults: dict[str, dict[str, int]]
+    attestation_faults: dict[str, dict[str, int]]
+    unverified_versions: int
     healed_chunks: dict[str, int]
     healed_manifests: dict[str, int]
     refused_chunks: dict[str, int]
@@ -130,6 +133,8 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         bytes_read=dict(counters.bytes_read),
         chunk_faults=plain(counters.chunk_faults),
         manifest_faults=plain(counters.manifest_faults),
+        attestation_faults=plain(counters.attestation_faults),
+        unverified_versions=counters.unverified,
         healed_chunks=dict(counters.healed_chunks),
         healed_manifests=dict(counters.healed_manifests),
         refused_chunks=dict(counters.refused_chunks),

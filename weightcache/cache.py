@@ -10,13 +10,17 @@ from typing import Final, Literal
 
 from blobstore.store import BlobStore
 from contracts.errors import Conflict, InvalidRequest, Refused
+from contracts.settings import BadSetting
+from service.trust import read_trust
 from weightcache.arena import Arena
+from weightcache.attestations import Attestations
 from weightcache.counters import Counters
 from weightcache.fetching import Fetcher
 from weightcache.loader import Loader
 from weightcache.nvme import NvmeTier
 from weightcache.papers import Papers
 from weightcache.policy.host import HostIndex
+from weightcache.policy.trust import Policy
 from weightcache.remote import StoreTier
 from weightcache.residents import Residents
 from weightcache.settings import CacheSettings
@@ -66,8 +70,11 @@ class Cache:
 async def open_cache(
     settings: CacheSettings, store: BlobStore, *, verify: Verify = is_digest_of
 ) -> AsyncIterator[Cache]:
-    """Raises BlockingIOError where another agent has the directory."""
+    """Raises BlockingIOError where another agent has the directory, BadSetting over trust roots that are none."""
     counters = Counters()
+    trust = read_trust(settings.data, settings.roots)
+    if settings.verify is Policy.REQUIRE and not trust.roots:
+        raise BadSetting("KELVIN_VERIFY", settings.verify, f"needs a public key (*.pem) in {settings.roots}")
     async with AsyncExitStack() as stack:
         reads = stack.enter_context(ThreadPoolExecutor(READ_THREADS, "read"))
         hashes = stack.enter_context(ThreadPoolExecutor(HASH_THREADS, "hash"))
@@ -84,6 +91,7 @@ async def open_cache(
         loader = Loader(arena, fetcher, nvme.admit, counters, LOADS_AT_ONCE)
         stack.push_async_callback(loader.close)
         papers = Papers(store, nvme, counters)
-        residents = Residents(arena, loader, papers)
+        attestations = Attestations(store, nvme, counters, trust, settings.verify)
+        residents = Residents(arena, loader, papers, attestations)
         stack.push_async_callback(residents.close)
         yield Cache(arena, nvme, remote, loader, papers, residents, counters)

@@ -27,6 +27,7 @@ from weightcache.libc import F_GET_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK, F_
 from weightcache.wire import MAX_MESSAGE_BYTES, MAX_SLABS, SOCKET, Layout, LeaseReply, LeaseRequest
 
 _T = TypeVar("_T")
+Engines = tuple[tuple[str, str], ...]
 _ONE_FD: Final = array("i").itemsize
 
 
@@ -86,9 +87,10 @@ class Lease:
                 libc.unmap(self.address, self.total_bytes)
 
 
-def acquire(directory: SocketDirectory, tenant: str, version: str, timeout_s: float) -> Lease:
+def acquire(directory: SocketDirectory, tenant: str, version: str, timeout_s: float, engines: Engines = ()) -> Lease:
     """Lease a version from the agent, which loads and verifies what isn't in memory yet. Raises `Refused`: what the
     agent refused, `Unavailable`, `DeadlineExceeded`, or `ManifestCorrupt` where the answer contradicts itself.
+    `engines` are library and device class: where the agent knows no answers of any, it asks the store for news.
     """
     try:
         sock = directory.connect(SOCKET, socket.SOCK_SEQPACKET, timeout_s)
@@ -97,7 +99,7 @@ def acquire(directory: SocketDirectory, tenant: str, version: str, timeout_s: fl
     try:
         asked_by = cause()
         request_id = None if asked_by is None else asked_by.request_id
-        wish = LeaseRequest(tenant=tenant, version=version, request_id=request_id)
+        wish = LeaseRequest(tenant=tenant, version=version, request_id=request_id, engines=engines)
         reply, descriptors = _ask(sock, wish, timeout_s)
         try:
             return _accept(sock, tenant, version, reply, descriptors)

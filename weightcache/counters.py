@@ -17,6 +17,8 @@ class Counters:
     bytes_read: Counter[str] = field(default_factory=Counter)
     chunk_faults: defaultdict[str, Counter[str]] = field(default_factory=_by_tier_and_kind)
     manifest_faults: defaultdict[str, Counter[str]] = field(default_factory=_by_tier_and_kind)
+    attestation_faults: defaultdict[str, Counter[str]] = field(default_factory=_by_tier_and_kind)
+    unverified: int = 0  # versions that came without a trusted signature, started or refused
     healed_chunks: Counter[str] = field(default_factory=Counter)  # by the tier that had a good copy
     healed_manifests: Counter[str] = field(default_factory=Counter)
     refused_chunks: Counter[str] = field(default_factory=Counter)  # by the failure's code

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,13 @@ QUARANTINE: Final = ".quarantine"
 MAX_QUARANTINED: Final = 16  # the newest are kept for whoever looks into it
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN})
+
+
+class Kind(StrEnum):
+    """What is kept of a version beside its chunks."""
+
+    MANIFESTS = "manifests"
+    ATTESTATIONS = "attestations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +85,9 @@ class ChunkFiles:
         """Where the chunk's file is."""
         return self._root / tenant / digest[:2] / digest
 
-    def paper(self, tenant: str, version: str) -> Path:
-        """Where the version's manifest is kept."""
-        return self._root / tenant / "manifests" / version
+    def paper(self, tenant: str, version: str, kind: Kind) -> Path:
+        """Where the version's manifest is kept, or its attestations."""
+        return self._root / tenant / kind / version
 
     def read(self, path: Path, into: memoryview) -> Outcome:
         """Fill `into` (page-aligned, whole pages) with all of the file. Raises `Refused(Unavailable)`."""
@@ -130,8 +138,9 @@ class ChunkFiles:
             raise
 
     def papers(self, tenant: str | None, version: str | None) -> list[Path]:
-        """Manifests that are kept, of the tenant (None: all), of the version (None: any)."""
-        return list(self._root.glob(f"{tenant or '[!.]*'}/manifests/{version or '*'}"))
+        """All that are kept, of the tenant (None: all), of the version (None: any)."""
+        found = (self._root.glob(f"{tenant or '[!.]*'}/{kind}/{version or '*'}") for kind in Kind)
+        return [path for paths in found for path in paths]
 
     def remove(self, paths: Iterable[Path]) -> None:
         """They may be gone already."""

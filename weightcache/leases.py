@@ -121,7 +121,7 @@ class LeaseServer:
 
     async def _grant(self, sock: socket.socket, request: LeaseRequest) -> tuple[Holder, asyncio.Event]:
         """Send the answer. Raises OSError where the client is gone."""
-        async with self._residents.pinned(request.tenant, request.version, LOAD_TIMEOUT_S) as arrival:
+        async with self._residents.pinned(request.tenant, request.version, LOAD_TIMEOUT_S, request.engines) as arrival:
             # No awaiting from here on: between sending and holding nothing may be evicted, nor the process forgotten.
             holder = self._holders.of(sock)
             self._send(sock, arrival)

@@ -24,6 +24,7 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_refused_chunks_total", "Chunks without any.", ("outcome",), lambda now: _codes(now.refused_chunks))
     counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)
     counter("kelvin_leases_refused_total", "Leases refused.", ("outcome",), lambda now: _codes(now.leases_refused))
+    counter("kelvin_unverified_versions_total", "Loads of versions that nobody vouches for.", (), _unverified)
     gauge("kelvin_tier_bytes", "Bytes held.", lambda now: by((("host", now.host.bytes), ("nvme", now.nvme.bytes))))
     gauge(
         "kelvin_tier_budget_bytes",
@@ -42,6 +43,10 @@ def _faults(now: State) -> dict[Labels, float]:
 
 def _healed(now: State) -> dict[Labels, float]:
     return by(now.healed_chunks.items())
+
+
+def _unverified(now: State) -> dict[Labels, float]:
+    return {(): now.unverified_versions}
 
 
 def _codes(counted: Mapping[str, int]) -> dict[Labels, float]:

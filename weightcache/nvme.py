@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from blobstore.threads import to_the_end
-from weightcache.files import ChunkFiles
+from weightcache.files import ChunkFiles, Kind
 from weightcache.policy.disk import DiskIndex, Key
 from weightcache.policy.healing import Outcome
 
@@ -80,30 +80,31 @@ class NvmeTier:
         return True
 
     async def evict(self, tenant: str | None, version: str | None, digests: frozenset[str] | None) -> None:
-        """Remove chunks of the tenant (None: all) among the digests (None: any), and the manifests of that version."""
+        """Remove chunks of the tenant (None: all) among the digests (None: any), and the papers of that version."""
         keys = self.index.select(tenant, digests)
         for key in keys:
             self.index.drop(key)
         await self._remove(keys)
         await to_the_end(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
 
-    async def try_read_paper(self, tenant: str, version: str) -> bytes | None:
-        """The manifest bytes as they were kept, unverified; None where they were not. Raises OSError."""
+    async def try_read_paper(self, tenant: str, version: str, kind: Kind) -> bytes | None:
+        """The bytes as they were kept, unverified; None where they were not. Raises OSError."""
         try:
-            return await to_the_end(self._threads, self._files.paper(tenant, version).read_bytes)
+            return await to_the_end(self._threads, self._files.paper(tenant, version, kind).read_bytes)
         except FileNotFoundError:
             return None
 
-    async def keep_paper(self, tenant: str, version: str, data: bytes) -> None:
-        """Keep manifest bytes; a disk that refuses is no reason to fail."""
+    async def keep_paper(self, tenant: str, version: str, data: bytes, kind: Kind) -> None:
+        """Keep these bytes; a disk that refuses is no reason to fail."""
+        path = self._files.paper(tenant, version, kind)
         try:
-            await to_the_end(self._threads, self._files.write, self._files.paper(tenant, version), data, direct=False)
+            await to_the_end(self._threads, self._files.write, path, data, direct=False)
         except OSError as error:
-            log.warning("a manifest was not kept", extra={"version": version, "error": str(error)})
+            log.warning("a paper was not kept", extra={"version": version, "kind": kind, "error": str(error)})
 
-    async def quarantine_paper(self, tenant: str, version: str) -> None:
+    async def quarantine_paper(self, tenant: str, version: str, kind: Kind) -> None:
         """Its bytes were wrong."""
-        await self._set_aside(self._files.paper(tenant, version), f"{tenant}.manifest.{version}")
+        await self._set_aside(self._files.paper(tenant, version, kind), f"{tenant}.{kind}.{version}")
 
     async def _set_aside(self, path: Path, name: str) -> None:
         """A disk that refuses keeps the file under its name: it is found faulty again, and never served."""

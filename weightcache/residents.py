@@ -15,6 +15,7 @@ from contracts.control import SealAttestation
 from contracts.errors import CapacityExceeded, DeadlineExceeded, Failure, Internal, Refused
 from contracts.manifest import Manifest
 from weightcache.arena import Arena
+from weightcache.attestations import Attestations
 from weightcache.libc import F_ADD_SEALS, PAPER_SEALS
 from weightcache.loader import Loader
 from weightcache.papers import Papers
@@ -58,8 +59,12 @@ class Resident:
     papers: SealedFile
     manifest_bytes: int
     layout_bytes: int
-    attested: bool
+    engines: frozenset[tuple[str, str]]  # library and device class of each seal
     tally: Tally  # everything in the host tier
+
+    def knows(self, engines: tuple[tuple[str, str], ...]) -> bool:
+        """Whether there are known answers of one of these, or of any where none is named: if not, there may be news."""
+        return not self.engines.isdisjoint(engines) if engines else bool(self.engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,11 @@ class _Flight:
 class Residents:
     """One flight per version: it is cancelled when nobody waits for it any more."""
 
-    def __init__(self, arena: Arena, loader: Loader, papers: Papers) -> None:
+    def __init__(self, arena: Arena, loader: Loader, papers: Papers, attestations: Attestations) -> None:
         self._arena = arena
         self._loader = loader
         self._papers = papers
+        self._attestations = attestations
         self._hot: dict[tuple[str, str], Resident] = {}
         self._flights: dict[tuple[str, str], _Flight] = {}
         arena.on_end = self._forget
@@ -96,11 +102,13 @@ class Residents:
         return len(self._hot)
 
     @asynccontextmanager
-    async def pinned(self, tenant: str, version: str, timeout_s: float) -> AsyncIterator[Arrival]:
+    async def pinned(
+        self, tenant: str, version: str, timeout_s: float, engines: tuple[tuple[str, str], ...] = ()
+    ) -> AsyncIterator[Arrival]:
         """The version, whole, verified and kept from eviction while the block runs. Raises `Refused`."""
         key = (tenant, version)
         hot = self._hot.get(key)
-        if hot is not None and hot.attested:
+        if hot is not None and hot.knows(engines):
             self._arena.index.pin(hot.slabs)
             try:
                 yield Arrival(hot, hot.tally)
@@ -154,7 +162,7 @@ class Residents:
         """The version's slabs stay pinned where this returns an arrival."""
         try:
             raw, manifest = await self._papers.manifest(tenant, version)
-            attestations = await self._papers.attestations(tenant, version)
+            attestations = await self._attestations.of(tenant, version)
             reservation = self._reserve(tenant, manifest)
             try:
                 tiers = await self._loader.bring(reservation)
@@ -208,7 +216,8 @@ def _resident(
     )
     layout = msgspec.json.encode(Layout(total_bytes=manifest.total_bytes, extents=extents, attestations=attestations))
     all_hot = _tally(reservation, dict.fromkeys(reservation.places, "host"))
-    return Resident(slabs, SealedFile((raw, layout)), len(raw), len(layout), bool(attestations), all_hot)
+    engines = frozenset((seal.fingerprint.torch, seal.fingerprint.device_class) for seal in attestations)
+    return Resident(slabs, SealedFile((raw, layout)), len(raw), len(layout), engines, all_hot)
 
 
 def _tally(reservation: Reservation, tiers: dict[str, str]) -> Tally:

@@ -9,9 +9,11 @@ from typing import Final
 
 from contracts import settings
 from contracts.settings import BadSetting
+from service.trust import ROOTS
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 from weightcache.policy.extents import HUGE_PAGE
+from weightcache.policy.trust import Policy
 
 SLAB_BYTES: Final = 256 << 20
 _LIMIT: Final = 1 << 50
@@ -28,7 +30,14 @@ class CacheSettings:
     slab_bytes: int
     nvme_bytes: int
     lifeline_fd: int | None = None
+    verify: Policy = Policy.OFF
+    trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
+
+    @property
+    def roots(self) -> Path:
+        """Where public keys lie that are trusted."""
+        return self.trust_roots or self.data / ROOTS
 
     @property
     def run(self) -> Path:
@@ -56,6 +65,8 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         slab_bytes=slab_bytes,
         nvme_bytes=settings.integer(env, "KELVIN_NVME_BYTES", _disk_bytes(data), low=0, high=_LIMIT),
         lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
+        verify=Policy(settings.choice(env, "KELVIN_VERIFY", Policy.OFF, tuple(Policy))),
+        trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
         telemetry=read_telemetry(env),
     )
 

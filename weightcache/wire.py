@@ -22,6 +22,7 @@ class LeaseRequest(Wire, frozen=True):
     tenant: str
     version: Digest
     request_id: str | None = None  # for which it is wanted, where that is known
+    engines: tuple[tuple[str, str], ...] = ()  # library and device class: known answers of one are wanted
 
 
 class SlabFact(Wire, frozen=True):

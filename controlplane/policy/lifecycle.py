@@ -50,7 +50,9 @@ MOVES: Final[dict[tuple[VersionState, VersionEvent], VersionState]] = {
 }
 
 # Failures of a restore that speak about the version's bytes; all others are about the machine.
-_BROKEN: Final = frozenset({"chunk_corrupt", "chunk_missing", "manifest_corrupt", "pack_corrupt", "probe_failed"})
+_BROKEN: Final = frozenset(
+    {"attestation_invalid", "chunk_corrupt", "chunk_missing", "manifest_corrupt", "pack_corrupt", "probe_failed"}
+)
 
 
 def move(state: VersionState, event: VersionEvent) -> VersionState:

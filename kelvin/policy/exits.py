@@ -18,6 +18,7 @@ class Exit(IntEnum):
 _BY_CODE = {
     "artifact_rejected": Exit.ARTIFACT,
     "probe_failed": Exit.ARTIFACT,
+    "version_unverified": Exit.ARTIFACT,
     "capacity_exceeded": Exit.ROOM,
     "storage_quota_exceeded": Exit.ROOM,
 }

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from contracts.control import Bind
+from contracts.control import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
 from runtime.encoder.codec import EmbeddingCodec
@@ -25,6 +25,7 @@ class EmbeddingServing:
     thread: EngineThread
     spans: tuple[Span, ...]
     bytes_by_tier: Mapping[str, int]
+    recorded: SealAttestation | None = None
 
     def __repr__(self) -> str:
         return f"<EmbeddingServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"

@@ -41,6 +41,28 @@ def seal(version: str, lease: Lease) -> SealAttestation:
     )
     if (failure := engine.run_probe_alone()) is not None:
         raise Refused(failure)
+    return _sealed(version, manifest, probe)
+
+
+def known_answers_of(version: str, lease: Lease, session: Session) -> tuple[Probe, SealAttestation | None]:
+    """As attested for this fingerprint; without one they are recorded here, before anything is served, and given as
+    what is to be kept.
+
+    Raises `Refused(ProbeFailed)` where that can't be done.
+    """
+    wanted = _fingerprint(lease.manifest)
+    found = next((item for item in lease.attestations if item.fingerprint == wanted), None)
+    if found is not None:
+        return found.probe, None
+    log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
+    try:
+        probe = known_answers.record(session, signature_of(lease.manifest, version))
+    except ValueError as error:
+        raise Refused(ProbeFailed(version, str(error))) from error
+    return probe, _sealed(version, lease.manifest, probe)
+
+
+def _sealed(version: str, manifest: Manifest, probe: Probe) -> SealAttestation:
     return SealAttestation(
         version=version,
         fingerprint=_fingerprint(manifest),
@@ -49,22 +71,6 @@ def seal(version: str, lease: Lease) -> SealAttestation:
         probe=probe,
         gate=_facts(manifest),
     )
-
-
-def known_answers_of(version: str, lease: Lease, session: Session) -> Probe:
-    """As attested for this fingerprint; without one they are recorded here, before anything is served.
-
-    Raises `Refused(ProbeFailed)` where that can't be done.
-    """
-    wanted = _fingerprint(lease.manifest)
-    found = next((item for item in lease.attestations if item.fingerprint == wanted), None)
-    if found is not None:
-        return found.probe
-    log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
-    try:
-        return known_answers.record(session, signature_of(lease.manifest, version))
-    except ValueError as error:
-        raise Refused(ProbeFailed(version, str(error))) from error
 
 
 def _fingerprint(manifest: Manifest) -> Fingerprint:

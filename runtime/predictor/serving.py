@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from contracts.control import Bind
+from contracts.control import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature
 from contracts.timeline import Span
@@ -28,6 +28,7 @@ class PredictorServing:
     thread: EngineThread
     spans: tuple[Span, ...]
     bytes_by_tier: Mapping[str, int]
+    recorded: SealAttestation | None = None
 
     def __repr__(self) -> str:
         return f"<PredictorServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"

@@ -4,6 +4,8 @@ Not imported before the fork: importing ONNX Runtime starts a thread, which a zy
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from contracts.artifact_errors import ArtifactRejected
@@ -63,6 +65,15 @@ class Session:
 def fingerprint() -> str:
     """The library and its version. Raises `Refused(Unavailable)` without it."""
     return f"onnxruntime {_library().__version__}"
+
+
+@cache
+def installed() -> str | None:
+    """What `fingerprint` would say, without importing the library; None where it is not there."""
+    try:
+        return f"onnxruntime {version('onnxruntime')}"
+    except PackageNotFoundError:
+        return None
 
 
 def first_line(error: BaseException) -> str:

@@ -90,6 +90,15 @@ def highest_token_id(tokenizer: JsonObject) -> int:
     return max(counts)
 
 
+def check_special_ids(path: str, config: JsonObject, rows: int) -> None:
+    """Where answers begin and end is a row of the embedding. Raises `Refused(ArtifactRejected)` naming key and id."""
+    for key in ("bos_token_id", "eos_token_id"):
+        value = config.get(key)
+        for token_id in value if isinstance(value, list) else [value]:
+            if type(token_id) is int and not 0 <= token_id < rows:
+                raise Refused(ArtifactRejected(path, f"{key} {token_id} is no row of the embedding, which has {rows}"))
+
+
 def check_tokenizer_fits(highest: int, rows: int) -> None:
     """A token id without an embedding row would read past the table. Raises `Refused(ArtifactRejected)`."""
     if highest >= rows:

@@ -11,6 +11,7 @@ from snapshotter.policy.strict_json import is_text
 
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
+GENERATION: Final = "generation_config.json"
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
 REQUIRED: Final = (CONFIG, TOKENIZER)
@@ -22,7 +23,7 @@ PINNED: Final = RECIPE | frozenset(
         CONFIG,
         TOKENIZER,
         "tokenizer_config.json",
-        "generation_config.json",
+        GENERATION,
         "special_tokens_map.json",
         "added_tokens.json",
         "chat_template.json",

@@ -13,6 +13,7 @@ from contracts.push import PlanRequest, SmallFile, WeightsFile
 from contracts.signature import Signature
 from snapshotter.policy.config import (
     EngineDtype,
+    check_special_ids,
     check_tokenizer_fits,
     compute_dtype,
     embedding_rows,
@@ -21,6 +22,7 @@ from snapshotter.policy.config import (
 )
 from snapshotter.policy.files import (
     CONFIG,
+    GENERATION,
     INDEX_FILE,
     MODULES,
     REQUIRED,
@@ -74,7 +76,10 @@ def admit(request: PlanRequest) -> Intake:
     if taken:
         raise Refused(ArtifactRejected(min(taken), "a tensor has the name of a pinned file"))
     highest = highest_token_id(parsed[TOKENIZER])
-    check_tokenizer_fits(highest, embedding_rows(parsed[CONFIG], tensors))
+    rows = embedding_rows(parsed[CONFIG], tensors)
+    check_tokenizer_fits(highest, rows)
+    for path in (CONFIG, GENERATION):
+        check_special_ids(path, parsed.get(path, {}), rows)
     pinned = sorted((file for file in request.small_files if file.path != INDEX_FILE), key=lambda file: file.path)
     return Intake(
         files=tuple(pinned),

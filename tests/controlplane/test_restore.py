@@ -45,7 +45,7 @@ class World:
     def __init__(self, root: Path, *, journal: bool = True) -> None:
         self.data, self.place = root / "data", root / "place"
         self.data.mkdir()
-        for name in ("ca.pem", "tls/ca.key"):
+        for name in ("ca.pem", "tls/ca.key", "attest.key"):
             (self.data / name).parent.mkdir(exist_ok=True)
             (self.data / name).write_text(f"the {name}")
         claim_place(self.place, self.data)
@@ -131,7 +131,13 @@ def test_everything_comes_back(made: Path, tmp_path: Path) -> None:
     for name in FILES:
         assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "data" / name).read_bytes()
         assert (tmp_path / "new" / name).stat().st_mode & 0o077 == 0
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"kelvin.db", "tls", *FILES[:3], "installation"}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        "kelvin.db",
+        "tls",
+        "attest.key",
+        *FILES[:3],
+        "installation",
+    }
 
 
 @pytest.mark.deep

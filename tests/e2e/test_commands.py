@@ -75,6 +75,8 @@ def test_status_and_models(kelvin: Installation, two: tuple[str, str]) -> None:
     assert set(found["cache"]) == {
         "chunk_faults",
         "manifest_faults",
+        "attestation_faults",
+        "unverified_versions",
         "healed_chunks",
         "healed_manifests",
         "refused_chunks",

@@ -65,6 +65,11 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
     ("DELETE", "/admin/v1/models/{}"): ("admin", "/admin/v1/models/{model}?force=true", None),
     ("GET", "/push/v1/originals/{}"): ("admin", "/push/v1/originals/{version}", None),
     ("GET", "/push/v1/chunks/{}"): ("admin", "/push/v1/chunks/{chunk}", None),
+    ("GET", "/push/v1/versions/{}/attestations"): ("admin", "/push/v1/versions/{version}/attestations", None),
+    ("GET", "/push/v1/plans/{}/manifest"): ("admin", "/push/v1/plans/{plan}/manifest", None),
+    ("POST", "/push/v1/plans/{}/attestations"): (
+        "admin", "/push/v1/plans/{plan}/attestations", {"envelope": ""},
+    ),
     ("POST", "/admin/v1/cache/evict"): ("admin", "/admin/v1/cache/evict", {"tier": "host", "tenant": "{tenant}"}),
     ("GET", "/admin/v1/keys"): ("admin", "/admin/v1/keys?tenant={tenant}", None),
     ("POST", "/admin/v1/keys"): ("admin", "/admin/v1/keys?tenant={tenant}", {"name": "x", "scopes": ["infer"]}),

@@ -36,7 +36,7 @@ def test_a_running_installation_is_backed_up_and_restored(kelvin: Installation, 
     assert (report["missing"], report["aside"]) == (0, None)
     month = next(chain for chain in report["chains"] if chain["tenant"] == "default")
     assert month["links"] >= sum(bill(kelvin)["requests"].values())
-    for name in ("admin.key", "default.key", "ca.pem", "tls/ca.key"):
+    for name in ("admin.key", "default.key", "ca.pem", "tls/ca.key", "attest.key"):
         assert (new / name).read_bytes() == (kelvin.data / name).read_bytes()
     file.write_bytes(file.read_bytes()[:-1] + b"\1")
     assert "nothing was restored" in run("restore", str(file), "--data", str(tmp_path / "no"), code=1)

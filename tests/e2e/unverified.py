@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from coldstart_bench.installation import Installation
-from contracts.control import SealAttestation
+from contracts.attestation import read_seal
 from contracts.manifest import Manifest, decode_manifest
-from contracts.wire import decode
 from runtime.binding import DTYPES, bind
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Generated, GenerationRequest, Sampling
@@ -31,7 +30,7 @@ def generate(kelvin: Installation, model: str, prompt: list[int], count: int) ->
     store, version = kelvin.data / "store" / "default", kelvin.model(model)["version"]
     manifest = decode_manifest((store / "manifests" / version).read_bytes(), version)
     (seal,) = (store / "attestations" / version).iterdir()
-    facts = decode(seal.read_bytes(), SealAttestation).gate
+    facts = read_seal(seal.read_bytes(), version).seal.gate
     space = linear_space(kelvin, model, manifest)
     files = {file.path: bytes(space[file.offset : file.offset + file.size]) for file in manifest.files}
     tensors = {

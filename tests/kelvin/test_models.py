@@ -9,6 +9,8 @@ from kelvin.models import cache_line
 QUIET: dict[str, Any] = {
     "chunk_faults": {},
     "manifest_faults": {},
+    "attestation_faults": {},
+    "unverified_versions": 0,
     "healed_chunks": {},
     "healed_manifests": {},
     "refused_chunks": {},
@@ -32,6 +34,12 @@ QUIET: dict[str, Any] = {
             "weight cache: faulty copies: nvme chunk digest 2, nvme chunk short 1, store chunk digest 2, "
             "nvme manifest digest 1; healed 3, chunks refused 1",
             id="healed and refused",
+        ),
+        pytest.param(
+            QUIET | {"attestation_faults": {"store": {"digest": 2}}, "unverified_versions": 3},
+            "weight cache: faulty copies: store attestation digest 2; healed 0, chunks refused 0; "
+            "3 loads of versions that nobody vouches for",
+            id="forged, and not signed",
         ),
     ],
 )

@@ -12,6 +12,9 @@ from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, Tena
 from contracts.errors import Failure, Refused
 from contracts.push import CommitRequest, Committed, Committing, MissingRequest
 from contracts.wire import encode
+from service.signing import ensure_signer
+from service.trust import PUBLIC_FILE, ROOTS, SECRET_FILE, read_trust
+from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
@@ -121,6 +124,12 @@ class DirectJobs:
         return TenantLimits()
 
 
+def attestations_over(data: Path, store: BlobStore) -> Attestations:
+    """With the key and the roots of a data directory."""
+    signer = ensure_signer(data / SECRET_FILE, data / PUBLIC_FILE)
+    return Attestations(store, signer, read_trust(data, data / ROOTS))
+
+
 @dataclass
 class Bench:
     """One process's worth of parts over a data directory."""
@@ -142,9 +151,10 @@ class Bench:
         jobs = DirectJobs(data / "store")
         staging = Staging(data / "staging", 8)
         catalog = Catalog(store)
-        publisher = kind(store, staging, catalog, jobs, 32768)
+        attestations = attestations_over(data, store)
+        publisher = kind(store, staging, catalog, jobs, 32768, attestations)
         limits = PushLimits(8192, 1 << 30, tenant_store_bytes)
-        return cls(Pushes(staging, catalog, publisher, jobs, limits), store, jobs)
+        return cls(Pushes(staging, catalog, publisher, jobs, limits, attestations), store, jobs)
 
     async def push(self, files: dict[str, bytes], request: bytes) -> Committed:
         """A whole push by a client that gives up at the first failure."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from blobstore.memory import MemoryStore
 from blobstore.places import decode_index
 from blobstore.store import BlobStat, Payload
@@ -19,6 +21,9 @@ from contracts.manifest import decode_manifest
 from contracts.problem import code_of
 from contracts.push import CommitRequest, Committing, MissingRequest
 from contracts.wire import encode
+from service.signing import Signer
+from service.trust import Trust
+from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
 from snapshotter.publish import Publisher
@@ -29,6 +34,7 @@ from tests.snapshotter.models import Model
 from tests.snapshotter.sender import digests_of, send_missing
 
 TENANT = "acme"
+SIGNER = Signer(Ed25519PrivateKey.generate())
 ROUNDS = 30
 
 
@@ -144,8 +150,10 @@ class World:
         store = VerifyingStore(GatedStore(self.memory, self.gates))
         staged = staging(data / "staging", 8)
         catalog = Catalog(store)
-        self.publisher = publisher(store, staged, catalog, self.jobs, 3 * 4096)
-        self.pushes = Pushes(staged, catalog, self.publisher, self.jobs, PushLimits(4096, 1 << 30, 1 << 30))
+        attestations = Attestations(store, SIGNER, Trust({SIGNER.key_id: "test"}))
+        self.publisher = publisher(store, staged, catalog, self.jobs, 3 * 4096, attestations)
+        limits = PushLimits(4096, 1 << 30, 1 << 30)
+        self.pushes = Pushes(staged, catalog, self.publisher, self.jobs, limits, attestations)
         self.collector = Collector(store, self.publisher, staged, self.jobs, grace_s, lambda: self.now_s)
         self.clients: list[asyncio.Task[str]] = []
         self.collections: list[asyncio.Task[CollectReport]] = []

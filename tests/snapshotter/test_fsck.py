@@ -1,20 +1,27 @@
 """The check finds every fault that is planted, each finding says what mends it, and mended it is clean again."""
 
 import asyncio
+import base64
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blobstore.files import FileStore
 from blobstore.store import BlobStat, BlobStore, BlobUnavailable
 from blobstore.verifying import VerifyingStore
+from contracts.attestation import SEAL, read_seal
 from contracts.manifest import decode_manifest, encode_manifest, version_of
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
+from contracts.wire import encode
+from service.signing import Signer, load_signer
+from service.trust import SECRET_FILE
 from snapshotter.fsck import Fsck
-from tests.snapshotter.bench import TENANT, Bench, push
+from tests.snapshotter.bench import TENANT, Bench, attestations_over, push
 from tests.snapshotter.models import Model
 
 OTHER = Model(more={"generation_config.json": b'{"top_k": 3}'})
@@ -36,7 +43,8 @@ def lines_of(data: Path, running: bool = False, named: tuple[str, ...] | None = 
     """What the check says; models name what has a manifest, unless it is given."""
     there = tuple(path.name for path in (data / "store" / TENANT / "manifests").iterdir())
     registry = naming(*(there if named is None else named))
-    fsck = Fsck(VerifyingStore(FileStore(data / "store")), lambda tenant: running, registry)
+    inner = VerifyingStore(FileStore(data / "store"))
+    fsck = Fsck(inner, lambda tenant: running, registry, attestations_over(data, inner))
 
     async def collect() -> list[FsckLine]:
         return [line async for line in fsck.check(TENANT)]
@@ -136,10 +144,32 @@ def manifest_of_other_files(store: Store) -> str:
 
 
 def attest(store: Store, version: str) -> str:
-    """The attestation of the pushed version, rewritten for another."""
+    """The attestation of the pushed version, written and signed for another."""
     path = store.files("attestations")[0]
-    raw = path.read_bytes().replace(store.version.encode(), version.encode())
+    seal = msgspec.structs.replace(read_seal(path.read_bytes(), store.version).seal, version=version)
+    raw = load_signer(store.root.parent / SECRET_FILE).attest(version, SEAL, seal)
     return store.put(f"{TENANT}/attestations/{version}/{path.name}", raw)
+
+
+def resealed(store: Store, key: str | None, tolerance: float = 0.01) -> str:
+    """The same seal with another tolerance: by the installation's key, a stranger's, or not signed."""
+    path = store.first("attestations")
+    seal = read_seal(path.read_bytes(), store.version).seal
+    seal = msgspec.structs.replace(seal, probe=msgspec.structs.replace(seal.probe, tolerance=tolerance))
+    signer = Signer(Ed25519PrivateKey.generate())
+    path.write_bytes(encode(seal) if key is None else signer.attest(store.version, SEAL, seal))
+    return store.key(path)
+
+
+def forged(store: Store) -> str:
+    """A number in the signed payload is another one; base64, so no byte of JSON would tell."""
+    path = store.first("attestations")
+    envelope = json.loads(path.read_bytes())
+    payload = base64.b64decode(envelope["payload"])
+    assert b'"tolerance":0.01' in payload
+    envelope["payload"] = base64.b64encode(payload.replace(b'"tolerance":0.01', b'"tolerance":9.01')).decode()
+    path.write_bytes(json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode())
+    return store.key(path)
 
 
 def attestation_elsewhere(store: Store) -> str:
@@ -173,6 +203,9 @@ FAULTS = [
     pytest.param(lambda s: s.put(f"{TENANT}/attestations/{'e' * 64}/{s.first('attestations').name}",
                                  s.first("attestations").read_bytes()), "speaks of version",
                  id="an attestation under another version"),
+    pytest.param(forged, "its signature is not that of", id="a changed number in an attestation"),
+    pytest.param(lambda s: resealed(s, None), "it is not signed", id="an attestation that nobody signed"),
+    pytest.param(lambda s: resealed(s, "a stranger's"), "not trusted here", id="an attestation by a stranger's key"),
     pytest.param(attestation_elsewhere, "not that of its fingerprint", id="an attestation under another fingerprint"),
     pytest.param(lambda s: s.put(s.key(s.first("inputs")), b"f" * 64), "which does not exist",
                  id="inputs of a version that does not exist"),
@@ -273,7 +306,8 @@ def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> Non
 
     async def collect() -> list[FsckLine]:
         inner = VerifyingStore(Collected(tmp_path / "store"))
-        return [line async for line in Fsck(inner, lambda tenant: True, naming()).check(TENANT)]
+        fsck = Fsck(inner, lambda tenant: True, naming(), attestations_over(tmp_path, inner))
+        return [line async for line in fsck.check(TENANT)]
 
     lines = asyncio.run(collect())
     assert isinstance(lines[-1], FsckSummary)
@@ -323,7 +357,8 @@ def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
             return await super().read(key, offset, length)
 
     async def collect(inner: BlobStore) -> list[FsckLine]:
-        return [line async for line in Fsck(inner, lambda tenant: False, naming()).check(TENANT)]
+        fsck = Fsck(inner, lambda tenant: False, naming(), attestations_over(tmp_path, inner))
+        return [line async for line in fsck.check(TENANT)]
 
     last = asyncio.run(collect(Failing(tmp_path / "store")))[-1]
     assert isinstance(last, FsckBroken)
@@ -334,7 +369,8 @@ def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
     """A second check is told to come back; after the first one's end, or its client's, there is room."""
 
     async def scenario() -> None:
-        fsck = Fsck(VerifyingStore(FileStore(tmp_path / "store")), lambda tenant: False, naming(store.version))
+        inner = VerifyingStore(FileStore(tmp_path / "store"))
+        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner))
         first = fsck.check(TENANT)
         await anext(first)
         (refused,) = [line async for line in fsck.check(TENANT)]

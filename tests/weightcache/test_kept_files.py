@@ -44,7 +44,7 @@ async def served(cache: Cache, version: Version) -> bytes | str:
                     space += await cache.arena.view(reservation.places[digest])
             finally:
                 cache.arena.unpin(reservation.slabs)
-            assert arrival.resident.attested
+            assert arrival.resident.engines
             return bytes(space)
     except Refused as refused:
         return code_of(refused.failure)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from contracts.manifest import PAGE
+from weightcache.files import Kind
 from weightcache.nvme import NvmeTier
 from weightcache.policy.healing import Outcome
 
@@ -131,10 +132,10 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwritev", full)
             assert not await tier.admit("a", NAMES[0], page(7))
-            await tier.keep_paper("a", "version", b"raw")
+            await tier.keep_paper("a", "version", b"raw", Kind.MANIFESTS)
         assert tier.index.total_bytes == 0
         assert files_of(tmp_path) == set()
-        assert await tier.try_read_paper("a", "version") is None
+        assert await tier.try_read_paper("a", "version", Kind.MANIFESTS) is None
         assert await tier.admit("a", NAMES[0], page(7))
 
     with_tier(tmp_path, scenario)
@@ -155,7 +156,7 @@ def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 patch.setattr(os, call, refuse)
             patch.setattr(os, "open", read_only)
             await tier.quarantine("a", NAMES[0])
-            await tier.quarantine_paper("a", "version")
+            await tier.quarantine_paper("a", "version", Kind.MANIFESTS)
             assert await fetched(tier, NAMES[0]) == (Outcome.ABSENT, 0)
             assert not await tier.admit("a", NAMES[0], page(8))
             assert files_of(tmp_path) == {NAMES[0]}
@@ -188,20 +189,22 @@ def test_evict(tmp_path: Path) -> None:
         for tenant in ("a", "b"):
             for number in range(3):
                 await tier.admit(tenant, NAMES[number], page(number))
-            await tier.keep_paper(tenant, "one", b"1")
-            await tier.keep_paper(tenant, "two", b"2")
+            await tier.keep_paper(tenant, "one", b"1", Kind.MANIFESTS)
+            await tier.keep_paper(tenant, "one", b"s", Kind.ATTESTATIONS)
+            await tier.keep_paper(tenant, "two", b"2", Kind.MANIFESTS)
         await tier.evict("a", "one", frozenset(NAMES[:2]))
         assert not tier.index.holds(("a", NAMES[0]))
         assert tier.index.holds(("a", NAMES[2]))
         assert tier.index.holds(("b", NAMES[0]))
-        assert await tier.try_read_paper("a", "one") is None
-        assert await tier.try_read_paper("a", "two") == b"2"
+        assert await tier.try_read_paper("a", "one", Kind.MANIFESTS) is None
+        assert await tier.try_read_paper("a", "one", Kind.ATTESTATIONS) is None
+        assert await tier.try_read_paper("a", "two", Kind.MANIFESTS) == b"2"
         await tier.evict("a", None, None)
-        assert await tier.try_read_paper("a", "two") is None
-        assert await tier.try_read_paper("b", "one") == b"1"
+        assert await tier.try_read_paper("a", "two", Kind.MANIFESTS) is None
+        assert await tier.try_read_paper("b", "one", Kind.MANIFESTS) == b"1"
         assert tier.index.file_count == 3
         await tier.evict(None, None, None)
         assert (tier.index.file_count, files_of(tmp_path)) == (0, set())
-        assert await tier.try_read_paper("b", "one") is None
+        assert await tier.try_read_paper("b", "one", Kind.MANIFESTS) is None
 
     with_tier(tmp_path, scenario, budget=9 * PAGE)

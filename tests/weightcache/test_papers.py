@@ -56,7 +56,7 @@ def test_attestations_are_looked_for_until_found(tmp_path: Path) -> None:
     ("raw", "reason"),
     [
         pytest.param(b"{}", "does not decode", id="not an attestation"),
-        pytest.param(encode(attestation_of("0" * 64)), "speaks of another version", id="another version's"),
+        pytest.param(encode(attestation_of("0" * 64)), "speaks of version 000", id="another version's"),
     ],
 )
 def test_bad_attestation(tmp_path: Path, raw: bytes, reason: str) -> None:

@@ -1,0 +1,177 @@
+"""What is said of a version beside its manifest, and who said it: signed statements. See `docs/snapshot-format.md`.
+
+A statement is in-toto's (Statement v1): its subject is the version's digest, so it can't be moved to another one. Its
+envelope is DSSE's (v1): the signature covers the payload's type and bytes. Both are canonical JSON (keys sorted, no
+spaces), so that no byte can change without being noticed.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from contracts.artifact_errors import AttestationInvalid
+from contracts.control import SealAttestation
+from contracts.errors import Refused
+from contracts.manifest import Digest
+from contracts.signatures import KeyId, is_signed_by
+from contracts.wire import Wire
+
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+SEAL: Final = "urn:kelvin:attestation:seal:1"
+ORIGIN: Final = "urn:kelvin:attestation:origin:1"
+MAX_ORIGIN_BYTES: Final = 64 << 10  # of an envelope
+MAX_BUNDLE_BYTES: Final = 1 << 20
+_ENVELOPE: Final = b'{"payload":'  # how a canonical envelope begins, and no unsigned seal does
+
+Said = Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+class TrainingData(Wire, frozen=True, omit_defaults=True):
+    """What it was trained on, by the digest that the publisher took of it."""
+
+    name: Said | None = None
+    sha256: Digest | None = None
+    blake3: Digest | None = None
+
+
+class Claims(Wire, frozen=True, omit_defaults=True):
+    """What a publisher says of a version. `licence` is an SPDX expression; metrics were measured offline."""
+
+    licence: Said | None = None
+    training_data: TrainingData | None = None
+    metrics: dict[Said, float] = msgspec.field(default_factory=dict)
+    provenance: dict[Said, Said] = msgspec.field(default_factory=dict)
+
+
+class Origin(Wire, frozen=True, omit_defaults=True):
+    """The predicate of a publisher's statement. `bundle` is the BLAKE3 digest of an OpenSSF bundle of the same key."""
+
+    signed_at_s: int
+    claims: Claims
+    bundle: Digest | None = None
+
+
+class _Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    digest: dict[Literal["blake3"], Digest]
+
+
+class _Statement(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename={"type": "_type", "predicate_type": "predicateType"},
+):
+    type: Literal["https://in-toto.io/Statement/v1"]
+    subject: tuple[_Subject]
+    predicate_type: str
+    predicate: msgspec.Raw
+
+
+class _Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    keyid: KeyId
+    sig: bytes
+
+
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"payload_type": "payloadType"}):
+    payload: bytes  # base64 in JSON
+    payload_type: Literal["application/vnd.in-toto+json"]
+    signatures: tuple[_Signature]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An envelope whose signature is `key_id`'s, about the version that it was opened for."""
+
+    key_id: str
+    kind: str  # the predicate's type
+    predicate: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What sealing found, and by which key; None: it is not signed, as those of early stores."""
+
+    seal: SealAttestation
+    key_id: str | None
+
+
+def statement(version: str, kind: str, predicate: Wire) -> bytes:
+    """The canonical payload of a statement about a version."""
+    fields: dict[str, Any] = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": "version", "digest": {"blake3": version}}],
+        "predicateType": kind,
+        "predicate": predicate,
+    }
+    return msgspec.json.encode(fields, order="sorted")
+
+
+def to_be_signed(payload: bytes) -> bytes:
+    """DSSE's pre-authentication encoding of a payload."""
+    kind = PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def envelope(payload: bytes, key_id: str, signature: bytes) -> bytes:
+    """The canonical envelope."""
+    signed = _Envelope(payload, PAYLOAD_TYPE, (_Signature(key_id, signature),))
+    return msgspec.json.encode(signed, order="sorted")
+
+
+def open_envelope(raw: bytes, version: str) -> Opened:
+    """Check form, signature and subject. Raises `Refused(AttestationInvalid)`; trust is not looked at."""
+    try:
+        found = msgspec.json.decode(raw, type=_Envelope)
+        said = msgspec.json.decode(found.payload, type=_Statement)
+        again = msgspec.json.encode(msgspec.json.decode(found.payload), order="sorted")
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
+    if msgspec.json.encode(found, order="sorted") != raw or again != found.payload:
+        raise Refused(AttestationInvalid(version, "it is not in canonical form"))
+    (signature,) = found.signatures
+    if not is_signed_by(signature.keyid, to_be_signed(found.payload), signature.sig):
+        raise Refused(AttestationInvalid(version, f"its signature is not that of {short(signature.keyid)}"))
+    (subject,) = said.subject
+    if (about := subject.digest.get("blake3")) != version:
+        raise Refused(AttestationInvalid(version, f"it speaks of version {about}"))
+    return Opened(signature.keyid, said.predicate_type, bytes(said.predicate))
+
+
+def read_seal(raw: bytes, version: str) -> Sealed:
+    """A seal as it lies in a store. Raises `Refused(AttestationInvalid)`."""
+    if not raw.startswith(_ENVELOPE):
+        return Sealed(_seal(raw, version), None)
+    opened = open_envelope(raw, version)
+    if opened.kind != SEAL:
+        raise Refused(AttestationInvalid(version, "it is no seal"))
+    return Sealed(_seal(opened.predicate, version), opened.key_id)
+
+
+def read_origin(raw: bytes, version: str) -> tuple[Origin, str]:
+    """A publisher's statement and their key. Raises `Refused(AttestationInvalid)`."""
+    opened = open_envelope(raw, version)
+    if opened.kind != ORIGIN:
+        raise Refused(AttestationInvalid(version, "it does not say where the version comes from"))
+    try:
+        return msgspec.json.decode(opened.predicate, type=Origin), opened.key_id
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
+
+
+def short(key_id: str) -> str:
+    """A key as people are shown it."""
+    kind, _, digits = key_id.partition(":")
+    return f"{kind}:{digits[:16]}"
+
+
+def _seal(raw: bytes, version: str) -> SealAttestation:
+    try:
+        seal = msgspec.json.decode(raw, type=SealAttestation)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
+    if seal.version != version:
+        raise Refused(AttestationInvalid(version, f"it speaks of version {seal.version}"))
+    return seal

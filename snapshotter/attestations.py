@@ -1,0 +1,148 @@
+"""Attestations beside manifests: seals, which this installation signs, and what publishers sign of where it is from.
+
+Seals are one per engine fingerprint; a good one is never replaced. Statements of publishers are kept as they came, each
+under its own digest.
+"""
+
+from typing import Final
+
+from blake3 import blake3
+
+from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
+from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ChunkCorrupt, ProbeFailed
+from contracts.attestation import MAX_BUNDLE_BYTES, MAX_ORIGIN_BYTES, SEAL, read_origin, read_seal
+from contracts.control import SealAttestation
+from contracts.errors import CapacityExceeded, NotFound, Refused
+from contracts.keys import attestation_key, attestations_prefix, bundle_key, manifest_key, origin_key
+from contracts.push import AttestationEntry, AttestRequest
+from service.signing import Signer
+from service.trust import Trust
+
+ORIGINS_KEPT: Final = 32  # statements of publishers about one version
+_BUNDLE: Final = "bundle-"
+_ORIGIN: Final = "origin-"
+
+
+class Attestations:
+    """Over one store, with the installation's key. Every method raises `Refused` where the store fails."""
+
+    def __init__(self, store: BlobStore, signer: Signer, trust: Trust) -> None:
+        self._store = store
+        self._signer = signer
+        self._trust = trust
+
+    def __repr__(self) -> str:
+        return f"<Attestations {self._signer!r}>"
+
+    async def is_sealed(self, tenant: str, version: str) -> bool:
+        """Whether there is a seal that can be used, by a key that is trusted."""
+        prefix = attestations_prefix(tenant, version)
+        async for key in self._store.list(f"{prefix}seal-"):
+            if await self._is_good_seal(key, version):
+                return True
+        return False
+
+    async def keep_seal(self, tenant: str, version: str, seal: SealAttestation) -> None:
+        """Sign it and put it. Raises ProbeFailed where it is about another version."""
+        if seal.version != version:
+            raise Refused(ProbeFailed(version, "the sealing job answered for another version"))
+        raw = self._signer.attest(version, SEAL, seal)
+        await self._ensure(attestation_key(tenant, version, seal.fingerprint), raw, version)
+
+    async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
+        """A replica's, for a fingerprint that has none: what is there and good stays. Raises NotFound."""
+        try:
+            await self._store.stat(manifest_key(tenant, seal.version))
+        except BlobNotFound:
+            raise Refused(NotFound("version", seal.version)) from None
+        if not await self._is_good_seal(attestation_key(tenant, seal.version, seal.fingerprint), seal.version):
+            await self.keep_seal(tenant, seal.version, seal)
+
+    async def add_origin(self, tenant: str, version: str, wish: AttestRequest) -> None:
+        """A publisher's statement about a version that is being pushed, and the bundle that it names.
+
+        Raises ArtifactRejected where it is not signed, is about another version, or too large; CapacityExceeded.
+        """
+        if len(wish.envelope) > MAX_ORIGIN_BYTES or len(wish.bundle or b"") > MAX_BUNDLE_BYTES:
+            rule = f"it has more than {MAX_ORIGIN_BYTES} bytes, or its bundle more than {MAX_BUNDLE_BYTES}"
+            raise Refused(ArtifactRejected("attestation", rule))
+        try:
+            origin, _ = read_origin(wish.envelope, version)
+        except Refused as refused:
+            if not isinstance(refused.failure, AttestationInvalid):
+                raise
+            raise Refused(ArtifactRejected("attestation", refused.failure.reason)) from refused
+        if origin.bundle != (None if wish.bundle is None else blake3(wish.bundle).hexdigest()):
+            raise Refused(ArtifactRejected("attestation", "the bundle is not the one that it names"))
+        key = origin_key(tenant, version, wish.envelope)
+        there = [found async for found in self._store.list(attestations_prefix(tenant, version) + _ORIGIN)]
+        if key not in there and len(there) >= ORIGINS_KEPT:
+            raise Refused(CapacityExceeded("statements about a version", len(there) + 1, ORIGINS_KEPT))
+        if wish.bundle is not None:  # before what names it
+            await self._ensure(bundle_key(tenant, version, wish.bundle), wish.bundle, version)
+        await self._ensure(key, wish.envelope, version)
+
+    async def entries(self, tenant: str, version: str) -> tuple[AttestationEntry, ...]:
+        """All of a version, each judged, in order of names."""
+        found: list[AttestationEntry] = []
+        bundles: set[str] = set()
+        prefix = attestations_prefix(tenant, version)
+        for key in sorted([key async for key in self._store.list(prefix)], reverse=True):
+            try:
+                raw = await self._store.read(key)
+            except BlobNotFound:
+                continue
+            entry = self.judge(tenant, version, key.removeprefix(prefix), raw, bundles)
+            found.append(entry)
+        return tuple(reversed(found))
+
+    def judge(self, tenant: str, version: str, name: str, raw: bytes, bundles: set[str]) -> AttestationEntry:
+        """What one object is worth. `bundles` are digests that statements named: these are judged before bundles."""
+        fault = key_id = None
+        try:
+            if name.startswith(_ORIGIN):
+                origin, key_id = read_origin(raw, version)
+                bundles |= {origin.bundle} if origin.bundle else set()
+                expected = origin_key(tenant, version, raw)
+            elif name.startswith(_BUNDLE):
+                fault = None if blake3(raw).hexdigest() in bundles else "no statement of a publisher names it"
+                expected = bundle_key(tenant, version, raw)
+            else:
+                sealed = read_seal(raw, version)
+                key_id = sealed.key_id
+                fault = None if key_id is not None else "it is not signed"
+                expected = attestation_key(tenant, version, sealed.seal.fingerprint)
+            if fault is None and expected != attestations_prefix(tenant, version) + name:
+                fault = "its name is not that of its fingerprint or digest"
+        except Refused as refused:
+            if not isinstance(refused.failure, AttestationInvalid):
+                raise
+            fault = refused.failure.reason
+        trusted_as = None if key_id is None or fault is not None else self._trust.name_of(key_id)
+        return AttestationEntry(name=name, content=raw, key_id=key_id, trusted_as=trusted_as, fault=fault)
+
+    async def _is_good_seal(self, key: str, version: str) -> bool:
+        try:
+            key_id = read_seal(await self._store.read(key), version).key_id
+        except BlobNotFound:
+            return False
+        except Refused as refused:
+            if isinstance(refused.failure, AttestationInvalid):
+                return False
+            raise
+        return key_id is not None and self._trust.name_of(key_id) is not None
+
+    async def _ensure(self, key: str, raw: bytes, version: str) -> None:
+        """`key` holds exactly `raw` when this returns, read back."""
+        if await self._holds(key, raw):
+            return
+        await self._store.delete(key)
+        await self._store.put_if_absent(key, raw)
+        if not await self._holds(key, raw):
+            raise Refused(ChunkCorrupt(version, "store"))
+
+    async def _holds(self, key: str, raw: bytes) -> bool:
+        try:
+            return await self._store.read(key) == raw
+        except (BlobNotFound, BlobCorrupt):
+            return False

@@ -1,0 +1,143 @@
+"""Known answers that a replica recorded are handed on once it gave them again, and never before."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contracts.artifact_errors import ProbeFailed
+from contracts.control import Bind, SealAttestation
+from contracts.errors import Failure, NotFound, Refused, Unavailable
+from contracts.push import KeepSeal
+from runtime import keeping
+from runtime.keeping import keep_what_was_recorded
+from runtime.metering import create_meter_page
+from runtime.replica import Replica, Wiring, Work
+from runtime.serving import Serving
+from tests.runtime.engine.scripted import DEADLINE_S, ScriptedEngine
+from tests.runtime.fakes import BIND, fake_work, saying
+from tests.weightcache.kit import attestation_of
+
+SEAL = attestation_of(BIND.version)
+
+
+class Prover(ScriptedEngine):
+    """Its probe takes until it is told to go on, and fails where a failure is given."""
+
+    def __init__(self) -> None:
+        super().__init__(saying("x"))
+        self.needs_probe = True
+        self.go_on = threading.Event()
+
+    def run_probe_alone(self) -> Failure | None:
+        assert self.go_on.wait(DEADLINE_S)
+        self.poisoned = self.probe_failure  # before it is over, as the engines do it
+        return super().run_probe_alone()
+
+
+@asynccontextmanager
+async def replica_with(
+    tmp_path: Path, engine: Prover, recorded: SealAttestation | None
+) -> AsyncIterator[tuple[Replica, "asyncio.Queue[KeepSeal]", "list[Exception]"]]:
+    """Bound, beside the task that keeps what it recorded; what was kept; what the next calls fail with."""
+    plain = fake_work(engine)
+
+    def restore(bind: Bind, wiring: Wiring) -> Serving:
+        serving = plain.restore(bind, wiring)
+        assert isinstance(serving, Serving)
+        return replace(serving, recorded=recorded)
+
+    replica = Replica("rt1", create_meter_page(tmp_path, "rt1"), Work(restore, plain.gate, plain.seal))
+    kept: asyncio.Queue[KeepSeal] = asyncio.Queue()
+    failures: list[Exception] = []
+
+    async def keep(found: KeepSeal) -> None:
+        if failures:
+            raise failures.pop(0)
+        kept.put_nowait(found)
+
+    task = asyncio.create_task(keep_what_was_recorded(replica, keep))
+    try:
+        await replica.bind(BIND)
+        yield replica, kept, failures
+        await asyncio.wait_for(task, 30)
+    finally:
+        task.cancel()
+        await replica.close()
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_LOOK_S", 0.001)
+    monkeypatch.setattr(keeping, "_PAUSES_S", (0.001, 0.001))
+
+
+def test_it_is_kept_once_it_was_given_again(tmp_path: Path) -> None:
+    """With the tenant's name; a snapshotter that is away is asked again."""
+
+    async def main() -> None:
+        engine = Prover()
+        async with replica_with(tmp_path, engine, SEAL) as (replica, kept, failures):
+            failures.append(Refused(Unavailable("the snapshotter")))
+            assert replica.recorded is None
+            assert replica.to_prove
+            assert kept.empty()
+            engine.go_on.set()
+            assert await asyncio.wait_for(kept.get(), 30) == KeepSeal(tenant=BIND.tenant, seal=SEAL)
+        assert kept.empty()
+        assert failures == []
+
+    asyncio.run(main())
+
+
+def test_nothing_to_keep(tmp_path: Path) -> None:
+    """What was known before is not told again."""
+
+    async def main() -> None:
+        engine = Prover()
+        async with replica_with(tmp_path, engine, None) as (_, kept, _failures):
+            engine.go_on.set()
+        assert kept.empty()
+
+    asyncio.run(main())
+
+
+def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> None:
+    """The control: a replica that failed its own known answers tells nobody of them."""
+
+    async def main() -> None:
+        engine = Prover()
+        engine.probe_failure = ProbeFailed(BIND.version, "position 0 is off")
+        async with replica_with(tmp_path, engine, SEAL) as (replica, kept, _):
+            engine.go_on.set()
+            watch = asyncio.create_task(replica.watch())
+            await asyncio.wait_for(replica.over.wait(), DEADLINE_S)
+            watch.cancel()
+        assert kept.empty()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("failure", "left"),
+    [
+        pytest.param(Unavailable("the snapshotter"), 1, id="away for too long"),
+        pytest.param(NotFound("version", "x"), 3, id="it does not want it"),
+    ],
+)
+def test_it_is_given_up(tmp_path: Path, failure: Unavailable | NotFound, left: int) -> None:
+    """After three tries, or at once where none would help."""
+
+    async def main() -> None:
+        engine = Prover()
+        async with replica_with(tmp_path, engine, SEAL) as (_, kept, failures):
+            failures.extend(Refused(failure) for _ in range(4))
+            engine.go_on.set()
+        assert kept.empty()
+        assert len(failures) == left
+
+    asyncio.run(main())

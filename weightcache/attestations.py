@@ -1,0 +1,177 @@
+"""What is signed about a version, verified: from the store, which may have news, or as the NVMe tier kept it.
+
+The store is asked first. Where it is away, or slow while there is a kept copy, the copy counts, so that a version whose
+bytes are all here starts without it. A faulty object is read twice; then the kept copy stands in for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from blobstore.store import BlobNotFound, BlobStore
+from contracts.artifact_errors import AttestationInvalid, VersionUnverified
+from contracts.attestation import Origin, Sealed, read_origin, read_seal
+from contracts.control import SealAttestation
+from contracts.errors import Refused
+from contracts.keys import attestations_prefix
+from service.trust import Trust
+from weightcache.counters import Counters
+from weightcache.files import Kind
+from weightcache.nvme import NvmeTier
+from weightcache.policy.healing import Outcome
+from weightcache.policy.trust import Policy, find_doubt, usable_seals
+
+log = logging.getLogger(__name__)
+
+NEWS_S: Final = 1.0  # how long a start waits for news of the store, where it has a copy
+READS: Final = 2  # a bad read is not yet a bad object
+_SEAL: Final = "seal-"
+_ORIGIN: Final = "origin-"
+_DIGEST_HEX: Final = 64
+
+_Objects = dict[str, bytes]  # by name
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """All that is sound: seals, and by whom the version was signed."""
+
+    seals: tuple[Sealed, ...]
+    signers: tuple[str, ...]
+
+
+class Attestations:
+    """Over a store that is only read. What `policy` demands of where a version comes from is decided here."""
+
+    def __init__(self, store: BlobStore, nvme: NvmeTier, counters: Counters, trust: Trust, policy: Policy) -> None:
+        self._store = store
+        self._nvme = nvme
+        self._counters = counters
+        self._trust = trust
+        self._policy = policy
+
+    def __repr__(self) -> str:
+        return f"<Attestations {self._policy} roots={len(self._trust.roots)}>"
+
+    async def of(self, tenant: str, version: str) -> tuple[SealAttestation, ...]:
+        """Seals that count, by name. Raises `Refused`: VersionUnverified where the policy forbids to start it,
+        AttestationInvalid where a seal is damaged or forged and there is no copy, a retryable failure of the store.
+        """
+        found = await self._look(tenant, version)
+        if self._policy is not Policy.OFF:
+            self._check_origin(tenant, version, found)
+        return usable_seals(self._policy, found.seals, self._trust.name_of)
+
+    def _check_origin(self, tenant: str, version: str, found: _Found) -> None:
+        doubt = find_doubt(found.signers, self._trust.is_root)
+        if doubt is None:
+            return
+        self._counters.unverified += 1
+        if self._policy is Policy.REQUIRE:
+            raise Refused(VersionUnverified(version, doubt))
+        log.warning("a version that nobody vouches for", extra={"tenant": tenant, "version": version, "why": doubt})
+
+    async def _look(self, tenant: str, version: str) -> _Found:
+        kept = await self._kept(tenant, version)
+        try:
+            async with asyncio.timeout(None if kept is None else NEWS_S):
+                objects, found = await self._stored(tenant, version, kept or {})
+        except (TimeoutError, Refused) as error:
+            away = not isinstance(error, Refused) or error.failure.retryable
+            if kept is None or not away:
+                raise
+            log.warning("the store is away: what was kept is gone by", extra={"tenant": tenant, "version": version})
+            return _sorted_out(version, kept)
+        if objects != (kept or {}):
+            await self._nvme.keep_paper(tenant, version, _pack(objects), Kind.ATTESTATIONS)
+        return found
+
+    async def _stored(self, tenant: str, version: str, kept: Mapping[str, bytes]) -> tuple[_Objects, _Found]:
+        """What there is now; a faulty object is replaced by its kept copy, or refused where it is a seal."""
+        objects: _Objects = {}
+        prefix = attestations_prefix(tenant, version)
+        for key in [key async for key in self._store.list(prefix)]:
+            name = key.removeprefix(prefix)
+            if not name.startswith((_SEAL, _ORIGIN)):
+                continue
+            try:
+                objects[name] = await self._read(key, name, version)
+            except BlobNotFound:
+                continue  # taken away since it was listed
+            except Refused as refused:
+                if not isinstance(refused.failure, AttestationInvalid):
+                    raise
+                told = {"tenant": tenant, "version": version, "attestation": name, "healed": name in kept}
+                log.error("a faulty attestation", extra=told)
+                if name in kept:
+                    objects[name] = kept[name]
+                elif name.startswith(_SEAL):
+                    raise  # without it known answers would go unchecked
+        return objects, _sorted_out(version, objects)
+
+    async def _read(self, key: str, name: str, version: str) -> bytes:
+        for attempt in range(READS):
+            raw = await self._store.read(key)
+            try:
+                _parse(name, raw, version)
+            except Refused:
+                self._counters.attestation_faults["store"][Outcome.DIGEST] += 1
+                if attempt == READS - 1:
+                    raise
+            else:
+                return raw
+        raise AssertionError("unreachable")
+
+    async def _kept(self, tenant: str, version: str) -> _Objects | None:
+        """What was verified once, verified again; None where there is none, or not any more."""
+        try:
+            raw = await self._nvme.try_read_paper(tenant, version, Kind.ATTESTATIONS)
+            if raw is None:
+                return None
+            objects = _unpack(raw)
+            _sorted_out(version, objects)
+        except OSError:
+            outcome = Outcome.UNREADABLE
+        except (ValueError, Refused):
+            outcome = Outcome.DIGEST
+        else:
+            return objects
+        self._counters.attestation_faults["nvme"][outcome] += 1
+        log.warning("kept attestations are faulty", extra={"tenant": tenant, "version": version, "kind": outcome})
+        await self._nvme.quarantine_paper(tenant, version, Kind.ATTESTATIONS)
+        return None
+
+
+def _parse(name: str, raw: bytes, version: str) -> Sealed | tuple[Origin, str]:
+    return read_seal(raw, version) if name.startswith(_SEAL) else read_origin(raw, version)
+
+
+def _sorted_out(version: str, objects: Mapping[str, bytes]) -> _Found:
+    seals: list[Sealed] = []
+    signers: list[str] = []
+    for name in sorted(objects):
+        match _parse(name, objects[name], version):
+            case Sealed() as sealed:
+                seals.append(sealed)
+            case (_, key_id):
+                signers.append(key_id)
+    return _Found(tuple(seals), tuple(dict.fromkeys(signers)))
+
+
+def _pack(objects: _Objects) -> bytes:
+    """The file of the NVMe tier: the digest of what follows, then all objects."""
+    body = msgspec.json.encode(objects, order="sorted")
+    return blake3(body).hexdigest().encode() + body
+
+
+def _unpack(raw: bytes) -> _Objects:
+    """Raises ValueError."""
+    body = raw[_DIGEST_HEX:]
+    if blake3(body).hexdigest().encode() != raw[:_DIGEST_HEX]:
+        raise ValueError("its bytes do not match their digest")
+    return msgspec.json.decode(body, type=_Objects)
