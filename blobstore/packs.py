@@ -77,7 +77,7 @@ def _decode(table: bytes, chunks_end: int | None, pack: str) -> tuple[PackEntry,
     try:
         entries = msgspec.json.decode(table, type=tuple[PackEntry, ...])
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(PackCorrupt(pack, str(error))) from error
+        raise Refused(PackCorrupt(pack, str(error)[:400])) from error
     fault = _find_fault(entries, chunks_end)
     if fault is None and msgspec.json.encode(entries) != table:
         fault = "its table is not in canonical form"

@@ -19,6 +19,7 @@ FORMAT: Final = 1
 PAGE: Final = 4096
 CHUNK_BYTES: Final = 8 << 20
 MAX_RANK: Final = 16  # of a tensor
+MAX_FAULT: Final = 400  # characters of what is wrong: names and values may be long
 MAX_OFFSET: Final = (1 << 63) - 1  # JSON's numbers have no end, files have
 # What an engine must offer to serve a manifest: raised when bind or attention change their meaning.
 ENGINE_INTERFACE: Final = 1
@@ -130,11 +131,11 @@ def decode_manifest(raw: bytes, version: str) -> Manifest:
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(ManifestCorrupt(version, str(error))) from error
+        raise Refused(ManifestCorrupt(version, str(error)[:MAX_FAULT])) from error
     if encode_manifest(manifest) != raw:
         raise Refused(ManifestCorrupt(version, "it is not in canonical form"))
     if (fault := find_fault(manifest)) is not None:
-        raise Refused(ManifestCorrupt(version, fault))
+        raise Refused(ManifestCorrupt(version, fault[:MAX_FAULT]))
     return manifest
 
 

@@ -11,6 +11,7 @@ from controlplane.policy.month import day_us
 from controlplane.policy.rating import ANY_CLASS, DevicePrices, PriceBook, Prices
 
 MAX_MICROS = 10**15  # a billion per unit
+MAX_FAULT = 400  # characters of what is wrong: a value may be long
 
 
 class BadPriceBook(ValueError):
@@ -39,11 +40,11 @@ def parse_price_book(text: str, name: str) -> PriceBook:
     except RecursionError:
         raise BadPriceBook(f"{name}: it is nested too deeply") from None
     except ValueError as error:  # TOMLDecodeError is one, and what int() says of thousands of digits
-        raise BadPriceBook(f"{name}: {error}") from error
+        raise BadPriceBook(f"{name}: {str(error)[:MAX_FAULT]}") from error
     try:
         return _book(raw)
     except ValueError as error:
-        raise BadPriceBook(f"{name}: {error}") from error
+        raise BadPriceBook(f"{name}: {str(error)[:MAX_FAULT]}") from error
 
 
 def _book(raw: dict[str, Any]) -> PriceBook:

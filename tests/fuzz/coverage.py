@@ -13,7 +13,7 @@ from typing import Any, Final
 
 ROOT: Final = str(Path(__file__).parents[2])
 _TESTS: Final = str(Path(__file__).parents[1])
-_PARTICULARS: Final = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9]+|\(.*\)")
+_PARTICULARS: Final = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|[0-9]+|\(.*\)|=.*?:")
 
 Step = tuple[CodeType | str, int, int]
 

@@ -45,7 +45,7 @@ D, E = "a" * 64, "b" * 64
 
 def sized(raw: bytes, size: int) -> bytes:
     """An input: the size of the file, then the part of it that is parsed."""
-    return size.to_bytes(SIZE_BYTES, "little") + raw
+    return (size % (1 << 64)).to_bytes(SIZE_BYTES, "little") + raw
 
 
 def unsized(data: bytes) -> tuple[bytes, int]:

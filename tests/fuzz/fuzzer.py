@@ -134,7 +134,9 @@ def fuzz(
     waiting, until, count = list(pool), time.monotonic() + seconds, 0
     with bounded() as begin:
         while count < executions and time.monotonic() < until:
-            data = waiting.pop(0) if waiting else target.mutate(random, random.choice(pool), pool)[:MAX_BYTES]
+            # A right input is changed as often as all that it led to together: most of those are refused early.
+            parent = random.choice(pool if random.random() < 0.5 else target.samples)
+            data = waiting.pop(0) if waiting else target.mutate(random, parent, pool)[:MAX_BYTES]
             begin()
             is_new, fault = _try(target, coverage, data)
             count += 1
