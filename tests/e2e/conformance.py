@@ -40,14 +40,14 @@ def operations(document: Any) -> set[Operation]:
 def with_examples(document: Any, parameters: Mapping[str, str], bodies: Mapping[Operation, Any]) -> Any:
     """The document with values that name what is there: by itself a generator hardly guesses a version.
 
-    `parameters` are by name, or by path and name (`/a/{b} b`) where one of them means something else.
+    `parameters` are by name, or by method, path and name (`GET /a/{b} b`) where one of them means something else.
     """
     found = copy.deepcopy(document)
     for path, methods in found["paths"].items():
         for method, operation in methods.items():
             for parameter in operation.get("parameters", ()):
                 name = parameter["name"]
-                if (value := parameters.get(f"{path} {name}", parameters.get(name))) is not None:
+                if (value := parameters.get(f"{method.upper()} {path} {name}", parameters.get(name))) is not None:
                     parameter["examples"] = {"there": {"value": value}}
             if (body := bodies.get((method.upper(), path))) is not None:
                 (content,) = operation["requestBody"]["content"].values()
