@@ -114,27 +114,6 @@ def test_an_operator_meets_what_is_documented(
 
 
 @pytest.mark.parametrize("path", DOCUMENTS)
-def test_a_tenants_admin_meets_what_is_documented(
-    ours: Installation, described: dict[str, Any], path: str, tmp_path: Path
-) -> None:
-    """The same, with a key that is no operator's: what is an operator's by the document is refused to it, always."""
-    ours.admin.request("POST", "/admin/v1/tenants", {"tenant": (tenant := f"of-{path.split('/')[1]}")})
-    wanted = {"name": "admin", "scopes": ["admin"]}
-    key = ours.admin.request("POST", f"/admin/v1/keys?tenant={tenant}", wanted)["secret"]
-    document = described[path]
-    verdict = drive(
-        url_of(ours), ours.data / "ca.pem", document, tmp_path, key, examples=EXAMPLES, phases="examples,fuzzing"
-    )
-    assert verdict.sound, verdict.said
-    for method, at in operations(document):
-        statuses = verdict.statuses[method, at]
-        if document["paths"][at][method.lower()]["security"] == [{"key": ["operator"]}]:
-            assert statuses <= {403, 404}, (method, at, statuses)  # 404: no name that fits into a path
-        else:
-            assert statuses != {403}, (method, at)
-
-
-@pytest.mark.parametrize("path", DOCUMENTS)
 def test_nobody_meets_nothing_but_401(ours: Installation, described: dict[str, Any], path: str, tmp_path: Path) -> None:
     """Without a key there is one answer, whatever is asked."""
     verdict = drive(
