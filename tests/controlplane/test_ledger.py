@@ -370,6 +370,7 @@ def contents(path: Path, batches: Sequence[Delivery]) -> list[Any]:
     return found
 
 
+@pytest.mark.deep
 @given(data=st.data())
 @settings(max_examples=30)
 def test_order_repeats_and_batches_do_not_matter(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.deep
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     """Interrupted after Kelvin was started: exit code 130, no process and no directory is left."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

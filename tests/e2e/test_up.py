@@ -189,7 +189,7 @@ def test_a_setting_that_no_process_can_live_with_is_told_at_once(tmp_path: Path)
     assert "controlplane can't start: KELVIN_KV_BYTES=1: must be 67108864 or more" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.deep), signal.SIGKILL])
 def test_the_end_of_the_supervisor_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM drains and exits 0; SIGKILL ends every process by the lifeline; the directory is free again."""
     port = free_port()

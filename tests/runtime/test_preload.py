@@ -13,6 +13,7 @@ from tests.runtime.processes import Installation
 from tests.runtime.versions import make_llama
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.deep
 
 
 def _after_fork(house: Installation, *options: str) -> dict[str, Any]:
