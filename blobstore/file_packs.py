@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
-from contracts.manifest import PAGE, Digest, Offset, Size
+from contracts.manifest import MAX_FAULT, PAGE, Digest, Offset, Size
 
 SUFFIX: Final = ".tensors"
 _NAME: Final = re.compile(rf"([0-9a-f]{{64}}){re.escape(SUFFIX)}")
@@ -79,12 +79,12 @@ def decode_file_index(raw: bytes, pack: str) -> FileIndex:
     try:
         index = msgspec.json.decode(raw, type=FileIndex)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(PackCorrupt(pack, str(error))) from error
+        raise Refused(PackCorrupt(pack, str(error)[:MAX_FAULT])) from error
     fault = _find_fault(index)
     if fault is None and msgspec.json.encode(index, order="sorted") != raw:
         fault = "its index is not in canonical form"
     if fault is not None:
-        raise Refused(PackCorrupt(pack, fault))
+        raise Refused(PackCorrupt(pack, fault[:MAX_FAULT]))
     return index
 
 

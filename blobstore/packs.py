@@ -12,7 +12,7 @@ import msgspec
 
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
-from contracts.manifest import PAGE, Digest, Offset, Size
+from contracts.manifest import MAX_FAULT, PAGE, Digest, Offset, Size
 
 MAGIC: Final = b"KELVPK01"
 TRAILER_BYTES: Final = 16  # table length and magic
@@ -77,7 +77,7 @@ def _decode(table: bytes, chunks_end: int | None, pack: str) -> tuple[PackEntry,
     try:
         entries = msgspec.json.decode(table, type=tuple[PackEntry, ...])
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(PackCorrupt(pack, str(error)[:400])) from error
+        raise Refused(PackCorrupt(pack, str(error)[:MAX_FAULT])) from error
     fault = _find_fault(entries, chunks_end)
     if fault is None and msgspec.json.encode(entries) != table:
         fault = "its table is not in canonical form"

@@ -14,7 +14,7 @@ from msgspec import Meta
 from contracts.artifact_errors import AttestationInvalid
 from contracts.control import SealAttestation
 from contracts.errors import Refused
-from contracts.manifest import Digest
+from contracts.manifest import MAX_FAULT, Digest
 from contracts.signatures import KeyId, is_signed_by
 from contracts.wire import Wire
 
@@ -23,6 +23,7 @@ SEAL: Final = "urn:kelvin:attestation:seal:1"
 ORIGIN: Final = "urn:kelvin:attestation:origin:1"
 MAX_ORIGIN_BYTES: Final = 64 << 10  # of an envelope
 MAX_BUNDLE_BYTES: Final = 1 << 20
+_UNREADABLE: Final = (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ENVELOPE: Final = b'{"payload":'  # how a canonical envelope begins, and no unsigned seal does
 
 Said = Annotated[str, Meta(min_length=1, max_length=1000)]
@@ -127,8 +128,8 @@ def open_envelope(raw: bytes, version: str) -> Opened:
         found = msgspec.json.decode(raw, type=_Envelope)
         said = msgspec.json.decode(found.payload, type=_Statement)
         again = msgspec.json.encode(msgspec.json.decode(found.payload), order="sorted")
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
+    except _UNREADABLE as error:
+        raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
     if msgspec.json.encode(found, order="sorted") != raw or again != found.payload:
         raise Refused(AttestationInvalid(version, "it is not in canonical form"))
     (signature,) = found.signatures
@@ -157,8 +158,8 @@ def read_origin(raw: bytes, version: str) -> tuple[Origin, str]:
         raise Refused(AttestationInvalid(version, "it does not say where the version comes from"))
     try:
         return msgspec.json.decode(opened.predicate, type=Origin), opened.key_id
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
+    except _UNREADABLE as error:
+        raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
 
 
 def short(key_id: str) -> str:
@@ -170,8 +171,8 @@ def short(key_id: str) -> str:
 def _seal(raw: bytes, version: str) -> SealAttestation:
     try:
         seal = msgspec.json.decode(raw, type=SealAttestation)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
+    except _UNREADABLE as error:
+        raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
     if seal.version != version:
         raise Refused(AttestationInvalid(version, f"it speaks of version {seal.version}"))
     return seal

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "journal"
 LIMIT_BYTES: Final = 64 << 30
+CLOSING_BYTES: Final = 256 << 20  # of a frozen bill, unpacked: some million of its lines
 _REQUEST, _LIFETIME, _CLOSING = b"R", b"L", b"C"
 
 
@@ -49,8 +50,19 @@ def entry_of(payload: bytes) -> Entry:
         case b"L":
             return decode(body, LifetimeRecord, what="entry of the journal")
         case b"C":
-            return decode(zlib.decompress(body), Closing, what="entry of the journal")
+            return decode(_unpacked(body), Closing, what="entry of the journal")
     raise ValueError(f"an entry of kind {kind!r}")
+
+
+def _unpacked(body: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    try:
+        content = unpacking.decompress(body, CLOSING_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"a closing that does not unpack: {error}") from error
+    if not unpacking.eof:
+        raise ValueError(f"a closing that is cut, or larger than {CLOSING_BYTES} bytes")
+    return content
 
 
 def payload_of(entry: Entry) -> bytes:

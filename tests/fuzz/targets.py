@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz import formats, messages
+from tests.fuzz import artifacts, formats, messages
 from tests.fuzz.fuzzer import Target
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-TARGETS: Final = {target.name: target for target in (*formats.TARGETS, *messages.TARGETS)}
+TARGETS: Final = {target.name: target for target in (*formats.TARGETS, *messages.TARGETS, *artifacts.TARGETS)}
 
 
 def corpus_of(target: Target) -> dict[str, bytes]:

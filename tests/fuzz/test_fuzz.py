@@ -15,16 +15,23 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+import blobstore.file_packs
 import blobstore.packs
+import contracts.attestation
 import contracts.frames
 import contracts.manifest
 import contracts.meter
+import controlplane.archive
+import controlplane.journal
 import controlplane.price_book
 import runtime.encoder.recipe
+import runtime.open_inference
 import runtime.openai_answers
 import runtime.openai_embeddings
 import runtime.openai_requests
 import snapshotter.policy.intake
+import snapshotter.policy.onnx_graph
+import snapshotter.policy.predictor
 import snapshotter.policy.safetensors_header
 import snapshotter.policy.tensors_index
 import spool.frame
@@ -119,6 +126,16 @@ CONTROLS: Final[dict[str, Patch]] = {
     "completion-request": _without(runtime.openai_requests, "_check_range"),
     "embeddings-request": _without(runtime.openai_embeddings, "_is_ids", bool),
     "wire": _without(messages, "decode", lambda raw, kind: msgspec.json.decode(raw, type=kind)),
+    "envelope": _without(contracts.attestation, "is_signed_by", lambda *_: True),
+    "statement": _without(contracts.attestation, "_UNREADABLE", (msgspec.ValidationError,)),
+    "file-index": _without(blobstore.file_packs, "_find_fault"),
+    "onnx-graph": _without(snapshotter.policy.onnx_graph, "_shape", lambda name, message: (4,)),
+    "signature-file": _without(snapshotter.policy.predictor, "find_misfit"),
+    "prediction-request": _without(runtime.open_inference, "find_misfit"),
+    "backup": _without(controlplane.archive, "_skip_padding", lambda archive, size, _: archive.read(-size % 512)),
+    "journal-entry": _without(
+        controlplane.journal, "decode", lambda raw, kind, what: msgspec.json.decode(raw, type=kind)
+    ),
     "lines": _without(messages, "parse_place", lambda text, setting: urlsplit(text)),
 }
 

@@ -1,0 +1,229 @@
+"""Targets for what stands beside weights: attestations, predictors and their signatures, kept files, backups."""
+
+import io
+import json
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from blobstore.file_packs import FileChunk, FileIndex, FileSpan, decode_file_index, encode_file_index, padded
+from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, PackCorrupt
+from contracts.attestation import (
+    ORIGIN,
+    SEAL,
+    Claims,
+    Origin,
+    TrainingData,
+    envelope,
+    open_envelope,
+    read_origin,
+    read_seal,
+    statement,
+    to_be_signed,
+)
+from contracts.backup import BACKUP_FORMAT, BackupIndex
+from contracts.control import SealAttestation
+from contracts.errors import InvalidRequest, LimitExceeded, SchemaMismatch
+from contracts.manifest import PAGE
+from contracts.signature import OPEN, Signature, find_misfit, find_signature_fault
+from contracts.usage import LifetimeRecord, RequestRecord
+from controlplane.archive import BadBackup, Packing, unpack
+from controlplane.journal import entry_of, payload_of
+from runtime.open_inference import PredictionAsk, decode_prediction
+from service.signing import Signer
+from snapshotter.policy.onnx_graph import read_graph
+from snapshotter.policy.predictor import admit_predictor
+from tests.controlplane.usage_records import lifetime_record, request_record
+from tests.fuzz.fuzzer import Target
+from tests.fuzz.mutate import Pool, mutate_bytes, mutate_json, mutate_tree
+from tests.runtime.predictor.models import classifier, picky, regression, request_of, signature_of
+from tests.weightcache.kit import attestation_of
+
+VERSION: Final = "a" * 64
+SIGNER: Final = Signer(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
+
+# Attestations: an envelope as it comes, which no change leaves valid; and what is said in one, signed anew.
+
+SAID: Final = Origin(
+    signed_at_s=1_795_000_000,
+    claims=Claims(
+        licence="Apache-2.0",
+        training_data=TrainingData(name="books", sha256="c" * 64),
+        metrics={"perplexity": 12.5, "tiny": 1e-9},
+        provenance={"commit": "größer"},
+    ),
+    bundle="d" * 64,
+)
+SIGNED: Final = (SIGNER.attest(VERSION, ORIGIN, SAID), SIGNER.attest(VERSION, SEAL, attestation_of(VERSION)))
+
+
+def _only_what_was_signed(data: bytes, _: Any) -> None:
+    assert data in SIGNED, "what nobody signed is taken for signed"
+
+
+def _read_statement(payload: bytes) -> Origin | SealAttestation:
+    """`payload` is signed first, so that what is behind the signature is reached."""
+    raw = envelope(payload, SIGNER.key_id, SIGNER.sign(to_be_signed(payload)))
+    if SEAL.encode() in payload:
+        return read_seal(raw, VERSION).seal
+    return read_origin(raw, VERSION)[0]
+
+
+def _statement_of(value: Origin | SealAttestation) -> bytes:
+    return statement(VERSION, ORIGIN if isinstance(value, Origin) else SEAL, value)
+
+
+# Files that are kept as they are.
+
+INDEX: Final = FileIndex(
+    (FileChunk("a" * 64, (FileSpan(100, PAGE + 1),)), FileChunk("b" * 64, (FileSpan(9000, 5), FileSpan(9100, PAGE)))),
+    100_000,
+)
+
+
+def _index_holds(_: bytes, index: FileIndex) -> None:
+    spans = sorted((span.offset, span.length) for chunk in index.chunks for span in chunk.spans)
+    end = 0
+    for offset, length in spans:
+        assert offset >= end, "two chunks share bytes"
+        end = offset + length
+    assert end <= index.size
+    for chunk in index.chunks:
+        assert chunk.length == sum(padded(span.length) for span in chunk.spans)
+
+
+# Graphs that predict.
+
+
+def _graph_holds(_: bytes, tensors: Any) -> None:
+    inputs, outputs = tensors
+    assert inputs, "a graph without an input"
+    assert outputs, "a graph without an output"
+    assert all(spec.shape and spec.shape[0] == OPEN for spec in (*inputs, *outputs))
+
+
+SIGNATURE_FILE: Final = {
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2], "columns": ["a", "b"], "examples": [1, 2.5]}],
+    "outputs": [{"name": "label"}],
+}
+
+
+def _signature(data: bytes) -> Signature:
+    return admit_predictor(request_of(_CLASSIFIER, data)).signature
+
+
+def _signature_holds(_: bytes, signature: Signature) -> None:
+    assert find_signature_fault(signature) is None
+    for spec in signature.inputs:
+        assert find_misfit(spec.examples, spec.datatype) is None
+        assert not spec.columns or len(spec.columns) == spec.shape[1]
+
+
+_CLASSIFIER: Final = classifier().SerializeToString()
+_COLOURS: Final = signature_of(picky())
+_NUMBERS: Final = signature_of(_CLASSIFIER)
+MAX_ROWS: Final = 8
+
+
+def _ask(data: bytes) -> PredictionAsk:
+    signature = _COLOURS if b'"colour"' in data else _NUMBERS
+    return decode_prediction(data, signature, MAX_ROWS)
+
+
+def _ask_holds(_: bytes, ask: PredictionAsk) -> None:
+    assert 1 <= ask.rows <= MAX_ROWS
+    for given in ask.inputs:
+        rest = 1
+        for extent in given.shape:
+            rest *= extent
+        assert len(given.values) == rest, "values and shape disagree"
+        assert given.shape == (ask.rows, *given.spec.shape[1:])
+        assert find_misfit(given.values, given.spec.datatype) is None
+
+
+ASKED: Final = (
+    {"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1, 2.5], [-3, 4]]}], "id": "one"},
+    {
+        "inputs": [{"name": "colour", "shape": [1, 1], "datatype": "BYTES", "data": ["red"]}],
+        "outputs": [{"name": "hot", "parameters": {"classification": 0}}],
+        "parameters": {"schema_hash": _COLOURS.schema_hash},
+    },
+)
+
+# Backups, and the journal between them.
+
+
+def _backup(index: bytes | None = None, contents: bytes = b"rows") -> bytes:
+    packing = Packing()
+    made = b"".join(packing.content("kelvin.db", contents)) + b"".join(packing.content("ca.pem", b"x" * 700))
+    said = BackupIndex(
+        format=BACKUP_FORMAT, made_at_us=7, program="0", journal_after=None, members=tuple(packing.members), versions=()
+    )
+    return made + b"".join(packing.end(said))
+
+
+def _unpacked(data: bytes) -> tuple[BackupIndex, tuple[bytes, ...]]:
+    with TemporaryDirectory() as directory:
+        places = {name: Path(directory) / name for name in ("kelvin.db", "ca.pem")}
+        index = unpack(io.BytesIO(data), places)
+        return index, tuple(places[member.name].read_bytes() for member in index.members)
+
+
+def _backup_holds(data: bytes, _: Any) -> None:
+    assert data in BACKUPS, "a backup that was changed is taken for whole"
+
+
+BACKUPS: Final = (_backup(), _backup(contents=b""))
+
+
+def _mutate_entry(random: Random, data: bytes, pool: Pool) -> bytes:
+    """The kind stays mostly, and what follows is changed as the tree that it is."""
+    if random.random() < 0.2 or data[:1] not in (b"R", b"L"):
+        return mutate_bytes(random, data, pool)
+    try:
+        tree, other = json.loads(data[1:]), json.loads(random.choice(pool)[1:])
+        return data[:1] + msgspec.json.encode(mutate_tree(random, tree, other))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return mutate_bytes(random, data, pool)
+
+
+def _entry_holds(_: bytes, entry: Any) -> None:
+    assert isinstance(entry, RequestRecord | LifetimeRecord), "a closing is packed, and was made of nothing"
+
+
+TARGETS: Final = (
+    Target(
+        "envelope", lambda data: open_envelope(data, VERSION), (AttestationInvalid,), SIGNED, mutate_json,
+        holds=_only_what_was_signed,
+    ),
+    Target(
+        "statement", _read_statement, (AttestationInvalid,),
+        (statement(VERSION, ORIGIN, SAID), statement(VERSION, SEAL, attestation_of(VERSION))),
+        mutate_json, _statement_of,
+    ),
+    Target(
+        "file-index", lambda data: decode_file_index(data, "p"), (PackCorrupt,), (encode_file_index(INDEX),),
+        mutate_json, encode_file_index, _index_holds,
+    ),
+    Target(
+        "onnx-graph", read_graph, (ArtifactRejected,),
+        (_CLASSIFIER, regression().SerializeToString(), picky().SerializeToString()), mutate_bytes, holds=_graph_holds,
+    ),
+    Target(
+        "signature-file", _signature, (ArtifactRejected,), (json.dumps(SIGNATURE_FILE).encode(), b"{}"), mutate_json,
+        holds=_signature_holds,
+    ),
+    Target(
+        "prediction-request", _ask, (InvalidRequest, LimitExceeded, SchemaMismatch),
+        tuple(json.dumps(body).encode() for body in ASKED), mutate_json, holds=_ask_holds,
+    ),
+    Target("backup", _unpacked, (BadBackup,), BACKUPS, mutate_bytes, holds=_backup_holds),
+    Target(
+        "journal-entry", entry_of, (InvalidRequest, ValueError),
+        (payload_of(request_record(1)), payload_of(lifetime_record(1))), _mutate_entry, payload_of, _entry_holds,
+    ),
+)  # fmt: skip
