@@ -3,6 +3,7 @@
 `KELVIN_TEST_EXAMPLES=200` looks for longer.
 """
 
+import contextlib
 import copy
 import json
 import os
@@ -30,7 +31,7 @@ DOCUMENTS: Final = ("/admin/v1/openapi.json", "/push/v1/openapi.json")
 # Which only an order of calls, or bytes that belong together, lets succeed; each has tests of its own.
 NEED_MORE: Final[set[Operation]] = {
     ("PUT", "/push/v1/plans/{plan_id}/chunks/{digest}"),
-    ("POST", "/push/v1/plans/{plan_id}/commit"),
+    ("POST", "/push/v1/plans/{plan_id}/attestations"),
     ("GET", "/push/v1/originals/{version}"),
     ("DELETE", "/admin/v1/models/{model}"),
     ("DELETE", "/admin/v1/models/{model}/versions/{version}"),
@@ -42,18 +43,36 @@ NEED_MORE: Final[set[Operation]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory, llama: Path, qwen2: Path) -> Iterator[Installation]:
-    """An installation of its own, as everything in it will be stopped, scaled, suspended and revoked."""
+@contextlib.contextmanager
+def _installed(data: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
     settings = {**SETTINGS, "KELVIN_DEVICE_SLOTS": "1"}
-    with running(tmp_path_factory.mktemp("openapi") / "data", settings=settings) as installation:
+    with running(data, settings=settings) as installation:
         installation.push(llama, "llama")
         installation.push(qwen2, "llama")  # a version that no alias names
         yield installation
 
 
+@pytest.fixture
+def fresh(tmp_path: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
+    """An installation of its own, as everything in it will be stopped, scaled, suspended, revoked and deleted."""
+    with _installed(tmp_path / "data", llama, qwen2) as installation:
+        yield installation
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory, llama: Path, qwen2: Path) -> Iterator[Installation]:
+    """One for those who change nothing of it, or nothing that another asks for."""
+    with _installed(tmp_path_factory.mktemp("openapi") / "data", llama, qwen2) as installation:
+        yield installation
+
+
 @pytest.fixture(scope="module")
 def described(ours: Installation, llama: Path) -> dict[str, Any]:
+    """The documents of `ours`."""
+    return _described(ours, llama)
+
+
+def _described(ours: Installation, llama: Path) -> dict[str, Any]:
     """Both documents as they are served, with examples that name what is there."""
     documents = {path: ours.admin.request("GET", path) for path in DOCUMENTS}
     served = ours.model("llama")["version"]
@@ -61,11 +80,19 @@ def described(ours: Installation, llama: Path) -> dict[str, Any]:
     keys = [ours.admin.request("POST", "/admin/v1/keys", {"name": name, "scopes": ["infer"]}) for name in ("a", "b")]
     ours.admin.request("POST", "/admin/v1/tenants", {"tenant": "there"})
     plan, digests = json.loads(encode(scan(llama).request("planned"))), chunks(ours, "llama")
-    planned = ours.admin.request("POST", "/push/v1/plans", plan)["plan_id"]
-    pushed = ours.admin.request("POST", f"/push/v1/plans/{planned}/missing", {"digests": digests})["plan_id"]
+
+    def planned(model: str) -> str:
+        said = json.loads(encode(scan(llama).request(model)))
+        return str(ours.admin.request("POST", "/push/v1/plans", said)["plan_id"])
+
+    def pushed(model: str) -> str:
+        missing = f"/push/v1/plans/{planned(model)}/missing"
+        return str(ours.admin.request("POST", missing, {"digests": digests})["plan_id"])
+
     parameters = {
-        "model": "llama", "version": spare, "month": "2020-01", "digest": digests[0], "plan_id": pushed,
-        "POST /push/v1/plans/{plan_id}/missing plan_id": planned,
+        "model": "llama", "version": spare, "month": "2020-01", "digest": digests[0], "plan_id": pushed("pushed"),
+        "POST /push/v1/plans/{plan_id}/missing plan_id": planned("planned"),
+        "POST /push/v1/plans/{plan_id}/commit plan_id": pushed("committed"),  # after which there is none
         "POST /admin/v1/keys/{key_id}/rotate key_id": keys[0]["key"]["key_id"],
         "POST /admin/v1/keys/{key_id}/revoke key_id": keys[1]["key"]["key_id"],
         "DELETE /admin/v1/models/{model} model": "planned",
@@ -100,13 +127,17 @@ def _key(kelvin: Installation) -> str:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS)
-def test_an_operator_meets_what_is_documented(
-    ours: Installation, described: dict[str, Any], path: str, tmp_path: Path
-) -> None:
+def test_an_operator_meets_what_is_documented(fresh: Installation, llama: Path, path: str, tmp_path: Path) -> None:
     """No answer of 500 or more, none that the document lacks, none of another form; each operation was seen to work."""
-    document = described[path]
+    document = _described(fresh, llama)[path]
     verdict = drive(
-        url_of(ours), ours.data / "ca.pem", document, tmp_path, _key(ours), examples=EXAMPLES, phases="examples,fuzzing"
+        url_of(fresh),
+        fresh.data / "ca.pem",
+        document,
+        tmp_path,
+        _key(fresh),
+        examples=EXAMPLES,
+        phases="examples,fuzzing",
     )
     assert verdict.sound, verdict.said
     worked = {each for each, statuses in verdict.statuses.items() if any(200 <= status < 300 for status in statuses)}

@@ -14,7 +14,7 @@ import pytest
 from coldstart_bench.installation import Installation
 from spool.spool import Spool
 from tests.e2e.calls import complete
-from tests.e2e.inside import is_recorded, replicas
+from tests.e2e.inside import is_recorded
 
 pytestmark = pytest.mark.deep
 
@@ -100,16 +100,18 @@ PLANTED = [
 @pytest.fixture(scope="module")
 def named(kelvin: Installation) -> dict[str, str]:
     """A replica that lived and died, a request that it served, and the source of that request's record."""
-    kelvin.to_zero("llama")  # the next replica serves this request alone
+    kelvin.to_zero("llama")  # whichever replica comes next serves this request alone
     request = complete(kelvin, "llama", "w1 w2", max_tokens=3).headers["x-request-id"]
-    (life,) = [replica["runtime_id"] for replica in replicas(kelvin, "llama")]
-    kelvin.to_zero("llama")
     kelvin.wait(lambda: is_recorded(kelvin, request), "the request is in the ledger")
+    served = ask(
+        kelvin, "SELECT runtime_id, source FROM ledger_requests WHERE request_id = :request", {"request": request}
+    )
+    ((life, source),) = served
+    kelvin.to_zero("llama")
     kelvin.wait(
         lambda: bool(ask(kelvin, "SELECT 1 FROM ledger_lifetimes WHERE runtime_id = :life", {"life": life})),
         "its life, too",
     )
-    ((source,),) = ask(kelvin, "SELECT source FROM ledger_requests WHERE request_id = :request", {"request": request})
     return {"life": life, "request": request, "source": source}
 
 

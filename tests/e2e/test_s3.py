@@ -118,10 +118,13 @@ def test_wrong_bytes_are_refused_by_name(cold: Installation, proxy: FaultProxy, 
 
 
 def test_a_store_that_is_away(up: Installation, proxy: FaultProxy) -> None:
-    """A replica serves on; a start is refused as what may be tried again, and works once the store is back."""
+    """A replica serves on, and a start from NVMe needs no store; one that does is `unavailable` until it is back."""
     assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
     with proxy.faulty(Refused()):
         assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
+        up.forget("host")
+        assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
+        up.forget("nvme")
         up.forget("host")
         answer = complete(up, "llama", prompt_of(PROMPT), max_tokens=2)
         assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable")
