@@ -122,6 +122,7 @@ def test_runtimes_outlive_it_and_are_adopted(data: Path, ending: signal.Signals)
     assert len(Run(data / "run").calls("bind:m")) == 2
 
 
+@pytest.mark.deep
 def test_a_kill_at_any_moment_of_a_push_loses_no_acknowledged_version(data: Path) -> None:
     """Versions are pushed one after another until SIGKILL comes in between: all that were answered are there."""
 

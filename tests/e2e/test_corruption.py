@@ -21,6 +21,8 @@ from tests.e2e.calls import Answer, complete
 from tests.e2e.inside import cache, chunks, pack_rows
 from tests.e2e.models import greedy, prompt_of
 
+pytestmark = pytest.mark.deep
+
 PROMPT = "w5 w9 w12"
 
 

@@ -5,6 +5,7 @@ import ssl
 from pathlib import Path
 
 import httpx
+import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.test_commands import run
@@ -18,6 +19,7 @@ def _ask(kelvin: Installation, key: Path, path: str = "/v1/models") -> tuple[int
     return answer.status_code, answer.content
 
 
+@pytest.mark.deep
 def test_a_tenant_from_its_first_key_to_its_end(kelvin: Installation, tmp_path: Path) -> None:
     """An operator makes it and its admin's key; the admin makes others, rotates and revokes them; then all is gone."""
     admin, app = tmp_path / "admin.key", tmp_path / "app.key"

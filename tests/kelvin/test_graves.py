@@ -76,6 +76,7 @@ def in_the_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
     return [(runtime_id, total_us) for runtime_id, total_us in lives], len(aside)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("point", POINTS)
 def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path, point: str) -> None:
     """What the killed one wrote stands; where it wrote nothing, the next one counts up to the last transition."""

@@ -106,6 +106,7 @@ def test_limits(house: House, tmp_path: Path) -> None:
     assert [done.stdout.splitlines()[-1]] == versions_of(house.store, TENANT)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
     ("case", "exit_code", "code"),

@@ -262,6 +262,7 @@ HARMS: dict[str, Callable[[bytes, bytes], bytes | None]] = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_in_every_way(tmp_path: Path, store: Store, kind: str, harm: str) -> None:

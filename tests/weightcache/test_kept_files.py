@@ -97,6 +97,7 @@ def harmed(path: Path, at: int, how: str) -> None:
     path.write_bytes(raw)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("copied", [pytest.param(False, id="alone"), pytest.param(True, id="beside a pack")])
 @pytest.mark.parametrize("how", ["flip", "cut", "shift"])
 def test_every_class_of_bytes(tmp_path: Path, how: str, copied: bool) -> None:
