@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from service.whole_file import write_whole
+
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 397
 _BACKDATED: Final = datetime.timedelta(hours=1)  # a client's clock may be behind ours
@@ -47,7 +49,7 @@ class Authority:
         if not key_path.exists() and not certificate_path.exists():
             _make_ca(certificate_path, key_path)
         elif not certificate_path.exists():
-            _write(certificate_path, _self_signed(_load_key(key_path)), 0o644)  # cut between the two
+            write_whole(certificate_path, _self_signed(_load_key(key_path)), 0o644)  # cut between the two
         if not key_path.exists():
             raise BadAuthority(f"{certificate_path.name} is there, its key {key_path.name} is not: restore or remove")
         certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
@@ -84,9 +86,8 @@ class Authority:
 def _make_ca(certificate_path: Path, key_path: Path) -> None:
     """Key first: a certificate without its key could not be mended."""
     key = ec.generate_private_key(ec.SECP256R1())
-    key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(key_path, _pem(key), 0o600)
-    _write(certificate_path, _self_signed(key), 0o644)
+    write_whole(key_path, _pem(key), 0o600)
+    write_whole(certificate_path, _self_signed(key), 0o644)
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -147,16 +148,3 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise BadAuthority(f"{path.name} does not hold an elliptic-curve key")
     return key
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all, with its mode from the first moment."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        os.write(fd, content)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    temporary.rename(path)

@@ -5,7 +5,6 @@ to end where they ended, and the keys of before have to work. What is stated is 
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import Any, Final
 from coldstart_bench.installation import Door, Installation, InstallationFailed, running
 from coldstart_bench.peers import make_model
 from coldstart_bench.recovery_report import STATED, Case, DrillReport
+from spool.home import Home
 
 TENANT: Final = "default"
 MODEL_BYTES: Final = 60_000_000
@@ -232,24 +232,10 @@ def _kill(kelvin: Installation, place: Path) -> None:
     os.kill(int((kelvin.data / "lock").read_text()), signal.SIGKILL)
 
     def is_gone() -> bool:
-        return all(_is_free(path) for path in (place / "journal", *(kelvin.data / "spool").iterdir()))
+        held = (place / "journal", *(kelvin.data / "spool").iterdir())
+        return not any(Home.has_owner(path.parent, path.name) for path in held)
 
     kelvin.wait(is_gone, "every process is gone", PATIENCE_S)
-
-
-def _is_free(directory: Path) -> bool:
-    """Whether no process holds the lock of a spool's or journal's directory."""
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:  # all of it was shipped
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Private keys that sign attestations: read from a PEM file, or made once. Which are trusted is `trust`'s."""
 
-import os
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 from contracts.attestation import envelope, statement, to_be_signed
 from contracts.signatures import KINDS, key_id_of
 from contracts.wire import Wire
+from service.whole_file import write_whole
 
 _SECRET: Final = 0o600
 
@@ -73,23 +73,9 @@ def ensure_signer(secret: Path, public: Path) -> Signer:
     """
     if not secret.exists():
         private = Ed25519PrivateKey.generate()
-        _write(secret, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), _SECRET)
+        write_whole(secret, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), _SECRET)
     signer = load_signer(secret)
     pem = signer._private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     if not public.exists() or public.read_bytes() != pem:
-        _write(public, pem, 0o644)
+        write_whole(public, pem, 0o644)
     return signer
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all: what a power cut leaves is no key."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        os.write(fd, content)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    draft.rename(path)
