@@ -292,6 +292,7 @@ def test_problems_are_bounded(engine: Engine) -> None:
     assert (len(found.balance.problems), found.balance.more) == (MAX_PROBLEMS, 30)
 
 
+@pytest.mark.deep
 @given(data=st.data())
 @settings(max_examples=40)
 def test_duplicates_and_order_do_not_change_the_bill(data: st.DataObject) -> None:

@@ -105,6 +105,7 @@ RETRIED = request_record(
 )
 
 
+@pytest.mark.deep
 @given(order=st.permutations([request_record(1), ORPHAN, RETRIED, ORPHAN]), split=st.integers(min_value=0, max_value=4))
 @settings(max_examples=40)
 def test_an_activator_s_record_stands_over_orphans_in_any_order(

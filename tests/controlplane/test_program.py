@@ -85,6 +85,7 @@ def test_its_lifeline_ends_it(data: Path) -> None:
     assert process.wait(15) in (0, 1)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_runtimes_outlive_it_and_are_adopted(data: Path, ending: signal.Signals) -> None:
     """Killed with a replica ready: the replica is the same process afterwards, known at once, and still watched."""

@@ -120,6 +120,7 @@ TAMPERINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("statements", "subject"), TAMPERINGS)
 def test_every_change_by_hand_is_found(engine: Engine, statements: str, subject: str) -> None:
     """The first difference of a month is named; the other months are still looked at."""

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import all_at_once, complete
 from tests.e2e.inside import cache, chunks, reads
@@ -40,6 +42,7 @@ def test_two_hundred_at_once_on_zero_are_one_restore(kelvin: Installation, llama
     assert reads(kelvin) - before == len(set(chunks(kelvin, "llama")))
 
 
+@pytest.mark.deep
 def test_a_model_that_nobody_calls_goes_to_zero_by_itself(kelvin: Installation) -> None:
     """After window and grace nothing of it runs; the next request is served from the host tier."""
     kelvin.admin.request("PUT", "/admin/v1/models/qwen2/scale", {"window_s": 6, "grace_s": 0})

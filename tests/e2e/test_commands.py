@@ -167,6 +167,7 @@ def test_fsck_is_clean_and_finds_a_planted_fault(kelvin: Installation) -> None:
     run(kelvin, "fsck")
 
 
+@pytest.mark.deep
 def test_a_deleted_version_is_gone_and_comes_back(kelvin: Installation, two: tuple[str, str], tmp_path: Path) -> None:
     """`prod` can't be deleted; another version is a 404 then, still listed, marked by `collect`; pushed, it is back."""
     first, second = two
@@ -186,6 +187,7 @@ def test_a_deleted_version_is_gone_and_comes_back(kelvin: Installation, two: tup
     kelvin.to_zero("two")
 
 
+@pytest.mark.deep
 def test_an_export_is_what_was_pushed(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
     """By alias, into a directory that was not there: small files as they were, each tensor with its bits."""
     out = tmp_path / "out"
@@ -272,6 +274,7 @@ def test_billing_reconcile_names_a_total_that_was_changed_by_hand(kelvin: Instal
     assert (wrong["kind"], wrong["tokens"], wrong["amount_micros"]) == ("total_wrong", 1_000_000, 1_500_000)
 
 
+@pytest.mark.deep
 def test_billing_close_freezes_a_month(kelvin: Installation) -> None:
     """One that is over; again is harmless; the current one is refused."""
     now = time.gmtime()

@@ -95,6 +95,7 @@ def test_a_second_up_on_the_same_directory_says_so(up: Installation) -> None:
     assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
 
 
+@pytest.mark.deep
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     """One line names setting, value and rule; nothing is left running."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
@@ -175,6 +176,7 @@ def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
     up.wait(adopted, "the runtime is adopted")
 
 
+@pytest.mark.deep
 def test_a_setting_that_no_process_can_live_with_is_told_at_once(tmp_path: Path) -> None:
     """Not after the time to be ready has passed; the variable, its value and the rule are in the message."""
     done = subprocess.run(

@@ -182,6 +182,7 @@ def test_unsealed_weights_are_proven_before_they_serve(house: Installation) -> N
     assert "no attestation for this fingerprint" in (house.data / "log").read_text()
 
 
+@pytest.mark.deep
 def test_a_supervisor_that_is_gone_takes_its_runtimes_along(tmp_path: Path) -> None:
     """The lifeline ends: zygote, standbys and runtimes end, within the grace."""
     with installation(tmp_path / "data", agent=False) as house:

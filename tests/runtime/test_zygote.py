@@ -33,6 +33,7 @@ def test_a_standby_is_a_process_of_its_own(house: Installation) -> None:
     assert not (house.data / "run" / f"rt-{born.runtime_id}.sock").exists()
 
 
+@pytest.mark.deep
 def test_standbys_hold_nothing_of_one_another(house: Installation) -> None:
     """The second has no descriptor more than the first; neither keeps the zygote's socket."""
     first, second = house.fork(), house.fork()

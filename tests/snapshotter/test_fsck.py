@@ -223,6 +223,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("plant", "fault"), FAULTS)
 def test_finds(tmp_path: Path, store: Store, plant: Callable[[Store], str], fault: str) -> None:
     """The fault is found under its key; what the finding says mends it; then the check is clean."""

@@ -161,6 +161,7 @@ def test_killed(tmp_path: Path, published: Path, seed: int) -> None:
     assert_whole(data)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", range(1, KILLS, 2))
 def test_killed_while_healing(tmp_path: Path, admitted: Path, seed: int) -> None:
     """Between a file that is set aside and the one that replaces it: nothing new is torn, and the next agent heals."""

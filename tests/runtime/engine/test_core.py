@@ -35,6 +35,7 @@ BUDGETS = [
 ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("prompt", prompts(), ids=lambda prompt: f"{len(prompt)} tokens")
 def test_alone(name: str, prompt: tuple[int, ...]) -> None:
@@ -58,6 +59,7 @@ def test_together(name: str, budget: Budget | None) -> None:
     assert machine.kv_blocks_free == machine.kv_blocks_total
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_late_joins(name: str, budget: Budget | None) -> None:

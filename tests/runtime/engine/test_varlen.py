@@ -38,6 +38,7 @@ def test_tables_mean_the_right_attention(window: int | None) -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_engine_on_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole engine over the token-major pool and the stand-in gives `generate`'s tokens."""
