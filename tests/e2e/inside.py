@@ -44,6 +44,14 @@ def pack_rows(kelvin: Installation, model: str) -> dict[Path, list[tuple[str, in
     return found
 
 
+def sole_rows(kelvin: Installation, model: str) -> tuple[Path, list[tuple[str, int, int]]]:
+    """The pack that holds most of the model's chunks, and those that lie in no other: no copy heals them."""
+    packs = pack_rows(kelvin, model)
+    most = max(packs, key=lambda pack: len(packs[pack]))
+    elsewhere = {digest for pack, rows in packs.items() if pack != most for digest, _, _ in rows}
+    return most, [row for row in packs[most] if row[0] not in elsewhere]
+
+
 def replicas(kelvin: Installation, model: str) -> list[Any]:
     """What the control plane says of the model's processes."""
     return [replica for version in kelvin.model(model)["versions"] for replica in version["replicas"]]

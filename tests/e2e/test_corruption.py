@@ -18,7 +18,7 @@ from coldstart_bench.installation import Installation, InstallationFailed
 from kelvin.main import main
 from tests.e2e import unverified
 from tests.e2e.calls import Answer, complete
-from tests.e2e.inside import cache, chunks, pack_rows
+from tests.e2e.inside import cache, chunks, sole_rows
 from tests.e2e.models import greedy, prompt_of
 
 pytestmark = pytest.mark.deep
@@ -60,7 +60,7 @@ def _refused(answer: Answer, chunk: str) -> None:
 def test_a_flipped_byte_anywhere_is_refused_by_name(cold: Installation, seed: int) -> None:
     """One bit of one byte of one chunk in a pack; the tiers above are empty."""
     rng = random.Random(seed)
-    path, rows = rng.choice(sorted(pack_rows(cold, "llama").items()))
+    path, rows = sole_rows(cold, "llama")
     digest, offset, length = rng.choice(rows)
     content = bytearray(path.read_bytes())
     content[offset + rng.randrange(length)] ^= 1 << rng.randrange(8)
@@ -70,7 +70,7 @@ def test_a_flipped_byte_anywhere_is_refused_by_name(cold: Installation, seed: in
 
 def test_a_truncated_pack_is_refused_by_name(cold: Installation) -> None:
     """The pack ends in the middle of its last chunk."""
-    path, rows = sorted(pack_rows(cold, "llama").items())[0]
+    path, rows = sole_rows(cold, "llama")
     digest, offset, length = max(rows, key=lambda row: row[1])
     _write(path, path.read_bytes()[: offset + length // 2])
     _refused(complete(cold, "llama", PROMPT, max_tokens=2), digest)
@@ -103,10 +103,8 @@ def test_a_version_that_cannot_be_healed_is_faulty_and_others_serve(cold: Instal
     assert complete(cold, "llama", PROMPT, max_tokens=2).status == 200
     cold.to_zero("llama")
     cold.forget("host")
-    digest = chunks(cold, "llama")[-1]
-    (path, offset) = next(
-        (path, offset) for path, rows in pack_rows(cold, "llama").items() for name, offset, _ in rows if name == digest
-    )
+    path, rows = sole_rows(cold, "llama")
+    digest, offset, _ = rows[-1]
     whole = path.read_bytes()
     _flip(_on_nvme(cold, digest))
     _write(path, whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
@@ -150,7 +148,7 @@ def test_the_control_sees_wrong_text(cold: Installation, llama: Path) -> None:
     right = greedy(llama, prompt, 8)
     assert unverified.generate(cold, "llama", prompt, 8) == right
     manifest = unverified.manifest_of(cold, "llama")
-    ((path, rows),) = pack_rows(cold, "llama").items()
+    path, rows = sole_rows(cold, "llama")
     unverified.flip_exponents(path, manifest, rows, "model.layers.0.mlp.down_proj.weight")
     assert unverified.generate(cold, "llama", prompt, 8) != right
     answer = complete(cold, "llama", prompt_of(prompt), max_tokens=8)

@@ -11,7 +11,7 @@ import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
-from tests.e2e.inside import cache, chunks, pack_rows
+from tests.e2e.inside import cache, chunks, pack_rows, sole_rows
 from tests.e2e.models import greedy, prompt_of, text_of
 
 pytestmark = pytest.mark.deep
@@ -55,17 +55,22 @@ ALL: Sequence[Damage] = (*KEEP_LENGTH, truncate, lengthen)
 
 
 class Ground:
-    """A model at zero, all of it on NVMe and in one pack, and its right bytes by digest."""
+    """A model at zero, all of it on NVMe, most of it in one pack, and its right bytes by digest."""
 
     def __init__(self, kelvin: Installation) -> None:
         self.kelvin = kelvin
-        ((self.pack, rows),) = pack_rows(kelvin, "llama").items()
+        packs = pack_rows(kelvin, "llama")
+        self.pack, rows = sole_rows(kelvin, "llama")
         self.whole = self.pack.read_bytes()
         self.offsets = {digest: offset for digest, offset, _ in rows}
-        self.right = {digest: self.whole[offset : offset + length] for digest, offset, length in rows}
+        self.right = {
+            digest: pack.read_bytes()[offset : offset + length]
+            for pack, found in packs.items()
+            for digest, offset, length in found
+        }
         self.longest = max(len(body) for body in self.right.values())
-        self.digests = sorted(digest for digest, body in self.right.items() if len(body) == self.longest)
-        (other,) = pack_rows(kelvin, "qwen2").keys() - {self.pack}  # equal files of both models are in one pack
+        self.digests = sorted(digest for digest in self.offsets if len(self.right[digest]) == self.longest)
+        other = min(pack_rows(kelvin, "qwen2").keys() - packs.keys())
         self.older = other.read_bytes()[: self.longest]
 
     def ask(self) -> tuple[int, str]:
