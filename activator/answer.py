@@ -36,6 +36,7 @@ class Answer:
         hold_s: float,
         stage: Callable[[], str],
         form: ErrorForm = openai_error,
+        remaining_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._exchange = exchange
         self._account = account
@@ -43,6 +44,7 @@ class Answer:
         self._hold_s = hold_s
         self._stage = stage
         self._form = form
+        self._remaining_s = remaining_s
         self._timer: asyncio.TimerHandle | None = None
         self._heart: asyncio.Task[None] | None = None
         self._held = b""  # the whole answer, where it doesn't stream; else its last event
@@ -144,7 +146,9 @@ class Answer:
             await self._exchange.start(200, self._head(_SSE))
             while True:
                 elapsed_s = (now_us() - self._exchange.arrived_us) / 1e6
-                beat = f": waiting stage={self._stage()} elapsed_s={elapsed_s:.1f}\n\n"
+                left_s = self._remaining_s()
+                left = "" if left_s is None else f" remaining_s={left_s:.1f}"
+                beat = f": waiting stage={self._stage()} elapsed_s={elapsed_s:.1f}{left}\n\n"
                 await self._exchange.write(beat.encode())
                 await asyncio.sleep(BEAT_S)
         except ClientGone:

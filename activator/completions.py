@@ -82,6 +82,7 @@ class _Call:
     deadline: Deadline
     schemas: tuple[str, ...] = ()  # hashes that the caller expects
     stage: str = "admitting"
+    key: VersionKey | None = None  # once it is known which version answers
     dispatched_us: int = 0
     upstream: Upstream | None = None  # at the replica that the record will name
 
@@ -127,7 +128,11 @@ class Completions:
     async def _serve(self, call: _Call) -> None:
         exchange = call.exchange
         form = open_inference_error if call.path == INFER else openai_error
-        answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form)
+
+        def remaining_s() -> float | None:
+            return None if call.key is None else self._throttler.remaining_s(call.key)
+
+        answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, remaining_s)
         try:
             with exchange.leaving_ends():
                 async with asyncio.timeout(call.deadline.remaining_s(time.monotonic())):
@@ -202,7 +207,7 @@ class Completions:
             raise Refused(BodyTooLarge(row.limits.max_body_bytes))
         if self._usage.failing:  # take on nothing that could not be recorded
             raise Refused(Unavailable("the usage spool"))
-        key = VersionKey(row.tenant, row.model, row.version)
+        key = call.key = VersionKey(row.tenant, row.model, row.version)
         call.account.timeline.stamp(Stage.ROUTED, now_us())
         # A version at zero is told by waking it: two stats would be added up.
         self._reporter.began(key, announce=not self._throttler.is_asleep(key))

@@ -40,6 +40,7 @@ class Line:
 
     waiting: Fifo[Waiter]
     replicas: dict[str, Replica] = field(default_factory=dict)
+    ready_at_s: float | None = None  # when a first replica is expected, where that was said (monotonic)
 
     @property
     def free(self) -> int:

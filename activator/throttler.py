@@ -18,6 +18,7 @@ from activator.policy.queue import Fifo, Load
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import DeadlineExceeded, Failure, ModelNotFound, Refused, RemoteFailure
+from contracts.forecast import Forecast
 
 SUSPECT_S: Final = 1.0
 
@@ -78,6 +79,13 @@ class Throttler:
         line = self._lines.get(key)
         return line is not None and len(line.waiting) > 0 and line.is_asleep
 
+    def remaining_s(self, key: VersionKey) -> float | None:
+        """Until its first replica is expected to be ready; None where one is, or nothing is known."""
+        line = self._lines.get(key)
+        if line is None or line.ready_at_s is None or not line.is_asleep:
+            return None
+        return max(0.0, line.ready_at_s - self._clock())
+
     def queued(self, key: VersionKey) -> int:
         """Requests that wait for the version."""
         line = self._lines.get(key)
@@ -97,6 +105,8 @@ class Throttler:
         self._put(feed.replicas)
         for failure in feed.failures:
             self._fail(failure)
+        for forecast in feed.forecasts:
+            self._expect(forecast)
         for version in feed.removed_versions:
             self._forget(VersionKey(*version))
 
@@ -217,6 +227,7 @@ class Throttler:
             self._grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
+                line.ready_at_s = None
             elif len(line.waiting):
                 self._waking.ensure(key)
 
@@ -239,6 +250,11 @@ class Throttler:
             if (key.tenant, key.version) == (failed.tenant, failed.version) and line.is_asleep:
                 self._refuse(key, line, failure)
 
+    def _expect(self, forecast: Forecast) -> None:
+        line = self._lines.get(VersionKey(forecast.tenant, forecast.model, forecast.version))
+        if line is not None and line.is_asleep:
+            line.ready_at_s = self._clock() + forecast.ready_in_ms / 1000
+
     def _forget(self, key: VersionKey) -> None:
         """The version was deleted: nobody waits for it any more."""
         if (line := self._lines.get(key)) is not None:
@@ -246,6 +262,7 @@ class Throttler:
 
     def _refuse(self, key: VersionKey, line: Line, failure: Failure) -> None:
         self._waking.rest(key)
+        line.ready_at_s = None
         while (waiter := next_waiter(line)) is not None:
             waiter.granted.set_exception(Refused(failure))
         self._tidy(key, line)

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from contracts.forecast import Forecast
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature, Value
 from contracts.timeline import Span, Stamp
@@ -119,6 +120,7 @@ class Feed(Wire, frozen=True):
     versions: tuple[VersionRow, ...] = ()
     replicas: tuple[ReplicaRow, ...] = ()
     failures: tuple[RestoreFailure, ...] = ()
+    forecasts: tuple[Forecast, ...] = ()
     removed_tenants: tuple[str, ...] = ()
     removed_keys: tuple[str, ...] = ()
     removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it

@@ -24,7 +24,9 @@ from controlplane.answers import (
 )
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import answer, nothing, read
+from controlplane.explained import Starts, starts_of
 from controlplane.facts import ScaleChange, ScaleSettings
+from controlplane.forecasts import Forecasts
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers
 from controlplane.policy.replica_life import ReplicaState
@@ -45,6 +47,7 @@ def router(
     autoscaler: Autoscaler,
     peers: Peers,
     removal: Removal,
+    forecasts: Forecasts,
 ) -> APIRouter:
     """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
     routes = APIRouter(prefix="/admin/v1")
@@ -71,6 +74,11 @@ def router(
     async def model(request: Request, model: str) -> Response:
         principal = admin_of(request)
         return answer(model_status(registry.model(principal.tenant, model), table, outcomes))
+
+    @routes.get("/models/{model}/starts", **described(Starts, *NO_MODEL))
+    async def starts(request: Request, model: str) -> Response:
+        principal = admin_of(request)
+        return answer(await starts_of(registry.model(principal.tenant, model), table, forecasts))
 
     @routes.post("/models/{model}/deploy", **described(Deployed, *NO_MODEL, Conflict, takes=Deploy))
     async def deploy(request: Request, model: str) -> Response:

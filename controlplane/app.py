@@ -19,6 +19,7 @@ from controlplane.clock import Clock, SystemClock
 from controlplane.closings import currencies
 from controlplane.examiner import Examiner
 from controlplane.feed import FeedHub
+from controlplane.forecasts import Forecasts
 from controlplane.internal_api import Internals
 from controlplane.jobs import JobDesk
 from controlplane.keys import KeyStore
@@ -93,6 +94,9 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         actuator.listen(autoscaler)
         actuator.listen(outcomes)
         actuator.listen(RestoreMeters(telemetry, table))
+        forecasts = Forecasts(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
+        actuator.listen(forecasts)
+        actuator.on_start(forecasts.starting)
 
         adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
         adopted = await adopter.sweep()
@@ -111,7 +115,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
             tasks.start(keeping.run(), "backups")
 
         jobs = JobDesk(fleet, pool)
-        internals = Internals(feed, autoscaler, ledger, registry, jobs, clock, peers.zygote_answers)
+        internals = Internals(feed, autoscaler, ledger, registry, jobs, forecasts, clock, peers.zygote_answers)
         app = compose(internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups)
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
@@ -156,13 +160,13 @@ def compose(
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.router.routes.extend(internal_api.routes(internals))
-    app.router.routes.extend(usage_api.routes(ledger))
+    app.router.routes.extend(usage_api.routes(ledger, internals.forecasts.answered))
     app.router.routes.extend(backup_api.routes(backups))
     app.router.routes.extend(access_api.internal_routes(access))
     app.include_router(metrics_api.router(telemetry, peers, table))
     registry, autoscaler, clock = internals.registry, internals.autoscaler, internals.clock
     removal = Removal(registry, access.tenants, access.keys, table, autoscaler, clock)
-    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal))
+    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, internals.forecasts))
     app.include_router(access_api.router(access, registry, autoscaler, removal, clock))
     app.include_router(
         billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])

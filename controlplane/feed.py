@@ -1,7 +1,7 @@
 """The feed: the whole state once, then every change in order, to any number of activators. Rows come from others.
 
 A reader that falls behind is cut rather than waited for: memory stays bounded, and the reader starts again from a
-snapshot. Failures are news, not state: a snapshot holds none.
+snapshot. Failures and forecasts are news, not state: a snapshot holds none.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, TenantRow, VersionRow
+from contracts.forecast import Forecast
 from contracts.wire import encode
 
 MAX_LINES: Final = 1024
@@ -110,6 +111,7 @@ class FeedHub:
         versions: tuple[VersionRow, ...] = (),
         replicas: tuple[ReplicaRow, ...] = (),
         failures: tuple[RestoreFailure, ...] = (),
+        forecasts: tuple[Forecast, ...] = (),
         removed_tenants: tuple[str, ...] = (),
         removed_keys: tuple[str, ...] = (),
         removed_replicas: tuple[str, ...] = (),
@@ -141,6 +143,7 @@ class FeedHub:
             versions=versions,
             replicas=replicas,
             failures=failures,
+            forecasts=forecasts,
             removed_tenants=removed_tenants,
             removed_keys=removed_keys,
             removed_replicas=removed_replicas,

@@ -19,6 +19,7 @@ from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
 from controlplane.clock import Clock
 from controlplane.feed import FeedEnded, FeedHub, FellBehind
+from controlplane.forecasts import Forecasts
 from controlplane.jobs import JobDesk
 from controlplane.registry import Registry
 
@@ -40,6 +41,7 @@ class Internals:
     timelines: Timelines
     registry: Registry
     jobs: JobDesk
+    forecasts: Forecasts
     clock: Clock
     ready: Callable[[], Awaitable[bool]]
 

@@ -7,8 +7,10 @@ from typing import Final, Literal
 import aiohttp
 
 from contracts.errors import NotFound, Refused, Unavailable
+from contracts.forecast import Whereabouts
 from contracts.wire import Wire, decode, encode
 from controlplane.answers import CacheStatus, ProcessStatus
+from controlplane.facts import VersionKey
 from controlplane.scaling.process import socket_name
 from controlplane.scaling.zygote import ZygoteClient
 from service.client import ServiceClient
@@ -69,6 +71,11 @@ class Peers:
             return decode(await self._cache_state(ASK_S), CacheStatus, what="state of the weight cache")
         except Refused:
             return None
+
+    async def whereabouts(self, key: VersionKey) -> Whereabouts:
+        """In which tiers the version's bytes are. Raises Refused."""
+        path = f"/v1/whereabouts?tenant={key.tenant}&version={key.version}"
+        return await self._clients[CACHE].call("GET", path, Whereabouts, timeout_s=ASK_S)
 
     async def _cache_state(self, timeout_s: float) -> bytes:
         try:

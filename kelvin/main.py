@@ -15,6 +15,7 @@ from kelvin.client import DoorClosed, Target, target
 from kelvin.collect import collect_command
 from kelvin.doctor import doctor_command
 from kelvin.drill import drill_command
+from kelvin.explain import explain_command
 from kelvin.export import export_command
 from kelvin.fsck import fsck_command
 from kelvin.keys import keys_command
@@ -121,6 +122,7 @@ for _command in (
     collect_command,
     deploy_command,
     doctor_command,
+    explain_command,
     export_command,
     fsck_command,
     keys_command,

@@ -4,7 +4,8 @@ from typing import Literal
 
 from fastapi import FastAPI, Request, Response
 
-from contracts.errors import Unavailable
+from contracts.errors import InvalidRequest, Refused, Unavailable
+from contracts.forecast import TierRate, Whereabouts
 from contracts.manifest import Digest
 from contracts.names import dns_label
 from contracts.wire import Wire, decode, encode
@@ -48,7 +49,7 @@ class NvmeState(Wire, frozen=True):
 class State(Wire, frozen=True):
     """`GET /v1/state`. Counters count from the agent's start, and hold the tiers, kinds and codes that occurred: faults
     by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code,
-    versions that no trusted key signed where `require` or `warn` asks for it.
+    versions that no trusted key signed where `require` or `warn` asks for it. Rates are of tiers below the host's.
     """
 
     host: HostState
@@ -71,6 +72,7 @@ class State(Wire, frozen=True):
     admitted_chunks: int
     unadmitted_chunks: int
     unreadable_packs: int
+    rates: dict[str, TierRate]
 
 
 def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
@@ -90,6 +92,20 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     async def state() -> Response:
         return Response(encode(state_of(cache, leases)), media_type="application/json")
 
+    @app.get("/v1/whereabouts")
+    async def whereabouts(request: Request) -> Response:
+        named = {name: request.query_params.get(name, "") for name in ("tenant", "version")}
+        if not _is_digest(named["version"]):
+            raise Refused(InvalidRequest("version", named["version"][:80], "must be 64 hex digits"))
+        tally = await cache.whereabouts(dns_label(named["tenant"], "tenant"), named["version"])
+        found = Whereabouts(
+            chunks_by_tier=tally.chunks,
+            bytes_by_tier=tally.bytes,
+            rates=rates_of(cache),
+            bytes_s=cache.residents.rates.time_s(tally.bytes),
+        )
+        return Response(encode(found), media_type="application/json")
+
     @app.post("/v1/evict")
     async def evict(request: Request) -> Response:
         wish = decode(await request.body(), Evict)
@@ -99,6 +115,18 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
         return Response(status_code=204)
 
     return app
+
+
+def rates_of(cache: Cache) -> dict[str, TierRate]:
+    """How fast each tier below the host's is, as far as loads have shown."""
+    return {
+        tier: TierRate(bytes_per_s=rate.bytes_per_s, fixed_s=rate.fixed_s, loads=rate.loads)
+        for tier, rate in cache.residents.rates.by_tier.items()
+    }
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 def state_of(cache: Cache, leases: LeaseServer) -> State:
@@ -141,4 +169,5 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         admitted_chunks=counters.admitted_chunks,
         unadmitted_chunks=counters.unadmitted_chunks,
         unreadable_packs=cache.remote.unreadable_packs,
+        rates=rates_of(cache),
     )

@@ -22,7 +22,7 @@ from weightcache.papers import Papers
 from weightcache.policy.host import HostIndex
 from weightcache.policy.trust import Policy
 from weightcache.remote import StoreTier
-from weightcache.residents import Residents
+from weightcache.residents import TIERS, Residents, Tally
 from weightcache.settings import CacheSettings
 from weightcache.slabs import SlabPool
 from weightcache.sources import Verify, is_digest_of
@@ -46,6 +46,24 @@ class Cache:
     papers: Papers
     residents: Residents
     counters: Counters
+
+    async def whereabouts(self, tenant: str, version: str) -> Tally:
+        """Distinct chunks of the version by the tier in which a lease would find them now. No chunk is touched.
+        Raises `Refused`: `NotFound`, or why its manifest can't be read.
+        """
+        if (hot := self.residents.try_hot(tenant, version)) is not None:
+            return hot
+        _, manifest = await self.papers.manifest(tenant, version)
+        tally = Tally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
+        for digest, length in {chunk.digest: chunk.length for chunk in manifest.chunks}.items():
+            tier = "store"
+            if self.arena.index.is_ready(tenant, digest):
+                tier = "host"
+            elif self.nvme.index.holds((tenant, digest)):
+                tier = "nvme"
+            tally.chunks[tier] += 1
+            tally.bytes[tier] += length
+        return tally
 
     async def evict(self, tier: Literal["host", "nvme"], tenant: str | None, version: str | None) -> None:
         """Drop what the tier holds of the version, the tenant, or at all. What is admitted just now is waited for.

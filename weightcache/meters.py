@@ -31,6 +31,11 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
         "Bytes that it may hold.",
         lambda now: by((("host", now.host.budget_bytes), ("nvme", now.nvme.budget_bytes))),
     )
+    gauge(
+        "kelvin_tier_bytes_per_second",
+        "How fast loads from it were, lately.",
+        lambda now: by((tier, rate.bytes_per_s) for tier, rate in now.rates.items()),
+    )
 
 
 def _leases(now: State) -> dict[Labels, float]:

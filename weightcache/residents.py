@@ -21,6 +21,7 @@ from weightcache.loader import Loader
 from weightcache.papers import Papers
 from weightcache.policy.extents import extents_of
 from weightcache.policy.host import Reservation
+from weightcache.policy.rates import Rates
 from weightcache.wire import MAX_SLABS, Layout
 
 log = logging.getLogger(__name__)
@@ -84,11 +85,14 @@ class _Flight:
 class Residents:
     """One flight per version: it is cancelled when nobody waits for it any more."""
 
-    def __init__(self, arena: Arena, loader: Loader, papers: Papers, attestations: Attestations) -> None:
+    def __init__(
+        self, arena: Arena, loader: Loader, papers: Papers, attestations: Attestations, rates: Rates | None = None
+    ) -> None:
         self._arena = arena
         self._loader = loader
         self._papers = papers
         self._attestations = attestations
+        self.rates = rates or Rates()
         self._hot: dict[tuple[str, str], Resident] = {}
         self._flights: dict[tuple[str, str], _Flight] = {}
         arena.on_end = self._forget
@@ -100,6 +104,11 @@ class Residents:
     def hot_count(self) -> int:
         """Versions that are answered at once."""
         return len(self._hot)
+
+    def try_hot(self, tenant: str, version: str) -> Tally | None:
+        """Of a version that would be answered at once; None of others, though all of their bytes may be there."""
+        hot = self._hot.get((tenant, version))
+        return None if hot is None else hot.tally
 
     @asynccontextmanager
     async def pinned(
@@ -160,6 +169,7 @@ class Residents:
 
     async def _fly(self, tenant: str, version: str) -> Arrival | Failure:
         """The version's slabs stay pinned where this returns an arrival."""
+        began_s = time.monotonic()
         try:
             raw, manifest = await self._papers.manifest(tenant, version)
             attestations = await self._attestations.of(tenant, version)
@@ -176,7 +186,9 @@ class Residents:
             log.exception("a version did not arrive", extra={"tenant": tenant, "version": version})
             return Internal()
         self._hot[tenant, version] = resident
-        return Arrival(resident, _tally(reservation, tiers))
+        tally = _tally(reservation, tiers)
+        self.rates.observe(tally.bytes, time.monotonic() - began_s)
+        return Arrival(resident, tally)
 
     def _reserve(self, tenant: str, manifest: Manifest) -> Reservation:
         chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]

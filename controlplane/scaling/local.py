@@ -47,6 +47,12 @@ class Listener(Protocol):
         """A process that had a version is dead, whether or not that was wanted; its state is its last."""
 
 
+class Starting(Protocol):
+    """Who hears of starts that were accepted. Called from the event loop, on the path of a cold start."""
+
+    def __call__(self, key: VersionKey, asked_us: int, /, *, parked: bool, wakes: bool) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A start under way, and when it was decided."""
@@ -67,6 +73,7 @@ class LocalActuator:
         self._drain_s = drain_s
         self._lost_starts: dict[VersionKey, int] = {}  # in a row, by version
         self._listeners: list[Listener] = []
+        self._starting: list[Starting] = []
         fleet.on_lost(self._lost)
 
     def __repr__(self) -> str:
@@ -75,6 +82,10 @@ class LocalActuator:
     def listen(self, listener: Listener) -> None:
         """Tell `listener` what becomes of replicas from now on."""
         self._listeners.append(listener)
+
+    def on_start(self, starting: Starting) -> None:
+        """Tell `starting` of each start that is accepted from now on."""
+        self._starting.append(starting)
 
     def ready(self, key: VersionKey) -> int:
         """Replicas that take requests."""
@@ -169,10 +180,13 @@ class LocalActuator:
             self.fail(key, Overloaded("this machine", self._table.slots, 1.0))
             return False
         asked = _Asked(start, self._now())
-        if (process := self._pool.try_take()) is not None:
+        process = self._pool.try_take()
+        if process is not None:
             self._restore_on(process, asked)
         else:
             self._fleet.tasks.start(self._await_standby(asked), f"start {key}")
+        for starting in self._starting:
+            starting(key, asked_us, parked=process is not None, wakes=False)
         return True
 
     async def _await_standby(self, asked: _Asked) -> None:

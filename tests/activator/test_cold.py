@@ -8,6 +8,7 @@ from pathlib import Path
 
 from contracts.control import RestoreFailure
 from contracts.errors import Internal, LimitExceeded
+from contracts.forecast import Forecast
 from contracts.timeline import Stage
 from tests.activator.control import VERSION, replica_row
 from tests.activator.replica import Call, FakeReplica, chunk, hello
@@ -60,6 +61,26 @@ def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Path) ->
             assert record.queued_us > 2_000_000
             first = here.control.posts[0].stats[0]
             assert (first.concurrency, first.requests, first.version) == (1.0, 1, VERSION)
+
+    asyncio.run(scenario())
+
+
+def test_a_cold_stream_is_told_how_long_it_will_be(tmp_path: Path) -> None:
+    """What the feed said of the start stands in each heartbeat, less the time since."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            asked = asyncio.create_task(here.post(body=STREAM))
+            await here.control.until_stat(1.0)
+            said = Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=60_000)
+            here.control.publish(forecasts=(said,))
+            await asyncio.sleep(1.2)
+            await _start(here)
+            got = await asked
+            (beat,) = [event for event in got.body.split(b"\n\n") if event.startswith(b": waiting")]
+            found = re.fullmatch(rb": waiting stage=restoring elapsed_s=([0-9.]+) remaining_s=([0-9.]+)", beat)
+            assert found is not None, beat
+            assert 30.0 < float(found[2]) <= 60.0
 
     asyncio.run(scenario())
 

@@ -16,6 +16,7 @@ from activator.throttler import Throttler
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import DeadlineExceeded, Overloaded, Refused
+from contracts.forecast import Forecast
 from contracts.problem import code_of
 from tests.activator.control import VERSION, replica_row
 
@@ -60,6 +61,33 @@ async def _take(throttler: Throttler, seconds: float = 30.0) -> Replica:
 async def _turns(count: int = 3) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def test_who_waits_is_told_how_long_as_far_as_it_was_said() -> None:
+    """Nothing before a forecast, then less and less, never below zero; nothing once a replica is there or it failed."""
+
+    async def scenario() -> None:
+        now_s = 100.0
+        throttler = Throttler(LIMITS, Bell(), clock=lambda: now_s, draw=lambda n: 0)
+        said = Feed(revision=1, forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1500),))
+        throttler.apply(said)
+        assert throttler.remaining_s(KEY) is None, "nobody waits"
+        waiting = asyncio.create_task(throttler.acquire(KEY, 10, Deadline.after(30.0, now_s)))
+        await _turns()
+        assert throttler.remaining_s(KEY) is None
+        throttler.apply(said)
+        assert throttler.remaining_s(KEY) == 1.5
+        now_s = 101.0
+        assert throttler.remaining_s(KEY) == 0.5
+        now_s = 105.0
+        assert throttler.remaining_s(KEY) == 0.0
+        throttler.apply(_feed(replica_row("a", 1)))
+        assert throttler.remaining_s(KEY) is None
+        throttler.apply(_feed(removed=("a",)))
+        assert throttler.remaining_s(KEY) is None, "what was said was of the start before"
+        await waiting
+
+    asyncio.run(scenario())
 
 
 def test_waiters_are_served_in_order_as_capacity_rises() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import Refused, RemoteFailure
+from contracts.forecast import Whereabouts
 from service.client import ServiceClient
 from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
 from weightcache.app import HTTP_SOCKET
@@ -45,6 +46,56 @@ def test_state(tmp_path: Path) -> None:
             assert (state.leases, state.holders, state.leases_granted) == (1, 1, 1)
             assert (state.chunk_reads, state.bytes_read) == ({"store": COUNT}, {"store": len(VERSION.linear)})
             assert state.admitted_chunks == COUNT
+
+
+def whereabouts(agent: RunningAgent, tenant: str, version: str) -> Whereabouts:
+    async def main() -> Whereabouts:
+        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
+        try:
+            path = f"/v1/whereabouts?tenant={tenant}&version={version}"
+            return await client.call("GET", path, Whereabouts, timeout_s=10)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def test_whereabouts(tmp_path: Path) -> None:
+    """Each chunk is told in the tier in which a lease would find it, and none is read for it."""
+    total = len(VERSION.linear)
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        assert whereabouts(agent, "acme", VERSION.id).bytes_by_tier == {"host": 0, "nvme": 0, "store": total}
+        assert agent.state().chunk_reads == {}
+        agent.acquire(VERSION).close()
+        agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
+        found = whereabouts(agent, "acme", VERSION.id)
+        assert (found.bytes_by_tier, found.bytes_s) == ({"host": total, "nvme": 0, "store": 0}, 0.0)
+        assert found.rates["store"].loads == 1
+        assert found.rates["nvme"].loads == 0
+    with running(settings_of(tmp_path)) as agent:
+        found = whereabouts(agent, "acme", VERSION.id)
+        assert found.chunks_by_tier == {"host": 0, "nvme": COUNT, "store": 0}
+        assert found.bytes_s > 0
+
+
+@pytest.mark.parametrize(
+    ("tenant", "version", "status"),
+    [
+        pytest.param("nobody", VERSION.id, 404, id="another tenant's"),
+        pytest.param("acme", "0" * 64, 404, id="an unknown version"),
+        pytest.param("acme", "..%2Fx", 400, id="not a version"),
+        pytest.param("..%2Fx", VERSION.id, 400, id="no tenant's name"),
+    ],
+)
+def test_whereabouts_of_nothing(tmp_path: Path, tenant: str, version: str, status: int) -> None:
+    """What is not there, or is no name, is refused."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        with pytest.raises(Refused) as refused:
+            whereabouts(agent, tenant, version)
+        assert isinstance(refused.value.failure, RemoteFailure)
+        assert refused.value.failure.remote_status == status
 
 
 def test_evict_nvme(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""Where a version's bytes are, how fast they would come, and when a start is expected to be over."""
+
+from contracts.wire import Wire
+
+
+class TierRate(Wire, frozen=True):
+    """How fast a tier brings bytes, learned from `loads` loads (0: a guess): `fixed_s`, and so many bytes a second."""
+
+    bytes_per_s: float
+    fixed_s: float
+    loads: int
+
+
+class Whereabouts(Wire, frozen=True):
+    """`GET /v1/whereabouts` of the cache agent: distinct chunks of a version, and their bytes, by the tier in which a
+    lease would find them now; of each tier below the host's how fast it is, and how long these bytes would take.
+    """
+
+    chunks_by_tier: dict[str, int]
+    bytes_by_tier: dict[str, int]
+    rates: dict[str, TierRate]
+    bytes_s: float
+
+
+class Forecast(Wire, frozen=True):
+    """A start of the version is under way: when it is expected to be ready. News, not state, like a failure."""
+
+    tenant: str
+    model: str
+    version: str
+    ready_in_ms: int

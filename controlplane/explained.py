@@ -1,0 +1,89 @@
+"""Why Kelvin expects what it expects of a model: the figures behind it, put together when they are asked for."""
+
+from contracts.forecast import TierRate, Whereabouts
+from contracts.wire import Wire
+from controlplane.facts import Model, Version, VersionKey
+from controlplane.forecasts import Forecasts
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.replicas import ReplicaTable
+
+
+class PastForecast(Wire, frozen=True):
+    """Of a start that is over: what was said while it ran, what it took, by the slowest tier of its bytes."""
+
+    predicted_s: float
+    actual_s: float
+    tier: str
+
+
+class Expected(Wire, frozen=True):
+    """Seconds. `ready_s` is the larger of `process_s` and `bytes_s`, plus `lease_s` and `bind_s`; `first_token_s` adds
+    `answer_s`. `known` says whence the steps: its own starts (`version`), those of its `size`, or a `guess`.
+    """
+
+    known: str
+    process_s: float
+    bytes_s: float
+    lease_s: float
+    bind_s: float
+    answer_s: float
+    ready_s: float
+    first_token_s: float
+    bytes_by_tier: dict[str, int]
+    rates: dict[str, TierRate]
+
+
+class StartForecast(Wire, frozen=True):
+    """What a start of the version would take now (null while the cache does not answer), with so many standbys parked;
+    and the forecasts of its last starts, the oldest first.
+    """
+
+    version: str
+    aliases: tuple[str, ...]
+    standbys: int
+    expected: Expected | None
+    past: tuple[PastForecast, ...]
+
+
+class Starts(Wire, frozen=True):
+    """`GET /admin/v1/models/{model}/starts`: of each version that is not deleted."""
+
+    model: str
+    versions: tuple[StartForecast, ...]
+
+
+async def starts_of(model: Model, table: ReplicaTable, forecasts: Forecasts) -> Starts:
+    """The agent is asked once per version."""
+    alive = [version for version in model.versions if not version.is_deleted]
+    return Starts(model=model.model, versions=tuple([await _start(model, each, table, forecasts) for each in alive]))
+
+
+async def _start(model: Model, version: Version, table: ReplicaTable, forecasts: Forecasts) -> StartForecast:
+    key, standbys = version.key, table.count(ReplicaState.STANDBY)
+    whereabouts = await forecasts.whereabouts(key)
+    return StartForecast(
+        version=key.version,
+        aliases=tuple(sorted(alias for alias, target in model.aliases.items() if target == key.version)),
+        standbys=standbys,
+        expected=None if whereabouts is None else _expected(key, whereabouts, forecasts, parked=standbys > 0),
+        past=tuple(
+            PastForecast(predicted_s=miss.predicted_s, actual_s=miss.actual_s, tier=miss.tier)
+            for miss in forecasts.history.misses(key)
+        ),
+    )
+
+
+def _expected(key: VersionKey, whereabouts: Whereabouts, forecasts: Forecasts, *, parked: bool) -> Expected:
+    said = forecasts.estimate(key, whereabouts, parked=parked)
+    return Expected(
+        known=said.known,
+        process_s=said.process_s,
+        bytes_s=said.bytes_s,
+        lease_s=said.steps.lease_s,
+        bind_s=said.steps.bind_s,
+        answer_s=said.steps.answer_s,
+        ready_s=said.ready_s,
+        first_token_s=said.first_token_s,
+        bytes_by_tier=whereabouts.bytes_by_tier,
+        rates=whereabouts.rates,
+    )

@@ -1,0 +1,131 @@
+"""Says of each start when it will be over, and keeps how right that was. What is said is `policy/eta`'s.
+
+The agent is asked where the bytes are while the start is under way: no start waits for its forecast.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from contracts.errors import Failure, Refused
+from contracts.forecast import Forecast, Whereabouts
+from contracts.timeline import Stage
+from contracts.usage import RequestRecord
+from controlplane.clock import Clock
+from controlplane.facts import Model, Version, VersionKey
+from controlplane.feed import FeedHub
+from controlplane.policy.eta import Estimate, History, Miss
+from controlplane.replicas import Replica
+from controlplane.tasks import Tasks
+from telemetry.policy.instruments import Page
+from telemetry.policy.labels import OK, slowest_tier
+
+log = logging.getLogger(__name__)
+
+Find = Callable[[VersionKey], tuple[Model, Version] | None]
+Where = Callable[[VersionKey], Awaitable[Whereabouts]]
+
+RATIOS: Final = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A start under way. `estimate` comes while it runs, or never."""
+
+    asked_us: int
+    parked: bool
+    wakes: bool
+    estimate: Estimate | None = None
+
+
+class Forecasts:
+    """Listens to the actuator. Everything is one event loop's."""
+
+    def __init__(self, find: Find, where: Where, feed: FeedHub, clock: Clock, tasks: Tasks, page: Page) -> None:
+        self.history: History[VersionKey] = History()
+        self._find = find
+        self._where = where
+        self._feed = feed
+        self._clock = clock
+        self._tasks = tasks
+        self._open: dict[VersionKey, _Open] = {}
+        self._ratios = page.histogram(
+            "kelvin_eta_ratio", "What starts took, over what was said of them meanwhile.", ("tier",), RATIOS
+        )
+
+    def __repr__(self) -> str:
+        return f"<Forecasts open={len(self._open)} {self.history!r}>"
+
+    def starting(self, key: VersionKey, asked_us: int, *, parked: bool, wakes: bool) -> None:
+        """A start was accepted: of a process, which is `parked` already or not, or of one that sleeps."""
+        start = self._open[key] = _Open(asked_us, parked, wakes)
+        self._tasks.start(self._forecast(key, start), f"forecast of {key}")
+
+    def estimate(self, key: VersionKey, whereabouts: Whereabouts, *, parked: bool) -> Estimate:
+        """Of a start that would begin now."""
+        return self.history.estimate(key, _total(whereabouts), whereabouts.bytes_s, parked=parked)
+
+    async def whereabouts(self, key: VersionKey) -> Whereabouts | None:
+        """As the agent says; None where it does not answer."""
+        try:
+            return await self._where(key)
+        except Refused as refused:
+            log.info("where a version's bytes are is not known", extra={"version": str(key), "why": str(refused)})
+            return None
+
+    def ready(self, replica: Replica) -> None:
+        """See `Listener`. Starts that another control plane began are not this one's to learn from."""
+        assert replica.key is not None
+        start, found = self._open.pop(replica.key, None), self._find(replica.key)
+        if start is None or found is None or not replica.restore:
+            return
+        took_s = max(span.after_us for span in replica.restore) / 1e6
+        total = found[1].registration.total_bytes
+        if start.wakes:
+            self.history.woke(replica.key, total, took_s)
+            return
+        said = start.estimate
+        bytes_s = None if said is None else said.bytes_s
+        self.history.started(replica.key, total, replica.restore, parked=start.parked, bytes_s=bytes_s)
+        if said is not None:
+            tier = slowest_tier(dict(replica.bytes_by_tier))
+            miss = Miss(said.ready_s, took_s, tier)
+            self.history.missed(replica.key, miss)
+            self._ratios.observe((tier,), miss.ratio)
+
+    def failed(self, key: VersionKey, failure: Failure) -> None:
+        """See `Listener`: nothing is learned of it."""
+        self._open.pop(key, None)
+
+    def lost(self, replica: Replica) -> None:
+        """See `Listener`."""
+
+    def answered(self, records: tuple[RequestRecord, ...]) -> None:
+        """Requests that waited for a start tell how long its first batch took."""
+        for record in records:
+            if record.timeline is None or record.version is None or record.outcome != OK:
+                continue
+            at_us = {stamp.stage: stamp.at_us for stamp in record.timeline}
+            if Stage.READY in at_us and Stage.FIRST_TOKEN in at_us:
+                key = VersionKey(record.tenant, record.model, record.version)
+                self.history.answered(key, (at_us[Stage.FIRST_TOKEN] - at_us[Stage.READY]) / 1e6)
+
+    async def _forecast(self, key: VersionKey, start: _Open) -> None:
+        if start.wakes:
+            found = self._find(key)
+            left_s = 0.0 if found is None else self.history.wake(key, found[1].registration.total_bytes).seconds
+        else:
+            whereabouts = await self.whereabouts(key)
+            if whereabouts is None or self._open.get(key) is not start:
+                return  # too late to have been foretold
+            start.estimate = self.estimate(key, whereabouts, parked=start.parked)
+            left_s = start.estimate.ready_s - (self._clock.monotonic_us() - start.asked_us) / 1e6
+        row = Forecast(
+            tenant=key.tenant, model=key.model, version=key.version, ready_in_ms=max(0, round(left_s * 1000))
+        )
+        self._feed.publish(forecasts=(row,))
+
+
+def _total(whereabouts: Whereabouts) -> int:
+    return sum(whereabouts.bytes_by_tier.values())

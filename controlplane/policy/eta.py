@@ -1,0 +1,205 @@
+"""How long a start would take: from its bytes by tier, the tiers' measured rates, and how its steps went before. Pure.
+
+A start is a process and bytes side by side, then the lease's own part, the bind, and (for a caller) the first batch.
+Each step is learned per version, else from versions of about its size, else a figure that is stated here.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Generic, TypeVar
+
+from contracts.timeline import Span, Stage
+
+K = TypeVar("K", bound=Hashable)
+
+WEIGHT: Final = 0.3  # of the newest start
+MAX_VERSIONS: Final = 4096  # that are remembered; the one that started longest ago is forgotten first
+KEPT_ERRORS: Final = 16  # per version
+LEAST_S: Final = 1e-4  # a ratio has a denominator
+
+
+class Known(StrEnum):
+    """Whence the steps of an estimate."""
+
+    VERSION = "version"  # its own starts
+    SIZE = "size"  # starts of versions of about its size
+    GUESS = "guess"  # nothing has started yet
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Seconds of what a start does beside its bytes."""
+
+    lease_s: float  # a lease, beyond what its bytes take
+    bind_s: float  # from mapped bytes to ready
+    answer_s: float  # from ready to the first token: known answers and prefill
+
+
+GUESS: Final = Steps(0.01, 0.1, 0.1)
+PARKED_S: Final = 0.005
+FORKED_S: Final = 0.3  # where a standby has to be borne first
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Of one start, in seconds."""
+
+    process_s: float
+    bytes_s: float
+    steps: Steps
+    known: Known
+
+    @property
+    def ready_s(self) -> float:
+        """Until the replica takes requests."""
+        return max(self.process_s, self.bytes_s) + self.steps.lease_s + self.steps.bind_s
+
+    @property
+    def first_token_s(self) -> float:
+        """Until its first caller has a token."""
+        return self.ready_s + self.steps.answer_s
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A start that is over: what was said of it, and what it took."""
+
+    predicted_s: float
+    actual_s: float
+    tier: str  # the slowest that it had bytes from
+
+    @property
+    def ratio(self) -> float:
+        """1 is right, 2 took twice as long as was said."""
+        return self.actual_s / max(self.predicted_s, LEAST_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """Exponentially weighted; the first value is taken as it is."""
+
+    value: float
+    count: int = 0
+
+    def with_one(self, value: float) -> "_Mean":
+        weight = WEIGHT if self.count else 1.0
+        return _Mean(weight * value + (1 - weight) * self.value, self.count + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What is known of one version, or of one size. `start` and `wake` are whole: from asking to ready."""
+
+    lease: _Mean = _Mean(GUESS.lease_s)
+    bind: _Mean = _Mean(GUESS.bind_s)
+    answer: _Mean = _Mean(GUESS.answer_s)
+    start: _Mean = _Mean(PARKED_S + GUESS.lease_s + GUESS.bind_s)
+    wake: _Mean = _Mean(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    steps: _Steps
+    size: int
+    misses: tuple[Miss, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Mean seconds from asking for a replica until it is ready, and how many times that was seen (0: a guess)."""
+
+    seconds: float
+    seen: int
+
+
+class History(Generic[K]):
+    """Of all versions, by any key of theirs. Bounded; begins anew with its process."""
+
+    def __init__(self) -> None:
+        self._versions: OrderedDict[K, _Version] = OrderedDict()
+        self._sizes: dict[int, _Steps] = {}
+        self._parked = _Mean(PARKED_S)
+        self._forked = _Mean(FORKED_S)
+
+    def __repr__(self) -> str:
+        return f"<History versions={len(self._versions)} sizes={sorted(self._sizes)}>"
+
+    def estimate(self, key: K, total_bytes: int, bytes_s: float, *, parked: bool) -> Estimate:
+        """Of a start now: its bytes would take `bytes_s`; whether a standby is `parked` for it."""
+        process = self._parked if parked else self._forked
+        version, size = self._versions.get(key), self._sizes.get(size_class(total_bytes))
+        found = version.steps if version is not None and version.steps.bind.count else size or _Steps()
+        known = Known.VERSION if version is not None and found is version.steps else Known.SIZE if size else Known.GUESS
+        steps = Steps(found.lease.value, found.bind.value, found.answer.value)
+        return Estimate(process.value, bytes_s, steps, known)
+
+    def started(
+        self, key: K, total_bytes: int, spans: tuple[Span, ...], *, parked: bool, bytes_s: float | None
+    ) -> None:
+        """A start went well. `bytes_s` is what its bytes were expected to take; None where nobody had asked."""
+        after_s = {span.stage: span.after_us / 1e6 for span in spans}
+        if not {Stage.PROMOTED, Stage.LEASED, Stage.READY} <= after_s.keys():
+            return
+        promoted_s, leased_s, ready_s = (after_s[stage] for stage in (Stage.PROMOTED, Stage.LEASED, Stage.READY))
+        if parked:
+            self._parked = self._parked.with_one(promoted_s)
+        else:
+            self._forked = self._forked.with_one(promoted_s)
+
+        def learn(steps: _Steps) -> _Steps:
+            # The bytes' own error is the tiers' to learn; what is learned here is what a lease takes without any.
+            lease = steps.lease if bytes_s is None else steps.lease.with_one(max(0.0, leased_s - promoted_s - bytes_s))
+            bind, start = steps.bind.with_one(ready_s - leased_s), steps.start.with_one(ready_s)
+            return replace(steps, lease=lease, bind=bind, start=start)
+
+        self._update(key, total_bytes, learn)
+
+    def woke(self, key: K, total_bytes: int, seconds: float) -> None:
+        """A sleeping replica was ready after so long."""
+        self._update(key, total_bytes, lambda steps: replace(steps, wake=steps.wake.with_one(seconds)))
+
+    def answered(self, key: K, seconds: float) -> None:
+        """Of a start: from ready to its caller's first token. Of versions that started here only."""
+        if (version := self._versions.get(key)) is not None:
+            self._update(
+                key, version.size, lambda steps: replace(steps, answer=steps.answer.with_one(max(0.0, seconds)))
+            )
+
+    def missed(self, key: K, miss: Miss) -> None:
+        """How right what was said of a start was."""
+        if (version := self._versions.get(key)) is not None:
+            self._versions[key] = replace(version, misses=(*version.misses, miss)[-KEPT_ERRORS:])
+
+    def misses(self, key: K) -> tuple[Miss, ...]:
+        """The last ones of the version, the oldest first."""
+        version = self._versions.get(key)
+        return () if version is None else version.misses
+
+    def start(self, key: K, total_bytes: int) -> Restore:
+        """From zero to ready, by its own starts, else by those of its size."""
+        return self._whole(key, total_bytes, "start")
+
+    def wake(self, key: K, total_bytes: int) -> Restore:
+        """From asleep to ready, likewise."""
+        return self._whole(key, total_bytes, "wake")
+
+    def _whole(self, key: K, total_bytes: int, which: str) -> Restore:
+        version, size = self._versions.get(key), self._sizes.get(size_class(total_bytes))
+        means = [getattr(steps, which) for steps in (version.steps if version else None, size) if steps is not None]
+        mean = next((each for each in means if each.count), getattr(_Steps(), which))
+        return Restore(mean.value, mean.count)
+
+    def _update(self, key: K, total_bytes: int, learn: Callable[[_Steps], _Steps]) -> None:
+        size = size_class(total_bytes)
+        version = self._versions.pop(key, None) or _Version(_Steps(), size)
+        self._versions[key] = replace(version, steps=learn(version.steps))
+        while len(self._versions) > MAX_VERSIONS:
+            self._versions.popitem(last=False)
+        self._sizes[size] = learn(self._sizes.get(size, _Steps()))
+
+
+def size_class(total_bytes: int) -> int:
+    """Versions within a factor of two of one another."""
+    return max(0, total_bytes).bit_length()

@@ -1,0 +1,158 @@
+"""Each start is foretold while it runs, and what was said is held against what it took. No start waits for that."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from contracts.control import Feed
+from contracts.errors import Internal, Refused, Unavailable
+from contracts.forecast import TierRate, Whereabouts
+from contracts.timeline import Span, Stage, Stamp
+from controlplane.feed import FeedHub
+from controlplane.forecasts import Forecasts
+from controlplane.policy.eta import Known, Miss
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.replicas import Replica
+from controlplane.tasks import Tasks
+from telemetry.policy.instruments import Page
+from tests.controlplane.builders import key
+from tests.controlplane.scaling_world import FAST, Catalogue
+from tests.controlplane.usage_records import request_record
+from tests.controlplane.virtual_time import VirtualClock, settle
+
+KEY = key()
+
+
+def place(bytes_s: float = 0.5) -> Whereabouts:
+    """All of a version on NVMe."""
+    rates = {"nvme": TierRate(bytes_per_s=1e9, fixed_s=0.0, loads=1)}
+    return Whereabouts(chunks_by_tier={"nvme": 1}, bytes_by_tier={"nvme": 4096}, rates=rates, bytes_s=bytes_s)
+
+
+class Scene:
+    """Forecasts over virtual time; `answer` is what the agent says."""
+
+    def __init__(self, tasks: Tasks, answer: Callable[[], Awaitable[Whereabouts]]) -> None:
+        self.feed, self.clock, self.page = FeedHub(), VirtualClock(), Page("controlplane")
+        catalogue = Catalogue()
+        catalogue.add("m", FAST)
+        self.forecasts = Forecasts(catalogue.find, lambda _: answer(), self.feed, self.clock, tasks, self.page)
+
+    async def begin(self, *, wakes: bool = False) -> None:
+        self.forecasts.starting(KEY, self.clock.monotonic_us(), parked=True, wakes=wakes)
+        await settle()
+
+    def end(self, ready_s: float) -> None:
+        ends = {Stage.PROMOTED: 0.001, Stage.LEASED: ready_s - 0.1, Stage.READY: ready_s}
+        spans = tuple(Span(stage, round(after_s * 1e6)) for stage, after_s in ends.items())
+        tiers = {"nvme": 4096}
+        self.forecasts.ready(Replica("r", ReplicaState.READY, 0, key=KEY, restore=spans, bytes_by_tier=tiers))
+
+    def counts(self) -> tuple[int, ...]:
+        (family,) = self.page.families()
+        assert family.spreads is not None
+        return tuple(count for spread in family.spreads.values() for count in spread.counts)
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]], answer: Callable[[], Awaitable[Whereabouts]]) -> None:
+    async def main() -> None:
+        async with Tasks() as tasks:
+            await scenario(Scene(tasks, answer))
+
+    asyncio.run(main())
+
+
+async def _there() -> Whereabouts:
+    return place()
+
+
+async def _away() -> Whereabouts:
+    raise Refused(Unavailable("cache"))
+
+
+async def _never() -> Whereabouts:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_a_start_is_foretold_and_the_error_kept() -> None:
+    """The feed has the forecast before the start is over; what it took is held against it, and teaches the next."""
+
+    async def scenario(scene: Scene) -> None:
+        with scene.feed.subscribe() as reader:
+            await reader.take()
+            await scene.begin()
+            (row,) = msgspec.json.decode(await reader.take(), type=Feed).forecasts
+        said = scene.forecasts.history.estimate(KEY, 4096, 0.5, parked=True)
+        assert (row.version, row.ready_in_ms) == (KEY.version, round(said.ready_s * 1000))
+        scene.end(ready_s=0.8)
+        (miss,) = scene.forecasts.history.misses(KEY)
+        assert miss == Miss(pytest.approx(said.ready_s), pytest.approx(0.8), "nvme")  # type: ignore[arg-type]
+        assert sum(scene.counts()) == 1
+        better = scene.forecasts.estimate(KEY, place(), parked=True)
+        assert (better.known, better.ready_s) == (Known.VERSION, pytest.approx(0.8, abs=0.002))
+
+    play(scenario, _there)
+
+
+def test_a_wrong_forecast_is_seen_to_be_wrong() -> None:
+    """Negative control: an agent that promises a hundred times the time leaves the ratio in the lowest interval."""
+
+    async def wrong() -> Whereabouts:
+        return place(bytes_s=80.0)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        assert scene.counts()[0] == 1
+        assert scene.forecasts.history.misses(KEY)[0].ratio < 0.02
+
+    play(scenario, wrong)
+
+
+@pytest.mark.parametrize(
+    "answer", [pytest.param(_away, id="the agent is away"), pytest.param(_never, id="it answers too late")]
+)
+def test_a_start_that_was_not_foretold_has_no_error(answer: Callable[[], Awaitable[Whereabouts]]) -> None:
+    """It teaches all the same: nothing is made up afterwards."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        assert scene.forecasts.history.misses(KEY) == ()
+        assert scene.counts() == ()
+        assert scene.forecasts.history.start(KEY, 4096).seconds == pytest.approx(0.8)
+
+    play(scenario, answer)
+
+
+def test_a_start_that_failed_and_one_that_was_adopted_teach_nothing() -> None:
+    """A replica that another control plane had started is no start of this one's."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.begin()
+        scene.forecasts.failed(KEY, Internal())
+        scene.end(ready_s=0.8)
+        assert scene.forecasts.history.start(KEY, 4096).seen == 0
+
+    play(scenario, _there)
+
+
+def test_the_first_callers_tell_how_long_the_first_batch_took() -> None:
+    """From the record of a cold request, which has the stages."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.FIRST_TOKEN, 1_150_000))
+        of = {"tenant": KEY.tenant, "model": KEY.model, "version": KEY.version}
+        cold = msgspec.structs.replace(request_record(), timeline=stamps, outcome="ok", **of)
+        warm, failed = msgspec.structs.replace(cold, timeline=None), msgspec.structs.replace(cold, outcome="internal")
+        scene.forecasts.answered((warm, failed))
+        assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.1)
+        scene.forecasts.answered((cold,))
+        assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
+
+    play(scenario, _there)

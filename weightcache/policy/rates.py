@@ -1,0 +1,78 @@
+"""How fast each tier below the host's brings bytes: learned from loads, as a fixed part and bytes per second. Pure.
+
+A small load teaches what every load takes, a large one how fast bytes come. Where a load had several tiers, its time is
+divided among them as it was expected to be. Until something was learned, a tier's figures are guesses.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+LARGE_BYTES: Final = 16 << 20
+WEIGHT: Final = 0.3  # of the newest load
+LEAST_BYTES_PER_S: Final = 1e3
+MOST_BYTES_PER_S: Final = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A tier's. `loads` is how many taught it; 0: nobody, these are guesses."""
+
+    bytes_per_s: float
+    fixed_s: float
+    loads: int = 0
+
+
+UNKNOWN: Final[Mapping[str, Rate]] = {"nvme": Rate(1e9, 0.01), "store": Rate(2e8, 0.03)}
+
+
+class Rates:
+    """One per agent. Bytes of tiers that are not named here cost nothing: they are there already."""
+
+    def __init__(self, guesses: Mapping[str, Rate] = UNKNOWN) -> None:
+        self._rates = dict(guesses)
+
+    def __repr__(self) -> str:
+        return f"<Rates {self._rates}>"
+
+    @property
+    def by_tier(self) -> Mapping[str, Rate]:
+        """As they are now."""
+        return dict(self._rates)
+
+    def time_s(self, bytes_by_tier: Mapping[str, int]) -> float:
+        """How long a load of these would take."""
+        return expected_s(self._rates, bytes_by_tier)
+
+    def observe(self, bytes_by_tier: Mapping[str, int], seconds: float) -> None:
+        """A load of these took so long."""
+        moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in self._rates}
+        if not moved or seconds <= 0:
+            return
+        moving_s = sum(count / self._rates[tier].bytes_per_s for tier, count in moved.items())
+        fixed_s = max(self._rates[tier].fixed_s for tier in moved)
+        if sum(moved.values()) < LARGE_BYTES:
+            for tier in moved:
+                self._learn(tier, self._rates[tier].bytes_per_s, max(0.0, seconds - moving_s))
+        else:
+            stretch = max(seconds - fixed_s, 0.1 * seconds) / moving_s
+            for tier in moved:
+                self._learn(tier, self._rates[tier].bytes_per_s / stretch, self._rates[tier].fixed_s)
+
+    def _learn(self, tier: str, bytes_per_s: float, fixed_s: float) -> None:
+        old = self._rates[tier]
+        weight = WEIGHT if old.loads else 1.0
+        # The mean is of seconds per byte: a mean of rates would forget the slow loads.
+        mean = 1.0 / (weight / bytes_per_s + (1.0 - weight) / old.bytes_per_s)
+        bounded = min(max(mean, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
+        self._rates[tier] = Rate(bounded, weight * fixed_s + (1.0 - weight) * old.fixed_s, old.loads + 1)
+
+
+def expected_s(rates: Mapping[str, Rate], bytes_by_tier: Mapping[str, int]) -> float:
+    """Seconds for these bytes. Tiers share the readers, so their times add up; what is fixed is paid once."""
+    moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in rates}
+    if not moved:
+        return 0.0
+    return max(rates[tier].fixed_s for tier in moved) + sum(
+        count / rates[tier].bytes_per_s for tier, count in moved.items()
+    )
