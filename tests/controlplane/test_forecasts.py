@@ -148,7 +148,7 @@ def test_the_first_callers_tell_how_long_the_first_batch_took() -> None:
         scene.end(ready_s=0.8)
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.FIRST_TOKEN, 1_150_000))
         of = {"tenant": KEY.tenant, "model": KEY.model, "version": KEY.version}
-        cold = msgspec.structs.replace(request_record(), timeline=stamps, outcome="ok", **of)
+        cold = msgspec.structs.replace(request_record(1), timeline=stamps, outcome="ok", **of)
         warm, failed = msgspec.structs.replace(cold, timeline=None), msgspec.structs.replace(cold, outcome="internal")
         scene.forecasts.answered((warm, failed))
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.1)
