@@ -92,7 +92,8 @@ def test_a_start_is_foretold_and_the_error_kept() -> None:
         assert miss == Miss(pytest.approx(said.ready_s), pytest.approx(0.8), "nvme")  # type: ignore[arg-type]
         assert sum(scene.counts()) == 1
         better = scene.forecasts.estimate(KEY, place(), parked=True)
-        assert (better.known, better.ready_s) == (Known.VERSION, pytest.approx(0.8, abs=0.002))
+        assert better.known is Known.VERSION
+        assert better.ready_s == pytest.approx(0.8, abs=0.002)
 
     play(scenario, _there)
 
