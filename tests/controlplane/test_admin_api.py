@@ -57,6 +57,7 @@ ROUTES = [
     ("GET", "/status"),
     ("GET", "/models"),
     ("GET", "/models/m"),
+    ("GET", "/models/m/starts"),
     ("POST", "/models/m/deploy"),
     ("DELETE", "/models/m"),
     ("DELETE", "/models/m/versions/aaaaaaaaaaaa"),
