@@ -160,7 +160,7 @@ def compose(
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.router.routes.extend(internal_api.routes(internals))
-    app.router.routes.extend(usage_api.routes(ledger, internals.forecasts.answered))
+    app.router.routes.extend(usage_api.routes(ledger, lambda records: internals.forecasts.answered(records)))
     app.router.routes.extend(backup_api.routes(backups))
     app.router.routes.extend(access_api.internal_routes(access))
     app.include_router(metrics_api.router(telemetry, peers, table))

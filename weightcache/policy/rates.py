@@ -5,22 +5,24 @@ divided among them as it was expected to be. Until something was learned, a tier
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 LARGE_BYTES: Final = 16 << 20
 WEIGHT: Final = 0.3  # of the newest load
+LEAST_SHARE: Final = 1e-3  # of a large load's time that its bytes took, whatever is said to be fixed
 LEAST_BYTES_PER_S: Final = 1e3
 MOST_BYTES_PER_S: Final = 1e12
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A tier's. `loads` is how many taught it; 0: nobody, these are guesses."""
+    """A tier's. `loads` is how many taught it, `large` ones its rate; of what nobody taught these are guesses."""
 
     bytes_per_s: float
     fixed_s: float
     loads: int = 0
+    large: int = 0
 
 
 UNKNOWN: Final[Mapping[str, Rate]] = {"nvme": Rate(1e9, 0.01), "store": Rate(2e8, 0.03)}
@@ -53,19 +55,25 @@ class Rates:
         fixed_s = max(self._rates[tier].fixed_s for tier in moved)
         if sum(moved.values()) < LARGE_BYTES:
             for tier in moved:
-                self._learn(tier, self._rates[tier].bytes_per_s, max(0.0, seconds - moving_s))
+                self._learn_fixed(tier, max(0.0, seconds - moving_s))
         else:
-            stretch = max(seconds - fixed_s, 0.1 * seconds) / moving_s
+            stretch = max(seconds - fixed_s, LEAST_SHARE * seconds) / moving_s
             for tier in moved:
-                self._learn(tier, self._rates[tier].bytes_per_s / stretch, self._rates[tier].fixed_s)
+                self._learn_rate(tier, self._rates[tier].bytes_per_s / stretch)
 
-    def _learn(self, tier: str, bytes_per_s: float, fixed_s: float) -> None:
+    def _learn_fixed(self, tier: str, fixed_s: float) -> None:
         old = self._rates[tier]
-        weight = WEIGHT if old.loads else 1.0
+        weight = WEIGHT if old.loads > old.large else 1.0
+        mean_s = weight * fixed_s + (1.0 - weight) * old.fixed_s
+        self._rates[tier] = replace(old, fixed_s=mean_s, loads=old.loads + 1)
+
+    def _learn_rate(self, tier: str, bytes_per_s: float) -> None:
+        old = self._rates[tier]
+        weight = WEIGHT if old.large else 1.0
         # The mean is of seconds per byte: a mean of rates would forget the slow loads.
         mean = 1.0 / (weight / bytes_per_s + (1.0 - weight) / old.bytes_per_s)
         bounded = min(max(mean, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
-        self._rates[tier] = Rate(bounded, weight * fixed_s + (1.0 - weight) * old.fixed_s, old.loads + 1)
+        self._rates[tier] = replace(old, bytes_per_s=bounded, loads=old.loads + 1, large=old.large + 1)
 
 
 def expected_s(rates: Mapping[str, Rate], bytes_by_tier: Mapping[str, int]) -> float:
