@@ -1,8 +1,8 @@
 """Many small calls of a store at once, but not too many: a listing's objects are looked at in a few round trips."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any, Final, TypeVar
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -29,3 +29,22 @@ async def abreast(function: Callable[[S], Awaitable[T]], items: Iterable[S], lim
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     return [results[position] for position in range(len(results))]
+
+
+async def end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs and wait for all of it, however often the caller is cancelled meanwhile. What they raised
+    is seen, and not raised again.
+    """
+    for task in tasks:
+        task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen
+    if cancelled is not None:
+        raise cancelled

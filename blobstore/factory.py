@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
 from blobstore.retrying import Retry, RetryingStore
-from blobstore.s3_place import parse_place
+from blobstore.s3_place import CONNECTIONS, parse_place
 from blobstore.store import BlobStore, BlobUnavailable
 from contracts.settings import BadSetting
 
@@ -37,16 +37,19 @@ def open_store(url: str, *, setting: str = "KELVIN_STORE") -> BlobStore:
 
 
 @asynccontextmanager
-async def opened(url: str, *, writes: bool, setting: str = "KELVIN_STORE") -> AsyncIterator[BlobStore]:
+async def opened(
+    url: str, *, writes: bool, setting: str = "KELVIN_STORE", connections: int = CONNECTIONS
+) -> AsyncIterator[BlobStore]:
     """The store for as long as the block lasts, after it was asked whether it can be used. A store that does not answer
-    is handed out all the same: it may come. Whoever `writes` also needs conditional puts, and clears leftovers.
+    is handed out all the same: it may come. Whoever `writes` also needs conditional puts, and clears leftovers. There
+    are so many connections where the URL does not say.
 
     Raises `BadSetting` where bucket, credentials or endpoint are such that nothing will ever work.
     """
     if _split(url, setting).scheme != "s3":
         yield open_store(url, setting=setting)
         return
-    inner = _s3(url, setting)
+    inner = _s3(url, setting, connections)
     clearing: asyncio.Task[None] | None = None
     try:
         await _check(inner, setting, writes=writes)
@@ -67,9 +70,9 @@ def _split(url: str, setting: str) -> SplitResult:
         raise BadSetting(setting, "(not shown)", "is no URL") from None
 
 
-def _s3(url: str, setting: str) -> "S3Store":
+def _s3(url: str, setting: str, connections: int = CONNECTIONS) -> "S3Store":
     """boto3 is imported here: it costs a quarter of a second and 30 MB, which processes with files never pay."""
-    place = parse_place(url, setting)
+    place = parse_place(url, setting, connections=connections)
     try:
         from blobstore.s3 import S3Store
         from blobstore.s3_client import make_client

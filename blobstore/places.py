@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from blobstore.file_packs import FileIndex, decode_file_index, digest_of_file_pack, padded
 from blobstore.packs import PackEntry, decode_table
@@ -10,9 +10,17 @@ from blobstore.store import BlobStore
 
 # Spans this near to one another are read together: a round trip to S3 costs more than what lies between.
 GAP_BYTES: Final = 64 << 10
-RUN_BYTES: Final = 16 << 20
+# What is read together takes as much memory beside the chunk's own, in each of many reads at once.
+RUN_BYTES: Final = 4 << 20
 
 Span = tuple[int, int]  # offset in the pack, length
+
+
+class RangeReader(Protocol):
+    """Of a `BlobStore`, what reads a range."""
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        """See `BlobStore`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ async def read_place(store: BlobStore, key: str, place: Place) -> bytes:
     return bytes(into)
 
 
-async def read_place_into(store: BlobStore, key: str, place: Place, into: memoryview) -> None:
+async def read_place_into(store: RangeReader, key: str, place: Place, into: memoryview) -> None:
     """Fill all of `into` (`place.length` bytes). Raises as `BlobStore.read_into`; nothing writes to it afterwards."""
     for run in _runs(place.spans):
         begin = run[0][0][0]

@@ -2,7 +2,7 @@
 for the parts of an upload, which have a retry of their own.
 
 Reads are ranged GETs side by side in the store's own threads, pinned to one ETag; puts are conditional, so that exactly
-one wins. A cancelled call ends at once while a body arrives, and within the place's timeouts otherwise.
+one wins. A cancelled read ends at once, another call within the place's timeouts.
 """
 
 from collections import OrderedDict
@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from blobstore.retrying import Retry, RetryBudget
+from blobstore.s3_calls import RangeCalls
 from blobstore.s3_client import (
     delete,
     head,
@@ -33,7 +34,7 @@ from blobstore.store import (
     check_range,
     is_segment,
 )
-from blobstore.threads import all_to_the_end, to_the_end
+from blobstore.threads import to_the_end
 from contracts.errors import Refused
 
 T = TypeVar("T")
@@ -62,6 +63,7 @@ class S3Store:
         self.place = place
         self._client = client
         self._threads = ThreadPoolExecutor(place.connections, "s3")
+        self._calls = RangeCalls(self._threads)
         self.uploads = Uploads(self._client, place, self._threads, retry or Retry(), part_bytes)
         self._read_bytes = read_bytes
         self._page_keys = page_keys
@@ -161,7 +163,7 @@ class S3Store:
     async def _read_on(self, key: str, offset: int) -> bytes:
         halt = Halt()
         get = partial(get_beginning, self._client, self.place, key, offset, self._read_bytes, halt)
-        (found,) = await all_to_the_end(self._threads, [get], halt.set)
+        (found,) = await self._calls.run([get], halt)
         self._remember(key, found.etag)
         begun = len(found.data)
         if offset + begun == found.size:
@@ -195,7 +197,7 @@ class S3Store:
             partial(get_range, self._client, self.place, key, offset + at, into[at : at + self._read_bytes], tag, halt)
             for at in starts
         ]
-        return await all_to_the_end(self._threads, calls, halt.set)
+        return await self._calls.run(calls, halt)
 
     def _remember(self, key: str, tag: str) -> None:
         if tag:

@@ -14,6 +14,7 @@ from blobstore.store import BadKey, check_key
 from contracts import settings
 from contracts.settings import BadSetting
 
+CONNECTIONS: Final = 16
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")  # S3's rule for general purpose buckets
 _REGION: Final = re.compile(r"[a-z0-9-]{1,40}")
 _PREFIX_LIMIT: Final = 120  # with the longest key below S3's 1024 bytes
@@ -31,15 +32,17 @@ class S3Place:
     path_style: bool = False
     connect_s: float = 3.0
     read_s: float = 10.0
-    connections: int = 16
+    connections: int = CONNECTIONS
 
     def __str__(self) -> str:
         at = f" at {self.endpoint}" if self.endpoint else ""
         return f"s3://{self.bucket}/{self.prefix}{at}"
 
 
-def parse_place(url: str, setting: str) -> S3Place:
-    """Raises `BadSetting`, in which nothing of `url` is repeated that might be a secret."""
+def parse_place(url: str, setting: str, *, connections: int = CONNECTIONS) -> S3Place:
+    """With so many connections where the URL does not say. Raises `BadSetting`, in which nothing of `url` is repeated
+    that might be a secret.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:  # brackets that don't match, characters that normalise to a delimiter
@@ -66,7 +69,7 @@ def parse_place(url: str, setting: str) -> S3Place:
             path_style=_flag(given, endpoint is not None),
             connect_s=settings.number(given, "connect_s", 3.0, low=0.05, high=60.0),
             read_s=settings.number(given, "read_s", 10.0, low=0.05, high=300.0),
-            connections=settings.integer(given, "connections", 16, low=1, high=256),
+            connections=settings.integer(given, "connections", connections, low=1, high=256),
         )
     except BadSetting as bad:
         raise BadSetting(setting, shown, str(bad)) from None

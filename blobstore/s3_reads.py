@@ -14,7 +14,9 @@ from blobstore.s3_client import status_of, translated
 from blobstore.s3_place import S3Place
 from blobstore.store import BlobShort, BlobUnavailable
 
-_PIECE_BYTES: Final = 1 << 20  # between two looks at the halt; larger ones are no faster
+# Between two looks at the halt. The client holds each piece in memory of its own first; larger ones are no faster.
+_PIECE_BYTES: Final = 256 << 10
+_WORTH_BYTES: Final = 256 << 10  # that a cut answer brought: the next one begins after them
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 
 
@@ -39,6 +41,12 @@ class Halt:
             self._set = True
             for body in self._bodies:
                 _interrupt(body)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a body is being read. Once set, no other one begins to be."""
+        with self._lock:
+            return bool(self._bodies)
 
     def check(self) -> None:
         """Raises `Halted`."""
@@ -77,19 +85,37 @@ class Beginning:
     etag: str
 
 
+class _Cut(BlobUnavailable):
+    """A body ended after `done` bytes of what it should be."""
+
+    def __init__(self, reason: str, done: int) -> None:
+        super().__init__(reason)
+        self.done = done
+
+
 def get_range(
     client: Any, place: S3Place, key: str, offset: int, into: memoryview, etag: str | None, halt: Halt
 ) -> str:
-    """Fill `into` from `offset`, of the object with that `etag` where one is given. Returns the object's.
+    """Fill `into` from `offset`, of the object with that `etag` where one is given. Returns the object's. After a cut
+    the next answer begins where it was, of the same object, as long as each brings something worth a request.
 
     Raises `BlobNotFound`, `BlobShort` where the object ends before, `BlobUnavailable` for all else: also for an answer
     that is not the range that was asked for, or ends before it should.
     """
-    with _opened(client, place, key, offset, into.nbytes, etag, halt) as (body, head):
-        if head.size < offset + into.nbytes:
-            raise BlobShort(key, offset, into.nbytes)
-        _fill(body, into, halt)
-    return head.etag
+    done = 0
+    while True:
+        with _opened(client, place, key, offset + done, into.nbytes - done, etag, halt) as (body, head):
+            if head.size < offset + into.nbytes:
+                raise BlobShort(key, offset, into.nbytes)
+            try:
+                _fill(body, into[done:], halt)
+            except _Cut as cut:
+                halt.check()
+                if cut.done < _WORTH_BYTES or not head.etag:
+                    raise
+                done, etag = done + cut.done, head.etag
+            else:
+                return head.etag
 
 
 def get_beginning(client: Any, place: S3Place, key: str, offset: int, limit: int, halt: Halt) -> Beginning:
@@ -153,7 +179,7 @@ def _fill(body: Any, into: memoryview, halt: Halt) -> None:
         try:
             count = body.readinto(into[done : done + _PIECE_BYTES])
         except Exception as error:  # botocore lets some of the transport's own errors through
-            raise BlobUnavailable(f"an answer of S3 broke off: {type(error).__name__}") from error
+            raise _Cut(f"an answer of S3 broke off: {type(error).__name__}", done) from error
         if count == 0:
-            raise BlobUnavailable(f"an answer of S3 ended after {done} of {into.nbytes} bytes")
+            raise _Cut(f"an answer of S3 ended after {done} of {into.nbytes} bytes", done)
         done += count

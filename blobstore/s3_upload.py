@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from botocore.exceptions import ClientError
 
+from blobstore.abreast import end_all
 from blobstore.retrying import Retry
 from blobstore.s3_client import error_of, head, is_refused_condition, put, translated
 from blobstore.s3_place import S3Place
@@ -115,7 +116,7 @@ class Uploads:
                 await begin(data)
             return list(await asyncio.gather(*sending))
         finally:
-            await _end(sending)
+            await end_all(sending)
 
     def _send(self, key: str, upload: str, number: int, data: bytes) -> str:
         with translated(key):
@@ -216,20 +217,3 @@ async def _parts(pieces: AsyncIterator[bytes], part_bytes: int) -> AsyncGenerato
             sent = True
     if waiting or not sent:
         yield bytes(waiting)
-
-
-async def _end(tasks: list[asyncio.Task[str]]) -> None:
-    """Cancel what still runs and wait for all of it, however often the caller is cancelled meanwhile."""
-    for task in tasks:
-        task.cancel()
-    cancelled: asyncio.CancelledError | None = None
-    while running := [task for task in tasks if not task.done()]:
-        try:
-            await asyncio.wait(running)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # seen
-    if cancelled is not None:
-        raise cancelled

@@ -49,7 +49,9 @@ class NvmeState(Wire, frozen=True):
 class State(Wire, frozen=True):
     """`GET /v1/state`. Counters count from the agent's start, and hold the tiers, kinds and codes that occurred: faults
     by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code,
-    versions that no trusted key signed where `require` or `warn` asks for it. Rates are of tiers below the host's.
+    versions that no trusted key signed where `require` or `warn` asks for it, chunks that were not kept on NVMe as
+    their memory was needed, reads of the store that were asked twice. Reads that run, chunks that wait for their turn,
+    by tier, and chunks that are to be written are of this moment. Rates are of tiers below the host's.
     """
 
     host: HostState
@@ -71,6 +73,12 @@ class State(Wire, frozen=True):
     refused_chunks: dict[str, int]
     admitted_chunks: int
     unadmitted_chunks: int
+    unkept_chunks: int
+    chunks_to_admit: int
+    reads_running: dict[str, int]
+    chunks_queued: dict[str, int]
+    hedges: int
+    hedges_won: int
     unreadable_packs: int
     rates: dict[str, TierRate]
 
@@ -168,6 +176,12 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         refused_chunks=dict(counters.refused_chunks),
         admitted_chunks=counters.admitted_chunks,
         unadmitted_chunks=counters.unadmitted_chunks,
+        unkept_chunks=counters.unkept_chunks,
+        chunks_to_admit=cache.admissions.waiting,
+        reads_running=cache.fetcher.turns.running,
+        chunks_queued=cache.fetcher.turns.queued,
+        hedges=counters.hedges,
+        hedges_won=counters.hedges_won,
         unreadable_packs=cache.remote.unreadable_packs,
         rates=rates_of(cache),
     )

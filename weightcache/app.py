@@ -17,11 +17,13 @@ from weightcache.sources import Verify, is_digest_of
 from weightcache.wire import SOCKET
 
 HTTP_SOCKET = "cache.sock"
+SPARE_CONNECTIONS = 8  # for manifests, and for reads that are asked a second time
 
 
 async def run(settings: CacheSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises BlockingIOError where another agent has the directory, BadSetting over the store."""
-    async with opened(settings.store_url, writes=False) as store:
+    connections = settings.store_reads + SPARE_CONNECTIONS
+    async with opened(settings.store_url, writes=False, connections=connections) as store:
         await serve(settings, store, stop)
 
 

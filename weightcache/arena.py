@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from contracts.errors import Overloaded, Refused
 from weightcache.policy.extents import Place
 from weightcache.policy.host import HostIndex, Reservation
 from weightcache.slabs import Slab, SlabPool
@@ -11,12 +12,15 @@ SLAB_TIMEOUT_S = 60.0
 
 
 class Arena:
-    """Slab numbers of the index, and the memory behind each. `on_end` hears of numbers that are gone for good."""
+    """Slab numbers of the index, and the memory behind each. `on_end` hears of numbers that are gone for good;
+    `on_full` is asked to let go of some memory that nobody waits for, and says whether it did.
+    """
 
     def __init__(self, index: HostIndex, pool: SlabPool) -> None:
         self.index = index
         self.pool = pool
         self.on_end: Callable[[int], None] = lambda _: None
+        self.on_full: Callable[[], bool] = lambda: False
         self._slabs: dict[int, asyncio.Task[Slab]] = {}
 
     def __repr__(self) -> str:
@@ -24,7 +28,13 @@ class Arena:
 
     def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
         """See `HostIndex.reserve`. Slabs that it needs begin to be had at once."""
-        reservation = self.index.reserve(tenant, chunks, now)
+        while True:
+            try:
+                reservation = self.index.reserve(tenant, chunks, now)
+                break
+            except Refused as refused:
+                if not isinstance(refused.failure, Overloaded) or not self.on_full():
+                    raise
         self._end(reservation.evicted)
         for number in reservation.fresh:
             self._slabs[number] = asyncio.create_task(self.pool.take(tenant, SLAB_TIMEOUT_S))

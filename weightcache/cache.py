@@ -12,6 +12,7 @@ from blobstore.store import BlobStore
 from contracts.errors import Conflict, InvalidRequest, Refused
 from contracts.settings import BadSetting
 from service.trust import read_trust
+from weightcache.admissions import Admissions
 from weightcache.arena import Arena
 from weightcache.attestations import Attestations
 from weightcache.counters import Counters
@@ -19,8 +20,10 @@ from weightcache.fetching import Fetcher
 from weightcache.loader import Loader
 from weightcache.nvme import NvmeTier
 from weightcache.papers import Papers
+from weightcache.policy.hedging import HedgeRule, Hedging
 from weightcache.policy.host import HostIndex
 from weightcache.policy.trust import Policy
+from weightcache.ranges import Ranges
 from weightcache.remote import StoreTier
 from weightcache.residents import TIERS, Residents, Tally
 from weightcache.settings import CacheSettings
@@ -31,7 +34,6 @@ from weightcache.sources import Verify, is_digest_of
 # meanwhile (measured: 0.75 of the plain O_DIRECT rate against 0.92).
 READ_THREADS: Final = 3
 HASH_THREADS: Final = 2
-LOADS_AT_ONCE: Final = 6  # one more than threads, so that none waits for the loop
 SETTLE_S: Final = 60.0
 
 
@@ -42,6 +44,8 @@ class Cache:
     arena: Arena
     nvme: NvmeTier
     remote: StoreTier
+    fetcher: Fetcher
+    admissions: Admissions
     loader: Loader
     papers: Papers
     residents: Residents
@@ -104,12 +108,14 @@ async def open_cache(
         arena = Arena(HostIndex(settings.slab_bytes, limit), SlabPool(settings.slab_bytes, limit, making))
         stack.push_async_callback(arena.close)
         arena.pool.ensure_spare()
-        remote = StoreTier(store)
+        ranges = Ranges(store, Hedging(HedgeRule(settings.hedge_percent / 100)), counters)
+        remote = StoreTier(store, ranges, settings.store_reads)
         fetcher = Fetcher((nvme, remote), hashes, counters, verify)
-        loader = Loader(arena, fetcher, nvme.admit, counters, LOADS_AT_ONCE)
+        admissions = Admissions(arena, nvme.admit, counters, lambda: fetcher.turns.running[nvme.tier] > 0)
+        loader = Loader(arena, fetcher, admissions)
         stack.push_async_callback(loader.close)
         papers = Papers(store, nvme, counters)
         attestations = Attestations(store, nvme, counters, trust, settings.verify)
         residents = Residents(arena, loader, papers, attestations)
         stack.push_async_callback(residents.close)
-        yield Cache(arena, nvme, remote, loader, papers, residents, counters)
+        yield Cache(arena, nvme, remote, fetcher, admissions, loader, papers, residents, counters)

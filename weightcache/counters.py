@@ -24,6 +24,9 @@ class Counters:
     refused_chunks: Counter[str] = field(default_factory=Counter)  # by the failure's code
     admitted_chunks: int = 0
     unadmitted_chunks: int = 0
+    unkept_chunks: int = 0  # let go before they were written, as their memory was needed
+    hedges: int = 0  # reads of the store that were asked a second time
+    hedges_won: int = 0  # of those, where the second answer came first
     leases_granted: int = 0
     leases_hot: int = 0
     leases_refused: Counter[str] = field(default_factory=Counter)

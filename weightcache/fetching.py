@@ -15,12 +15,13 @@ from weightcache.counters import Counters
 from weightcache.policy.healing import NOT_THERE, Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
 from weightcache.sources import Source, Verify
 from weightcache.telling import tell_faults
+from weightcache.turns import Turns
 
 log = logging.getLogger(__name__)
 
 
 class Fetcher:
-    """Chunks, over `sources` in the order in which they are asked. Holds no state of its own."""
+    """Chunks, over `sources` in the order in which they are asked, each when its turn has come there."""
 
     def __init__(self, sources: Sequence[Source], hashes: Executor, counters: Counters, verify: Verify) -> None:
         self._sources = sources
@@ -28,6 +29,7 @@ class Fetcher:
         self._hashes = hashes
         self._counters = counters
         self._verify = verify
+        self.turns = Turns({source.tier: source.limit for source in sources})
 
     def __repr__(self) -> str:
         return f"<Fetcher {[rule.tier for rule in self._rules]}>"
@@ -36,14 +38,14 @@ class Fetcher:
         """Fill `into` (page-aligned, whole pages) with the chunk, verified there. Returns the tier that it came from.
 
         Raises `Refused`: `ChunkCorrupt` or `ChunkMissing` where no source has a good copy, a retryable failure where
-        one that may have it does not answer. Nothing writes to `into` any more when this returns, raises or is
-        cancelled.
+        one that may have it does not answer, `Cancelled` where nobody wants the chunk any more when its turn comes.
+        Nothing writes to `into` any more when this returns, raises or is cancelled.
         """
         trials: list[Trial] = []
         while True:
             match choose_step(self._rules, trials):
                 case Ask(position):
-                    trials.append(await self._try(self._sources[position], tenant, digest, into))
+                    trials.append(await self._ask(self._sources[position], tenant, digest, into))
                 case Arrived(tier):
                     tell_faults(
                         "chunk", {"tenant": tenant, "chunk": digest}, trials, self._counters.healed_chunks, tier
@@ -56,6 +58,13 @@ class Fetcher:
                     )
                     self._counters.refused_chunks[failure.code] += 1
                     raise Refused(failure)
+
+    async def _ask(self, source: Source, tenant: str, digest: str, into: memoryview) -> Trial:
+        """In turn, unless the source has none: then it is no reason to wait."""
+        if not source.may_have(tenant, digest):
+            return Trial(source.tier, Outcome.ABSENT)
+        async with self.turns.at(source.tier, (tenant, digest), into.nbytes):
+            return await self._try(source, tenant, digest, into)
 
     async def _try(self, source: Source, tenant: str, digest: str, into: memoryview) -> Trial:
         """One read, verified; a faulty copy is set aside."""

@@ -1,26 +1,23 @@
 """Bring chunks into the host tier: each once however many wait, verified in place.
 
 A chunk becomes ready only after its bytes, where they will be served from, matched its digest. Where no source has such
-bytes, all who wait are refused by name.
+bytes, all who wait are refused by name. When which chunk is read is `turns`' affair.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Final
 
 from contracts.errors import Cancelled, Failure, Internal, Refused
+from weightcache.admissions import Admissions
 from weightcache.arena import Arena
-from weightcache.counters import Counters
 from weightcache.fetching import Fetcher
 from weightcache.policy.extents import Place
 from weightcache.policy.host import Reservation
+from weightcache.policy.sharing import FULL_WEIGHT, Flow, by_position
 
 log = logging.getLogger(__name__)
-
-Admit = Callable[[str, str, memoryview], Awaitable[bool]]
-ADMISSIONS_AT_ONCE: Final = 1  # loads come first
 
 
 @dataclass(slots=True)
@@ -28,27 +25,17 @@ class _Job:
     """One chunk on its way. Its outcome is the tier that it came from, or why it didn't."""
 
     place: Place
-    waiting: int = 0
     outcome: asyncio.Future[str | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Loader:
-    """`depth` chunks at once. Once begun, a load runs to its end whoever waits: its memory is in use until then."""
+    """Once begun, a read runs to its end whoever waits: its memory is in use until then."""
 
-    def __init__(
-        self,
-        arena: Arena,
-        fetcher: Fetcher,
-        admit: Admit,
-        counters: Counters,
-        depth: int,
-    ) -> None:
+    def __init__(self, arena: Arena, fetcher: Fetcher, admissions: Admissions) -> None:
         self._arena = arena
         self._fetcher = fetcher
-        self._admit = admit
-        self._counters = counters
-        self._depth = asyncio.Semaphore(depth)
-        self._admissions = asyncio.Semaphore(ADMISSIONS_AT_ONCE)
+        self._turns = fetcher.turns
+        self._admissions = admissions
         self._jobs: dict[tuple[str, str], _Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -60,16 +47,21 @@ class Loader:
         """Chunks on their way."""
         return len(self._jobs)
 
-    async def bring(self, reservation: Reservation) -> dict[str, str]:
+    async def bring(
+        self, reservation: Reservation, flow: Flow | None = None, weight: float = FULL_WEIGHT
+    ) -> dict[str, str]:
         """Returns the tier that each chunk came from, all chunks being ready. Raises the first `Refused` otherwise;
         what is still queued then, or when cancelled, is given up unless others wait for it.
+
+        It gets `weight` parts of each source beside what others have. `flow` is a name for `weigh`, of this call alone.
         """
         tenant = reservation.tenant
         for digest in reservation.load:
             self._start(tenant, digest, reservation.places[digest])
         jobs = {digest: self._jobs[tenant, digest] for digest in (*reservation.load, *reservation.wait)}
-        for job in jobs.values():
-            job.waiting += 1
+        flow = object() if flow is None else flow
+        wanted = by_position(reservation.places, tenant)
+        self._turns.enter(flow, {key: wanted[key] for key in wanted if key[1] in jobs}, weight)
         tiers = dict.fromkeys(reservation.places, "host")
         try:
             for digest, job in jobs.items():
@@ -78,20 +70,26 @@ class Loader:
                     raise Refused(outcome)
                 tiers[digest] = outcome
         finally:
-            for job in jobs.values():
-                job.waiting -= 1
+            self._turns.leave(flow)
         return tiers
+
+    def weigh(self, flow: Flow, weight: float) -> None:
+        """What is brought under this name gets so many parts from now on."""
+        self._turns.weigh(flow, weight)
 
     async def settle(self) -> None:
         """Wait until nothing is loading and all that was loaded has been admitted."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self._admissions.settle()
 
     async def close(self) -> None:
         """Cancel all; when it returns, nothing writes to the arena any more."""
-        for task in self._tasks:
-            task.cancel()
-        await self.settle()
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+        await self._admissions.close()
 
     def _start(self, tenant: str, digest: str, place: Place) -> None:
         self._jobs[tenant, digest] = _Job(place)
@@ -108,9 +106,7 @@ class Loader:
         job = self._jobs[tenant, digest]
         outcome: str | Failure = Cancelled()
         try:
-            async with self._depth:
-                if job.waiting:
-                    outcome = await self._fetcher.fetch(tenant, digest, await self._arena.view(job.place))
+            outcome = await self._fetcher.fetch(tenant, digest, await self._arena.view(job.place))
         except Refused as refused:
             outcome = refused.failure
         except Exception:
@@ -123,17 +119,6 @@ class Loader:
             else:
                 self._arena.index.mark_ready(tenant, digest)
                 if outcome != "nvme":
-                    self._arena.index.pin((job.place.slab,))
-                    self._own(self._keep(tenant, digest, job.place))
+                    self._admissions.offer(tenant, digest, job.place)
             self._arena.unpin((job.place.slab,))
             job.outcome.set_result(outcome)
-
-    async def _keep(self, tenant: str, digest: str, place: Place) -> None:
-        """Admit a chunk to NVMe from the slab, which stays pinned until then."""
-        try:
-            async with self._admissions:
-                admitted = await self._admit(tenant, digest, await self._arena.view(place))
-            self._counters.admitted_chunks += admitted
-            self._counters.unadmitted_chunks += not admitted
-        finally:
-            self._arena.unpin((place.slab,))

@@ -25,6 +25,10 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)
     counter("kelvin_leases_refused_total", "Leases refused.", ("outcome",), lambda now: _codes(now.leases_refused))
     counter("kelvin_unverified_versions_total", "Loads of versions that nobody vouches for.", (), _unverified)
+    counter("kelvin_unkept_chunks_total", "Chunks not kept on NVMe.", (), lambda now: {(): now.unkept_chunks})
+    counter("kelvin_hedges_total", "Reads of the store asked twice, by which answer came first.", ("first",), _hedges)
+    gauge("kelvin_reads_running", "Reads under way.", lambda now: by(now.reads_running.items()))
+    gauge("kelvin_chunks_queued", "Chunks that wait for their turn.", lambda now: by(now.chunks_queued.items()))
     gauge("kelvin_tier_bytes", "Bytes held.", lambda now: by((("host", now.host.bytes), ("nvme", now.nvme.bytes))))
     gauge(
         "kelvin_tier_budget_bytes",
@@ -40,6 +44,10 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
 
 def _leases(now: State) -> dict[Labels, float]:
     return by((("hot", now.leases_hot), ("cold", now.leases_granted - now.leases_hot)))
+
+
+def _hedges(now: State) -> dict[Labels, float]:
+    return by((("second", now.hedges_won), ("first", now.hedges - now.hedges_won)))
 
 
 def _faults(now: State) -> dict[Labels, float]:

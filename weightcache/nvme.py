@@ -10,6 +10,7 @@ from blobstore.threads import to_the_end
 from weightcache.files import ChunkFiles, Kind
 from weightcache.policy.disk import DiskIndex, Key
 from weightcache.policy.healing import Outcome
+from weightcache.policy.sharing import Limit
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,7 @@ class NvmeTier:
 
     tier = "nvme"
     attempts = 1  # the next source has it too
+    limit = Limit(6)  # one more than threads read and hash, so that none waits for the loop
 
     def __init__(self, root: Path, budget_bytes: int, threads: Executor, wall_s: Callable[[], float]) -> None:
         self._files = ChunkFiles(root)
@@ -39,6 +41,10 @@ class NvmeTier:
     def close(self) -> None:
         """Another process may take the directory."""
         self._files.close()
+
+    def may_have(self, tenant: str, digest: str) -> bool:
+        """See `Source`."""
+        return self.index.holds((tenant, digest))
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
         """See `Source`."""

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
 from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, footer_bytes
-from blobstore.places import Place, decode_index, place_of, read_place_into
+from blobstore.places import Place, RangeReader, decode_index, place_of, read_place_into
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from contracts.errors import Refused
 from weightcache.policy.healing import Outcome
+from weightcache.policy.sharing import Limit
+from weightcache.ranges import RANGE_BYTES
+from weightcache.settings import DISK_READS
 
 log = logging.getLogger(__name__)
 
@@ -47,18 +50,26 @@ class _Table:
 
 
 class StoreTier:
-    """A `Source` over a `BlobStore`."""
+    """A `Source` over a `BlobStore`, of which chunks are read by `ranges` (default: the store itself), so many ranges
+    at once.
+    """
 
     tier = "store"
     attempts = 2  # what came wrong once may be right in the store: a cache or a line on the way, or another pack
 
-    def __init__(self, store: BlobStore) -> None:
+    def __init__(self, store: BlobStore, ranges: RangeReader | None = None, reads_at_once: int = DISK_READS) -> None:
         self._store = store
+        self._ranges = ranges or store
+        self.limit = Limit(reads_at_once, RANGE_BYTES)
         self._tables: dict[str, _Table] = {}
         self.unreadable_packs = 0
 
     def __repr__(self) -> str:
         return f"<StoreTier tenants={len(self._tables)} {self._store!r}>"
+
+    def may_have(self, tenant: str, digest: str) -> bool:
+        """See `Source`. Another machine may have put it there a moment ago."""
+        return True
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
         """See `Source`."""
@@ -96,7 +107,7 @@ class StoreTier:
         if place.length != into.nbytes:
             return Outcome.LENGTH
         try:
-            await read_place_into(self._store, f"{tenant}/packs/{place.pack}", place, into)
+            await read_place_into(self._ranges, f"{tenant}/packs/{place.pack}", place, into)
         except BlobNotFound:
             return Outcome.ABSENT
         except BlobShort:

@@ -16,6 +16,8 @@ from weightcache.policy.extents import HUGE_PAGE
 from weightcache.policy.trust import Policy
 
 SLAB_BYTES: Final = 256 << 20
+DISK_READS: Final = 12  # of a store that is a directory, two for each chunk: a disk is as busy with these as with more
+LINE_READS: Final = 32  # of one behind a line, where a request waits longer than it moves bytes
 _LIMIT: Final = 1 << 50
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
@@ -30,6 +32,8 @@ class CacheSettings:
     slab_bytes: int
     nvme_bytes: int
     lifeline_fd: int | None = None
+    store_reads: int = DISK_READS  # ranges of the store that are read at once
+    hedge_percent: float = 0.0  # of them, those that may be asked for a second time because they are late
     verify: Policy = Policy.OFF
     trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
@@ -51,20 +55,26 @@ class CacheSettings:
 
 
 def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
-    """Raises `BadSetting`. Defaults: a quarter of memory, 80 % of the disk that is free or ours, the store in DATA."""
+    """Raises `BadSetting`. Defaults: a quarter of memory, 80 % of the disk that is free or ours, the store in DATA,
+    more reads at once of a store that is none of this machine's disks, and a few of those twice.
+    """
     data = Path(settings.text(env, "KELVIN_DATA")).absolute()
     slab_bytes = settings.integer(env, "KELVIN_SLAB_BYTES", SLAB_BYTES, low=HUGE_PAGE, high=_LIMIT)
     if slab_bytes % HUGE_PAGE:
         raise BadSetting("KELVIN_SLAB_BYTES", str(slab_bytes), f"must be a multiple of {HUGE_PAGE}")
     quarter = max(slab_bytes, _memory_bytes() // 4)
+    store_url = settings.text(env, "KELVIN_STORE", (data / "store").as_uri())
+    far = store_url.lower().startswith("s3:")
     lifeline_fd = settings.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
     return CacheSettings(
         data=data,
-        store_url=settings.text(env, "KELVIN_STORE", (data / "store").as_uri()),
+        store_url=store_url,
         host_bytes=settings.integer(env, "KELVIN_HOST_BYTES", quarter, low=slab_bytes, high=_LIMIT),
         slab_bytes=slab_bytes,
         nvme_bytes=settings.integer(env, "KELVIN_NVME_BYTES", _disk_bytes(data), low=0, high=_LIMIT),
         lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
+        store_reads=settings.integer(env, "KELVIN_STORE_READS", LINE_READS if far else DISK_READS, low=1, high=128),
+        hedge_percent=settings.number(env, "KELVIN_HEDGE_PERCENT", 5.0 if far else 0.0, low=0.0, high=50.0),
         verify=Policy(settings.choice(env, "KELVIN_VERIFY", Policy.OFF, tuple(Policy))),
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
         telemetry=read_telemetry(env),

@@ -6,6 +6,7 @@ from typing import Protocol
 from blake3 import blake3
 
 from weightcache.policy.healing import Outcome
+from weightcache.policy.sharing import Limit
 
 Verify = Callable[[memoryview, str], bool]
 
@@ -22,6 +23,13 @@ class Source(Protocol):
         """How often a faulty copy is read before it is believed to be faulty: more than once where a bad read may be
         another's fault than the copy's, and the copy stays where it is.
         """
+
+    @property
+    def limit(self) -> Limit:
+        """How much it is asked for at once."""
+
+    def may_have(self, tenant: str, digest: str) -> bool:
+        """False where it has no copy and knows it without asking anyone: such a chunk waits for no turn here."""
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
         """Fill `into` (page-aligned, whole pages). Raises `Refused(Unavailable)`, which says nothing about the bytes.

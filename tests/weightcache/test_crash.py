@@ -180,8 +180,9 @@ def test_killed_control(tmp_path: Path, published: Path) -> None:
     """Negative control: files written under their own names are torn by it. Even then nothing torn is served."""
     shutil.copytree(published, tmp_path, dirs_exist_ok=True)
     kill_while_admitting(tmp_path, DYING + CARELESS + START, 2, "halfway")
-    assert len(torn_chunks(tmp_path)) == 1
+    torn = torn_chunks(tmp_path)
+    assert torn
     with running(settings_of(tmp_path)) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
-        assert sum(agent.state().chunk_faults["nvme"].values()) == 1
+        assert sum(agent.state().chunk_faults["nvme"].values()) == len(torn)

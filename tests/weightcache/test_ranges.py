@@ -1,0 +1,208 @@
+"""Reads of the store: in ranges, hedged; whatever is cancelled or fails, nothing writes to the chunk's memory later."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from blobstore.store import BlobUnavailable
+from weightcache import ranges
+from weightcache.counters import Counters
+from weightcache.policy.hedging import ENOUGH, HedgeRule, Hedging
+from weightcache.ranges import Ranges
+
+NBYTES = 1000
+EAGER = HedgeRule(share=1.0, floor_s=0.001, at_once=2)  # a millisecond: what is held back is late
+BODY = bytes(range(250)) * 40
+
+
+class Held:
+    """A store whose reads wait until they are told how to end. `writing` counts those that may still write."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, asyncio.Future[None]]] = []
+        self.writing = 0
+        self.stubborn = False  # what is cancelled takes its time to end
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.reads.append((offset, gate))
+        self.writing += 1
+        try:
+            await gate
+            into[:] = BODY[offset : offset + into.nbytes]
+        except asyncio.CancelledError:
+            if self.stubborn:
+                await asyncio.sleep(0.01)
+                into[:] = b"x" * into.nbytes
+            raise
+        finally:
+            self.writing -= 1
+
+    def end(self, number: int) -> None:
+        self.reads[number][1].set_result(None)
+
+    def fail(self, number: int) -> None:
+        self.reads[number][1].set_exception(BlobUnavailable("made up"))
+
+    async def asked(self, count: int) -> None:
+        while len(self.reads) < count:
+            await asyncio.sleep(0.001)
+
+
+class World:
+    """Ranges over a held store, with enough reads seen that the next one can be late."""
+
+    def __init__(self, rule: HedgeRule = EAGER) -> None:
+        self.store = Held()
+        self.counters = Counters()
+        self.hedging = Hedging(rule)
+        self.ranges = Ranges(self.store, self.hedging, self.counters)
+        self.into = bytearray(NBYTES)
+        for _ in range(ENOUGH):
+            self.hedging.began(NBYTES)
+            self.hedging.took(NBYTES, 0.0001)
+
+    def read(self, offset: int = 0) -> asyncio.Task[None]:
+        return asyncio.create_task(self.ranges.read_into("k", offset, memoryview(self.into)))
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        return self.counters.hedges, self.counters.hedges_won
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+        assert len(asyncio.all_tasks()) == 1, "nothing is left under way"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("winner", [0, 1], ids=["the first answers first", "the second answers first"])
+def test_the_first_right_answer_counts(winner: int) -> None:
+    """The other one is ended before the read is."""
+
+    async def scenario() -> None:
+        world = World()
+        read = world.read()
+        await world.store.asked(2)
+        world.store.end(winner)
+        await read
+        assert bytes(world.into) == BODY[:NBYTES]
+        assert world.store.writing == 0
+        assert world.counted == (1, winner)
+
+    run(scenario)
+
+
+def test_the_loser_writes_nothing_afterwards() -> None:
+    """One that goes on writing after it was cancelled is waited for before the bytes are put there."""
+
+    async def scenario() -> None:
+        world = World()
+        world.store.stubborn = True
+        read = world.read()
+        await world.store.asked(2)
+        world.store.end(1)
+        await read
+        assert world.store.writing == 0
+        assert bytes(world.into) == BODY[:NBYTES]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("failing", "well"), [pytest.param(0, 1, id="the first fails"), pytest.param(1, 0, id="the second fails")]
+)
+def test_one_that_fails_leaves_the_other(failing: int, well: int) -> None:
+    """A wrong answer is none."""
+
+    async def scenario() -> None:
+        world = World()
+        read = world.read()
+        await world.store.asked(2)
+        world.store.fail(failing)
+        await asyncio.sleep(0.01)
+        assert not read.done()
+        world.store.end(well)
+        await read
+        assert bytes(world.into) == BODY[:NBYTES]
+
+    run(scenario)
+
+
+def test_both_fail() -> None:
+    """It is told once."""
+
+    async def scenario() -> None:
+        world = World()
+        read = world.read()
+        await world.store.asked(2)
+        world.store.fail(1)
+        world.store.fail(0)
+        with pytest.raises(BlobUnavailable):
+            await read
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("asked", [1, 2], ids=["alone", "beside a second one"])
+def test_cancelled(asked: int) -> None:
+    """Both are ended, and a slot for a second one is free again."""
+
+    async def scenario() -> None:
+        world = World() if asked == 2 else World(HedgeRule(share=0.0))
+        world.store.stubborn = True
+        for _ in range(5):
+            reads = len(world.store.reads)
+            read = world.read()
+            await world.store.asked(reads + asked)
+            read.cancel()
+            await asyncio.wait({read})
+            assert read.cancelled()
+            assert world.store.writing == 0
+
+    run(scenario)
+
+
+def test_a_store_that_is_slow_for_all() -> None:
+    """Second ones stay within the budget."""
+
+    async def scenario() -> None:
+        world = World(HedgeRule(share=0.05, floor_s=0.001, at_once=2))
+        reads = [world.read() for _ in range(60)]
+        await world.store.asked(60 + 2)
+        await asyncio.sleep(0.02)
+        assert len(world.store.reads) == 60 + 2, "two at once, though four are saved up"
+        for number in range(len(world.store.reads)):
+            world.store.end(number)
+        await asyncio.gather(*reads)
+        assert world.counters.hedges <= 0.05 * (60 + ENOUGH)
+
+    run(scenario)
+
+
+def test_ranges_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk is several reads at once; the first that fails ends the others."""
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 300)
+
+    async def scenario() -> None:
+        world = World(HedgeRule(share=0.0))
+        read = world.read(offset=7)
+        await world.store.asked(4)
+        assert [offset for offset, _ in world.store.reads] == [7, 307, 607, 907]
+        for number in (3, 1, 0, 2):
+            world.store.end(number)
+        await read
+        assert bytes(world.into) == BODY[7 : 7 + NBYTES]
+        read = world.read()
+        await world.store.asked(8)
+        world.store.fail(5)
+        with pytest.raises(BlobUnavailable):
+            await read
+        assert world.store.writing == 0
+
+    run(scenario)

@@ -1,0 +1,161 @@
+"""Many miss at once: bandwidth is shared by weight, and each range leaves the store once however many wait."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from blobstore.memory import MemoryStore
+from contracts.manifest import PAGE
+from tests.weightcache.kit import TENANT, Version, describe, publish, settings_of
+from weightcache import turns
+from weightcache.cache import Cache, open_cache
+from weightcache.policy.sharing import Flow, Key, Sharing
+
+AT_ONCE = 8
+LIMIT_S = 60.0
+
+
+class Line(MemoryStore):
+    """A store behind a line that moves one byte after another, in the order in which they were asked for. Its clock is
+    the number of bytes that it moved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.moved = 0
+        self.ranges: list[tuple[str, int]] = []
+        self.last: dict[str, int] = {}  # by key: when the last range of it was there
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        await self.open.wait()
+        await super().read_into(key, offset, into)
+        self.moved += into.nbytes
+        self.ranges.append((key, offset))
+        self.last[key] = self.moved
+
+
+class FirstCome(Sharing):
+    """The control: who asked first has all until they are done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fifo: dict[Key, int] = {}
+
+    def add(self, key: Key, nbytes: int, wanted: dict[Flow, int]) -> None:  # type: ignore[override]
+        super().add(key, nbytes, wanted)
+        self._fifo[key] = nbytes
+
+    def next(self) -> Key | None:
+        return next(iter(self._fifo), None)
+
+    def take(self) -> Key:
+        key = next(iter(self._fifo))
+        del self._fifo[key]
+        self.remove(key)
+        return key
+
+
+def made_up(seed: int, chunks: int) -> Version:
+    source = random.Random(seed)
+    return describe([source.randbytes(PAGE) for _ in range(chunks)], PAGE)
+
+
+@asynccontextmanager
+async def cache_over(root: Path, store: MemoryStore) -> AsyncIterator[Cache]:
+    """The product's composition, without a disk to keep things on."""
+    settings = replace(settings_of(root, slabs=24, nvme_bytes=0), store_reads=AT_ONCE)
+    async with asyncio.timeout(LIMIT_S), open_cache(settings, store) as cache:
+        yield cache
+
+
+async def until(wish: Callable[[], bool]) -> None:
+    while not wish():
+        await asyncio.sleep(0.001)
+
+
+async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
+    """Versions of so many chunks are missed at once. Returns when each had all of its bytes, as parts of what is fair:
+    every byte of the line shared by all that still lack some.
+    """
+    store = Line()
+    versions = [made_up(seed, chunks) for seed, chunks in enumerate(sizes)]
+    packs = [await publish(store, version) for version in versions]
+    async with cache_over(root, store) as cache, AsyncExitStack() as leases:
+        waiting = [
+            asyncio.create_task(leases.enter_async_context(cache.residents.pinned(TENANT, version.id, LIMIT_S)))
+            for version in versions
+        ]
+        await until(lambda: cache.loader.loading == sum(sizes))
+        store.open.set()
+        await asyncio.gather(*waiting)
+    fair = [PAGE * sum(min(mine, other) for other in sizes) for mine in sizes]
+    return [store.last[f"{TENANT}/packs/{pack}"] / due for pack, due in zip(packs, fair, strict=True)]
+
+
+SIZES = tuple(random.Random(30).choices(range(60, 121), k=30))
+
+
+def test_thirty_versions_share_the_line(tmp_path: Path) -> None:
+    """Thirty versions that are missed at once finish within 20 % of what is fair."""
+    ended = asyncio.run(storm(tmp_path, SIZES))
+    assert all(0.8 <= each <= 1.2 for each in ended), ended
+
+
+def test_control_first_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of asking, the first are far ahead of their share."""
+    monkeypatch.setattr(turns, "Sharing", FirstCome)
+    ended = asyncio.run(storm(tmp_path, SIZES[:10]))
+    assert min(ended) < 0.3
+    assert not all(0.8 <= each <= 1.2 for each in ended)
+
+
+async def a_thousand_wait(cache: Cache, store: Line, version: Version) -> None:
+    """All of them before the first byte moves, by the cache's way."""
+
+    async def wait() -> None:
+        async with cache.residents.pinned(TENANT, version.id, LIMIT_S):
+            pass
+
+    waiting = [asyncio.create_task(wait()) for _ in range(1000)]
+    await until(lambda: cache.loader.loading == len(version.digests))
+    store.open.set()
+    await asyncio.gather(*waiting)
+
+
+async def twenty_read(cache: Cache, store: Line, version: Version) -> None:
+    """Each for itself, past the single flight."""
+    store.open.set()
+    for _ in range(20):
+        for digest in version.digests:
+            await cache.remote.fetch(TENANT, digest, memoryview(bytearray(PAGE)))
+
+
+async def count_reads(
+    root: Path, scenario: Callable[[Cache, Line, Version], Awaitable[None]]
+) -> tuple[list[tuple[str, int]], int]:
+    """Ranges that left the store, and how many the version has."""
+    store = Line()
+    version = made_up(1, 50)
+    await publish(store, version)
+    async with cache_over(root, store) as cache:
+        await scenario(cache, store, version)
+    return store.ranges, len(version.digests)
+
+
+def test_a_thousand_waiters(tmp_path: Path) -> None:
+    """Each range leaves the store once."""
+    ranges, count = asyncio.run(count_reads(tmp_path, a_thousand_wait))
+    assert len(ranges) == len(set(ranges)) == count
+
+
+def test_control_without_single_flight(tmp_path: Path) -> None:
+    """Who reads for himself reads it again: the count above would show it."""
+    ranges, count = asyncio.run(count_reads(tmp_path, twenty_read))
+    assert len(set(ranges)) == count
+    assert len(ranges) == 20 * count

@@ -1,0 +1,181 @@
+"""Turns: as many as a source allows, a queue for each source, and nobody who gives up keeps a slot or a place."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from contracts.errors import Cancelled, Refused
+from weightcache.policy.sharing import Key, Limit
+from weightcache.turns import Turns
+
+CHUNK = 100
+
+
+def key(name: str) -> Key:
+    return "acme", name
+
+
+class World:
+    """Chunks that are read until they are let go, and an account of those that began."""
+
+    def __init__(self, **limits: Limit) -> None:
+        self.turns = Turns(limits)
+        self.begun: list[str] = []
+        self.refused: list[str] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def read(self, tier: str, name: str, nbytes: int = CHUNK) -> None:
+        """Begin, and let others do what they would."""
+        self.gates[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._read(tier, name, nbytes))
+        await settled()
+
+    async def end(self, name: str) -> None:
+        self.gates[name].set()
+        await settled()
+
+    async def _read(self, tier: str, name: str, nbytes: int) -> None:
+        try:
+            async with self.turns.at(tier, key(name), nbytes):
+                self.begun.append(name)
+                await self.gates[name].wait()
+        except Refused as refused:
+            if refused.failure == Cancelled():
+                self.refused.append(name)
+
+
+async def settled() -> None:
+    """Whatever can go on has gone on."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(main())
+
+
+def wants(*names: str) -> dict[Key, int]:
+    return {key(name): position for position, name in enumerate(names)}
+
+
+def test_a_slow_source_keeps_nobody_from_another() -> None:
+    """Its slots are full and its queue is long; the disk's chunk begins at once. And the other way round."""
+
+    async def scenario() -> None:
+        for slow, quick in (("store", "nvme"), ("nvme", "store")):
+            world = World(nvme=Limit(1), store=Limit(1))
+            world.turns.enter("v", wants("a", "b", "c"))
+            for name in "ab":
+                await world.read(slow, name)
+            await world.read(quick, "c")
+            assert world.begun == ["a", "c"]
+            assert world.turns.running == {"nvme": 1, "store": 1}
+            assert world.turns.queued == {slow: 1, quick: 0}
+
+    run(scenario)
+
+
+def test_slots_are_for_bytes() -> None:
+    """A long chunk waits until its slots are free; nobody overtakes it for ever."""
+
+    async def scenario() -> None:
+        world = World(store=Limit(3, CHUNK))
+        world.turns.enter("v", wants("a", "long", "b"))
+        await world.read("store", "a")
+        await world.read("store", "long", 3 * CHUNK)
+        await world.read("store", "b")
+        assert world.begun == ["a"]
+        await world.end("a")
+        assert world.begun == ["a", "long"]
+        assert world.turns.running == {"store": 3}
+        await world.end("long")
+        await world.end("b")
+        assert world.turns.running == {"store": 0}
+
+    run(scenario)
+
+
+def test_versions_take_turns() -> None:
+    """The second version's first chunk does not wait for all of the first's."""
+
+    async def scenario() -> None:
+        world = World(store=Limit(1))
+        world.turns.enter("v", wants("a0", "a1", "a2"))
+        world.turns.enter("w", wants("b0", "b1"))
+        for name in ("a0", "a1", "a2", "b0", "b1"):
+            await world.read("store", name)
+        for name in ("a0", "b0", "a1", "b1", "a2"):
+            assert world.begun[-1] == name
+            await world.end(name)
+
+    run(scenario)
+
+
+def test_nobody_wants_it_any_more() -> None:
+    """What waits is refused, what has begun goes on; what another wants too keeps its place."""
+
+    async def scenario() -> None:
+        world = World(store=Limit(1))
+        world.turns.enter("v", wants("a", "b", "both"))
+        world.turns.enter("w", wants("both"))
+        for name in ("a", "b", "both"):
+            await world.read("store", name)
+        world.turns.leave("v")
+        await settled()
+        assert world.refused == ["b"]
+        await world.read("store", "late")  # nobody ever wanted it
+        assert world.refused == ["b", "late"]
+        await world.end("a")
+        assert world.begun == ["a", "both"]
+
+    run(scenario)
+
+
+def test_wanted_again_in_the_same_instant() -> None:
+    """The last one leaves, another comes before the chunk has heard of it: it is queued, not refused."""
+
+    async def scenario() -> None:
+        world = World(store=Limit(1))
+        world.turns.enter("v", wants("a", "b"))
+        for name in ("a", "b"):
+            await world.read("store", name)
+        world.turns.leave("v")
+        world.turns.enter("w", wants("b"))
+        await settled()
+        assert world.refused == []
+        await world.end("a")
+        assert world.begun == ["a", "b"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("moment", ["queued", "its turn has just come", "its turn comes just then"])
+def test_cancelled(moment: str) -> None:
+    """Neither slot nor place is lost, whenever it happens."""
+
+    async def scenario() -> None:
+        world = World(store=Limit(1))
+        world.turns.enter("v", wants("a", "b", "c"))
+        for name in "abc":
+            await world.read("store", name)
+        if moment == "its turn has just come":
+            world.gates["a"].set()
+            await asyncio.sleep(0)  # `a` has ended, `b` has yet to hear of its turn
+        world.tasks["b"].cancel()
+        if moment == "its turn comes just then":
+            world.turns.enter("w", {})
+            world.turns.leave("w")  # looks for the next, while `b` has yet to hear of its end
+        await settled()
+        assert world.tasks["b"].cancelled()
+        await world.end("a")
+        assert world.begun == ["a", "c"]
+        await world.end("c")
+        assert (world.turns.running, world.turns.queued) == ({"store": 0}, {"store": 0})
+
+    run(scenario)
