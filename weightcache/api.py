@@ -39,11 +39,14 @@ class HostState(Wire, frozen=True):
 
 
 class NvmeState(Wire, frozen=True):
-    """Chunk files."""
+    """Chunk files. `bytes_by_way` were read since the start: out of the page cache (`cached`), past it (`direct`) or,
+    where the file system refuses that, through it (`buffered`).
+    """
 
     bytes: int
     budget_bytes: int
     chunks: int
+    bytes_by_way: dict[str, int]
 
 
 class State(Wire, frozen=True):
@@ -158,6 +161,7 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
             bytes=cache.nvme.index.total_bytes,
             budget_bytes=cache.nvme.index.budget_bytes,
             chunks=cache.nvme.index.file_count,
+            bytes_by_way={str(way): nbytes for way, nbytes in cache.nvme.bytes_by_way.items()},
         ),
         connections=leases.connections,
         leases=leases.active,

@@ -1,6 +1,7 @@
 """The whole cache of one machine, put together: tiers, loader, versions. How it is asked is the sockets' business."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ from weightcache.nvme import NvmeTier
 from weightcache.papers import Papers
 from weightcache.policy.hedging import HedgeRule, Hedging
 from weightcache.policy.host import HostIndex
+from weightcache.policy.spare import spare_of
+from weightcache.policy.threads import threads_for
 from weightcache.policy.trust import Policy
 from weightcache.ranges import Ranges
 from weightcache.remote import StoreTier
@@ -30,10 +33,6 @@ from weightcache.settings import CacheSettings
 from weightcache.slabs import SlabPool
 from weightcache.sources import Verify, is_digest_of
 
-# Apart from one another: in one pool chunks fall into step, all reading and then all hashing, and the disk stands still
-# meanwhile (measured: 0.75 of the plain O_DIRECT rate against 0.92).
-READ_THREADS: Final = 3
-HASH_THREADS: Final = 2
 SETTLE_S: Final = 60.0
 
 
@@ -98,14 +97,17 @@ async def open_cache(
     if settings.verify is Policy.REQUIRE and not trust.roots:
         raise BadSetting("KELVIN_VERIFY", settings.verify, f"needs a public key (*.pem) in {settings.roots}")
     async with AsyncExitStack() as stack:
-        reads = stack.enter_context(ThreadPoolExecutor(READ_THREADS, "read"))
-        hashes = stack.enter_context(ThreadPoolExecutor(HASH_THREADS, "hash"))
-        making = stack.enter_context(ThreadPoolExecutor(1, "slab"))
-        nvme = NvmeTier(settings.cache, settings.nvme_bytes, reads, time.time)
+        threads = threads_for(len(os.sched_getaffinity(0)))
+        reads = stack.enter_context(ThreadPoolExecutor(threads.read, "read"))
+        hashes = stack.enter_context(ThreadPoolExecutor(threads.hash, "hash"))
+        making = stack.enter_context(ThreadPoolExecutor(threads.make, "slab"))
+        nvme = NvmeTier(settings.cache, settings.nvme_bytes, reads, time.time, verify, threads.chunks)
         await nvme.open()
         stack.callback(nvme.close)
         limit = settings.host_bytes // settings.slab_bytes
-        arena = Arena(HostIndex(settings.slab_bytes, limit), SlabPool(settings.slab_bytes, limit, making))
+        spare = spare_of(settings.host_bytes, settings.slab_bytes, settings.spare_bytes)
+        pool = SlabPool(settings.slab_bytes, limit, making, spare=spare, at_once=threads.make)
+        arena = Arena(HostIndex(settings.slab_bytes, limit), pool)
         stack.push_async_callback(arena.close)
         arena.pool.ensure_spare()
         ranges = Ranges(store, Hedging(HedgeRule(settings.hedge_percent / 100)), counters)

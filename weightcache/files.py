@@ -1,6 +1,6 @@
-"""Chunk files on a disk: read past the page cache, written so that a crash leaves the whole file or none.
+"""Chunk files on a disk: where they lie, written so that a crash leaves the whole file or none, read whole.
 
-Blocking calls for threads. What the bytes should be is the caller's to check.
+Blocking calls for threads. What the bytes should be is the caller's to check; how they are read is `reading.py`'s.
 """
 
 import errno
@@ -17,6 +17,7 @@ from typing import Final
 
 from contracts.errors import Refused, Unavailable
 from weightcache.policy.healing import Outcome
+from weightcache.reading import Way, fill
 
 STAGING: Final = ".staging"
 QUARANTINE: Final = ".quarantine"
@@ -40,6 +41,14 @@ class Found:
     digest: str
     size: int
     used_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What became of a read, and which way it took; None where none of the file was read."""
+
+    outcome: Outcome
+    way: Way | None = None
 
 
 class ChunkFiles:
@@ -89,30 +98,29 @@ class ChunkFiles:
         """Where the version's manifest is kept, or its attestations."""
         return self._root / tenant / kind / version
 
-    def read(self, path: Path, into: memoryview) -> Outcome:
-        """Fill `into` (page-aligned, whole pages) with all of the file. Raises `Refused(Unavailable)`."""
+    def read(self, path: Path, into: memoryview) -> Reading:
+        """Fill `into` (page-aligned) with all of the file, by whichever way is the shorter. Raises
+        `Refused(Unavailable)`.
+        """
         try:
-            fd = open_direct(path, os.O_RDONLY)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return Outcome.MISSING
+            return Reading(Outcome.MISSING)
         except OSError as error:
-            return _judged(error)
+            return Reading(_judged(error))
         try:
             if os.fstat(fd).st_size != into.nbytes:
-                return Outcome.LENGTH
-            done = 0
-            while done < into.nbytes:
-                count = os.preadv(fd, [into[done:]], done)
-                if count == 0:
-                    return Outcome.SHORT
-                done += count
+                return Reading(Outcome.LENGTH)
+            way = fill(fd, into)
             with suppress(OSError):  # a disk that became read-only can still be read
                 os.utime(fd)  # recency that outlives this process
+        except EOFError:
+            return Reading(Outcome.SHORT)
         except OSError as error:
-            return _judged(error)
+            return Reading(_judged(error))
         finally:
             os.close(fd)
-        return Outcome.WHOLE
+        return Reading(Outcome.WHOLE, way)
 
     def write(self, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
         """Make the file. The order is what makes a crash harmless: bytes, sync, name. Raises OSError.

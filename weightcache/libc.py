@@ -1,9 +1,11 @@
-"""What Python's `mmap` and `fcntl` don't offer: reserved ranges, fixed places, advice on any range, seals' numbers.
+"""What Python's `mmap` and `fcntl` don't offer: reserved ranges, fixed places, advice on any range, seals' numbers,
+what of a file the page cache holds.
 
 Addresses are integers; whoever maps a range unmaps it.
 """
 
 import ctypes
+import errno
 import os
 from typing import Final
 
@@ -32,12 +34,16 @@ _MAP_FIXED: Final = 0x10
 _MAP_ANONYMOUS: Final = 0x20
 _MAP_NORESERVE: Final = 0x4000
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
+_CACHESTAT: Final = 451  # Linux 6.5; the number is every architecture's
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)  # releases the GIL in each call
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+_libc.syscall.restype = ctypes.c_long
 
 
 def reserve(length: int) -> int:
@@ -79,6 +85,42 @@ def view(address: int, length: int) -> memoryview:
 def zero(address: int, length: int) -> None:
     """Overwrite with zero bytes."""
     ctypes.memset(address, 0, length)
+
+
+def is_cached(fd: int, length: int) -> bool:
+    """Whether the page cache holds the file's first `length` bytes. Nothing is read for it, or thrown away.
+
+    (A read with RWF_NOWAIT would tell as well, but has the kernel read ahead what it did not find.) Raises OSError.
+    """
+    pages = -(-length // _PAGE)
+    try:
+        return _cached_pages(fd, length) >= pages
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
+            raise
+    return length == 0 or _mapped_pages(fd, length) >= pages
+
+
+def _cached_pages(fd: int, length: int) -> int:
+    """`cachestat(2)`: one call, which maps nothing."""
+    wanted = (ctypes.c_uint64 * 2)(0, length)
+    found = (ctypes.c_uint64 * 5)()  # cached, dirty, written back, evicted, recently evicted
+    number, no_flags = ctypes.c_long(_CACHESTAT), ctypes.c_uint(0)
+    if _libc.syscall(number, ctypes.c_uint(fd), ctypes.byref(wanted), ctypes.byref(found), no_flags) != 0:
+        _fail("cachestat")
+    return int(found[0])
+
+
+def _mapped_pages(fd: int, length: int) -> int:
+    """`mincore(2)`, for kernels without the former; of a file that is not this user's it says that all is there."""
+    address = _mapped(_libc.mmap(None, length, PROT_READ, _MAP_SHARED, fd, 0))
+    try:
+        pages = ctypes.create_string_buffer(-(-length // _PAGE))
+        if _libc.mincore(address, length, pages) != 0:
+            _fail("mincore")
+        return sum(byte & 1 for byte in pages.raw)
+    finally:
+        unmap(address, length)
 
 
 def _pages(length: int) -> int:

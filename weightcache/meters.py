@@ -19,6 +19,7 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     tier = ("tier",)
     counter("kelvin_chunk_reads_total", "Chunks read.", tier, lambda now: by(now.chunk_reads.items()))
     counter("kelvin_read_bytes_total", "Bytes read.", tier, lambda now: by(now.bytes_read.items()))
+    counter("kelvin_nvme_read_bytes_total", "Of NVMe, by way.", ("way",), lambda now: by(now.nvme.bytes_by_way.items()))
     counter("kelvin_chunk_faults_total", "Copies that were faulty.", ("tier", "kind"), _faults)
     counter("kelvin_healed_chunks_total", "Those for which a good one was found there.", tier, _healed)
     counter("kelvin_refused_chunks_total", "Chunks without any.", ("outcome",), lambda now: _codes(now.refused_chunks))

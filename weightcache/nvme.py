@@ -1,32 +1,49 @@
 """The NVMe tier: chunk files within a budget, admitted after they were loaded, quarantined where they are wrong."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
 from blobstore.threads import to_the_end
-from weightcache.files import ChunkFiles, Kind
+from weightcache.files import ChunkFiles, Kind, Reading
 from weightcache.policy.disk import DiskIndex, Key
 from weightcache.policy.healing import Outcome
 from weightcache.policy.sharing import Limit
+from weightcache.reading import Way
+from weightcache.sources import Verify
 
 log = logging.getLogger(__name__)
 
 
 class NvmeTier:
-    """A `Source`. `wall_s` is the wall clock, as recency is kept in the files' times."""
+    """A `Source`. `wall_s` is the wall clock, as recency is kept in the files' times.
+
+    What was copied out of the page cache is verified by the thread that copied it: it has it in its core's cache, and
+    would otherwise only wait. A thread that reads the disk hands its bytes on, so that the disk never waits for a hash.
+    """
 
     tier = "nvme"
     attempts = 1  # the next source has it too
-    limit = Limit(6)  # one more than threads read and hash, so that none waits for the loop
 
-    def __init__(self, root: Path, budget_bytes: int, threads: Executor, wall_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        budget_bytes: int,
+        threads: Executor,
+        wall_s: Callable[[], float],
+        verify: Verify,
+        chunks_at_once: int,
+    ) -> None:
         self._files = ChunkFiles(root)
         self.index = DiskIndex(budget_bytes)
+        self.bytes_by_way: Counter[Way] = Counter()
         self._threads = threads
         self._wall_s = wall_s
+        self._verify = verify
+        self.limit = Limit(chunks_at_once)
 
     def __repr__(self) -> str:
         return f"<NvmeTier {self.index!r}>"
@@ -51,7 +68,9 @@ class NvmeTier:
         key = (tenant, digest)
         if not self.index.holds(key):
             return Outcome.ABSENT
-        outcome = await to_the_end(self._threads, self._files.read, self._files.chunk(*key), into)
+        reading = await to_the_end(self._threads, self._read, self._files.chunk(*key), digest, into)
+        self._count(reading, into.nbytes)
+        outcome = reading.outcome
         if outcome is Outcome.MISSING and not self.index.holds(key):
             return Outcome.ABSENT  # it was evicted meanwhile
         if outcome is Outcome.MISSING:
@@ -59,6 +78,20 @@ class NvmeTier:
         else:
             self.index.touch(key, self._wall_s())
         return outcome
+
+    def _read(self, path: Path, digest: str, into: memoryview) -> Reading:
+        """In a thread."""
+        reading = self._files.read(path, into)
+        if reading.way is not Way.CACHED:
+            return reading
+        return Reading(Outcome.VERIFIED if self._verify(into, digest) else Outcome.DIGEST, Way.CACHED)
+
+    def _count(self, reading: Reading, length: int) -> None:
+        if reading.way is None:
+            return
+        if reading.way is Way.BUFFERED and not self.bytes_by_way[Way.BUFFERED]:
+            log.warning("the file system refuses O_DIRECT: what is cold is read through the page cache")
+        self.bytes_by_way[reading.way] += length
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`."""

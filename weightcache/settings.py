@@ -18,19 +18,21 @@ from weightcache.policy.trust import Policy
 SLAB_BYTES: Final = 256 << 20
 DISK_READS: Final = 12  # of a store that is a directory, two for each chunk: a disk is as busy with these as with more
 LINE_READS: Final = 32  # of one behind a line, where a request waits longer than it moves bytes
+SPARE_BYTES: Final = 1 << 30
 _LIMIT: Final = 1 << 50
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Budgets in bytes. `host_bytes` holds whole slabs, at least one."""
+    """Budgets in bytes. `host_bytes` holds whole slabs, at least one; `spare_bytes` of them are made ahead."""
 
     data: Path
     store_url: str
     host_bytes: int
     slab_bytes: int
     nvme_bytes: int
+    spare_bytes: int = 0
     lifeline_fd: int | None = None
     store_reads: int = DISK_READS  # ranges of the store that are read at once
     hedge_percent: float = 0.0  # of them, those that may be asked for a second time because they are late
@@ -55,8 +57,9 @@ class CacheSettings:
 
 
 def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
-    """Raises `BadSetting`. Defaults: a quarter of memory, 80 % of the disk that is free or ours, the store in DATA,
-    more reads at once of a store that is none of this machine's disks, and a few of those twice.
+    """Raises `BadSetting`. Defaults: a quarter of memory, of that a quarter but at most 1 GiB made ahead, 80 % of the
+    disk that is free or ours, the store in DATA, more reads at once of a store that is none of this machine's disks,
+    and a few of those twice.
     """
     data = Path(settings.text(env, "KELVIN_DATA")).absolute()
     slab_bytes = settings.integer(env, "KELVIN_SLAB_BYTES", SLAB_BYTES, low=HUGE_PAGE, high=_LIMIT)
@@ -65,13 +68,15 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
     quarter = max(slab_bytes, _memory_bytes() // 4)
     store_url = settings.text(env, "KELVIN_STORE", (data / "store").as_uri())
     far = store_url.lower().startswith("s3:")
+    host_bytes = settings.integer(env, "KELVIN_HOST_BYTES", quarter, low=slab_bytes, high=_LIMIT)
     lifeline_fd = settings.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
     return CacheSettings(
         data=data,
         store_url=store_url,
-        host_bytes=settings.integer(env, "KELVIN_HOST_BYTES", quarter, low=slab_bytes, high=_LIMIT),
+        host_bytes=host_bytes,
         slab_bytes=slab_bytes,
         nvme_bytes=settings.integer(env, "KELVIN_NVME_BYTES", _disk_bytes(data), low=0, high=_LIMIT),
+        spare_bytes=settings.integer(env, "KELVIN_SPARE_BYTES", min(SPARE_BYTES, host_bytes // 4), low=0, high=_LIMIT),
         lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
         store_reads=settings.integer(env, "KELVIN_STORE_READS", LINE_READS if far else DISK_READS, low=1, high=128),
         hedge_percent=settings.number(env, "KELVIN_HEDGE_PERCENT", 5.0 if far else 0.0, low=0.0, high=50.0),

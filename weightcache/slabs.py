@@ -11,12 +11,16 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from typing import Final
 
 from contracts.errors import Refused, Unavailable
 from weightcache import libc
 from weightcache.policy.extents import HUGE_PAGE
+from weightcache.policy.spare import Stock, slabs_to_make
 
 log = logging.getLogger(__name__)
+
+QUIET_S: Final = 1.0
 
 
 class Slab:
@@ -81,16 +85,35 @@ def _populate(address: int, length: int) -> bool:
 
 
 class SlabPool:
-    """Up to `limit` slabs in all, one of them made ahead. `take` and `give_back` in any order; `close` ends all."""
+    """Up to `limit` slabs in all, `spare` of them made ahead. `take` and `give_back` in any order; `close` ends all.
 
-    def __init__(self, slab_bytes: int, limit: int, executor: Executor, make: Callable[[int], Slab] = Slab) -> None:
+    `executor` has `at_once` threads. What was taken is made up for when nothing was taken for `quiet_s`: a restore
+    that has its slabs shouldn't share the cores with those of the next.
+    """
+
+    def __init__(
+        self,
+        slab_bytes: int,
+        limit: int,
+        executor: Executor,
+        make: Callable[[int], Slab] = Slab,
+        *,
+        spare: int = 1,
+        at_once: int = 1,
+        quiet_s: float = QUIET_S,
+    ) -> None:
         self._slab_bytes = slab_bytes
         self._limit = limit
         self._executor = executor
         self._make = make
+        self._spare = spare
+        self._at_once = at_once
+        self._quiet_s = quiet_s
         self._free: list[Slab] = []
         self._out: set[Slab] = set()
-        self._making: asyncio.Task[None] | None = None
+        self._making: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+        self._refill: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._fault: OSError | None = None
 
@@ -129,44 +152,61 @@ class SlabPool:
         self._changed.set()
 
     def ensure_spare(self) -> None:
-        """Make one ahead where none is free and the limit allows; returns at once."""
-        if self._free or self._making is not None or len(self._out) >= self._limit:
-            return
-        self._making = asyncio.create_task(self._make_one())
+        """Begin to make what is waited for, and what should be ready, as far as the limit allows; returns at once."""
+        stock = Stock(len(self._out), len(self._free), len(self._making), self._waiting)
+        for _ in range(slabs_to_make(stock, self._limit, self._spare, self._at_once)):
+            task = asyncio.create_task(self._make_one())
+            self._making.add(task)
 
     async def close(self) -> None:
         """Unmaps all of them; receivers keep theirs."""
-        if self._making is not None:
-            await asyncio.wait({self._making})
+        self._limit = 0  # nothing more is begun
+        if self._refill is not None:
+            self._refill.cancel()
+        while self._making:
+            await asyncio.wait(self._making)
         for slab in (*self._free, *self._out):
             slab.close()
         self._free.clear()
         self._out.clear()
 
     async def _next(self, tenant: str) -> Slab:
-        while not self._free:
-            self._changed.clear()
-            self.ensure_spare()
-            await self._changed.wait()
-            if self._fault is not None and not self._free:
-                fault, self._fault = self._fault, None
-                raise Refused(Unavailable("memory for the weight cache")) from fault
+        self._waiting += 1
+        try:
+            while not self._free:
+                self._changed.clear()
+                self.ensure_spare()
+                await self._changed.wait()
+                if self._fault is not None and not self._free:
+                    fault, self._fault = self._fault, None
+                    raise Refused(Unavailable("memory for the weight cache")) from fault
+        finally:
+            self._waiting -= 1
         own = next((slab for slab in self._free if slab.tenant in (None, tenant)), self._free[0])
         self._free.remove(own)
         self._out.add(own)
-        self.ensure_spare()
+        self._refill_later()
         return own
+
+    def _refill_later(self) -> None:
+        if self._refill is not None:
+            self._refill.cancel()
+        self._refill = asyncio.get_running_loop().call_later(self._quiet_s, self.ensure_spare)
 
     def _run(self, call: Callable[[], None]) -> asyncio.Future[None]:
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     async def _make_one(self) -> None:
+        made = False
         try:
             work = asyncio.get_running_loop().run_in_executor(self._executor, self._make, self._slab_bytes)
             self._free.append(await work)
+            self._fault, made = None, True
         except OSError as error:
             log.exception("a slab could not be made")
             self._fault = error
         finally:
-            self._making = None
+            self._making.discard(asyncio.current_task())
             self._changed.set()
+            if made:  # after a failure whoever wants one next tries again
+                self.ensure_spare()

@@ -1,10 +1,12 @@
 """What the cache costs on this machine: `python -m tests.weightcache.bench [MiB]`. Prints; asserts nothing about speed.
 
-A real agent and real client processes over a directory on the disk to be measured; plain O_DIRECT reads of the same
-files beside each verified restore, as a shared machine's figures mean little alone.
+A real agent and real client processes over a directory on the disk to be measured. Beside each verified restore the
+same files are read without a check: from a cold page cache by plain O_DIRECT, from a hot one by mapping them and
+touching each page, as a shared machine's figures mean little alone.
 """
 
 import asyncio
+import mmap
 import os
 import random
 import re
@@ -21,7 +23,8 @@ from pathlib import Path
 from blobstore.files import FileStore
 from contracts.manifest import CHUNK_BYTES
 from service.unix import SocketDirectory
-from tests.weightcache.kit import TENANT, Version, attest, describe, evict, make_pack, wait_for
+from tests.weightcache.kit import TENANT, Version, attest, describe, evict, make_pack, state_of, wait_for
+from tests.weightcache.page_cache import forget
 from weightcache import libc
 from weightcache.client import acquire
 from weightcache.files import open_direct
@@ -88,9 +91,34 @@ def leased(data: Path, version: str) -> tuple[float, float, int, str]:
     return float(lease_s), float(touch_s), int(size), rest
 
 
+def chunk_files(data: Path) -> list[Path]:
+    return sorted((data / "cache").glob("[!.]*/??/*"))
+
+
+def make_hot(data: Path) -> None:
+    for path in chunk_files(data):
+        path.read_bytes()
+
+
+def make_cold(data: Path) -> None:
+    for path in chunk_files(data):
+        forget(path)
+
+
+def mapped_rate(data: Path) -> float:
+    """GB/s of mapping the chunk files and touching each page."""
+    total, begin = 0, time.perf_counter()
+    for path in chunk_files(data):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            with memoryview(mapped) as view:
+                view[:: mmap.PAGESIZE].tobytes()
+            total += len(mapped)
+    return total / (time.perf_counter() - begin) / 1e9
+
+
 def direct_rate(data: Path, threads: int) -> float:
     """GB/s of plain O_DIRECT reads of the chunk files into huge pages."""
-    paths = iter(sorted((data / "cache").glob("[!.]*/??/*")))
+    paths = iter(chunk_files(data))
     slab = Slab(threads * CHUNK_BYTES)
 
     def read(thread: int) -> int:
@@ -137,14 +165,22 @@ def main() -> None:
             print(f"host, acquire and unmap: p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms")
         with agent(data, directory):
             print("NVMe, fresh slabs:    ", leased(data, version.id))
-            ratios = []
+            cold, hot = list[float](), list[float]()
             for _ in range(ROUNDS):
                 drop(directory, "host")
+                make_cold(data)
                 lease_s, _, size, _ = leased(data, version.id)
                 verified, plain = size / lease_s / 1e9, max(direct_rate(data, threads) for threads in (1, 2, 4))
-                ratios.append(verified / plain)
-                print(f"NVMe verified {verified:.2f} GB/s, plain O_DIRECT {plain:.2f}, ratio {ratios[-1]:.2f}")
-            print(f"median ratio {statistics.median(ratios):.2f}")
+                cold.append(verified / plain)
+                print(f"NVMe, cold: verified {verified:.2f} GB/s, plain O_DIRECT {plain:.2f}, ratio {cold[-1]:.2f}")
+                drop(directory, "host")
+                make_hot(data)
+                lease_s, _, size, _ = leased(data, version.id)
+                verified, plain = size / lease_s / 1e9, mapped_rate(data)
+                hot.append(verified / plain)
+                print(f"NVMe, hot: verified {verified:.2f} GB/s, mapped {plain:.2f}, ratio {hot[-1]:.2f}")
+            print(f"median ratios: cold {statistics.median(cold):.2f}, hot {statistics.median(hot):.2f}")
+            print("bytes by way:", asyncio.run(state_of(directory)).nvme.bytes_by_way)
         directory.close()
 
 

@@ -9,6 +9,7 @@ from contracts.errors import Refused, RemoteFailure
 from contracts.forecast import Whereabouts
 from service.client import ServiceClient
 from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
+from tests.weightcache.page_cache import forget, needs_a_disk
 from weightcache.app import HTTP_SOCKET
 
 VERSION = make_version(seed=1)
@@ -96,6 +97,25 @@ def test_whereabouts_of_nothing(tmp_path: Path, tenant: str, version: str, statu
             whereabouts(agent, tenant, version)
         assert isinstance(refused.value.failure, RemoteFailure)
         assert refused.value.failure.remote_status == status
+
+
+def test_ways(tmp_path: Path) -> None:
+    """The state says which way NVMe's bytes came: past the page cache, or out of it where they were in it."""
+    needs_a_disk(tmp_path)
+    total = len(VERSION.linear)
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        agent.acquire(VERSION).close()
+        assert agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT).nvme.bytes_by_way == {}
+    for chunk in VERSION.digests:
+        forget(agent.chunk_file(chunk))
+    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION):
+        assert agent.state().nvme.bytes_by_way == {"direct": total}
+    for chunk in VERSION.digests:
+        agent.chunk_file(chunk).read_bytes()
+    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as lease:
+        assert agent.state().nvme.bytes_by_way == {"cached": total}
+        assert lease.view(0, lease.total_bytes) == VERSION.linear
 
 
 def test_evict_nvme(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from contracts.errors import Refused, Unavailable
 from contracts.manifest import PAGE
+from tests.weightcache.page_cache import refuse_direct
 from weightcache import files
 from weightcache.files import MAX_QUARANTINED, ChunkFiles
 from weightcache.policy.healing import Outcome
@@ -41,18 +42,7 @@ def written(tier: ChunkFiles, body: bytes = BODY, digest: str = DIGEST) -> Path:
 
 def read(tier: ChunkFiles, path: Path) -> tuple[Outcome, bytes]:
     into = aligned(len(BODY))
-    return tier.read(path, into), bytes(into)
-
-
-def refuse_direct(patch: pytest.MonkeyPatch) -> None:
-    real = os.open
-
-    def refusing(path: Path, flags: int, mode: int = 0o777) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "no direct access here")
-        return real(path, flags, mode)
-
-    patch.setattr(os, "open", refusing)
+    return tier.read(path, into).outcome, bytes(into)
 
 
 @pytest.mark.parametrize("direct", [pytest.param(True, id="O_DIRECT"), pytest.param(False, id="O_DIRECT is refused")])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.weightcache.page_cache import forget, needs_a_disk
 from weightcache import libc
 from weightcache.policy.extents import HUGE_PAGE
 
@@ -41,6 +42,32 @@ def test_errors_have_their_number() -> None:
     with pytest.raises(OSError, match="munmap") as refused:
         libc.unmap(1, 4096)
     assert refused.value.errno == errno.EINVAL
+
+
+@pytest.mark.parametrize("number", [None, errno.ENOSYS, errno.EPERM])
+def test_is_cached(tmp_path: Path, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page cache holds is told, by mincore too where cachestat can't, and looking changes nothing."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(5 * 4096 + 1))
+    needs_a_disk(path)
+    if number is not None:
+
+        def refuse(fd: int, length: int) -> int:
+            raise OSError(number, "refused")
+
+        monkeypatch.setattr(libc, "_cached_pages", refuse)
+    with path.open("rb") as file:
+        assert libc.is_cached(file.fileno(), 5 * 4096 + 1)
+        assert libc.is_cached(file.fileno(), 0)
+        forget(path)
+        for _ in range(3):
+            assert not libc.is_cached(file.fileno(), 5 * 4096 + 1)
+
+
+def test_is_cached_of_no_file() -> None:
+    """What can't be looked at is an error, and no answer."""
+    with pytest.raises(OSError, match="cachestat"):
+        libc.is_cached(-1, 4096)
 
 
 def test_view_and_zero() -> None:

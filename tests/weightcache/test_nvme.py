@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 
 from contracts.manifest import PAGE
+from tests.weightcache.page_cache import refuse_direct
+from weightcache import libc
 from weightcache.files import Kind
 from weightcache.nvme import NvmeTier
 from weightcache.policy.healing import Outcome
+from weightcache.reading import Way
 
+WRONG = 99  # the mark of a page that is not what its name says
 NAMES = [f"{n:02x}" * 32 for n in range(1, 9)]
 
 
@@ -33,7 +37,7 @@ def with_tier(root: Path, scenario: Callable[[NvmeTier], Awaitable[None]], budge
 
     async def main() -> None:
         with ThreadPoolExecutor(2) as threads:
-            tier = NvmeTier(root, budget, threads, tick)
+            tier = NvmeTier(root, budget, threads, tick, lambda data, digest: data[0] != WRONG, 6)
             await tier.open()
             try:
                 await scenario(tier)
@@ -45,8 +49,10 @@ def with_tier(root: Path, scenario: Callable[[NvmeTier], Awaitable[None]], budge
 
 
 async def fetched(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[Outcome, int]:
+    """Whoever verified it."""
     into = page(0)
-    return await tier.fetch(tenant, digest, into), into[0]
+    outcome = await tier.fetch(tenant, digest, into)
+    return Outcome.WHOLE if outcome is Outcome.VERIFIED else outcome, into[0]
 
 
 _open = os.open
@@ -74,6 +80,46 @@ def test_admit_and_fetch(tmp_path: Path) -> None:
         assert await fetched(tier, NAMES[0], "b") == (Outcome.ABSENT, 0)
 
     with_tier(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("hot", "mark", "want"),
+    [
+        pytest.param(True, 7, Outcome.VERIFIED, id="hot and right"),
+        pytest.param(True, WRONG, Outcome.DIGEST, id="hot and wrong"),
+        pytest.param(False, 7, Outcome.WHOLE, id="cold, whatever it is"),
+    ],
+)
+def test_who_verifies(tmp_path: Path, hot: bool, mark: int, want: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came out of the page cache is verified where it was read; what came past it is for the fetcher to verify."""
+    monkeypatch.setattr(libc, "is_cached", lambda fd, length: hot)
+
+    async def scenario(tier: NvmeTier) -> None:
+        await tier.admit("a", NAMES[0], page(mark))
+        assert await tier.fetch("a", NAMES[0], page(0)) is want
+        assert sum(tier.bytes_by_way.values()) == PAGE
+        assert tier.bytes_by_way[Way.CACHED] == (PAGE if hot else 0)
+
+    with_tier(tmp_path, scenario)
+
+
+def test_a_file_system_without_o_direct_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator learns why the tier is slower than its disk, and how much was read so."""
+    monkeypatch.setattr(libc, "is_cached", lambda fd, length: False)
+    refuse_direct(monkeypatch)
+
+    async def scenario(tier: NvmeTier) -> None:
+        await tier.admit("a", NAMES[0], page(7))
+        for _ in range(3):
+            assert await fetched(tier, NAMES[0]) == (Outcome.WHOLE, 7)
+        assert tier.bytes_by_way == {Way.BUFFERED: 3 * PAGE}
+
+    with_tier(tmp_path, scenario)
+    assert [record.message for record in caplog.records if "O_DIRECT" in record.message] == [
+        "the file system refuses O_DIRECT: what is cold is read through the page cache"
+    ]
 
 
 def test_budget(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert settings.slab_bytes == 256 << 20
     assert settings.host_bytes >= settings.slab_bytes
     assert settings.nvme_bytes > 0
+    assert settings.spare_bytes == min(1 << 30, settings.host_bytes // 4)
     assert settings.lifeline_fd is None
 
 
@@ -37,6 +38,7 @@ def test_what_the_tier_holds_is_not_lost_space(tmp_path: Path) -> None:
         pytest.param({"KELVIN_SLAB_BYTES": "1000"}, "KELVIN_SLAB_BYTES=1000", id="a slab below a huge page"),
         pytest.param({"KELVIN_SLAB_BYTES": "3000000"}, "must be a multiple of", id="a slab of odd size"),
         pytest.param({"KELVIN_HOST_BYTES": "1"}, "KELVIN_HOST_BYTES=1", id="less than a slab"),
+        pytest.param({"KELVIN_SPARE_BYTES": "-1"}, "KELVIN_SPARE_BYTES=-1", id="less than no spare"),
         pytest.param({"KELVIN_NVME_BYTES": "-1"}, "KELVIN_NVME_BYTES=-1", id="a negative budget"),
         pytest.param({"KELVIN_LIFELINE_FD": "x"}, "KELVIN_LIFELINE_FD=x", id="no number"),
     ],

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -149,10 +150,17 @@ def test_memory_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def pooled(scenario: Callable[[SlabPool], Awaitable[None]], make: Callable[[int], Slab] = Slab, limit: int = 2) -> None:
+def pooled(
+    scenario: Callable[[SlabPool], Awaitable[None]],
+    make: Callable[[int], Slab] = Slab,
+    limit: int = 2,
+    spare: int = 1,
+    at_once: int = 1,
+    quiet_s: float = 0.0,
+) -> None:
     async def main() -> None:
-        with ThreadPoolExecutor(1) as executor:
-            pool = SlabPool(HUGE, limit, executor, make)
+        with ThreadPoolExecutor(at_once) as executor:
+            pool = SlabPool(HUGE, limit, executor, make, spare=spare, at_once=at_once, quiet_s=quiet_s)
             try:
                 async with asyncio.timeout(30):
                     await scenario(pool)
@@ -160,6 +168,12 @@ def pooled(scenario: Callable[[SlabPool], Awaitable[None]], make: Callable[[int]
                 await pool.close()
 
     asyncio.run(main())
+
+
+async def free(pool: SlabPool, count: int) -> None:
+    """Until so many are ready; the scenario has a deadline."""
+    while pool.counts["free"] != count:
+        await asyncio.sleep(0.001)
 
 
 def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
@@ -189,6 +203,48 @@ def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
         assert pool.counts == {"used": 0, "free": 0, "huge": 0}
 
     pooled(scenario)
+
+
+def test_pool_keeps_a_spare() -> None:
+    """As many as are to be ready are made in the background, one after another, never more than the limit."""
+
+    async def scenario(pool: SlabPool) -> None:
+        pool.ensure_spare()
+        await free(pool, 3)
+        await pool.take("a", 10)
+        await pool.take("a", 10)
+        await free(pool, 2)
+        assert pool.counts["used"] == 2
+
+    pooled(scenario, limit=4, spare=3, quiet_s=0.0)
+
+
+def test_pool_waits_for_quiet() -> None:
+    """What a restore took is not made up for while it may still run, but whoever waits is served at once."""
+
+    async def scenario(pool: SlabPool) -> None:
+        pool.ensure_spare()
+        await free(pool, 2)
+        for _ in range(3):
+            await pool.take("a", 10)
+        assert pool.counts == {"used": 3, "free": 0, "huge": pool.counts["huge"]}
+
+    pooled(scenario, limit=8, spare=2, quiet_s=3600.0)
+
+
+def test_pool_makes_several_at_once_for_those_who_wait() -> None:
+    """Two that are waited for are in the making together: each waits for the other here."""
+    both = threading.Barrier(2, timeout=30)
+
+    def make(length: int) -> Slab:
+        both.wait()
+        return Slab(length)
+
+    async def scenario(pool: SlabPool) -> None:
+        first, second = await asyncio.gather(pool.take("a", 20), pool.take("a", 20))
+        assert first is not second
+
+    pooled(scenario, make, limit=2, at_once=2)
 
 
 def test_pool_zeroes_between_tenants() -> None:

@@ -17,6 +17,7 @@ class Outcome(StrEnum):
     """What became of one read of one copy."""
 
     WHOLE = "whole"  # as long as it should be; good where it is verified, too
+    VERIFIED = "verified"  # as it should be: the source compared it with the digest already
     ABSENT = "absent"  # the source has none, and knew it
     AWAY = "away"  # the source did not answer: says nothing about its copy
     DIGEST = "digest"  # other bytes than the digest's
@@ -26,6 +27,7 @@ class Outcome(StrEnum):
     MISSING = "missing"  # it was there, and is not any more
 
 
+ARRIVED: Final = frozenset({Outcome.WHOLE, Outcome.VERIFIED})
 FAULTS: Final = frozenset({Outcome.DIGEST, Outcome.LENGTH, Outcome.SHORT, Outcome.UNREADABLE, Outcome.MISSING})
 NOT_THERE: Final = frozenset({Outcome.ABSENT, Outcome.MISSING})
 
@@ -78,7 +80,7 @@ Step = Ask | Arrived | Lost
 
 def choose_step(rules: Sequence[Rule], trials: Sequence[Trial]) -> Step:
     """What comes after these trials, oldest first; there is at least one rule."""
-    if trials and trials[-1].outcome is Outcome.WHOLE:
+    if trials and trials[-1].outcome in ARRIVED:
         return Arrived(trials[-1].tier)
     for position, rule in enumerate(rules):
         own = [trial for trial in trials if trial.tier == rule.tier]
