@@ -40,12 +40,18 @@ def _forget(fd: int) -> int:
 
 
 def warm_page_cache(paths: Iterable[Path]) -> None:
-    """Read these files whole."""
-    for path in paths:
+    """Make the guest hold every page of these files, and check it."""
+    files = list(paths)
+    for path in files:
         with path.open("rb", buffering=0) as file:
             buffer = bytearray(8 << 20)
             while file.readinto(buffer):
                 pass
+    for path in files:  # after all of them: the last may have driven the first out
+        with path.open("rb", buffering=0) as file:
+            missing = -(-os.fstat(file.fileno()).st_size // _PAGE) - _resident_pages(file.fileno())
+        if missing:
+            raise CacheNotAsAsked(f"{path.name}: {missing} pages are not in the page cache")
 
 
 def _resident_pages(fd: int) -> int:
@@ -79,6 +85,17 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "gpu": None,
     }
+
+
+def load_1m() -> float:
+    """How many processes ran or waited for a core or a disk, over the last minute: how busy others keep the machine."""
+    return os.getloadavg()[0]
+
+
+def free_memory_bytes() -> int:
+    """What could be had without driving anybody out (MemAvailable)."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def commit() -> str | None:

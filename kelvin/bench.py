@@ -2,8 +2,17 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Final
 
 import click
+
+BENCHES: Final[Mapping[str, str]] = {
+    "floor": "What this machine can do at most",
+    "load": "Bytes until every one was read, beside other loaders",
+    "cold": "First token from zero",
+    "ledger": "A month of many requests: its bill and its proofs",
+}
 
 
 @click.group("bench")
@@ -11,19 +20,22 @@ def bench_command() -> None:
     """Measure this machine; every figure beside a floor of the same run."""
 
 
-@bench_command.command("cold", context_settings={"ignore_unknown_options": True}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def cold_command(arguments: tuple[str, ...]) -> None:
-    """First token from zero (see --help)."""
-    _run("cold", *arguments)
+def _passed_on(name: str, what: str) -> click.Command:
+    """A command whose words are the bench's own, `--help` too."""
+
+    def run(arguments: tuple[str, ...]) -> None:
+        words = [sys.executable, "-m", "coldstart_bench", name, *arguments]
+        raise SystemExit(subprocess.run(words, check=False).returncode)
+
+    return click.Command(
+        name,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        callback=run,
+        help=f"{what} (see --help).",
+        context_settings={"ignore_unknown_options": True},
+        add_help_option=False,
+    )
 
 
-@bench_command.command("ledger", context_settings={"ignore_unknown_options": True}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def ledger_command(arguments: tuple[str, ...]) -> None:
-    """A month of many requests: its bill and its proofs (see --help)."""
-    _run("ledger", *arguments)
-
-
-def _run(*words: str) -> None:
-    raise SystemExit(subprocess.run([sys.executable, "-m", "coldstart_bench", *words], check=False).returncode)
+for _name, _what in BENCHES.items():
+    bench_command.add_command(_passed_on(_name, _what))

@@ -1,0 +1,219 @@
+"""`kelvin bench load`: bytes on a disk or in memory until a consumer has read every one of them; ours beside others'.
+
+All loaders of a size are measured in turn within one round, each round beginning with another one, and each from a
+state of the page cache that was made and checked. Ours is a lease of a running installation, of a version that was
+pushed to it; the others read the files that were pushed, which is the same tensors.
+"""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from coldstart_bench.contenders import KELVIN, Contender
+from coldstart_bench.environment import CacheNotAsAsked, commit, drop_page_cache, load_1m, machine, warm_page_cache
+from coldstart_bench.floors import HYPERVISOR_NOTE, READERS
+from coldstart_bench.installation import Installation, InstallationFailed, running
+from coldstart_bench.load_rows import Failed, Key, LoadReport, State, Take, rows_of
+from coldstart_bench.load_verdicts import judge
+from coldstart_bench.peers import PeerFailed, make_model
+from coldstart_bench.programs import Program
+from coldstart_bench.room import Need
+
+NEED: Final = Need(disk_times=5.0, memory_times=3.0)
+TENANT: Final = "default"
+MODEL: Final = "bench"
+FROM_DISK: Final[tuple[State, ...]] = ("cold", "hot")
+CONSUMER_NOTE: Final = (
+    "consume: the same one thread sums the 64-bit words of all tensors; subtract it, or compare totals"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What to measure. `tell` hears one line per step."""
+
+    sizes_bytes: Sequence[int]
+    repeats: int
+    contenders: Sequence[Contender]
+    device: str
+    tell: Callable[[str], None]
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class _Run:
+    """What came of it until now. A loader that failed once from a state is not asked again."""
+
+    plan: LoadPlan
+    takes: dict[Key, list[Take]] = field(default_factory=lambda: defaultdict(list))
+    floors: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))
+    failed: dict[Key, str] = field(default_factory=dict)
+
+    def fails(self, key: Key, why: object) -> None:
+        self.failed[key] = str(why)
+        self.plan.tell(f"{key[2]}, {key[1]}: {why}")
+
+
+def run(plan: LoadPlan) -> LoadReport:
+    """In a temporary directory that is gone afterwards."""
+    so_far, load_before = _Run(plan), load_1m()
+    for size_bytes in plan.sizes_bytes:
+        scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
+        try:
+            _measure_size(so_far, scratch, size_bytes)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    good = {key: takes for key, takes in so_far.takes.items() if key not in so_far.failed}
+    rows = rows_of(good, {key: each for key, each in so_far.floors.items() if key not in so_far.failed})
+    absent = [Failed(each.name, "not installed") for each in plan.contenders if not each.installed]
+    failures = [Failed(system, why, size, state) for (size, state, system), why in so_far.failed.items()]
+    notes = (HYPERVISOR_NOTE, CONSUMER_NOTE)
+    return LoadReport(rows, (*absent, *failures), judge(rows), plan.device, machine(), load_before, commit(), notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """One size: the files as the others read them, the version as ours does, and what all have to arrive at."""
+
+    kelvin: Installation | None
+    size_bytes: int
+    paths: dict[str, Path | str]  # by what a contender's `file` is
+    checksum: int
+    programs: dict[str, Program]
+
+    @property
+    def installation(self) -> Installation:
+        """Only where ours is measured."""
+        assert self.kelvin is not None
+        return self.kelvin
+
+    def files(self, contender: Contender) -> list[Path]:
+        """What its bytes come from."""
+        if contender.file == "version":
+            return [path for path in self.installation.nvme_files() if path.stat().st_size]
+        path = Path(self.paths[contender.file])
+        return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
+def _measure_size(so_far: _Run, scratch: Path, size_bytes: int) -> None:
+    plan = so_far.plan
+    present = [contender for contender in plan.contenders if contender.installed]
+    plan.tell(f"making a model of {size_bytes / 1e9:g} GB")
+    make_model(scratch / "model", size_bytes, plan.seed)
+    weights = scratch / "model" / "model.safetensors"
+    paths: dict[str, Path | str] = {"directory": scratch / "model", "safetensors": weights}
+    if any(contender.file == "tensors" for contender in present):
+        paths["tensors"] = scratch / "model.tensors"
+        _program("snapshotter.tensorizer_file", weights, scratch / "model.tensors")
+    checksum = int(_program("coldstart_bench.loaders.reference", weights))
+    with contextlib.ExitStack() as stack:
+        kelvin: Installation | None = None
+        if KELVIN in present:
+            plan.tell("pushing it")
+            settings = {"KELVIN_HOST_BYTES": str(size_bytes + size_bytes // 8 + (1 << 30))}
+            kelvin = stack.enter_context(running(scratch / "data", settings=settings))
+            paths["version"] = kelvin.push(scratch / "model", MODEL)
+        ground = _Ground(kelvin, size_bytes, paths, checksum, {})
+        for contender in present:
+            _start(so_far, ground, contender, stack)
+        reader = stack.enter_context(Program("floor_read"))
+        if kelvin is not None:
+            _fill(ground)
+        for turn in range(plan.repeats):
+            plan.tell(f"{size_bytes / 1e9:g} GB: round {turn + 1} of {plan.repeats}")
+            _round(so_far, ground, present, reader, turn)
+
+
+def _start(so_far: _Run, ground: _Ground, contender: Contender, stack: contextlib.ExitStack) -> None:
+    words = contender.arguments if contender is not KELVIN else (str(ground.installation.data / "run"),)
+    try:
+        ground.programs[contender.name] = stack.enter_context(Program(contender.program, *words))
+    except PeerFailed as error:
+        if contender is KELVIN:
+            raise
+        for state in FROM_DISK:
+            so_far.fails((ground.size_bytes, state, contender.name), error)
+
+
+def _fill(ground: _Ground) -> None:
+    """All of the version in the NVMe tier: once it was leased, and once what was leased is written down."""
+    _load(ground, KELVIN, "cpu")
+    ground.installation.forget("host")  # waits for what is being admitted
+
+
+def _round(so_far: _Run, ground: _Ground, present: Sequence[Contender], reader: Program, turn: int) -> None:
+    shift = turn % len(present)
+    for state in FROM_DISK:
+        for contender in (*present[shift:], *present[:shift]):
+            _take(so_far, ground, contender, state)
+        _read_floors(so_far, ground, present[0], reader, state)
+    if KELVIN in present:
+        _take(so_far, ground, KELVIN, "host")
+
+
+def _take(so_far: _Run, ground: _Ground, contender: Contender, state: State) -> None:
+    key = (ground.size_bytes, state, contender.name)
+    if key in so_far.failed:
+        return
+    try:
+        _prepare(ground, contender, state)
+        answer = _load(ground, contender, so_far.plan.device)
+    except (PeerFailed, CacheNotAsAsked, InstallationFailed) as error:
+        so_far.fails(key, error)
+        return
+    tier = "host" if state == "host" else "nvme"
+    if answer["checksum"] != ground.checksum:
+        so_far.fails(key, f"WRONG BYTES: their sum is {answer['checksum']}, the file's {ground.checksum}")
+    elif contender is KELVIN and {name for name, size in answer["bytes_by_tier"].items() if size} != {tier}:
+        so_far.fails(key, f"bytes came from {answer['bytes_by_tier']} where '{tier}' is measured")
+    else:
+        so_far.takes[key].append(Take(answer["load_s"], answer["consume_s"]))
+
+
+def _prepare(ground: _Ground, contender: Contender, state: State) -> None:
+    """Raises CacheNotAsAsked."""
+    if contender is KELVIN:
+        if state == "host":
+            _load(ground, KELVIN, "cpu")  # what comes next finds it there
+            return
+        ground.installation.forget("host")
+    files = ground.files(contender)
+    drop_page_cache(files) if state == "cold" else warm_page_cache(files)
+
+
+def _load(ground: _Ground, contender: Contender, device: str) -> Any:
+    path = str(ground.paths[contender.file])
+    return ground.programs[contender.name].ask(path=path, tenant=TENANT, device=device)
+
+
+def _read_floors(so_far: _Run, ground: _Ground, contender: Contender, reader: Program, state: State) -> None:
+    """Plain reads of the files that the first contender has just read: ours, where we are among them."""
+    files = ground.files(contender)
+    for threads in READERS:
+        way = "O_DIRECT" if state == "cold" else "page cache"
+        key = (ground.size_bytes, state, f"floor: {way}, {threads} threads")
+        if key in so_far.failed:
+            continue
+        try:
+            drop_page_cache(files) if state == "cold" else warm_page_cache(files)
+            answer = reader.ask(files=[str(path) for path in files], threads=threads, direct=state == "cold")
+        except (PeerFailed, CacheNotAsAsked) as error:
+            so_far.fails(key, error)
+            continue
+        so_far.floors[key].append(answer["seconds"])
+
+
+def _program(module: str, *arguments: Path) -> str:
+    """Its output. Raises PeerFailed with the last of its words."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PeerFailed(f"{module}: {done.stderr.strip()[-500:]}")
+    return done.stdout

@@ -1,0 +1,39 @@
+"""Kelvin's loader: a lease of the running installation's cache agent, and tensors over it. Argument: its run directory.
+
+The one program here that imports Kelvin: it is what a runtime does between promotion and bind, without the model.
+"""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coldstart_bench.loaders import turns
+from service.unix import SocketDirectory
+from weightcache.client import acquire
+from weightcache.device import PinnedRing, copy_to_device
+from weightcache.tensors import tensors
+
+TIMEOUT_S = 600.0
+tiers: dict[str, int] = {}
+rings: list[PinnedRing] = []
+
+
+def prepare(device: torch.device) -> None:
+    """As a standby does while it parks."""
+    rings.append(PinnedRing(device))
+
+
+def load(question: dict[str, Any], stack: ExitStack) -> turns.Tensors:
+    """`path` is the version's digest. The lease is verified when it is there."""
+    lease = stack.enter_context(acquire(directory, question["tenant"], question["path"], TIMEOUT_S))
+    tiers.update(lease.bytes_by_tier)
+    if rings:
+        return copy_to_device(lease, torch.device(question["device"]), rings[0]).tensors
+    return tensors(lease)
+
+
+directory = SocketDirectory(Path(sys.argv[1]))
+turns.serve(load, prepare=prepare, facts=lambda: {"bytes_by_tier": tiers})

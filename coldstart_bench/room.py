@@ -1,0 +1,61 @@
+"""Is there room for a run: how much disk and memory a model of a size takes, and a refusal that says both. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+SMALL_GB: Final = (0.1, 0.5, 2.0)
+LARGE_GB: Final = (4.0, 8.0, 16.0)
+LEAST_BYTES: Final = 50_000_000  # below, the shape of the model is all vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """In multiples of the model's bytes, and beside them."""
+
+    disk_times: float
+    memory_times: float
+    disk_bytes: int = 1 << 30
+    memory_bytes: int = 4 << 30
+
+    def disk(self, size_bytes: int) -> int:
+        """Bytes below $TMPDIR."""
+        return int(self.disk_times * size_bytes) + self.disk_bytes
+
+    def memory(self, size_bytes: int) -> int:
+        """Bytes, the page cache that must stay hot among them."""
+        return int(self.memory_times * size_bytes) + self.memory_bytes
+
+
+def sizes_of(words: str, *, large: bool) -> list[int]:
+    """Bytes, from GB separated by commas; `large` adds those up to 16 GB. Raises ValueError naming what is none."""
+    try:
+        sizes = [float(word) for word in words.split(",")]
+    except ValueError:
+        sizes = [math.nan]
+    if not all(map(math.isfinite, sizes)):
+        raise ValueError(f"{words}: must be numbers of GB separated by commas")
+    found = sorted({int(size * 1e9) for size in (*sizes, *(LARGE_GB if large else ()))})
+    if found[0] < LEAST_BYTES:
+        raise ValueError(f"{words}: each must be {LEAST_BYTES / 1e9:g} or more")
+    return found
+
+
+def refusal(sizes_bytes: Sequence[int], need: Need, free_disk: int, free_memory: int) -> str | None:
+    """Why the largest size can't be measured here, and the largest that can; None where there is room."""
+    largest = max(sizes_bytes)
+    short = [
+        f"{wanted / 1e9:.0f} GB of {what} ({free / 1e9:.0f} GB are free)"
+        for what, wanted, free in (
+            ("disk below $TMPDIR", need.disk(largest), free_disk),
+            ("memory", need.memory(largest), free_memory),
+        )
+        if wanted > free
+    ]
+    if not short:
+        return None
+    by_disk = (free_disk - need.disk_bytes) / need.disk_times
+    by_memory = (free_memory - need.memory_bytes) / need.memory_times
+    fits = max(0.0, min(by_disk, by_memory)) // 1e8 / 10
+    return f"{largest / 1e9:g} GB takes {' and '.join(short)}; at most {fits:g} GB can be measured here"

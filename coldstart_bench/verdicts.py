@@ -1,0 +1,36 @@
+"""Acceptance lines: a figure of a run held against the limit that is stated for it. Pure."""
+
+import msgspec
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`passed` is None where nothing was measured (`value` is None, too), or the line asks nothing of this size."""
+
+    claim: str
+    size_bytes: int
+    state: str
+    value: float | None
+    limit: float
+    at_least: bool
+    passed: bool | None
+
+
+def held(
+    claim: str, size_bytes: int, state: str, value: float | None, limit: float, *, at_least: bool, asked: bool = True
+) -> Verdict:
+    """`value` against `limit`, which itself is good enough."""
+    good = None if value is None else (value >= limit if at_least else value <= limit)
+    return Verdict(claim, size_bytes, state, value, limit, at_least, good if asked else None)
+
+
+def ratio(over: float | None, under: float | None) -> float | None:
+    """None where either was not measured."""
+    return None if over is None or under is None else over / under
+
+
+def line_of(verdict: Verdict) -> str:
+    """For people."""
+    word = {True: "pass", False: "FAIL", None: ""}[verdict.passed]
+    value = "not measured" if verdict.value is None else f"{verdict.value:.3f}"
+    rule = f"{'at least' if verdict.at_least else 'at most'} {verdict.limit:g}"
+    return f"{word:4}  {verdict.size_bytes / 1e9:5.2f} GB  {verdict.state:<4}  {verdict.claim}: {value} ({rule})"

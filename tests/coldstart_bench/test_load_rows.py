@@ -1,0 +1,86 @@
+"""Acceptance lines go green on good figures and red on bad ones; what was not measured is neither."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from coldstart_bench.load_rows import Key, LoadRow, Take, rows_of
+from coldstart_bench.load_verdicts import judge
+from coldstart_bench.verdicts import Verdict, line_of
+
+SIZE = 2_000_000_000
+FLOORS: Mapping[Key, Sequence[float]] = {
+    (SIZE, "cold", "floor: O_DIRECT, 1 threads"): [0.60, 0.70, 0.60],
+    (SIZE, "cold", "floor: O_DIRECT, 2 threads"): [0.50, 0.50, 0.50],
+    (SIZE, "hot", "floor: page cache, 1 threads"): [0.20],
+}
+GOOD: Mapping[Key, Take] = {
+    (SIZE, "cold", "kelvin"): Take(0.54, 0.2),
+    (SIZE, "hot", "kelvin"): Take(0.30, 0.2),
+    (SIZE, "host", "kelvin"): Take(0.005, 0.2),
+    (SIZE, "cold", "tensorizer-verify"): Take(1.5, 0.2),
+    (SIZE, "hot", "tensorizer-verify"): Take(1.2, 0.2),
+    (SIZE, "cold", "mmap"): Take(0.001, 0.9),
+    (SIZE, "hot", "mmap"): Take(0.001, 0.4),
+}
+
+
+def rows(takes: Mapping[Key, Take] = GOOD) -> tuple[LoadRow, ...]:
+    return rows_of({key: [take, take, take] for key, take in takes.items()}, FLOORS)
+
+
+def failing(takes: Mapping[Key, Take]) -> list[tuple[str, str]]:
+    return [(verdict.state, verdict.claim) for verdict in judge(rows(takes)) if verdict.passed is False]
+
+
+def test_a_row_stands_beside_the_fastest_floor_of_its_size_and_state() -> None:
+    """Its total, consumer included; the floors come first."""
+    found = rows()
+    ours = next(row for row in found if (row.state, row.system) == ("cold", "kelvin"))
+    assert ours.total_s == pytest.approx(0.74)
+    assert ours.total_to_floor == pytest.approx(0.74 / 0.50)
+    assert [row.system for row in found[:2]] == ["floor: O_DIRECT, 2 threads", "floor: O_DIRECT, 1 threads"]
+    assert next(row for row in found if row.state == "host").total_to_floor is None
+
+
+def test_good_figures_pass() -> None:
+    """All lines."""
+    assert [verdict.passed for verdict in judge(rows())] == [True] * 9
+
+
+@pytest.mark.parametrize(
+    ("state", "system", "take", "claim"),
+    [
+        pytest.param("cold", "kelvin", Take(0.56, 0.2), "rate of the verified", id="slower than 0.90 of the disk"),
+        pytest.param("cold", "tensorizer-verify", Take(0.5, 0.2), "fastest verifying", id="another verifies faster"),
+        pytest.param("hot", "tensorizer-verify", Take(0.7, 0.2), "tensorizer with verify_hash", id="under twice"),
+        pytest.param("cold", "mmap", Take(0.0, 0.7), "the fastest loader to ours", id="any loader is faster from disk"),
+        pytest.param("host", "kelvin", Take(0.005, 0.45), "the fastest loader, page", id="slower than the page cache"),
+        pytest.param("hot", "kelvin", Take(0.5, 0.2), "our time to the fastest", id="over 1.6 times an unverified one"),
+        pytest.param("host", "kelvin", Take(0.06, 0.2), "seconds until tensors", id="bound after more than 50 ms"),
+    ],
+)  # fmt: skip
+def test_a_bad_figure_fails(state: str, system: str, take: Take, claim: str) -> None:
+    """Each line has a figure that it goes red over."""
+    bad = {key: take if key[1:] == (state, system) else good for key, good in GOOD.items()}
+    assert any(at == state and claim in said for at, said in failing(bad)), failing(bad)
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    """Nor is the disk's rate asked of small models."""
+    alone = judge(rows({(SIZE, "hot", "mmap"): GOOD[SIZE, "hot", "mmap"]}))
+    assert {verdict.passed for verdict in alone} == {None}
+    tiny = rows_of(
+        {(10**8, "cold", "kelvin"): [Take(0.2, 0.1)]}, {(10**8, "cold", "floor: O_DIRECT, 1 threads"): [0.1]}
+    )
+    first = judge(tiny)[0]
+    assert first.passed is None
+    assert first.value == pytest.approx(0.5)
+
+
+def test_a_line_says_figure_and_rule() -> None:
+    """As it is printed."""
+    verdict = Verdict("x to y", SIZE, "cold", 0.931, 0.9, at_least=True, passed=True)
+    assert line_of(verdict) == "pass   2.00 GB  cold  x to y: 0.931 (at least 0.9)"
+    missing = Verdict("x to y", SIZE, "cold", None, 0.9, at_least=False, passed=None)
+    assert "not measured (at most 0.9)" in line_of(missing)
