@@ -174,7 +174,11 @@ class TimelineAnswer(Wire, frozen=True):
 
 
 class Bind(Wire, frozen=True):
-    """`POST /control/bind` to a standby: take this version. Answered by `Bound` when ready, or an error."""
+    """`POST /control/bind` to a standby: take this version. Answered by `Bound` when ready, or an error.
+
+    `POST /control/wake` to a runtime that sleeps takes the same of the version that it has, and is answered likewise.
+    `POST /control/sleep`, without a body, is refused while anything is in flight.
+    """
 
     tenant: str
     model: str
@@ -199,6 +203,7 @@ class RuntimeState(StrEnum):
     STANDBY = "standby"
     RESTORING = "restoring"
     READY = "ready"
+    ASLEEP = "asleep"  # KV and engine are gone, the version's weights are kept
     DRAINING = "draining"
     FAILED = "failed"
 

@@ -24,9 +24,12 @@ from controlplane.answers import (
 )
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import answer, nothing, read
+from controlplane.clock import Clock
+from controlplane.economy import Economy
 from controlplane.explained import Starts, starts_of
 from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.forecasts import Forecasts
+from controlplane.idle_explained import IdleModel, idle_of
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers
 from controlplane.policy.replica_life import ReplicaState
@@ -48,6 +51,8 @@ def router(
     peers: Peers,
     removal: Removal,
     forecasts: Forecasts,
+    economy: Economy,
+    clock: Clock,
 ) -> APIRouter:
     """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
     routes = APIRouter(prefix="/admin/v1")
@@ -79,6 +84,11 @@ def router(
     async def starts(request: Request, model: str) -> Response:
         principal = admin_of(request)
         return answer(await starts_of(registry.model(principal.tenant, model), table, forecasts))
+
+    @routes.get("/models/{model}/idle", **described(IdleModel, *NO_MODEL))
+    async def idle(request: Request, model: str) -> Response:
+        principal = admin_of(request)
+        return answer(idle_of(registry.model(principal.tenant, model), table, autoscaler, economy, clock))
 
     @routes.post("/models/{model}/deploy", **described(Deployed, *NO_MODEL, Conflict, takes=Deploy))
     async def deploy(request: Request, model: str) -> Response:

@@ -57,7 +57,7 @@ class VersionStatus(Wire, frozen=True):
 
     version: str
     aliases: tuple[str, ...]
-    state: str  # "zero", "restoring" or "ready"
+    state: str  # "zero", "asleep", "restoring" or "ready"
     health: str  # "ready", "faulty" or "deleted"
     fault: str | None
     created_at_s: int

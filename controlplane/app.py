@@ -17,6 +17,7 @@ from controlplane.backup_schedule import BackupLoop, open_backups
 from controlplane.backups import Backups, sweep
 from controlplane.clock import Clock, SystemClock
 from controlplane.closings import currencies
+from controlplane.economy import Economy
 from controlplane.examiner import Examiner
 from controlplane.feed import FeedHub
 from controlplane.forecasts import Forecasts
@@ -89,14 +90,18 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
         pool = StandbyPool(fleet, settings.standbys)
         actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s)
-        autoscaler = Autoscaler(registry, actuator, clock, tasks)
+        forecasts = Forecasts(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
+        economy = Economy(
+            book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
+        )
+        autoscaler = Autoscaler(registry, actuator, clock, tasks, economy)
         outcomes = Outcomes(registry, tasks)
         actuator.listen(autoscaler)
         actuator.listen(outcomes)
         actuator.listen(RestoreMeters(telemetry, table))
-        forecasts = Forecasts(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
         actuator.listen(forecasts)
         actuator.on_start(forecasts.starting)
+        actuator.on_room(autoscaler.room)
 
         adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
         adopted = await adopter.sweep()
@@ -115,7 +120,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
             tasks.start(keeping.run(), "backups")
 
         jobs = JobDesk(fleet, pool)
-        internals = Internals(feed, autoscaler, ledger, registry, jobs, forecasts, clock, peers.zygote_answers)
+        internals = Internals(feed, autoscaler, ledger, registry, jobs, forecasts, economy, clock, peers.zygote_answers)
         app = compose(internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups)
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
@@ -166,7 +171,8 @@ def compose(
     app.include_router(metrics_api.router(telemetry, peers, table))
     registry, autoscaler, clock = internals.registry, internals.autoscaler, internals.clock
     removal = Removal(registry, access.tenants, access.keys, table, autoscaler, clock)
-    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, internals.forecasts))
+    explaining = (internals.forecasts, internals.economy, clock)
+    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining))
     app.include_router(access_api.router(access, registry, autoscaler, removal, clock))
     app.include_router(
         billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])

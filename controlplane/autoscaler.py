@@ -5,12 +5,14 @@ cost nothing. The loop converges: what died is missed at the next look, and made
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from contracts.control import Stats
 from contracts.errors import Failure
 from controlplane.clock import Clock
 from controlplane.facts import Model, Version, VersionKey
+from controlplane.policy.breakeven import Gaps, Level, Step
 from controlplane.policy.kpa import TICK_S
 from controlplane.policy.reclaim import Holder, choose
 from controlplane.policy.replica_life import ReplicaState
@@ -28,6 +30,9 @@ class Actuator(Protocol):
 
     def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
         """Idempotent. Accepted on return, not done."""
+
+    def sleep(self, key: VersionKey) -> None:
+        """Have the version's only replica asleep. Idempotent; nothing happens where none is ready."""
 
     def ready(self, key: VersionKey) -> int: ...
 
@@ -50,12 +55,22 @@ class Versions(Protocol):
     def every_model(self) -> tuple[Model, ...]: ...
 
 
+class Economy(Protocol):
+    """What warmth costs."""
+
+    def steps(self, model: Model, version: Version) -> Sequence[Step]:
+        """When the version's last replica goes where."""
+        ...
+
+
 class Autoscaler:
     """One per installation. Also the actuator's listener: failures and deaths change what may be tried."""
 
-    def __init__(self, versions: Versions, actuator: Actuator, clock: Clock, tasks: Tasks) -> None:
+    def __init__(self, versions: Versions, actuator: Actuator, clock: Clock, tasks: Tasks, economy: Economy) -> None:
+        self.gaps: Gaps[VersionKey] = Gaps()
         self._versions = versions
         self._actuator = actuator
+        self._economy = economy
         self._clock = clock
         self._tasks = tasks
         self._scaled: dict[VersionKey, Scaled] = {}
@@ -74,6 +89,8 @@ class Autoscaler:
             scaled = self._ensure(key)
             present = self._actuator.present(key)
             asks = scaled.record(stat.concurrency, stat.requests, present, self._now_s())
+            if asks:
+                self.gaps.busy(key, self._now_s())
             if asks and self._actuator.live(key) == 0:
                 if scaled.asked_us is None:
                     scaled.asked_us = self._clock.monotonic_us()
@@ -132,6 +149,10 @@ class Autoscaler:
             scaled.process_died(self._now_s(), served=replica.state is ReplicaState.READY)
             if replica.state is ReplicaState.READY:
                 self._look(scaled)
+        self.room()
+
+    def room(self) -> None:
+        """A slot may have come free: it goes to whoever has waited for one for longest."""
         for key in tuple(self._awaiting_room):
             if not self._actuator.has_room():
                 break
@@ -153,7 +174,11 @@ class Autoscaler:
             self._actuator.apply(key, 0, now_us)
             return
         live, now = self._actuator.live(key), now_us / _US
-        want = scaled.decide(*found, ready=self._actuator.ready(key), live=live, now=now)
+        ready = self._actuator.ready(key)
+        want = scaled.decide(*found, ready=ready, live=live, steps=lambda: self._economy.steps(*found), now=now)
+        if isinstance(want, Level):
+            self._actuator.sleep(key)
+            return
         if want is None:
             return
         if want > live and not scaled.may_start(now, least=found[0].scale.min):

@@ -1,7 +1,7 @@
 """What the control plane knows of models and versions, as frozen facts. Storing them is `registry`'s work."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -27,16 +27,22 @@ class VersionKey:
 Replicas = Annotated[int, Meta(ge=0, le=1000)]
 Target = Annotated[float, Meta(gt=0, le=1_000_000)]
 GraceS = Annotated[float, Meta(ge=0, le=3600)]
+Idle = Literal["zero", "sleep", "warm", "auto"]  # where the last replica goes when nobody asks
+WaitPrice = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
 class ScaleSettings(Wire, frozen=True):
-    """How a model scales. `target` is concurrency per replica; None takes it from the version's streams."""
+    """How a model scales. `target` is concurrency per replica; None takes it from the version's streams. `wait_price`:
+    what a second is worth that a caller waits, in micro-units.
+    """
 
     min: Replicas = 0
     max: Annotated[int, Meta(ge=1, le=1000)] = 1
     target: Target | None = None
     window_s: float = 60.0
     grace_s: GraceS = 30.0
+    idle: Idle = "zero"
+    wait_price: WaitPrice = 10_000
 
 
 class ScaleChange(Wire, frozen=True):
@@ -47,6 +53,8 @@ class ScaleChange(Wire, frozen=True):
     target: Target | UnsetType | None = UNSET
     window_s: float | UnsetType = UNSET
     grace_s: GraceS | UnsetType = UNSET
+    idle: Idle | UnsetType = UNSET
+    wait_price: WaitPrice | UnsetType = UNSET
 
 
 def changed(settings: ScaleSettings, change: ScaleChange) -> ScaleSettings:

@@ -18,6 +18,7 @@ from contracts.errors import InvalidRequest, NotFound, Refused
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
 from controlplane.clock import Clock
+from controlplane.economy import Economy
 from controlplane.feed import FeedEnded, FeedHub, FellBehind
 from controlplane.forecasts import Forecasts
 from controlplane.jobs import JobDesk
@@ -42,6 +43,7 @@ class Internals:
     registry: Registry
     jobs: JobDesk
     forecasts: Forecasts
+    economy: Economy
     clock: Clock
     ready: Callable[[], Awaitable[bool]]
 

@@ -81,12 +81,18 @@ def _limits(connection: Connection) -> None:
         connection.execute(text(f"ALTER TABLE tenants ADD COLUMN {column} BIGINT"))
 
 
+def _idle(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE models ADD COLUMN idle VARCHAR(16) NOT NULL DEFAULT 'zero'"))
+    connection.execute(text("ALTER TABLE models ADD COLUMN wait_price BIGINT NOT NULL DEFAULT 10000"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
     Migration(3, "kinds", _kinds),
     Migration(4, "signatures", _signatures),
     Migration(5, "limits", _limits),
+    Migration(6, "idle", _idle),
 )
 
 

@@ -253,13 +253,15 @@ def _version_row(version: Version) -> VersionRow:
     )
 
 
-def _scale_columns(scale: ScaleSettings) -> dict[str, float | int | None]:
+def _scale_columns(scale: ScaleSettings) -> dict[str, float | int | str | None]:
     return {
         "min_replicas": scale.min,
         "max_replicas": scale.max,
         "target": scale.target,
         "window_s": scale.window_s,
         "grace_s": scale.grace_s,
+        "idle": scale.idle,
+        "wait_price": scale.wait_price,
     }
 
 
@@ -328,6 +330,8 @@ def _load(connection: Connection) -> list[Model]:
             target=row["target"],
             window_s=row["window_s"],
             grace_s=row["grace_s"],
+            idle=row["idle"],
+            wait_price=row["wait_price"],
         )
         found = tuple(versions.get(name, ()))
         models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found))

@@ -7,13 +7,15 @@ callers at zero begin one. Device slots are held from there until the process is
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from contracts.control import ReplicaRow
 from contracts.timeline import Span
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import LIVE, ReplicaEvent, ReplicaState, move
 from controlplane.scaling.process import socket_name
+
+UNBOUND: Final = frozenset({ReplicaState.FORKED, ReplicaState.STANDBY, ReplicaState.JOB})
 
 
 class NoSlot(Exception):
@@ -71,8 +73,10 @@ class ReplicaTable:
 
     @property
     def held(self) -> int:
-        """Device slots that are taken."""
-        return len(self._starts) + sum(len(ids) for ids in self._by_key.values())
+        """Device slots that are taken: by starts, and by processes of versions that don't sleep."""
+        return len(self._starts) + sum(
+            each.key is not None and each.state is not ReplicaState.ASLEEP for each in self._replicas.values()
+        )
 
     def of(self, key: VersionKey) -> tuple[Replica, ...]:
         """Processes of a version in any state, the oldest first."""
@@ -96,7 +100,10 @@ class ReplicaTable:
 
     def leaving(self) -> int:
         """Processes that hold a slot and will give it back: they drain or end."""
-        return sum(each.key is not None and each.state not in LIVE for each in self._replicas.values())
+        return sum(
+            each.key is not None and each.state not in LIVE and each.state is not ReplicaState.ASLEEP
+            for each in self._replicas.values()
+        )
 
     def count(self, state: ReplicaState) -> int:
         """Processes in that state."""
@@ -118,6 +125,17 @@ class ReplicaTable:
         self._starts[start.number] = start
         return start
 
+    def sleepers(self, key: VersionKey | None = None) -> tuple[Replica, ...]:
+        """Processes that sleep, of that version or of any, the one that has slept for longest first."""
+        some = self._replicas.values() if key is None else self.of(key)
+        return tuple(sorted((r for r in some if r.state is ReplicaState.ASLEEP), key=lambda r: r.since_us))
+
+    def wake(self, runtime_id: str, now_us: int) -> Replica:
+        """Give a slot to a process that sleeps, or keeps the one that it had. Raises NoSlot, IllegalMove."""
+        if self._replicas[runtime_id].state is ReplicaState.ASLEEP and self.held >= self.slots:
+            raise NoSlot
+        return self._move(runtime_id, ReplicaEvent.WAKE, now_us)
+
     def is_pending(self, start: Start) -> bool:
         """Whether the start still waits for a process."""
         return start.number in self._starts
@@ -137,9 +155,12 @@ class ReplicaTable:
         return after
 
     def move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **learned: Any) -> Replica:
-        """Apply an event other than `bind`. Raises IllegalMove and leaves the replica as it was."""
-        if event is ReplicaEvent.BIND:
-            raise ValueError("a bind needs its start")
+        """Apply an event other than `bind` and `wake`. Raises IllegalMove and leaves the replica as it was."""
+        if event in (ReplicaEvent.BIND, ReplicaEvent.WAKE):
+            raise ValueError(f"a {event} needs its slot")
+        return self._move(runtime_id, event, now_us, **learned)
+
+    def _move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **learned: Any) -> Replica:
         replica = self._replicas[runtime_id]
         after = replace(replica, state=move(replica.state, event), since_us=now_us, **learned)
         if after.key != replica.key:
@@ -163,8 +184,8 @@ class ReplicaTable:
         assert indexed == {(each.runtime_id, each.key) for each in self._replicas.values() if each.key is not None}
         assert all(self._by_key.values()), "an empty set of a version stays in the index"
         for replica in self._replicas.values():
-            unbound = replica.state in (ReplicaState.FORKED, ReplicaState.STANDBY, ReplicaState.JOB)
-            bound = replica.state in (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
+            unbound = replica.state in UNBOUND
+            bound = replica.state not in (*UNBOUND, ReplicaState.ENDING)
             assert not (unbound and replica.key), f"{replica} has a version too early"
             assert not (bound and not replica.key), f"{replica} lacks its version"
         assert all(number == start.number for number, start in self._starts.items())

@@ -3,10 +3,12 @@
 It says how many replicas there should be; having them is the actuator's work, when to ask is the autoscaler's.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.policy import idle, kpa
+from controlplane.policy.breakeven import LEAST_GAP_S, Level, Step, level_at
 from controlplane.policy.idle import Activity, IdleFacts, IdleSpec
 from controlplane.policy.kpa import Observed, ScalingSpec
 from controlplane.policy.windows import LinearWindow, panic_window_s
@@ -95,8 +97,10 @@ class Scaled:
             return False
         return present > 0 or (self._died_s is not None and now < self._died_s + LATE_REPORT_S)
 
-    def decide(self, model: Model, version: Version, *, ready: int, live: int, now: float) -> int | None:
-        """Replicas to have now; None to leave it as it is."""
+    def decide(
+        self, model: Model, version: Version, *, ready: int, live: int, steps: Callable[[], Sequence[Step]], now: float
+    ) -> int | Level | None:
+        """Replicas to have now, or ASLEEP for the last one; None to leave it as it is. `steps` are by break-even."""
         if self._needs_poke and live == 0 and not self._may_retry(model.scale.min, now):
             return None
         scale, reachable = model.scale, version.registration.version in model.aliases.values()
@@ -110,7 +114,29 @@ class Scaled:
         outcome = idle.decide(spec, facts, now)
         threshold = idle.active_threshold(spec, initialized=True)
         self._turn(idle.next_activity(self._activity, outcome.want, ready, threshold), now)
-        return outcome.want if isinstance(outcome, idle.Apply) else None
+        want = outcome.want if isinstance(outcome, idle.Apply) else None
+        if ready == live <= 1 and outcome.want <= 1 and spec.reachable and not scale.min:
+            return self._last(scale, want, live, steps, now)
+        return want
+
+    def _last(
+        self, scale: ScaleSettings, want: int | None, live: int, steps: Callable[[], Sequence[Step]], now: float
+    ) -> int | Level | None:
+        """What becomes of the last replica, where the KPA `want`s none or one."""
+        match scale.idle:
+            case "zero":
+                return want
+            case "warm":
+                return None if want == 0 and live else want
+            case "sleep":
+                return Level.ASLEEP if want == 0 else want
+            case "auto":
+                idle_s = now - self.asked_s
+                level = level_at(steps(), idle_s) if idle_s >= LEAST_GAP_S else Level.WARM
+        if level is Level.WARM:
+            return None if want == 0 and live else want
+        self._turn(Activity.INACTIVE, now)
+        return 0 if level is Level.ZERO else level
 
     def may_start(self, now: float, *, least: int) -> bool:
         """Whether a start may be tried: not right after one failed, and then only once somebody asks again."""

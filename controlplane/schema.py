@@ -61,6 +61,8 @@ models = Table(
     Column("target", Float, nullable=True),  # NULL: what the version's streams give
     Column("window_s", Float, nullable=False),
     Column("grace_s", Float, nullable=False),
+    Column("idle", String(16), nullable=False, server_default="zero"),  # where the last replica goes
+    Column("wait_price", BigInteger, nullable=False, server_default="10000"),  # micro-units a second
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
 )
 

@@ -23,6 +23,7 @@ class Settings:
     kv_bytes: int
     drain_s: float
     price_book: Path | None
+    memory_price: float = 1.0
     backup: Path | None = None
     backup_s: float = 240.0
     backup_days: int = 30
@@ -56,6 +57,7 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         threads_cap=settings.integer(env, "KELVIN_THREADS", 1, low=1, high=1024),
         kv_bytes=settings.integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20),
         drain_s=settings.number(env, "KELVIN_SCALE_DOWN_S", 600.0, low=0, high=86_400),
+        memory_price=settings.number(env, "KELVIN_MEMORY_PRICE", 1.0, low=0, high=1_000_000),
         price_book=Path(env["KELVIN_PRICE_BOOK"]) if env.get("KELVIN_PRICE_BOOK") else None,
         backup=_backup(env),
         backup_s=settings.number(env, "KELVIN_BACKUP_S", 240.0, low=0.5, high=86_400),

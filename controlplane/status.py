@@ -49,7 +49,9 @@ def _version_status(model: Model, version: Version, table: ReplicaTable, outcome
 def _state(table: ReplicaTable, key: VersionKey) -> str:
     if table.ready(key):
         return "ready"
-    return "restoring" if table.live(key) else "zero"
+    if table.live(key):
+        return "restoring"
+    return "asleep" if table.sleepers(key) else "zero"
 
 
 def _replica_status(replica: Replica) -> ReplicaStatus:

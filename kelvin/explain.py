@@ -28,6 +28,52 @@ def start_command(model: str, as_json: bool) -> None:
         click.echo("\n".join(start_lines(found["model"], version)))
 
 
+@explain_command.command("idle")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+def idle_command(model: str, as_json: bool) -> None:
+    """How warm each version is kept while nobody asks, and what that costs beside the other levels."""
+    with target().door() as door:
+        found = door.get(f"/admin/v1/models/{model}/idle").json()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for version in found["versions"]:
+        click.echo("\n".join(idle_lines(found["model"], found["setting"], version)))
+
+
+def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[str]:
+    """One version's arithmetic, in words. Amounts are micro-units."""
+    aliases = f" ({', '.join(version['aliases'])})" if version["aliases"] else ""
+    yield f"{model}@{version['version'][:12]}{aliases}, idle={setting}"
+    since = "" if version["level_s"] is None else f" for {version['level_s']:.0f} s"
+    asked = "nobody has asked" if version["idle_s"] is None else f"last asked for {version['idle_s']:.0f} s ago"
+    then = "" if version["next_level"] is None else f"; {version['next_level']} in {version['next_in_s']:.0f} s"
+    yield f"  {version['level']}{since}, {asked}{then}"
+    prices = version["prices"]
+    yield (
+        f"  prices in {prices['currency']} micro-units a second: device {prices['device_idle']:g} idle, "
+        f"{prices['device_restore']:g} restoring; {prices['memory_gib']:g} a GiB of memory; {prices['wait']:g} a caller"
+    )
+    yield f"  memory: warm {_size(prices['warm_bytes'])}, asleep {_size(prices['asleep_bytes'])}"
+    for level in version["levels"]:
+        seen = "" if not level["wake_s"] else f" ({level['seen']} seen)" if level["seen"] else " (a guess)"
+        best = "never the cheapest" if level["from_s"] is None else f"the cheapest from {level['from_s']:.1f} s on"
+        wake = f"wakes in {seconds(level['wake_s'])}{seen} for {level['wake']:.0f}"
+        yield f"  {level['level']:>6}: {level['hold']:.3f} a second, {wake}; {best}"
+    pauses = version["pauses"]
+    if pauses["count"]:
+        lengths = ", ".join(f"up to {bound} s: {count}" for bound, count in pauses["by_length"].items())
+        yield f"  {pauses['count']} pauses, {pauses['mean_s']:.1f} s in the mean ({lengths})"
+        always = ", ".join(f"always {level} {amount:.0f}" for level, amount in pauses["throughout"].items())
+        yield (
+            f"  they cost {pauses['by_break_even']:.0f} by break-even; {always}; "
+            f"with foresight {pauses['with_foresight']:.0f}"
+        )
+    if setting != "auto":
+        yield "  break-even is shown, not heeded: `kelvin scale --idle auto` heeds it"
+
+
 def start_lines(model: str, version: dict[str, Any]) -> list[str]:
     """One version's forecast, in words."""
     aliases = f" ({', '.join(version['aliases'])})" if version["aliases"] else ""

@@ -126,8 +126,14 @@ def deploy_command(reference: str) -> None:
 @click.option("--target", "target_concurrency", type=click.FloatRange(0.01), help="Requests at once per replica.")
 @click.option("--window", "window_s", type=click.FloatRange(6, 3600), help="Stable window in seconds.")
 @click.option("--grace", "grace_s", type=click.FloatRange(0, 3600), help="Seconds between idle and zero.")
+@click.option(
+    "--idle",
+    type=click.Choice(["zero", "sleep", "warm", "auto"]),
+    help="Where the last replica goes; auto: by break-even.",
+)
+@click.option("--wait-price", type=click.IntRange(0), help="Micro-units that a second of a caller's waiting is worth.")
 @_json_option
-def scale_command(model: str, as_json: bool, **given: float | None) -> None:
+def scale_command(model: str, as_json: bool, **given: float | str | None) -> None:
     """Set how a model scales; what is not given stays. Prints the settings that hold now."""
     names = {"min_replicas": "min", "max_replicas": "max", "target_concurrency": "target"}
     body = {names.get(name, name): value for name, value in given.items() if value is not None}

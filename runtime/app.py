@@ -17,9 +17,9 @@ from runtime.keeping import keep_what_was_recorded, keeper
 from runtime.metering import MeterPage
 from runtime.orphans import Orphans, batch_of, orphanage
 from runtime.predictor.session import installed
-from runtime.replica import Replica, Wiring, Work
+from runtime.replica import Replica, Work
 from runtime.restore import restore
-from runtime.serving import Served
+from runtime.serving import Served, Wiring
 from runtime.settings import RuntimeSettings
 from runtime.warmup import WarmUp
 from runtime.weights import Acquire, Weights, device_of, engine_of
@@ -76,11 +76,15 @@ def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
     """What this replica can do, over the real weight cache."""
 
     def acquire_on(device: torch.device) -> Acquire:
+        def on_device(lease: client.Lease) -> Weights:
+            copies = copy_to_device(lease, device, PinnedRing(device)).tensors
+            return Weights(lease, copies, renew=lambda: on_device(lease))
+
         def acquire(tenant: str, version: str) -> Weights:
             lease = client.acquire(directory, tenant, version, timeout_s, engines_on(device))
             if device.type == "cpu":
                 return Weights(lease, tensors(lease))
-            return Weights(lease, copy_to_device(lease, device, PinnedRing(device)).tensors)
+            return on_device(lease)
 
         return acquire
 

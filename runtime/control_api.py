@@ -1,4 +1,4 @@
-"""The control routes, for the control plane: bind, jobs, state, drain, health. FastAPI; bodies are strict msgspec."""
+"""The control routes, for the control plane: bind, sleep, wake, jobs, state, drain, health. Bodies are strict."""
 
 from typing import TypeVar, cast
 
@@ -22,6 +22,15 @@ def build_control_app() -> FastAPI:
     @app.post("/control/bind")
     async def bind(request: Request) -> Response:
         return _json(await _replica(request).bind(await _body(request, Bind)))
+
+    @app.post("/control/sleep")
+    async def sleep(request: Request) -> Response:
+        await _replica(request).sleep()
+        return Response(status_code=204)
+
+    @app.post("/control/wake")
+    async def wake(request: Request) -> Response:
+        return _json(await _replica(request).wake(await _body(request, Bind)))
 
     @app.post("/control/gate")
     async def gate(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The one owner of a process's state: parked, restoring, ready, draining, failed. Everything else asks it.
+"""The one owner of a process's state: parked, restoring, ready, asleep, draining, failed. Everything else asks it.
 
 What a restore does is `restore.py`'s, what a request's answer looks like is `api.py`'s.
 """
@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from contracts.control import (
     Bind,
@@ -27,7 +29,7 @@ from contracts.push import KeepSeal
 from runtime.engine.interface import Event
 from runtime.handover import Handover
 from runtime.metering import MeterPage
-from runtime.serving import Served
+from runtime.serving import Kept, Served, Wiring
 from runtime.stream import Streams
 from runtime.threads import run_in_thread
 
@@ -42,18 +44,11 @@ _STOP_S: Final = 5.0
 MOVES: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
     RuntimeState.STANDBY: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING}),
     RuntimeState.RESTORING: frozenset({RuntimeState.READY, RuntimeState.DRAINING, RuntimeState.FAILED}),
-    RuntimeState.READY: frozenset({RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.READY: frozenset({RuntimeState.ASLEEP, RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.ASLEEP: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.DRAINING: frozenset({RuntimeState.FAILED}),
     RuntimeState.FAILED: frozenset(),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """What a restored engine's thread is to call."""
-
-    on_events: Callable[[list[Event]], None]
-    on_busy: Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +74,7 @@ class Replica:
         self._serving: Served | None = None
         self._streams: Streams | None = None
         self._handover: Handover | None = None
+        self._kept: Kept | None = None  # while it sleeps
         self.failure: Failure | None = None
         self.over = asyncio.Event()  # the process may end: nothing is in flight, nothing will come
 
@@ -128,27 +124,77 @@ class Replica:
             self.meter.identify(
                 tenant=request.tenant, model=request.model, version=request.version, device_class=request.device_class
             )
-            self._handover = Handover(asyncio.get_running_loop(), self._dispatch)
-            wiring = Wiring(self._handover.post, self._on_busy)
-            try:
-                serving = await self._unless_over(run_in_thread("restore", lambda: self._work.restore(request, wiring)))
-            except Refused as refused:
-                if self._state is RuntimeState.RESTORING:
-                    self.fail(refused.failure)
-                raise
-            except Exception:
+            serving = await self._become_ready("restore", lambda wiring: self._work.restore(request, wiring))
+        return self._bound(serving, dict(serving.bytes_by_tier))
+
+    async def sleep(self) -> None:
+        """Give back all but the version's weights in host memory. Raises `Refused(Conflict)` where it is busy, has yet
+        to prove itself, or can't; then it serves on.
+        """
+        async with self._one_at_a_time:
+            self._require(RuntimeState.READY, "to sleep")
+            serving = self._serving
+            assert serving is not None
+            if self._streams or serving.engine.running or serving.engine.waiting or self._unproven(serving):
+                raise Refused(Conflict("state", "is busy; must be idle and proven to sleep"))
+            if serving.kept is None:
+                raise Refused(Conflict("state", "keeps nothing; must be of a kind that can sleep"))
+            self._move(RuntimeState.ASLEEP)
+            kept, self._kept = serving.kept, serving.kept
+            if not await run_in_thread("stop", self._stop_engine):
                 self.fail(Internal())
-                raise
+                raise Refused(Internal())
+            if self._handover is not None:
+                self._handover.close()
+            self._serving = self._streams = None
+            del serving
+            await run_in_thread("release", kept.release)
+            if self._state is RuntimeState.ASLEEP:
+                self.meter.enter(Phase.STANDBY)
+        log.info("asleep")
+
+    async def wake(self, request: Bind) -> Bound:
+        """Serve the same version again. Raises `Refused`: Conflict for another one, else the process has failed."""
+        async with self._one_at_a_time:
+            self._require(RuntimeState.ASLEEP, "to wake")
+            kept, bind = self._kept, self._bind
+            assert kept is not None
+            assert bind is not None
+            if (request.tenant, request.model, request.version) != (bind.tenant, bind.model, bind.version):
+                raise Refused(Conflict("version", f"is {request.version[:12]}; must be the one that sleeps here"))
+            self._move(RuntimeState.RESTORING)
+            self.meter.enter(Phase.RESTORE)
+            as_before = msgspec.structs.replace(request, device_class=bind.device_class)  # what its life is billed by
+            serving = await self._become_ready("wake", lambda wiring: kept.again(as_before, wiring))
+            self._kept = None
+        return self._bound(serving, {})
+
+    async def _become_ready(self, name: str, make: Callable[[Wiring], Served]) -> Served:
+        """Serve what `make` gives, or fail with it. Raises what it raises."""
+        self._handover = Handover(asyncio.get_running_loop(), self._dispatch)
+        wiring = Wiring(self._handover.post, self._on_busy)
+        try:
+            serving = await self._unless_over(run_in_thread(name, lambda: make(wiring)))
+        except Refused as refused:
+            if self._state is RuntimeState.RESTORING:
+                self.fail(refused.failure)
+            raise
+        except Exception:
+            self.fail(Internal())
+            raise
         self._serving, self._streams = serving, Streams(serving.thread)
         self.meter.enter(Phase.IDLE)
         self._move(RuntimeState.READY)
+        return serving
+
+    def _bound(self, serving: Served, bytes_by_tier: dict[str, int]) -> Bound:
         took_us = max((span.after_us for span in serving.spans), default=0)
-        log.info("ready", extra={"version": request.version, "restore_ms": took_us / 1000})
+        log.info("ready", extra={"version": serving.bind.version, "restore_ms": took_us / 1000})
         return Bound(
             runtime_id=self.runtime_id,
             max_streams=serving.limits.max_streams,
             spans=serving.spans,
-            bytes_by_tier=dict(serving.bytes_by_tier),
+            bytes_by_tier=bytes_by_tier,
         )
 
     def serving(self) -> tuple[Served, Streams]:
@@ -236,7 +282,7 @@ class Replica:
             waiting=0 if engine is None else engine.waiting,
             kv_blocks_free=0 if engine is None else engine.kv_blocks_free,
             kv_blocks_total=0 if engine is None else engine.kv_blocks_total,
-            leases=0 if serving is None else 1,
+            leases=0 if serving is None and self._kept is None else 1,
             open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # the listing's own
             spans=() if serving is None else serving.spans,
         )

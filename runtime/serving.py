@@ -4,7 +4,7 @@ How it came to be is `restore.py`'s; who may use it, and when, is `replica.py`'s
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -13,7 +13,7 @@ from contracts.errors import Failure
 from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
 from runtime.answer import Answer, Feed
-from runtime.engine.interface import Engine, GenerationRequest, Request, Sampling
+from runtime.engine.interface import Engine, Event, GenerationRequest, Request, Sampling
 from runtime.openai_answers import Heading, renderer_for
 from runtime.openai_requests import (
     Ask,
@@ -46,6 +46,14 @@ class EngineThread(Inbox, Protocol):
     def stop(self, timeout_s: float, failure: Failure | None = None) -> bool:
         """End all requests, then the thread; whether it ended in time."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What a restored engine's thread is to call."""
+
+    on_events: Callable[[list[Event]], None]
+    on_busy: Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +109,24 @@ class Served(Protocol):
         """What was learnt under a fingerprint of which nothing was known; None where it was."""
         ...
 
+    @property
+    def kept(self) -> "Kept | None":
+        """What it leaves in host memory when it sleeps; None where it can't."""
+        ...
+
     async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
         """Decode, encode, apply limits. Raises `Refused` for whatever breaks a rule, before any compute."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A version's weights in host memory, without an engine over them."""
+
+    release: Callable[[], None]  # drop what an engine left on them, its KV with it
+    again: Callable[
+        [Bind, Wiring], Served
+    ]  # the same anew: its engine proves itself before any token. Raises `Refused`
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +143,7 @@ class Serving:
     spans: tuple[Span, ...]
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
     recorded: SealAttestation | None = None
+    kept: Kept | None = None
 
     def __repr__(self) -> str:
         return f"<Serving {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"

@@ -47,10 +47,13 @@ class Lease(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A lease and views of its tensors, which live as long as it does."""
+    """A lease and its tensors: views of it, which live as long as it does, or copies on a device that `renew` makes
+    again.
+    """
 
     lease: Lease
     tensors: dict[str, torch.Tensor]
+    renew: "Callable[[], Weights] | None" = None
 
 
 Acquire = Callable[[str, str], Weights]  # of tenant and version; raises `Refused`

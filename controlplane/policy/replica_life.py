@@ -1,7 +1,7 @@
 """The life of a replica: which events move a standby, a runtime or a job where. Pure.
 
 Two rules are in the table's shape: a replica that serves ends only through a drain, and a process that has run a job
-or was bound once never takes anything else.
+or was bound once never takes anything else: one that sleeps wakes to the version that it has.
 """
 
 from enum import StrEnum
@@ -18,6 +18,8 @@ class ReplicaState(StrEnum):
     JOB = "job"  # runs a gate or a seal, once
     RESTORING = "restoring"
     READY = "ready"
+    DOZING = "dozing"  # was told to sleep: gets nothing new, holds its slot
+    ASLEEP = "asleep"  # keeps the version's weights in host memory; holds no slot
     DRAINING = "draining"  # finishes what it has, gets nothing new
     ENDING = "ending"  # was told to end, is not dead yet
 
@@ -29,6 +31,10 @@ class ReplicaEvent(StrEnum):
     TOOK_JOB = "took_job"
     BIND = "bind"
     BOUND = "bound"
+    DOZE = "doze"
+    SLEPT = "slept"
+    ROUSED = "roused"  # it did not fall asleep
+    WAKE = "wake"
     DRAIN = "drain"
     END = "end"
 
@@ -44,6 +50,13 @@ MOVES: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
     (_S.RESTORING, _E.BOUND): _S.READY,
     (_S.RESTORING, _E.END): _S.ENDING,
     (_S.READY, _E.DRAIN): _S.DRAINING,
+    (_S.READY, _E.DOZE): _S.DOZING,
+    (_S.DOZING, _E.SLEPT): _S.ASLEEP,
+    (_S.DOZING, _E.ROUSED): _S.READY,
+    (_S.DOZING, _E.WAKE): _S.RESTORING,  # once it sleeps: it is on its way to a caller
+    (_S.DOZING, _E.DRAIN): _S.DRAINING,
+    (_S.ASLEEP, _E.WAKE): _S.RESTORING,
+    (_S.ASLEEP, _E.END): _S.ENDING,
     (_S.DRAINING, _E.END): _S.ENDING,
 }
 LIVE: Final = frozenset({_S.RESTORING, _S.READY})  # what counts as a replica of its version

@@ -39,6 +39,7 @@ _STATES: Final = {
     RuntimeState.STANDBY: ReplicaState.STANDBY,
     RuntimeState.RESTORING: ReplicaState.RESTORING,
     RuntimeState.READY: ReplicaState.READY,
+    RuntimeState.ASLEEP: ReplicaState.ASLEEP,
     RuntimeState.DRAINING: ReplicaState.DRAINING,
     RuntimeState.FAILED: ReplicaState.ENDING,
 }
@@ -144,6 +145,8 @@ def _adopt(
                 actuator.announce(replica)
             case ReplicaState.READY | ReplicaState.DRAINING:
                 actuator.drain(process)
+            case ReplicaState.ASLEEP if replica.key is not None and known(replica.key):
+                continue  # it sleeps on, for as long as the decider lets it
             case _:
                 fleet.tasks.start(process.end(), f"end {process.runtime_id}")
 

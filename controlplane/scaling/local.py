@@ -6,12 +6,12 @@ should be is the autoscaler's to say, how one drains is `drain`'s, and what an e
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from contracts.control import Bind, RestoreFailure
+from contracts.control import Bind, Bound, RestoreFailure
 from contracts.errors import DeadlineExceeded, Failure, Internal, Overloaded, Refused, Unavailable
 from contracts.problem import code_of, is_retryable, status_of
 from contracts.timeline import Span, Stage
@@ -24,6 +24,7 @@ from controlplane.scaling.drain import drained
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
+from controlplane.scaling.sleep import Bedroom
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class LocalActuator:
         self._feed = feed
         self._device = device
         self._drain_s = drain_s
+        self._bedroom = Bedroom(fleet, feed, device)
+        self._roused: dict[str, _Asked] = {}  # by runtime, which fell asleep when it was asked for
         self._lost_starts: dict[VersionKey, int] = {}  # in a row, by version
         self._listeners: list[Listener] = []
         self._starting: list[Starting] = []
@@ -86,6 +89,10 @@ class LocalActuator:
     def on_start(self, starting: Starting) -> None:
         """Tell `starting` of each start that is accepted from now on."""
         self._starting.append(starting)
+
+    def on_room(self, roomy: Callable[[], None]) -> None:
+        """Tell `roomy` of each device slot that a replica gives back without dying."""
+        self._bedroom.on_room(roomy)
 
     def ready(self, key: VersionKey) -> int:
         """Replicas that take requests."""
@@ -122,6 +129,14 @@ class LocalActuator:
                 break
         if live > replicas:
             self._shrink(key, live - replicas)
+        if replicas == 0:
+            self._end_sleepers(key)
+
+    def sleep(self, key: VersionKey) -> None:
+        """Have the version's only replica asleep. Idempotent; nothing happens where it serves with others, or not."""
+        serving = [replica for replica in self._table.of(key) if replica.state is ReplicaState.READY]
+        if len(serving) == self._table.live(key) == 1:
+            self._bedroom.doze(serving[0], self)
 
     def serve(
         self,
@@ -145,6 +160,7 @@ class LocalActuator:
         """Tell listeners of a replica that serves."""
         assert replica.key is not None
         self._lost_starts.pop(replica.key, None)
+        self._roused.pop(replica.runtime_id, None)
         for listener in self._listeners:
             listener.ready(replica)
 
@@ -175,6 +191,8 @@ class LocalActuator:
 
     def _begin(self, key: VersionKey, asked_us: int) -> bool:
         try:
+            if self._wakes(key, asked_us):
+                return True
             start = self._table.begin(key, asked_us)
         except NoSlot:
             self.fail(key, Overloaded("this machine", self._table.slots, 1.0))
@@ -188,6 +206,35 @@ class LocalActuator:
         for starting in self._starting:
             starting(key, asked_us, parked=process is not None, wakes=False)
         return True
+
+    def _wakes(self, key: VersionKey, asked_us: int) -> bool:
+        """Whether one of its replicas sleeps, or falls asleep: it wakes rather than another starting. Raises NoSlot."""
+        dozing = [replica for replica in self._table.of(key) if replica.state is ReplicaState.DOZING]
+        replica = next(iter((*self._table.sleepers(key), *dozing)), None)
+        if replica is None:
+            return False
+        self._table.wake(replica.runtime_id, self._now())
+        self._roused[replica.runtime_id] = _Asked(Start(0, key, asked_us), self._now())
+        for starting in self._starting:
+            starting(key, asked_us, parked=True, wakes=True)
+        if replica.state is ReplicaState.ASLEEP:
+            self.resume(self._fleet[replica.runtime_id])
+        return True
+
+    def resume(self, process: Process) -> None:
+        """Wake a replica that sleeps and was asked for."""
+        asked = self._roused.pop(process.runtime_id)
+        key = asked.start.key
+        log.info("a replica wakes", extra={"version": str(key), "runtime_id": process.runtime_id})
+        work = self._restore(process, lambda: self._bedroom.wake(process, key), asked)
+        self._fleet.tasks.start(work, f"wake {key}")
+
+    def _end_sleepers(self, key: VersionKey) -> None:
+        for replica in self._table.of(key):
+            if replica.state is ReplicaState.ASLEEP:
+                self._fleet.end(self._fleet[replica.runtime_id])
+            elif replica.state is ReplicaState.DOZING:
+                self.drain(self._fleet[replica.runtime_id])
 
     async def _await_standby(self, asked: _Asked) -> None:
         try:
@@ -216,12 +263,13 @@ class LocalActuator:
             kv_bytes=self._device.kv_bytes(),
         )
         log.info("a standby takes a version", extra={"version": str(key), "runtime_id": process.runtime_id})
-        self._fleet.tasks.start(self._restore(process, bind, asked), f"restore {key}")
+        work = self._restore(process, lambda: process.bind(bind, RESTORE_S), asked)
+        self._fleet.tasks.start(work, f"restore {key}")
 
-    async def _restore(self, process: Process, bind: Bind, asked: _Asked) -> None:
+    async def _restore(self, process: Process, bind: Callable[[], Awaitable[Bound]], asked: _Asked) -> None:
         key, began_us, zero_us = asked.start.key, self._now(), asked.start.asked_us
         try:
-            bound = await process.bind(bind, RESTORE_S)
+            bound = await bind()
             if process.is_gone:
                 raise Refused(Unavailable("the runtime"))
         except Refused as refused:
@@ -244,6 +292,10 @@ class LocalActuator:
         if self._now() - began_us >= RESTORE_S * 1e6:
             failure, was_lost = DeadlineExceeded(RESTORE_S, "restoring the version"), False
         self._fleet.end(process, term_s=0.0 if was_lost else 1.0)
+        if code_of(failure) == Overloaded.code and (sleepers := self._table.sleepers()):
+            # Memory that sleepers keep goes to whoever is asked for, the one that has slept for longest first.
+            was_lost = await self._gives_way(self._fleet[sleepers[0].runtime_id])
+            self._lost_starts.pop(key, None)
         attempt = self._lost_starts.get(key, 0) + 1
         log.warning("a restore failed", extra={"version": str(key), "why": failure.message, "attempt": attempt})
         if not was_lost or attempt == ATTEMPTS:
@@ -253,6 +305,12 @@ class LocalActuator:
         await process.gone(DEATH_S)  # it holds its slot until then
         if self._table.live(key) == 0:
             self._begin(key, asked.start.asked_us)
+
+    async def _gives_way(self, sleeper: Process) -> bool:
+        """End a sleeper; whether its memory is free now."""
+        log.info("a sleeper gives its memory up", extra={"runtime_id": sleeper.runtime_id})
+        self._fleet.end(sleeper)
+        return await sleeper.gone(DEATH_S)
 
     def _shrink(self, key: VersionKey, surplus: int) -> None:
         """What serves nobody yet goes first, then the youngest: the oldest has the warmest caches."""
@@ -271,6 +329,7 @@ class LocalActuator:
     def _lost(self, replica: Replica) -> None:
         if replica.key is None:
             return
+        self._roused.pop(replica.runtime_id, None)
         if replica.max_streams:  # it was in the feed
             self._feed.publish(removed_replicas=(replica.runtime_id,))
         for listener in self._listeners:

@@ -84,6 +84,15 @@ class Process:
         async with self._client.open("POST", "/control/drain", timeout_s=DRAIN_CALL_S):
             pass
 
+    async def sleep(self, timeout_s: float) -> None:
+        """Tell a replica without work to give back all but its weights. Raises Refused."""
+        async with self._client.open("POST", "/control/sleep", timeout_s=timeout_s):
+            pass
+
+    async def wake(self, bind: Bind, timeout_s: float) -> Bound:
+        """Have it serve again; returns when it does. Raises Refused."""
+        return await self._client.call("POST", "/control/wake", Bound, body=bind, timeout_s=timeout_s)
+
     async def gone(self, timeout_s: float) -> bool:
         """Wait for its death; whether it came."""
         with suppress(TimeoutError):

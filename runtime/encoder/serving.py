@@ -10,7 +10,7 @@ from contracts.timeline import Span
 from runtime.encoder.codec import EmbeddingCodec
 from runtime.engine.interface import EmbeddingRequest, Engine
 from runtime.openai_embeddings import EmbeddingAnswer, EmbeddingAsk, decode_embeddings, too_long
-from runtime.serving import INLINE_CHARACTERS, EngineThread, Prepared
+from runtime.serving import INLINE_CHARACTERS, EngineThread, Kept, Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class EmbeddingServing:
     spans: tuple[Span, ...]
     bytes_by_tier: Mapping[str, int]
     recorded: SealAttestation | None = None
+    kept: Kept | None = None
 
     def __repr__(self) -> str:
         return f"<EmbeddingServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"

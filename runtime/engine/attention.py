@@ -53,6 +53,13 @@ def attach(module: nn.Module, backend: AttentionBackend) -> None:
             setattr(child, _BACKEND, backend)
 
 
+def detach(module: nn.Module) -> None:
+    """Undo `attach`: nothing of the backend, its KV pool included, hangs on `module` any more."""
+    for child in module.modules():
+        if hasattr(child, _BACKEND):
+            delattr(child, _BACKEND)
+
+
 def _attention(
     module: nn.Module,
     query: torch.Tensor,

@@ -12,7 +12,7 @@ from contracts.timeline import Span
 from runtime.engine.interface import Engine, PredictionRequest
 from runtime.open_inference import PredictionAnswer, PredictionAsk, decode_prediction
 from runtime.predictor.arrays import Arrays, as_array
-from runtime.serving import EngineThread, Prepared
+from runtime.serving import EngineThread, Kept, Prepared
 
 INLINE_BYTES: Final = 16_384  # larger bodies are decoded beside the loop
 
@@ -29,6 +29,7 @@ class PredictorServing:
     spans: tuple[Span, ...]
     bytes_by_tier: Mapping[str, int]
     recorded: SealAttestation | None = None
+    kept: Kept | None = None
 
     def __repr__(self) -> str:
         return f"<PredictorServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"

@@ -4,12 +4,15 @@ What it imitates of `runtime.zygote` and of the processes that it forks (contrac
 - one SEQPACKET message in, one out, the pidfd of the fork beside it;
 - a fork creates `rt-<id>.sock` some time after it was announced, then answers `/control/state` as parked;
 - a bind moves it to restoring and, when it is answered, to ready; a refused one leaves it failed, and it ends itself;
-- a second bind is a conflict; a seal ends the process; `/control/drain` ends it once nothing is in flight;
+- a second bind is a conflict; one that is ready and idle falls asleep, and wakes to what it has; a seal ends the
+  process; `/control/drain` ends it once nothing is in flight;
 - runtimes live on when whoever bound them goes away.
 
 The model's name says how a bind goes: `corrupt` is refused, `crash` dies, `held` waits for the file `release`; a model
-named `busy` reports one request in flight until the file `idle` appears. A process that is forked while `ignore-term`
-exists ignores SIGTERM, one while `never-park` exists does not listen. Every call is a line in `calls.log`.
+named `busy` reports one request in flight until the file `idle` appears; `full` is refused as overloaded while
+`crowded` exists. Nobody is asleep while `restless` exists, a wake fails while `nightmare` does. A process forked
+while `ignore-term` exists ignores SIGTERM, one while `never-park` exists does not listen. Every call is a line in
+`calls.log`.
 """
 
 import os
@@ -38,7 +41,7 @@ from contracts.control import (
     SealAttestation,
     SealJob,
 )
-from contracts.errors import Conflict, Failure
+from contracts.errors import Conflict, Failure, Overloaded
 from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details, status_of
 from contracts.timeline import Span, Stage
 
@@ -104,11 +107,35 @@ class Standby:
             self.state = RuntimeState.FAILED
             self.end_soon()
             return ChunkCorrupt("c" * 64, "nvme")
+        if bind.model == "full" and (self.run / "crowded").exists():
+            self.state = RuntimeState.FAILED
+            self.end_soon()
+            return Overloaded("the host tier of the weight cache", 1, 1.0)
         while bind.model == "held" and not (self.run / "release").exists():
             time.sleep(0.002)
         self.state = RuntimeState.READY
         spans = (Span(Stage.LEASED, 100), Span(Stage.READY, 300))
         return Bound(runtime_id=self.runtime_id, max_streams=4, spans=spans, bytes_by_tier={"host": 1})
+
+    def sleep(self) -> Failure | None:
+        self.note("sleep")
+        if self.state is not RuntimeState.READY or self.report().running:
+            return Conflict("state", f"is {self.state} and busy")
+        while (self.run / "restless").exists():
+            time.sleep(0.002)
+        self.state = RuntimeState.ASLEEP
+        return None
+
+    def wake(self, bind: Bind) -> Bound | Failure:
+        self.note(f"wake:{bind.model}")
+        if self.state is not RuntimeState.ASLEEP:
+            return Conflict("state", f"is {self.state}")
+        if (self.run / "nightmare").exists():
+            self.state = RuntimeState.FAILED
+            self.end_soon()
+            return ChunkCorrupt("c" * 64, "host")
+        self.state = RuntimeState.READY
+        return Bound(runtime_id=self.runtime_id, max_streams=4, spans=(Span(Stage.READY, 50),), bytes_by_tier={})
 
     def drain(self) -> None:
         self.note("drain")
@@ -149,6 +176,10 @@ def serve(run: Path, runtime_id: str) -> NoReturn:
             match self.path:
                 case "/control/bind":
                     self._answer(standby.bind(msgspec.json.decode(body, type=Bind)))
+                case "/control/sleep":
+                    self._answer(standby.sleep())
+                case "/control/wake":
+                    self._answer(standby.wake(msgspec.json.decode(body, type=Bind)))
                 case "/control/gate":
                     standby.note("gate")
                     self._answer(GATE)

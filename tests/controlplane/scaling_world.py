@@ -4,10 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import Failure
 from controlplane.autoscaler import Autoscaler
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.policy.breakeven import Level, Step
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
@@ -38,6 +41,16 @@ class Catalogue:
         return tuple(self.known.values())
 
 
+class Plans:
+    """What the economy says: the same of every version."""
+
+    def __init__(self) -> None:
+        self.said: tuple[Step, ...] = (Step(Level.WARM, 0.0), Step(Level.ASLEEP, 20.0), Step(Level.ZERO, 300.0))
+
+    def steps(self, model: Model, version: Version) -> tuple[Step, ...]:
+        return self.said
+
+
 class FakeActuator:
     """Imitates LocalActuator: a start counts from its acceptance, a slot is held until death, a drain takes time."""
 
@@ -46,6 +59,8 @@ class FakeActuator:
         self.starting: dict[VersionKey, int] = {}
         self.serving: dict[VersionKey, int] = {}
         self.draining: dict[VersionKey, int] = {}
+        self.asleep: set[VersionKey] = set()
+        self.wakes: list[VersionKey] = []
         self.starts: list[tuple[VersionKey, int]] = []  # with the time that it was asked for
         self.refused: list[VersionKey] = []
         self.listener: Autoscaler | None = None
@@ -56,6 +71,9 @@ class FakeActuator:
                 self.refused.append(which)
                 self._tell().failed(which, Failure())
                 return
+            if which in self.asleep:
+                self.asleep.discard(which)
+                self.wakes.append(which)
             self.starting[which] = self.starting.get(which, 0) + 1
             self.starts.append((which, asked_us))
         for _ in range(self.live(which) - replicas):
@@ -65,6 +83,14 @@ class FakeActuator:
                 self.serving[which] -= 1
                 self.draining[which] = self.draining.get(which, 0) + 1
 
+        if replicas == 0:
+            self.asleep.discard(which)
+
+    def sleep(self, which: VersionKey) -> None:
+        if self.live(which) == self.ready(which) == 1:
+            self.serving[which] -= 1
+            self.asleep.add(which)
+
     def ready(self, which: VersionKey) -> int:
         return self.serving.get(which, 0)
 
@@ -72,13 +98,14 @@ class FakeActuator:
         return self.ready(which) + self.starting.get(which, 0)
 
     def present(self, which: VersionKey) -> int:
-        return self.live(which) + self.draining.get(which, 0)
+        return self.live(which) + self.draining.get(which, 0) + (which in self.asleep)
 
     def in_use(self) -> tuple[VersionKey, ...]:
-        return tuple(each for each in {**self.starting, **self.serving, **self.draining} if self.present(each))
+        known = {**self.starting, **self.serving, **self.draining, **dict.fromkeys(self.asleep, 1)}
+        return tuple(each for each in known if self.present(each))
 
     def has_room(self) -> bool:
-        return sum(self.present(each) for each in self.in_use()) < self.slots
+        return sum(self.present(each) - (each in self.asleep) for each in self.in_use()) < self.slots
 
     def leaving(self) -> int:
         return sum(self.draining.values())
@@ -115,6 +142,7 @@ class World:
     actuator: FakeActuator
     clock: VirtualClock
     scaler: Autoscaler
+    plans: Plans
 
     def report(self, which: VersionKey, concurrency: float = 1.0, requests: int = 1) -> None:
         self.scaler.observe(stats(which, concurrency, requests))
@@ -130,13 +158,13 @@ class World:
 
 @asynccontextmanager
 async def world(slots: int = 8) -> AsyncIterator[World]:
-    catalogue, actuator, clock = Catalogue(), FakeActuator(slots), VirtualClock()
+    catalogue, actuator, clock, plans = Catalogue(), FakeActuator(slots), VirtualClock(), Plans()
     async with Tasks() as tasks:
-        scaler = Autoscaler(catalogue, actuator, clock, tasks)
+        scaler = Autoscaler(catalogue, actuator, clock, tasks, plans)
         actuator.listener = scaler
         tasks.start(scaler.run(), "autoscaler")
         await clock.advance(0.5)
-        yield World(catalogue, actuator, clock, scaler)
+        yield World(catalogue, actuator, clock, scaler, plans)
 
 
 async def woken(w: World, which: VersionKey) -> None:
@@ -144,5 +172,5 @@ async def woken(w: World, which: VersionKey) -> None:
     w.actuator.become_ready(which)
 
 
-def replace_scale(scale: ScaleSettings, **given: float) -> ScaleSettings:
-    return ScaleSettings(**{name: getattr(scale, name) for name in scale.__struct_fields__} | given)
+def replace_scale(scale: ScaleSettings, **given: float | str) -> ScaleSettings:
+    return msgspec.structs.replace(scale, **given)

@@ -57,6 +57,7 @@ ROUTES = [
     ("GET", "/status"),
     ("GET", "/models"),
     ("GET", "/models/m"),
+    ("GET", "/models/m/idle"),
     ("GET", "/models/m/starts"),
     ("POST", "/models/m/deploy"),
     ("DELETE", "/models/m"),
@@ -180,7 +181,8 @@ def test_scale_changes_what_is_given(data: Path) -> None:
     async def main() -> None:
         async with opened(data) as door:
             await push(door)
-            defaults = {"min": 0, "max": 1, "target": None, "window_s": 60.0, "grace_s": 30.0}
+            times, idle = {"window_s": 60.0, "grace_s": 30.0}, {"idle": "zero", "wait_price": 10_000}
+            defaults = {"min": 0, "max": 1, "target": None, **times, **idle}
             assert await door.admin("PUT", "/models/m/scale", {}) == (200, defaults)
             want = {**defaults, "min": 1, "window_s": 6.0}
             assert await door.admin("PUT", "/models/m/scale", {"min": 1, "window_s": 6}) == (200, want)

@@ -7,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.facts import VersionKey
+from controlplane.policy.breakeven import Level, Step
 from controlplane.scaled import FAILURE_SPACING_S
 from tests.controlplane.scaling_world import FAST, World, replace_scale, world
 
 SLOTS = 3
 NAMES = ("a", "b", "c", "d")
 MAXIMA = {"a": 1, "b": 2, "c": 1, "d": 3}
+IDLE = {"a": "zero", "b": "auto", "c": "auto", "d": "zero"}
 
 STEP = st.tuples(
     st.sampled_from(["report", "poke", "ready", "fail", "die", "drained", "stop", "wait", "wait"]),
@@ -46,7 +48,7 @@ def _check(w: World, keys: dict[str, VersionKey], failed_s: dict[VersionKey, flo
     w.scaler.check_integrity()
     for name, which in keys.items():
         assert w.actuator.live(which) <= MAXIMA[name], "over its maximum"
-    assert sum(w.actuator.present(which) for which in keys.values()) <= SLOTS
+    assert sum(w.actuator.present(which) for which in keys.values()) - len(w.actuator.asleep) <= SLOTS
     now = w.clock.monotonic_us() / 1e6
     for which, _ in w.actuator.starts[started:]:
         assert now - failed_s.get(which, 0.0) >= FAILURE_SPACING_S, "a start right after a failure"
@@ -54,7 +56,9 @@ def _check(w: World, keys: dict[str, VersionKey], failed_s: dict[VersionKey, flo
 
 async def _play(steps: list[tuple[str, str, float]]) -> None:
     async with world(SLOTS) as w:
-        keys = {name: w.catalogue.add(name, replace_scale(FAST, max=MAXIMA[name])) for name in NAMES}
+        w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ASLEEP, 4.0), Step(Level.ZERO, 20.0))
+        scales = {name: replace_scale(FAST, max=MAXIMA[name], idle=IDLE[name]) for name in NAMES}
+        keys = {name: w.catalogue.add(name, scale) for name, scale in scales.items()}
         failed_s: dict[VersionKey, float] = {}
         for step, name, size in steps:
             started, fails = len(w.actuator.starts), step == "fail" and w.actuator.starting.get(keys[name])

@@ -335,3 +335,21 @@ def test_without_a_zygote_callers_are_told(run: Run, monkeypatch: pytest.MonkeyP
         await it.ready(key("other"))
 
     play(run, scenario, standbys=0)
+
+
+def test_each_start_is_told_as_it_is_accepted(run: Run) -> None:
+    """Whether a standby was parked for it; what is refused is no start."""
+
+    async def scenario(it: Local) -> None:
+        told: list[tuple[str, bool, bool]] = []
+        it.actuator.on_start(lambda which, _, *, parked, wakes: told.append((which.model, parked, wakes)))
+        await it.parked()
+        it.apply(key("a"), 1)
+        it.apply(key("a"), 1)
+        it.apply(key("b"), 1)
+        it.apply(key("c"), 1)
+        assert told == [("a", True, False), ("b", False, False)]
+        for name in ("a", "b"):
+            await it.ready(key(name))
+
+    play(run, scenario, slots=2)

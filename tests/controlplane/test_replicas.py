@@ -9,10 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from controlplane.policy.lifecycle import IllegalMove
 from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
-from controlplane.replicas import NoSlot, Replica, ReplicaTable, Start
+from controlplane.replicas import UNBOUND, NoSlot, Replica, ReplicaTable, Start
 from tests.controlplane.builders import key
 
 SLOTS = 4
+NEED_A_SLOT = (ReplicaEvent.BIND, ReplicaEvent.WAKE)
 KEYS = [key(letter=letter) for letter in "abc"]
 
 
@@ -72,7 +73,7 @@ class Table(RuleBasedStateMachine):
             self.starts.remove(start)
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data(), event=st.sampled_from([each for each in ReplicaEvent if each is not ReplicaEvent.BIND]))
+    @rule(data=st.data(), event=st.sampled_from([each for each in ReplicaEvent if each not in NEED_A_SLOT]))
     def move(self, data: st.DataObject, event: ReplicaEvent) -> None:
         runtime_id = self._any(data)
         before, held = self.table[runtime_id], self.table.held
@@ -80,7 +81,24 @@ class Table(RuleBasedStateMachine):
             self.alive[runtime_id] = self.table.move(runtime_id, event, 2).state
         except IllegalMove:
             assert self.table[runtime_id] == before
-        assert self.table.held == held, "only a death frees a slot"
+            assert self.table.held == held
+        else:
+            assert self.table.held == held - (event is ReplicaEvent.SLEPT), "only a death and a sleep free a slot"
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def wake(self, data: st.DataObject) -> None:
+        runtime_id = self._any(data)
+        before, held = self.table[runtime_id], self.table.held
+        try:
+            self.alive[runtime_id] = self.table.wake(runtime_id, 3).state
+        except NoSlot:
+            assert before.state is ReplicaState.ASLEEP
+            assert (self.table.held, self.table[runtime_id]) == (SLOTS, before)
+        except IllegalMove:
+            assert self.table[runtime_id] == before
+        else:
+            assert self.table.held == held + (before.state is ReplicaState.ASLEEP)
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -89,7 +107,7 @@ class Table(RuleBasedStateMachine):
         held, replica = self.table.held, self.table[runtime_id]
         assert self.table.remove(runtime_id) == replica
         assert self.table.remove(runtime_id) is None
-        assert self.table.held == held - (replica.key is not None)
+        assert self.table.held == held - (replica.key is not None and replica.state is not ReplicaState.ASLEEP)
         del self.alive[runtime_id]
 
     @invariant()
@@ -108,7 +126,7 @@ TestTable = Table.TestCase
 
 def _table(state: ReplicaState) -> ReplicaTable:
     table = ReplicaTable(SLOTS)
-    bound = state in (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
+    bound = state not in (*UNBOUND, ReplicaState.ENDING)
     table.add(Replica("r1", state, 0, key=KEYS[0] if bound else None))
     return table
 
@@ -122,6 +140,9 @@ def _table(state: ReplicaState) -> ReplicaTable:
         pytest.param(ReplicaState.RESTORING, ReplicaEvent.PARKED, id="what was bound is not parked again"),
         pytest.param(ReplicaState.ENDING, ReplicaEvent.BOUND, id="what was told to end does not serve"),
         pytest.param(ReplicaState.FORKED, ReplicaEvent.TOOK_JOB, id="what is not parked takes no job"),
+        pytest.param(ReplicaState.ASLEEP, ReplicaEvent.PARKED, id="what sleeps is no standby"),
+        pytest.param(ReplicaState.ASLEEP, ReplicaEvent.BOUND, id="what sleeps does not serve before it woke"),
+        pytest.param(ReplicaState.RESTORING, ReplicaEvent.DOZE, id="what does not serve does not fall asleep"),
     ],
 )
 def test_illegal_moves(state: ReplicaState, event: ReplicaEvent) -> None:

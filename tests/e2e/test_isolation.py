@@ -51,6 +51,7 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
     ("GET", "/v2/models/{}/versions/{}/ready"): ("infer", "/v2/models/{model}/versions/{version}/ready", None),
     ("POST", "/v2/models/{}/versions/{}/infer"): ("infer", "/v2/models/{model}/versions/{version}/infer", {}),
     ("GET", "/admin/v1/models/{}"): ("admin", "/admin/v1/models/{model}", None),
+    ("GET", "/admin/v1/models/{}/idle"): ("admin", "/admin/v1/models/{model}/idle", None),
     ("GET", "/admin/v1/models/{}/starts"): ("admin", "/admin/v1/models/{model}/starts", None),
     ("POST", "/admin/v1/models/{}/deploy"): ("admin", "/admin/v1/models/{model}/deploy", {"version": "{version}"}),
     ("PUT", "/admin/v1/models/{}/scale"): ("admin", "/admin/v1/models/{model}/scale", {}),

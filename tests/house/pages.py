@@ -113,7 +113,7 @@ def described_routes(scratch: Path) -> set[Route]:
 
 def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
     """What is seen of the applications behind the activator: the control plane's, the snapshotter's."""
-    parts = ("feed", "registry", "autoscaler", "named", "forecasts", "clock", "database", "tenants", "keys")
+    parts = ("feed", "registry", "autoscaler", "named", "forecasts", "economy", "clock", "database", "tenants", "keys")
     nothing = cast(Any, SimpleNamespace(**dict.fromkeys(parts)))
     # Building routers touches nothing: what they act on is needed only when one is called.
     control = cast(Any, compose)(*[nothing] * len(inspect.signature(compose).parameters))

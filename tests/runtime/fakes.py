@@ -24,8 +24,8 @@ from runtime.engine.thread import EngineThread
 from runtime.metering import MeterPage, create_meter_page
 from runtime.orphans import Orphans
 from runtime.pinned import SamplingDefaults
-from runtime.replica import Replica, Wiring, Work
-from runtime.serving import Serving
+from runtime.replica import Replica, Work
+from runtime.serving import Kept, Serving, Wiring
 from runtime.tokenizer import TextCodec
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -59,8 +59,10 @@ class MemoryRecords:
         return len(self.records)
 
 
-def fake_work(engine: ScriptedEngine, *, failure: Failure | None = None) -> Work:
-    """A restore that gives this engine at once, or fails."""
+def fake_work(
+    engine: ScriptedEngine, *, failure: Failure | None = None, again: Callable[[Bind, Wiring], Serving] | None = None
+) -> Work:
+    """A restore that gives this engine at once, or fails; who slept gets it again, or what `again` gives."""
 
     def restore(request: Bind, wiring: Wiring) -> Serving:
         if failure is not None:
@@ -70,7 +72,7 @@ def fake_work(engine: ScriptedEngine, *, failure: Failure | None = None) -> Work
         spans = (Span(Stage.LEASED, 1), Span(Stage.BOUND, 2), Span(Stage.READY, 3))
         return Serving(
             bind=request, limits=LIMITS, context_tokens=30_000, codec=CODEC, defaults=SamplingDefaults(),
-            engine=engine, thread=thread, spans=spans,
+            engine=engine, thread=thread, spans=spans, kept=Kept(lambda: None, again or restore),
         )  # fmt: skip
 
     def gate(job: GateJob) -> GateFacts:

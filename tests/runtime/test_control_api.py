@@ -38,6 +38,24 @@ def test_bind_turns_a_standby_ready(tmp_path: Path) -> None:
     play(tmp_path, ScriptedEngine(saying("x")), scene, bound=False)
 
 
+def test_sleep_and_wake(tmp_path: Path) -> None:
+    """Asleep it is not ready, and says so; a wake is answered as a bind is."""
+
+    async def scene(each: Bench) -> None:
+        assert (await _call(each, "POST", "/control/sleep"))[0] == 204
+        assert (await _call(each, "GET", "/readyz"))[0] == 503
+        report = decode((await _call(each, "GET", "/control/state"))[2], RuntimeReport)
+        assert (report.state, report.leases) == (RuntimeState.ASLEEP, 1)
+        assert (await _call(each, "POST", "/control/sleep"))[0] == 409
+        status, _, raw = await _call(each, "POST", "/control/wake", encode(BIND))
+        assert status == 200
+        assert decode(raw, Bound).runtime_id == "x"
+        assert (await _call(each, "POST", "/control/wake", encode(BIND)))[0] == 409
+        assert len(await each.frames()) > 1
+
+    play(tmp_path, ScriptedEngine(saying("x")), scene)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [

@@ -16,8 +16,8 @@ from contracts.push import KeepSeal
 from runtime import keeping
 from runtime.keeping import keep_what_was_recorded
 from runtime.metering import create_meter_page
-from runtime.replica import Replica, Wiring, Work
-from runtime.serving import Serving
+from runtime.replica import Replica, Work
+from runtime.serving import Serving, Wiring
 from tests.runtime.engine.scripted import DEADLINE_S, ScriptedEngine
 from tests.runtime.fakes import BIND, fake_work, saying
 from tests.weightcache.kit import attestation_of

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from contracts.artifact_errors import ArtifactRejected, ChunkMissing
@@ -11,8 +12,8 @@ from contracts.control import Bind, GateFacts, GateJob, RuntimeState, SealAttest
 from contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
 from contracts.meter import Phase, decode_meter
 from runtime.metering import create_meter_page
-from runtime.replica import MOVES, Replica, Wiring, Work
-from runtime.serving import Serving
+from runtime.replica import MOVES, Replica, Work
+from runtime.serving import Serving, Wiring
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import BIND, fake_work, saying
 
@@ -112,6 +113,96 @@ def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
         assert replica.over.is_set()
         assert replica.failure is None, "being told to end is no failure"
         stuck.set()
+
+    asyncio.run(main())
+
+
+def test_who_sleeps_gives_its_time_back_and_wakes_to_its_own_version(tmp_path: Path) -> None:
+    """Asleep it is no cost of its tenant's, keeps its lease alone, and takes no request and no other version."""
+
+    async def main() -> None:
+        replica = _replica(tmp_path)
+        await replica.bind(BIND)
+        await replica.sleep()
+        assert replica.state is RuntimeState.ASLEEP
+        assert _meter_of(tmp_path) is Phase.STANDBY
+        report = replica.report()
+        assert (report.state, report.version, report.leases, report.kv_blocks_total) == (
+            RuntimeState.ASLEEP, BIND.version, 1, 0
+        )  # fmt: skip
+        with pytest.raises(Refused) as caught:
+            replica.serving()
+        assert isinstance(caught.value.failure, Unavailable)
+        with pytest.raises(Refused) as caught:
+            await replica.sleep()
+        assert isinstance(caught.value.failure, Conflict)
+        for other in ({"tenant": "other"}, {"model": "other"}, {"version": "f" * 64}):
+            with pytest.raises(Refused) as caught:
+                await replica.wake(msgspec.structs.replace(BIND, **other))
+            assert isinstance(caught.value.failure, Conflict)
+        bound = await replica.wake(msgspec.structs.replace(BIND, device_class="cpu-9"))
+        assert (bound.max_streams, bound.bytes_by_tier) == (8, {})
+        assert _meter_of(tmp_path) is Phase.IDLE
+        assert replica.report().device_class == BIND.device_class, "a life is billed by one class"
+        assert replica.serving()[0].bind.device_class == BIND.device_class
+        await replica.close()
+
+    asyncio.run(main())
+
+
+def test_who_is_busy_or_unproven_does_not_sleep(tmp_path: Path) -> None:
+    """It serves on as if it had not been asked."""
+
+    async def main() -> None:
+        engine = ScriptedEngine(saying("hello"), paced=True)
+        replica = _replica(tmp_path, fake_work(engine))
+        await replica.bind(BIND)
+        serving, streams = replica.serving()
+        body = b'{"prompt": "Once", "max_tokens": 3}'
+        prepared = await serving.prepare("/v1/completions", body, "r", 0)
+        stream = streams.open(prepared.request)
+        with pytest.raises(Refused) as caught:
+            await replica.sleep()
+        assert isinstance(caught.value.failure, Conflict)
+        assert replica.state is RuntimeState.READY
+        stream.stop()
+        engine.free_running()
+        await replica.close()
+
+    asyncio.run(main())
+
+
+def test_a_wake_that_fails_is_the_end(tmp_path: Path) -> None:
+    """Whoever asked is told why; nothing is served, and the process may end."""
+
+    def lost(request: Bind, wiring: Wiring) -> Serving:
+        raise Refused(ChunkMissing("ab"))
+
+    async def main() -> None:
+        replica = _replica(tmp_path, fake_work(ScriptedEngine(saying("hello")), again=lost))
+        await replica.bind(BIND)
+        await replica.sleep()
+        with pytest.raises(Refused) as caught:
+            await replica.wake(BIND)
+        assert caught.value.failure == ChunkMissing("ab")
+        assert replica.failure == ChunkMissing("ab")
+        assert replica.over.is_set()
+        await replica.close()
+
+    asyncio.run(main())
+
+
+def test_a_sleeper_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
+    """Nothing is in flight."""
+
+    async def main() -> None:
+        replica = _replica(tmp_path)
+        await replica.bind(BIND)
+        await replica.sleep()
+        replica.drain()
+        assert replica.over.is_set()
+        assert replica.failure is None
+        await replica.close()
 
     asyncio.run(main())
 

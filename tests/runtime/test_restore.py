@@ -1,6 +1,8 @@
 """A restored replica answers as the library does, starts as its attestation says, and fails closed."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +20,9 @@ from runtime import weights as module
 from runtime.binding import BoundModel, bind
 from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
 from runtime.jobs import seal
-from runtime.replica import Wiring
 from runtime.restore import restore
-from runtime.serving import Serving
-from runtime.weights import bind_weights, device_of, fingerprint_of, pinned_files
+from runtime.serving import Kept, Serving, Wiring
+from runtime.weights import Weights, bind_weights, device_of, fingerprint_of, pinned_files
 from tests.runtime.versions import MemoryLease, make_llama
 
 VERSION = make_llama()
@@ -156,6 +157,88 @@ def test_a_flipped_weight_is_found_by_the_probe(sealed: MemoryLease) -> None:
         _generate(serving, heard)
         assert isinstance(heard.failure, ProbeFailed)
         assert heard.tokens == []
+
+
+def _fell_asleep(lease: MemoryLease, heard: Heard) -> Kept:
+    """Restored, asked once, asleep: nothing of the engine is left."""
+    serving = restore(_bind(lease), Wiring(heard.take, heard.busy.append), lease.acquire)
+    assert isinstance(serving, Serving)
+    _generate(serving, heard)
+    engine, kept = weakref.ref(serving.engine), serving.kept
+    assert kept is not None
+    assert serving.thread.stop(DEADLINE_S)
+    del serving
+    kept.release()
+    gc.collect()
+    assert engine() is None, "the engine, and with it the KV, is still there"
+    heard.ended.clear()
+    heard.tokens.clear()
+    return kept
+
+
+def test_who_slept_says_the_same_again(sealed: MemoryLease) -> None:
+    """KV and engine are made anew, the model is bound already, and the known answers are asked for again."""
+    heard = Heard()
+    kept = _fell_asleep(sealed, heard)
+    for _ in range(2):
+        woken = kept.again(_bind(sealed), Wiring(heard.take, heard.busy.append))
+        assert isinstance(woken, Serving)
+        assert [span.stage for span in woken.spans] == [Stage.READY]
+        assert woken.engine.needs_probe or woken.engine.busy_ns
+        _generate(woken, heard)
+        assert heard.tokens == _by_library(sealed)
+        assert not woken.engine.needs_probe
+        assert woken.thread.stop(DEADLINE_S)
+        assert woken.kept is not None
+        kept = woken.kept
+        kept.release()
+        heard.ended.clear()
+        heard.tokens.clear()
+
+
+@pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
+def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, attested: bool) -> None:
+    """Planted: a flipped bit in host memory. The first request after the wake fails, and no token leaves."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
+    kept = _fell_asleep(lease, heard)
+    norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
+    lease._linear[norm.offset + 3] ^= 0x40
+    woken = kept.again(_bind(lease), Wiring(heard.take, heard.busy.append))
+    assert isinstance(woken, Serving)
+    _generate(woken, heard)
+    assert isinstance(heard.failure, ProbeFailed)
+    assert heard.tokens == []
+    assert isinstance(woken.thread.poisoned, ProbeFailed)
+    assert woken.thread.stop(DEADLINE_S)
+
+
+def test_copies_are_made_again(sealed: MemoryLease) -> None:
+    """Of a device nothing but the lease is kept: the copies are dropped while it sleeps, and made and bound again."""
+    heard, made = Heard(), list[Weights]()
+
+    def copied() -> Weights:
+        weights = sealed.weights()
+        copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+        made.append(Weights(weights.lease, copies, renew=copied))
+        return made.pop()
+
+    serving = restore(_bind(sealed), Wiring(heard.take, heard.busy.append), lambda tenant, version: copied())
+    assert isinstance(serving, Serving)
+    _generate(serving, heard)
+    kept = serving.kept
+    assert kept is not None
+    copy = weakref.ref(next(iter(serving.engine._runner._module.parameters())))  # type: ignore[attr-defined]
+    assert serving.thread.stop(DEADLINE_S)
+    del serving
+    kept.release()
+    assert copy() is None, "the copies are still there"
+    heard.ended.clear()
+    heard.tokens.clear()
+    woken = kept.again(_bind(sealed), Wiring(heard.take, heard.busy.append))
+    assert isinstance(woken, Serving)
+    _generate(woken, heard)
+    assert heard.tokens == _by_library(sealed)
+    assert woken.thread.stop(DEADLINE_S)
 
 
 def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:

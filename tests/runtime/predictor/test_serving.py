@@ -17,8 +17,8 @@ from contracts.errors import Failure, Refused
 from contracts.timeline import Stage
 from runtime.engine.interface import Event, Failed, Finished
 from runtime.predictor.serving import PredictorServing
-from runtime.replica import Wiring
 from runtime.restore import restore
+from runtime.serving import Wiring
 from tests.runtime.predictor import models
 from tests.runtime.versions import MemoryLease
 

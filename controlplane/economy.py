@@ -1,0 +1,78 @@
+"""What a level of warmth costs a version: by the price book, the price of memory, and what restores took."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.clock import Clock
+from controlplane.facts import Model, Version, VersionKey
+from controlplane.policy.breakeven import Level, Rung, Step, plan
+from controlplane.policy.eta import History, Restore
+from controlplane.policy.rating import ANY_CLASS, DevicePrices, PriceBook
+
+GIB: Final = 1 << 30
+PROCESS_BYTES: Final = 64 << 20  # of a replica beside weights and KV: what it does not share with the zygote
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """A version's prices, in micro-units per second, and what was measured of it."""
+
+    idle: float  # of the device
+    restore: float  # of the device
+    memory: float  # of a GiB of host memory
+    wait: float  # of a caller who waits
+    warm_bytes: int
+    asleep_bytes: int
+    start: Restore
+    wake: Restore
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """From the warmest level to the coldest."""
+        per_s = self.wait + self.restore
+        return (
+            Rung(Level.WARM, self.idle + self.memory * self.warm_bytes / GIB, 0.0),
+            Rung(Level.ASLEEP, self.memory * self.asleep_bytes / GIB, self.wake.seconds * per_s),
+            Rung(Level.ZERO, 0.0, self.start.seconds * per_s),
+        )
+
+
+class Economy:
+    """Reads what others keep; holds nothing."""
+
+    def __init__(
+        self, book: PriceBook, history: History[VersionKey], clock: Clock, *, kv_bytes: int, memory_price: float
+    ) -> None:
+        self._book = book
+        self._history = history
+        self._clock = clock
+        self._kv_bytes = kv_bytes
+        self._memory_price = memory_price
+
+    def __repr__(self) -> str:
+        return f"<Economy {self._book.currency} memory={self._memory_price:g}>"
+
+    @property
+    def currency(self) -> str:
+        """Of which all amounts are millionths."""
+        return self._book.currency
+
+    def bill(self, model: Model, version: Version, device_class: str = ANY_CLASS) -> Bill:
+        """At the prices of now."""
+        prices = self._book.at(self._clock.wall_s() * 1_000_000).device
+        device = prices.get(device_class) or prices.get(ANY_CLASS) or DevicePrices(0, 0, 0)
+        total = version.registration.total_bytes
+        return Bill(
+            idle=device.idle,
+            restore=device.restore,
+            memory=self._memory_price,
+            wait=model.scale.wait_price,
+            warm_bytes=total + self._kv_bytes + PROCESS_BYTES,
+            asleep_bytes=total + PROCESS_BYTES,
+            start=self._history.start(version.key, total),
+            wake=self._history.wake(version.key, total),
+        )
+
+    def steps(self, model: Model, version: Version) -> tuple[Step, ...]:
+        """When the version's last replica goes where."""
+        return plan(self.bill(model, version).rungs)

@@ -1,0 +1,166 @@
+"""Why an idle model is as warm as it is: prices, measured restores, break-even, and what its pauses cost."""
+
+from collections.abc import Sequence
+
+from contracts.wire import Wire
+from controlplane.autoscaler import Autoscaler
+from controlplane.clock import Clock
+from controlplane.economy import Economy
+from controlplane.facts import Model, Version, VersionKey
+from controlplane.policy.breakeven import Level, Rung, Step, best, by_length, cost, next_step, plan
+from controlplane.policy.rating import ANY_CLASS
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.replicas import ReplicaTable
+
+
+class IdlePrices(Wire, frozen=True):
+    """Micro-units per second: of the device while idle and while it restores, of a GiB of host memory, of a caller who
+    waits; and the host memory that a warm and a sleeping replica take.
+    """
+
+    currency: str
+    device_idle: float
+    device_restore: float
+    memory_gib: float
+    wait: float
+    warm_bytes: int
+    asleep_bytes: int
+
+
+class LevelCost(Wire, frozen=True):
+    """Micro-units: `hold` per second, `wake` once, which is `wake_s` (a mean of `seen` restores; 0: a guess) at the
+    price of waiting and of the device. `from_s`: idle seconds from which on it is the cheapest; null where it never is.
+    """
+
+    level: str
+    hold: float
+    wake_s: float
+    seen: int
+    wake: float
+    from_s: float | None
+
+
+class Pauses(Wire, frozen=True):
+    """The last pauses of at least two seconds between requests: how many, by length (up to so many seconds), and what
+    they would have cost by break-even, at each level throughout, and with foresight.
+    """
+
+    count: int
+    mean_s: float | None
+    by_length: dict[str, int]
+    by_break_even: float
+    throughout: dict[str, float]
+    with_foresight: float
+
+
+class IdleVersion(Wire, frozen=True):
+    """One version: its level, for how long (null: at zero since before this process, or unknown), and what follows."""
+
+    version: str
+    aliases: tuple[str, ...]
+    level: str
+    level_s: float | None
+    idle_s: float | None
+    next_level: str | None
+    next_in_s: float | None
+    prices: IdlePrices
+    levels: tuple[LevelCost, ...]
+    pauses: Pauses
+
+
+class IdleModel(Wire, frozen=True):
+    """`GET /admin/v1/models/{model}/idle`. Break-even is heeded where the setting is `auto`."""
+
+    model: str
+    setting: str
+    versions: tuple[IdleVersion, ...]
+
+
+def idle_of(model: Model, table: ReplicaTable, autoscaler: Autoscaler, economy: Economy, clock: Clock) -> IdleModel:
+    """Of each version that is not deleted."""
+    now_us = clock.monotonic_us()
+    alive = [version for version in model.versions if not version.is_deleted]
+    return IdleModel(
+        model=model.model,
+        setting=model.scale.idle,
+        versions=tuple(_version(model, each, table, autoscaler, economy, now_us) for each in alive),
+    )
+
+
+def _version(
+    model: Model, version: Version, table: ReplicaTable, autoscaler: Autoscaler, economy: Economy, now_us: int
+) -> IdleVersion:
+    key = version.key
+    level, since_us, device_class = _level(table, key)
+    bill = economy.bill(model, version, device_class)
+    steps, idle_s = plan(bill.rungs), autoscaler.gaps.idle_s(key, now_us / 1e6)
+    after = None if idle_s is None else _after(model, level, steps, idle_s)
+    seen = {Level.WARM: 0, Level.ASLEEP: bill.wake.seen, Level.ZERO: bill.start.seen}
+    wake_s = {Level.WARM: 0.0, Level.ASLEEP: bill.wake.seconds, Level.ZERO: bill.start.seconds}
+    from_s = {step.level: step.from_s for step in steps}
+    return IdleVersion(
+        version=key.version,
+        aliases=tuple(sorted(alias for alias, target in model.aliases.items() if target == key.version)),
+        level=level,
+        level_s=None if since_us is None else (now_us - since_us) / 1e6,
+        idle_s=idle_s,
+        next_level=None if after is None else after.level,
+        next_in_s=None if after is None or idle_s is None else max(0.0, after.from_s - idle_s),
+        prices=IdlePrices(
+            currency=economy.currency,
+            device_idle=bill.idle,
+            device_restore=bill.restore,
+            memory_gib=bill.memory,
+            wait=bill.wait,
+            warm_bytes=bill.warm_bytes,
+            asleep_bytes=bill.asleep_bytes,
+        ),
+        levels=tuple(
+            LevelCost(
+                level=rung.level,
+                hold=rung.hold,
+                wake_s=wake_s[rung.level],
+                seen=seen[rung.level],
+                wake=rung.wake,
+                from_s=from_s.get(rung.level),
+            )
+            for rung in bill.rungs
+        ),
+        pauses=_pauses(autoscaler.gaps.of(key), bill.rungs, steps),
+    )
+
+
+def _level(table: ReplicaTable, key: VersionKey) -> tuple[Level, int | None, str]:
+    """The level now, since when, and on which class of devices."""
+    awake = [r for r in table.of(key) if r.state in (ReplicaState.READY, ReplicaState.RESTORING, ReplicaState.DOZING)]
+    for level, found in ((Level.WARM, awake), (Level.ASLEEP, list(table.sleepers(key)))):
+        if found:
+            return level, found[0].since_us, found[0].device_class or ANY_CLASS
+    return Level.ZERO, None, ANY_CLASS
+
+
+def _after(model: Model, level: Level, steps: Sequence[Step], idle_s: float) -> Step | None:
+    """What follows the level, should nobody ask; None where nothing does."""
+    if level is Level.ZERO or model.scale.min:
+        return None
+    patience_s = model.scale.window_s + model.scale.grace_s
+    match model.scale.idle:
+        case "auto":
+            return next_step(steps, idle_s)
+        case "zero":
+            return Step(Level.ZERO, patience_s)
+        case "sleep" if level is Level.WARM:
+            return Step(Level.ASLEEP, patience_s)
+        case _:
+            return None
+
+
+def _pauses(gaps: Sequence[float], rungs: Sequence[Rung], steps: Sequence[Step]) -> Pauses:
+    return Pauses(
+        count=len(gaps),
+        mean_s=sum(gaps) / len(gaps) if gaps else None,
+        by_length={str(bound): count for bound, count in by_length(gaps).items()},
+        by_break_even=sum(cost(rungs, steps, gap_s) for gap_s in gaps),
+        throughout={rung.level: sum(rung.hold * gap_s + rung.wake for gap_s in gaps) for rung in rungs},
+        with_foresight=sum(best(rungs, gap_s) for gap_s in gaps),
+    )

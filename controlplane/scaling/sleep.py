@@ -1,0 +1,124 @@
+"""Puts replicas to sleep and wakes them: weights stay in host memory, the device slot is given back.
+
+Who sleeps and when is the decider's to say. A replica that was asked for while it falls asleep wakes as soon as it
+sleeps; one that turns out to be busy serves on.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from contracts.control import Bind, Bound, RuntimeState
+from contracts.errors import Refused
+from controlplane.facts import VersionKey
+from controlplane.feed import FeedHub
+from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
+from controlplane.replicas import Replica, replica_row
+from controlplane.scaling.device import Device
+from controlplane.scaling.drain import TOLD_S
+from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.process import Process
+
+log = logging.getLogger(__name__)
+
+SLEEP_S: Final = 10.0  # to give everything back
+WAKE_S: Final = 120.0
+
+
+class Host(Protocol):
+    """Who goes on with a replica that did not simply fall asleep."""
+
+    def resume(self, process: Process) -> None:
+        """It was asked for meanwhile, and sleeps now."""
+
+    def announce(self, replica: Replica) -> None:
+        """It serves on."""
+
+    def drain(self, process: Process) -> None:
+        """It neither sleeps nor serves."""
+
+
+class Bedroom:
+    """Loop-bound."""
+
+    def __init__(self, fleet: Fleet, feed: FeedHub, device: Device) -> None:
+        self._fleet = fleet
+        self._table = fleet.table
+        self._feed = feed
+        self._device = device
+        self._roomy: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Bedroom asleep={self._table.count(ReplicaState.ASLEEP)}>"
+
+    def on_room(self, roomy: Callable[[], None]) -> None:
+        """Tell `roomy` of each device slot that a sleeper gave back."""
+        self._roomy.append(roomy)
+
+    def doze(self, replica: Replica, host: Host) -> None:
+        """Have a replica that serves nobody asleep: activators are told first, so that nothing new comes."""
+        dozing = self._table.move(replica.runtime_id, ReplicaEvent.DOZE, self._now())
+        revision = self._feed.publish(replicas=(replica_row(dozing),))
+        process = self._fleet[replica.runtime_id]
+        self._fleet.tasks.start(self._fall_asleep(process, revision, host), f"sleep {process.runtime_id}")
+
+    async def wake(self, process: Process, key: VersionKey) -> Bound:
+        """Its engine is made anew over the weights that it kept. Raises Refused."""
+        bind = Bind(
+            tenant=key.tenant,
+            model=key.model,
+            version=key.version,
+            device_class=self._table[process.runtime_id].device_class,
+            threads=self._device.threads(self._table.held),
+            kv_bytes=self._device.kv_bytes(),
+        )
+        return await process.wake(bind, WAKE_S)
+
+    async def _fall_asleep(self, process: Process, revision: int, host: Host) -> None:
+        runtime_id = process.runtime_id
+        if not await self._feed.settled(revision, TOLD_S):
+            log.warning("an activator may not know that a replica sleeps", extra={"runtime_id": runtime_id})
+        state = await _sleeping(process)
+        if process.is_leaving:
+            return
+        match self._table[runtime_id].state, state:
+            case ReplicaState.DOZING, RuntimeState.ASLEEP:
+                self._table.move(runtime_id, ReplicaEvent.SLEPT, self._now())
+                self._feed.publish(removed_replicas=(runtime_id,))
+                log.info("a replica sleeps", extra={"runtime_id": runtime_id})
+                for roomy in self._roomy:
+                    roomy()
+            case ReplicaState.DOZING, RuntimeState.READY:
+                self._serve_on(runtime_id, ReplicaEvent.ROUSED, host)
+            case ReplicaState.DOZING, _:
+                host.drain(process)
+            case ReplicaState.RESTORING, RuntimeState.READY:
+                self._serve_on(
+                    runtime_id, ReplicaEvent.BOUND, host, restore=(), bytes_by_tier={}
+                )  # it restored nothing
+            case ReplicaState.RESTORING, _:
+                self._feed.publish(removed_replicas=(runtime_id,))
+                host.resume(process)
+            case _:
+                return  # it drains
+
+    def _serve_on(self, runtime_id: str, event: ReplicaEvent, host: Host, **learned: Any) -> None:
+        replica = self._table.move(runtime_id, event, self._now(), **learned)
+        self._feed.publish(replicas=(replica_row(replica),))
+        host.announce(replica)
+
+    def _now(self) -> int:
+        return self._fleet.clock.monotonic_us()
+
+
+async def _sleeping(process: Process) -> RuntimeState | None:
+    """Tell it to sleep; what it says that it is then, None where it says nothing."""
+    try:
+        await process.sleep(SLEEP_S)
+        return RuntimeState.ASLEEP
+    except Refused as refused:
+        log.info("a replica did not sleep", extra={"runtime_id": process.runtime_id, "why": refused.failure.message})
+    try:
+        return (await process.report()).state
+    except Refused:
+        return None

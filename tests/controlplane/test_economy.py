@@ -1,0 +1,58 @@
+"""What levels cost, by hand: the price book's device, memory by what a level holds, restores as they were measured."""
+
+import pytest
+
+from contracts.timeline import Span, Stage
+from controlplane.economy import GIB, PROCESS_BYTES, Economy
+from controlplane.facts import VersionKey
+from controlplane.policy.breakeven import Level
+from controlplane.policy.eta import History
+from controlplane.price_book import parse_price_book
+from tests.controlplane.builders import key
+from tests.controlplane.scaling_world import FAST, Catalogue, replace_scale
+from tests.controlplane.virtual_time import VirtualClock
+
+BOOK = parse_price_book(
+    """
+currency = "EUR"
+[[prices]]
+from = 2020-01-01
+per_tokens = 1_000
+prompt = 1
+cached = 1
+completion = 1
+request = 0
+[prices.device."*"]
+restore = 20
+active = 40
+idle = 10
+[prices.device."cpu-4"]
+restore = 200
+active = 400
+idle = 100
+""",
+    "book.toml",
+)
+
+
+def test_a_bill_by_hand() -> None:
+    """The device of the replica's class; memory of weights, KV and process; seconds at the price of who waits."""
+    catalogue, history = Catalogue(), History[VersionKey]()
+    catalogue.add("m", replace_scale(FAST, wait_price=1000))
+    found = catalogue.find(key())
+    assert found is not None
+    total = found[1].registration.total_bytes
+    spans = (Span(Stage.PROMOTED, 0), Span(Stage.LEASED, 0), Span(Stage.READY, 2_000_000))
+    history.started(key(), total, spans, parked=True, bytes_s=None)
+    history.woke(key(), total, 0.5)
+    economy = Economy(BOOK, history, VirtualClock(), kv_bytes=GIB, memory_price=3.0)
+    warm, asleep, zero = economy.bill(*found).rungs
+    assert (warm.level, asleep.level, zero.level) == tuple(Level)
+    kept = (total + PROCESS_BYTES) / GIB
+    assert (warm.hold, warm.wake) == pytest.approx((10 + 3 * (kept + 1), 0.0))
+    assert (asleep.hold, asleep.wake) == pytest.approx((3 * kept, 0.5 * 1020))
+    assert (zero.hold, zero.wake) == pytest.approx((0.0, 2.0 * 1020))
+    dearer = economy.bill(*found, "cpu-4").rungs[0]
+    assert dearer.hold == pytest.approx(100 + 3 * (kept + 1))
+    assert economy.currency == "EUR"
+    assert [step.level for step in economy.steps(*found)] == list(Level)

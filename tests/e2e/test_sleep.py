@@ -1,0 +1,116 @@
+"""A model whose last replica sleeps: weights kept, everything else given back, awake at the first request."""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart_bench.installation import Installation, InstallationFailed
+from contracts.control import RuntimeState
+from tests.e2e.calls import complete
+from tests.e2e.inside import cache, replicas, report
+from tests.e2e.models import greedy, prompt_of, text_of
+from tests.e2e.processes import services
+from tests.e2e.test_commands import run
+
+pytestmark = pytest.mark.deep
+
+PROMPT = [5, 9, 12, 33, 20]
+
+
+@pytest.fixture
+def sleepy(kelvin: Installation) -> Iterator[Installation]:
+    """Soon asleep when nobody asks; as before afterwards."""
+    kelvin.admin.request("PUT", "/admin/v1/models/llama/scale", {"window_s": 6, "grace_s": 0, "idle": "sleep"})
+    yield kelvin
+    kelvin.admin.request("PUT", "/admin/v1/models/llama/scale", {"window_s": 60, "grace_s": 30, "idle": "zero"})
+    kelvin.to_zero("llama")
+
+
+def _asleep(kelvin: Installation) -> Any:
+    """Ask once, and wait; its replica."""
+    assert complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
+    kelvin.wait(lambda: kelvin.model("llama")["state"] == "asleep", "llama sleeps", 40)
+    (replica,) = replicas(kelvin, "llama")
+    return replica
+
+
+def _lives(kelvin: Installation, runtime_id: str) -> list[tuple[int, int, int]]:
+    """Standby, restore, total microseconds of the replica's life, where it is over."""
+    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
+        wanted = "SELECT standby_us, restore_us, total_us FROM ledger_lifetimes WHERE runtime_id = ?"
+        return database.execute(wanted, (runtime_id,)).fetchall()
+
+
+def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installation, llama: Path) -> None:
+    """The same process: no lease is asked for, KV is made anew, the probe verified; then its life balances."""
+    kelvin = sleepy
+    replica = _asleep(kelvin)
+    since_s = time.monotonic()
+    held = kelvin.admin.request("GET", "/admin/v1/status")["device"]["held"]
+    seen = report(kelvin, "llama")
+    assert (seen.state, seen.leases, seen.kv_blocks_total) == (RuntimeState.ASLEEP, 1, 0)
+    told = json.loads(run(kelvin, "explain", "idle", "llama", "--json"))
+    shown = next(version for version in told["versions"] if "prod" in version["aliases"])
+    assert (told["setting"], shown["level"]) == ("sleep", "asleep")
+    leases, slept_us = cache(kelvin)["leases_granted"], (time.monotonic() - since_s) * 1e6
+    answer = complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=6, stream=True)
+    assert answer.text.strip() == text_of(llama, greedy(llama, PROMPT, 6))
+    (after,) = replicas(kelvin, "llama")
+    assert (after["runtime_id"], after["pid"]) == (replica["runtime_id"], replica["pid"])
+    assert cache(kelvin)["leases_granted"] == leases
+    assert kelvin.admin.request("GET", "/admin/v1/status")["device"]["held"] == held + 1
+    timeline = kelvin.door.request("GET", f"/v1/requests/{answer.headers['x-request-id']}/timeline")
+    stages = {stamp["stage"] for stamp in timeline["stamps"]}
+    assert timeline["cold"]
+    assert {"poked", "decided", "promoted", "ready", "prefilled"} <= stages
+    assert "leased" not in stages
+    (level,) = [each for each in _idle(kelvin)["levels"] if each["level"] == "asleep"]
+    assert level["seen"] >= 1, "the wake was measured"
+    words = run(kelvin, "explain", "idle", "llama")
+    assert "the cheapest from" in words
+    assert "wakes in" in words
+    kelvin.to_zero("llama")
+    kelvin.wait(lambda: _lives(kelvin, replica["runtime_id"]) != [], "its life is in the ledger")
+    ((standby_us, restore_us, total_us),) = _lives(kelvin, replica["runtime_id"])
+    assert 0 < restore_us < total_us
+    assert slept_us <= standby_us < total_us, "time asleep is nobody's"
+    run(kelvin, "billing", "reconcile")
+
+
+def _idle(kelvin: Installation) -> Any:
+    found = kelvin.admin.request("GET", "/admin/v1/models/llama/idle")
+    return next(version for version in found["versions"] if "prod" in version["aliases"])
+
+
+def _state(kelvin: Installation) -> str:
+    try:
+        return str(kelvin.model("llama")["state"])
+    except InstallationFailed:  # the control plane is away
+        return "unknown"
+
+
+def test_whatever_becomes_of_a_sleeper_the_next_request_is_served(sleepy: Installation) -> None:
+    """Killed: started anew. The control plane killed: adopted, and woken. Stopped: gone."""
+    kelvin = sleepy
+    replica = _asleep(kelvin)
+    os.kill(replica["pid"], signal.SIGKILL)
+    kelvin.wait(lambda: kelvin.model("llama")["state"] == "zero", "it is missed")
+    replica = _asleep(kelvin)
+    control = services(kelvin)["controlplane"]
+    control.kill()
+    control.wait(20)
+    kelvin.wait(lambda: _state(kelvin) == "asleep", "it is adopted", 40)
+    assert complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
+    (after,) = replicas(kelvin, "llama")
+    assert after["pid"] == replica["pid"]
+    kelvin.wait(lambda: _state(kelvin) == "asleep", "llama sleeps", 40)
+    kelvin.to_zero("llama")
+    assert replicas(kelvin, "llama") == []
