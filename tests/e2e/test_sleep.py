@@ -114,3 +114,19 @@ def test_whatever_becomes_of_a_sleeper_the_next_request_is_served(sleepy: Instal
     kelvin.wait(lambda: _state(kelvin) == "asleep", "llama sleeps", 40)
     kelvin.to_zero("llama")
     assert replicas(kelvin, "llama") == []
+
+
+def test_break_even_is_heeded(sleepy: Installation) -> None:
+    """With waiting that costs nothing zero is the cheapest from the start: long before the window of a minute is over.
+
+    Its control: where a second of waiting costs a fortune, `auto` keeps what the same minute has not ended either.
+    """
+    kelvin = sleepy
+    run(kelvin, "scale", "llama", "--window", "60", "--grace", "30", "--idle", "auto", "--wait-price", "1000000000")
+    assert complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
+    kelvin.wait(lambda: (_idle(kelvin)["idle_s"] or 0) > 6, "nobody asks")
+    assert _idle(kelvin)["level"] == "warm"
+    run(kelvin, "scale", "llama", "--wait-price", "0")
+    kelvin.wait(lambda: kelvin.model("llama")["state"] == "zero", "llama is at zero", 20)
+    assert _idle(kelvin)["idle_s"] < 60
+    assert "asleep" not in {each["level"] for each in _idle(kelvin)["levels"] if each["from_s"] is not None}
