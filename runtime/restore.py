@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from contracts.control import Bind, Probe
+from contracts.control import Bind, Probe, SealAttestation
 from contracts.timeline import Span, Stage
 from runtime import decoder
 from runtime.compatibility import check_text
@@ -162,7 +162,10 @@ def _predictor(
 ) -> Served:
     limits, signature = lease.manifest.limits, predictor.signature_of(lease.manifest, request.version)
     session = predictor.open_session(lease, request.version, request.threads)
-    probe, recorded = (known, None) if known else predictor.known_answers_of(request.version, lease, session)
+    probe = known
+    recorded: SealAttestation | None = None
+    if probe is None:
+        probe, recorded = predictor.known_answers_of(request.version, lease, session)
     stamp(Stage.BOUND)
     engine = PredictorEngine(session, signature, version=request.version, max_rows=limits.max_input_tokens, probe=probe)
     thread = EngineThread(
