@@ -153,7 +153,7 @@ def _bound_again(
 def _collect() -> None:
     """What nothing refers to any more is freed, modules and their cycles included, and goes back to the device."""
     gc.collect()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
