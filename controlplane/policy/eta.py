@@ -149,8 +149,8 @@ class History(Generic[K]):
             self._forked = self._forked.with_one(promoted_s)
 
         def learn(steps: _Steps) -> _Steps:
-            # The bytes' own error is the tiers' to learn; what is learned here is what a lease takes without any.
-            lease = steps.lease if bytes_s is None else steps.lease.with_one(max(0.0, leased_s - promoted_s - bytes_s))
+            # Only of leases that moved no bytes: the error of bytes that did is the tiers' to learn.
+            lease = steps.lease.with_one(leased_s - promoted_s) if bytes_s == 0.0 else steps.lease
             bind, start = steps.bind.with_one(ready_s - leased_s), steps.start.with_one(ready_s)
             return replace(steps, lease=lease, bind=bind, start=start)
 

@@ -93,7 +93,7 @@ def test_a_start_is_foretold_and_the_error_kept() -> None:
         assert sum(scene.counts()) == 1
         better = scene.forecasts.estimate(KEY, place(), parked=True)
         assert better.known is Known.VERSION
-        assert better.ready_s == pytest.approx(0.8, abs=0.002)
+        assert (better.process_s, better.steps.bind_s) == pytest.approx((0.001, 0.1))
 
     play(scenario, _there)
 

@@ -46,7 +46,7 @@ def test_a_version_is_known_by_its_own_starts_then_by_its_size_then_by_a_guess()
     """In this order."""
     history = History[str]()
     assert history.estimate("a", 100 * MB, 0.0, parked=True) == Estimate(PARKED_S, 0.0, GUESS, Known.GUESS)
-    history.started("a", 100 * MB, spans(0.01, 0.11, 0.31), parked=True, bytes_s=0.08)
+    history.started("a", 100 * MB, spans(0.01, 0.03, 0.23), parked=True, bytes_s=0.0)
     own = history.estimate("a", 100 * MB, 0.5, parked=True)
     assert own.known is Known.VERSION
     assert (own.process_s, own.steps.lease_s, own.steps.bind_s) == pytest.approx((0.01, 0.02, 0.2))
@@ -98,21 +98,27 @@ def test_what_is_kept_is_bounded() -> None:
     assert [miss.actual_s for miss in history.misses(MAX_VERSIONS)] == [float(n) for n in range(5, KEPT_ERRORS + 5)]
 
 
+def test_a_load_that_was_slower_than_its_tier_teaches_the_lease_nothing() -> None:
+    """Else a start from memory would be expected to take what the disk was late by."""
+    history = History[str]()
+    history.started("a", MB, spans(0.01, 5.0, 5.1), parked=True, bytes_s=1.0)
+    assert history.estimate("a", MB, 0.0, parked=True).steps.lease_s == GUESS.lease_s
+
+
 @given(
     steps=st.tuples(st.floats(0.001, 1), st.floats(0.0, 1), st.floats(0.001, 1)),
-    bytes_s=st.floats(0, 5),
     noise=st.lists(st.floats(0.9, 1.1), min_size=8, max_size=8),
 )
-def test_a_steady_version_is_foretold(steps: tuple[float, float, float], bytes_s: float, noise: list[float]) -> None:
-    """After eight starts that varied by a tenth, the ninth is right within a fifth (process hidden by bytes or not)."""
+def test_a_steady_version_is_foretold(steps: tuple[float, float, float], noise: list[float]) -> None:
+    """After eight starts that varied by a tenth, the ninth is right within a fifth."""
     process_s, lease_s, bind_s = steps
     history = History[str]()
     for factor in noise:
         promoted_s = process_s * factor
-        leased_s = promoted_s + bytes_s + lease_s * factor
+        leased_s = promoted_s + lease_s * factor
         found = spans(promoted_s, leased_s, leased_s + bind_s * factor)
-        history.started("a", MB, found, parked=True, bytes_s=bytes_s)
-    said = history.estimate("a", MB, bytes_s, parked=True)
+        history.started("a", MB, found, parked=True, bytes_s=0.0)
+    said = history.estimate("a", MB, 0.0, parked=True)
     assert said.steps.lease_s == pytest.approx(lease_s, rel=0.2, abs=2e-6)
     assert said.steps.bind_s == pytest.approx(bind_s, rel=0.2, abs=2e-6)
 
