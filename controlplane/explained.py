@@ -35,13 +35,14 @@ class Expected(Wire, frozen=True):
 
 class StartForecast(Wire, frozen=True):
     """What a start of the version would take now (null while the cache does not answer), with so many standbys parked;
-    and the forecasts of its last starts, the oldest first.
+    what waking it takes where it sleeps; and the forecasts of its last starts, the oldest first.
     """
 
     version: str
     aliases: tuple[str, ...]
     standbys: int
     expected: Expected | None
+    wake_s: float | None
     past: tuple[PastForecast, ...]
 
 
@@ -66,6 +67,7 @@ async def _start(model: Model, version: Version, table: ReplicaTable, forecasts:
         aliases=tuple(sorted(alias for alias, target in model.aliases.items() if target == key.version)),
         standbys=standbys,
         expected=None if whereabouts is None else _expected(key, whereabouts, forecasts, parked=standbys > 0),
+        wake_s=forecasts.history.wake(key, version.registration.total_bytes).seconds if table.sleepers(key) else None,
         past=tuple(
             PastForecast(predicted_s=miss.predicted_s, actual_s=miss.actual_s, tier=miss.tier)
             for miss in forecasts.history.misses(key)

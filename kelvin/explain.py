@@ -83,6 +83,8 @@ def start_lines(model: str, version: dict[str, Any]) -> list[str]:
         lines.append("  the weight cache does not answer: nothing is known of its bytes")
     else:
         lines += _expected(expected, version["standbys"])
+    if version["wake_s"] is not None:
+        lines.append(f"  it sleeps, and is ready {seconds(version['wake_s'])} after it is asked for")
     past = version["past"]
     if past:
         lines.append("  said before (predicted, actual, actual / predicted):")

@@ -61,6 +61,7 @@ def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installat
     told = json.loads(run(kelvin, "explain", "idle", "llama", "--json"))
     shown = next(version for version in told["versions"] if "prod" in version["aliases"])
     assert (told["setting"], shown["level"]) == ("sleep", "asleep")
+    assert "it sleeps" in run(kelvin, "explain", "start", "llama")
     leases, slept_us = cache(kelvin)["leases_granted"], (time.monotonic() - since_s) * 1e6
     answer = complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=6, stream=True)
     assert answer.text.strip() == text_of(llama, greedy(llama, PROMPT, 6))
@@ -78,6 +79,7 @@ def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installat
     words = run(kelvin, "explain", "idle", "llama")
     assert "the cheapest from" in words
     assert "wakes in" in words
+    assert "it sleeps" not in run(kelvin, "explain", "start", "llama")
     kelvin.to_zero("llama")
     kelvin.wait(lambda: _lives(kelvin, replica["runtime_id"]) != [], "its life is in the ledger")
     ((standby_us, restore_us, total_us),) = _lives(kelvin, replica["runtime_id"])

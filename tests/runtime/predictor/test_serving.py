@@ -109,6 +109,30 @@ def test_without_an_attestation_answers_are_recorded_first() -> None:
     assert progress.reason == "stop"
 
 
+@pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded before it slept"])
+def test_who_slept_answers_again_or_not_at_all(attested: bool) -> None:
+    """The graph is read anew out of the lease. Planted: another one that gives other answers; none of them leaves."""
+    lease = models.sealed(models.regression())
+    if not attested:
+        lease = MemoryLease(lease.version)
+    heard = Heard()
+    with restored(lease, heard) as serving:
+        ask(serving, heard, body([[1, 0, 0, 0]]))
+        kept, bind = serving.kept, serving.bind
+    assert kept is not None
+    kept.release()
+    for bent in (False, True):
+        if bent:
+            at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
+            lease._linear[at : at + 4] = np.float32(9.0).tobytes()
+        heard = Heard()
+        woken = kept.again(bind, Wiring(heard.take, lambda busy: None))
+        assert isinstance(woken, PredictorServing)
+        progress = ask(woken, heard, body([[1, 0, 0, 0]]))
+        assert woken.thread.stop(DEADLINE_S)
+        assert isinstance(progress.failure, ProbeFailed) if bent else progress.reason == "stop"
+
+
 def test_other_bytes_are_no_graph() -> None:
     """What the cache gives is what the session is made of."""
     version = models.version_of(models.regression())
