@@ -63,7 +63,7 @@ def test_a_revoked_key_is_bad_everywhere_within_a_second(
     (data / "run").mkdir(parents=True)
     with fake_zygote(Run(data / "run")), program(data), _activator(data) as first:
         deadline = time.monotonic() + PATIENCE_S
-        while not ((data / "ca.pem").exists() and (data / "admin.key").exists()):
+        while not all((data / name).exists() for name in ("ca.pem", "admin.key", "default.key")):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         trust = ssl.create_default_context(cafile=str(data / "ca.pem"))

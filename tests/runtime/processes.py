@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -116,9 +116,12 @@ class Born:
         return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
     def fds(self) -> dict[int, str]:
-        """Its descriptors and what they are."""
-        listing = Path(f"/proc/{self.pid}/fd")
-        return {int(each.name): os.readlink(each) for each in listing.iterdir()}
+        """Its descriptors and what they are; one that closes meanwhile is none."""
+        found: dict[int, str] = {}
+        for each in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found[int(each.name)] = os.readlink(each)
+        return found
 
     def kill(self, number: signal.Signals) -> None:
         signal.pidfd_send_signal(self.pidfd, number)
