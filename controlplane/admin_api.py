@@ -12,6 +12,7 @@ from contracts.control import Scope
 from contracts.errors import Conflict, ModelNotFound, NotFound
 from contracts.scopes import allows
 from controlplane.answers import (
+    CacheCheck,
     CacheStatus,
     Deleted,
     DeletedModel,
@@ -139,5 +140,10 @@ def router(
         principal = admin_of(request)
         await peers.evict(principal.tenant, await read(request, Evict))
         return nothing()
+
+    @routes.post("/cache/check", **described(CacheCheck, scope=Scope.OPERATOR))
+    async def check(request: Request) -> Response:
+        operator_of(request)
+        return answer(await peers.check_cache())
 
     return routes

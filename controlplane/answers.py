@@ -120,6 +120,26 @@ class CacheStatus(msgspec.Struct, frozen=True):
     refused_chunks: dict[str, int]
 
 
+class CacheFault(Wire, frozen=True):
+    """A chunk that a tier kept and that was wrong; it was dropped."""
+
+    tier: str
+    tenant: str
+    chunk: str
+    kind: str
+
+
+class CacheCheck(Wire, frozen=True):
+    """What the weight cache saw when it hashed all that it keeps: chunks and bytes by tier, the first 1000 faults and
+    contradictions.
+    """
+
+    chunks: dict[str, int]
+    bytes: dict[str, int]
+    faults: tuple[CacheFault, ...]
+    contradictions: tuple[str, ...]
+
+
 class Status(Wire, frozen=True):
     """`GET /admin/v1/status`. All but the models is the installation's, and told to operators.
 

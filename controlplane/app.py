@@ -17,6 +17,7 @@ from controlplane.backup_schedule import BackupLoop, open_backups
 from controlplane.backups import Backups, sweep
 from controlplane.clock import Clock, SystemClock
 from controlplane.closings import currencies
+from controlplane.damaged import DamageLoop
 from controlplane.economy import Economy
 from controlplane.examiner import Examiner
 from controlplane.feed import FeedHub
@@ -29,6 +30,7 @@ from controlplane.meters import RestoreMeters
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Peers
 from controlplane.policy.rating import PriceBook
+from controlplane.prefetch import Prefetcher
 from controlplane.price_book import BadPriceBook, default_price_book, load_price_book
 from controlplane.registry import Registry
 from controlplane.removal import Removal
@@ -102,12 +104,17 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         actuator.listen(forecasts)
         actuator.on_start(forecasts.starting)
         actuator.on_room(autoscaler.room)
+        prefetcher = Prefetcher(peers.prefetch, tasks)
+        registry.on_named = prefetcher.named
+        autoscaler.on_placing = actuator.on_placing = prefetcher.placing
 
+        damages = DamageLoop(peers.damaged_pids, fleet, actuator.drain)
         adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
         adopted = await adopter.sweep()
         pool.balance()
         tasks.start(adopter.run(), "adopter")
         tasks.start(autoscaler.run(), "autoscaler")
+        tasks.start(damages.run(), "damages")
         tasks.start(_end_with(feed, stop), "end of the feed")
         sweep(settings.data)
         backups = Backups(settings.data, database, journal)

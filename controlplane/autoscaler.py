@@ -5,7 +5,7 @@ cost nothing. The loop converges: what died is missed at the next look, and made
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from contracts.control import Stats
@@ -76,6 +76,7 @@ class Autoscaler:
         self._scaled: dict[VersionKey, Scaled] = {}
         self._awaiting_room: dict[VersionKey, None] = {}  # in order of asking
         self._retrying: set[VersionKey] = set()
+        self.on_placing: Callable[[VersionKey], None] = lambda _: None  # a start waits for a device slot
 
     def __repr__(self) -> str:
         return f"<Autoscaler versions={len(self._scaled)} awaiting_room={len(self._awaiting_room)}>"
@@ -185,6 +186,8 @@ class Autoscaler:
             self._look_later(scaled, now)
             want = live
         if want > live == 0 and not self._actuator.has_room() and self._makes_room(key, now):
+            if key not in self._awaiting_room:
+                self.on_placing(key)
             self._awaiting_room[key] = None
             return
         self._awaiting_room.pop(key, None)

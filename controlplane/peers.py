@@ -5,12 +5,14 @@ from collections.abc import Iterable
 from typing import Final, Literal
 
 import aiohttp
+import msgspec
 
 from contracts.errors import NotFound, Refused, Unavailable
 from contracts.forecast import Whereabouts
 from contracts.wire import Wire, decode, encode
-from controlplane.answers import CacheStatus, ProcessStatus
+from controlplane.answers import CacheCheck, CacheStatus, ProcessStatus
 from controlplane.facts import VersionKey
+from controlplane.prefetch import Wish
 from controlplane.scaling.process import socket_name
 from controlplane.scaling.zygote import ZygoteClient
 from service.client import ServiceClient
@@ -18,6 +20,7 @@ from service.unix import SocketDirectory
 
 ASK_S: Final = 1.0
 EVICT_S: Final = 30.0
+CHECK_S: Final = 900.0
 CACHE: Final = "cache"
 _SOCKETS: Final = {"activator": "activator.sock", CACHE: "cache.sock", "snapshotter": "snapshotter.sock"}
 
@@ -28,6 +31,18 @@ class Evict(Wire, frozen=True, omit_defaults=True):
     tier: Literal["host", "nvme"]
     version: str | None = None
     tenant: str | None = None
+
+
+class _Damaged(msgspec.Struct):
+    """The part of a row that counts here."""
+
+    pids: frozenset[int]
+
+
+class _Damages(msgspec.Struct):
+    """The part of the cache's state that counts here."""
+
+    damaged: tuple[_Damaged, ...]
 
 
 class Peers:
@@ -84,6 +99,16 @@ class Peers:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:  # it died in the middle of its answer
             raise Refused(Unavailable(CACHE)) from error
 
+    async def damaged_pids(self) -> frozenset[int]:
+        """Processes that have memory mapped which the weight cache found wrong. Raises Refused."""
+        raw = await self._cache_state(ASK_S)
+        found = decode(raw, _Damages, what="state of the weight cache").damaged
+        return frozenset[int]().union(*(row.pids for row in found))
+
+    async def check_cache(self) -> CacheCheck:
+        """Have the weight cache hash all that it keeps. Raises Refused."""
+        return await self._clients[CACHE].call("POST", "/v1/check", CacheCheck, timeout_s=CHECK_S)
+
     async def metrics(self, runtimes: Iterable[str]) -> dict[str, str | None]:
         """The page of each sibling by its name, and of these runtimes by their ids; None of who does not answer."""
         asked = {name: self._page(client) for name, client in self._clients.items()}
@@ -110,6 +135,11 @@ class Peers:
             raise Refused(NotFound("tenant", str(evict.tenant)[:80]))
         body = encode(Evict(tier=evict.tier, version=evict.version, tenant=tenant))
         async with self._clients[CACHE].open("POST", "/v1/evict", payload=body, timeout_s=EVICT_S):
+            pass
+
+    async def prefetch(self, wish: Wish) -> None:
+        """Have the weight cache bring a version ahead; it has begun when this returns. Raises Refused."""
+        async with self._clients[CACHE].open("POST", "/v1/prefetch", payload=encode(wish), timeout_s=ASK_S):
             pass
 
     async def close(self) -> None:

@@ -48,6 +48,7 @@ class Registry:
         self._publisher = publisher
         self._models: dict[tuple[str, str], Model] = {}
         self._turn = asyncio.Lock()  # a write is decided on what the write before it left
+        self.on_named: Callable[[VersionKey], None] = lambda _: None  # an alias was moved to it, or set
 
     def __repr__(self) -> str:
         versions = sum(len(model.versions) for model in self._models.values())
@@ -112,6 +113,8 @@ class Registry:
             after = replace(model, versions=(*model.versions, version))
             await self._database.write(lambda connection: _insert(connection, after, version, first=first))
             self._show(after, version)
+            if first:
+                self.on_named(version.key)
             return True
 
     async def deploy(self, tenant: str, model: str, prefix: str) -> str:
@@ -139,6 +142,7 @@ class Registry:
                 )
                 await self._database.write(lambda connection: connection.execute(statement))
                 self._show(after)
+            self.on_named(version.key)
             return digest
 
     async def delete(self, tenant: str, model: str, prefix: str, in_use: Callable[[VersionKey], bool]) -> VersionKey:

@@ -1,5 +1,6 @@
 """The agent's HTTP side: is it there, what does it hold, drop something. Weights go over the lease socket."""
 
+import asyncio
 from typing import Literal
 
 from fastapi import FastAPI, Request, Response
@@ -13,6 +14,7 @@ from service.failures import install_failure_handlers, problem_response
 from weightcache.cache import Cache
 from weightcache.counters import plain
 from weightcache.leases import LeaseServer
+from weightcache.prefetch import Wish
 
 
 class Evict(Wire, frozen=True):
@@ -23,8 +25,35 @@ class Evict(Wire, frozen=True):
     version: Digest | None = None
 
 
+class Prefetch(Wire, frozen=True):
+    """`POST /v1/prefetch`: bring the version to the tier. `urgent`: a start waits for it."""
+
+    tenant: str
+    version: Digest
+    tier: Literal["host", "nvme"] = "host"
+    urgent: bool = False
+
+
+class PrefetchState(Wire, frozen=True):
+    """Wishes by what they are doing, and what became of others; `failed` by the failure's code."""
+
+    running: int
+    waiting: int
+    done: int
+    gave_way: int
+    failed: dict[str, int]
+
+
+class Damaged(Wire, frozen=True):
+    """A chunk in memory that was found wrong after its check, and the processes that still have it mapped."""
+
+    tenant: str
+    chunk: Digest
+    pids: tuple[int, ...]
+
+
 class HostState(Wire, frozen=True):
-    """Slabs by what they are doing; `huge` of them are backed by huge pages throughout."""
+    """Slabs by what they are doing; `huge` of them are backed by huge pages throughout. `quota`: for one tenant."""
 
     bytes: int
     budget_bytes: int
@@ -35,6 +64,8 @@ class HostState(Wire, frozen=True):
     slabs_busy: int
     slabs_free: int
     slabs_huge: int
+    slabs_quota: int
+    slabs_by_tenant: dict[str, int]
     loading: int
 
 
@@ -45,6 +76,8 @@ class NvmeState(Wire, frozen=True):
 
     bytes: int
     budget_bytes: int
+    quota_bytes: int
+    bytes_by_tenant: dict[str, int]
     chunks: int
     bytes_by_way: dict[str, int]
 
@@ -53,18 +86,24 @@ class State(Wire, frozen=True):
     """`GET /v1/state`. Counters count from the agent's start, and hold the tiers, kinds and codes that occurred: faults
     by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code,
     versions that no trusted key signed where `require` or `warn` asks for it, chunks that were not kept on NVMe as
-    their memory was needed, reads of the store that were asked twice. Reads that run, chunks that wait for their turn,
-    by tier, and chunks that are to be written are of this moment. Rates are of tiers below the host's.
+    their memory was needed, reads of the store that were asked twice, connections of other users, chunks that were
+    hashed anew. Reads that run, chunks that wait for their turn, by tier, and chunks that are to be written are of this
+    moment. Rates are of tiers below the host's.
     """
 
     host: HostState
     nvme: NvmeState
+    prefetches: PrefetchState
     connections: int
     leases: int
     holders: int
     leases_granted: int
     leases_hot: int
     leases_refused: dict[str, int]
+    strangers: int
+    examined_chunks: dict[str, int]
+    sweeps: int
+    damaged: tuple[Damaged, ...]
     chunk_reads: dict[str, int]
     bytes_read: dict[str, int]
     chunk_faults: dict[str, dict[str, int]]
@@ -90,6 +129,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     """Routes over an open cache."""
     app = FastAPI(title="Kelvin weight cache", openapi_url=None)
     install_failure_handlers(app)
+    checking = asyncio.Lock()
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -125,6 +165,17 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
         await cache.evict(wish.tier, wish.tenant, wish.version)
         return Response(status_code=204)
 
+    @app.post("/v1/check")
+    async def check() -> Response:
+        async with checking:
+            return Response(encode(await cache.check()), media_type="application/json")
+
+    @app.post("/v1/prefetch")
+    async def prefetch(request: Request) -> Response:
+        wish = decode(await request.body(), Prefetch)
+        cache.prefetcher.ask(Wish(dns_label(wish.tenant, "tenant"), wish.version, wish.tier, wish.urgent))
+        return Response(status_code=202)
+
     return app
 
 
@@ -155,13 +206,24 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
             slabs_busy=index.busy_count,
             slabs_free=slabs["free"],
             slabs_huge=slabs["huge"],
+            slabs_quota=index.quota,
+            slabs_by_tenant=dict(index.slabs_by_tenant),
             loading=cache.loader.loading,
         ),
         nvme=NvmeState(
             bytes=cache.nvme.index.total_bytes,
             budget_bytes=cache.nvme.index.budget_bytes,
+            quota_bytes=cache.nvme.index.quota_bytes,
+            bytes_by_tenant=cache.nvme.index.bytes_by_tenant,
             chunks=cache.nvme.index.file_count,
             bytes_by_way={str(way): nbytes for way, nbytes in cache.nvme.bytes_by_way.items()},
+        ),
+        prefetches=PrefetchState(
+            running=cache.prefetcher.running,
+            waiting=cache.prefetcher.waiting,
+            done=counters.prefetched,
+            gave_way=counters.prefetches_gave_way,
+            failed=dict(counters.prefetches_failed),
         ),
         connections=leases.connections,
         leases=leases.active,
@@ -169,6 +231,13 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         leases_granted=counters.leases_granted,
         leases_hot=counters.leases_hot,
         leases_refused=dict(counters.leases_refused),
+        strangers=counters.strangers,
+        examined_chunks=dict(counters.examined),
+        sweeps=counters.sweeps,
+        damaged=tuple(
+            Damaged(tenant=each.tenant, chunk=each.digest, pids=leases.pids_of(each.holders))
+            for each in cache.examiner.damages()
+        ),
         chunk_reads=dict(counters.chunk_reads),
         bytes_read=dict(counters.bytes_read),
         chunk_faults=plain(counters.chunk_faults),

@@ -17,21 +17,29 @@ from weightcache.admissions import Admissions
 from weightcache.arena import Arena
 from weightcache.attestations import Attestations
 from weightcache.counters import Counters
+from weightcache.examine import Examiner
 from weightcache.fetching import Fetcher
+from weightcache.keeper import Keeper
 from weightcache.loader import Loader
 from weightcache.nvme import NvmeTier
 from weightcache.papers import Papers
+from weightcache.policy.disk import DiskIndex
 from weightcache.policy.hedging import HedgeRule, Hedging
 from weightcache.policy.host import HostIndex
+from weightcache.policy.rates import Rates
+from weightcache.policy.reload import file_reload, slab_reload
 from weightcache.policy.spare import spare_of
 from weightcache.policy.threads import threads_for
 from weightcache.policy.trust import Policy
+from weightcache.prefetch import Prefetcher
 from weightcache.ranges import Ranges
 from weightcache.remote import StoreTier
 from weightcache.residents import TIERS, Residents, Tally
+from weightcache.scrub import Report, Scrubber, check
 from weightcache.settings import CacheSettings
 from weightcache.slabs import SlabPool
 from weightcache.sources import Verify, is_digest_of
+from weightcache.waiting import Waiting
 
 SETTLE_S: Final = 60.0
 
@@ -48,6 +56,8 @@ class Cache:
     loader: Loader
     papers: Papers
     residents: Residents
+    prefetcher: Prefetcher
+    examiner: Examiner
     counters: Counters
 
     async def whereabouts(self, tenant: str, version: str) -> Tally:
@@ -86,6 +96,10 @@ class Cache:
         elif busy := self.arena.evict(tenant, digests):
             raise Refused(Conflict("the host tier", f"{busy} slabs are in use by living processes or loads"))
 
+    async def check(self) -> Report:
+        """Hash all that is kept anew, and hold the indexes against themselves and the disk."""
+        return await check(self.examiner, self.arena, self.nvme)
+
 
 @asynccontextmanager
 async def open_cache(
@@ -93,6 +107,9 @@ async def open_cache(
 ) -> AsyncIterator[Cache]:
     """Raises BlockingIOError where another agent has the directory, BadSetting over trust roots that are none."""
     counters = Counters()
+    rates = Rates()
+    nvme_quota = settings.nvme_bytes * settings.nvme_quota // 100
+    disk = DiskIndex(settings.nvme_bytes, nvme_quota, file_reload(rates))
     trust = read_trust(settings.data, settings.roots)
     if settings.verify is Policy.REQUIRE and not trust.roots:
         raise BadSetting("KELVIN_VERIFY", settings.verify, f"needs a public key (*.pem) in {settings.roots}")
@@ -101,13 +118,14 @@ async def open_cache(
         reads = stack.enter_context(ThreadPoolExecutor(threads.read, "read"))
         hashes = stack.enter_context(ThreadPoolExecutor(threads.hash, "hash"))
         making = stack.enter_context(ThreadPoolExecutor(threads.make, "slab"))
-        nvme = NvmeTier(settings.cache, settings.nvme_bytes, reads, time.time, verify, threads.chunks)
+        nvme = NvmeTier(settings.cache, disk, reads, time.time, verify, threads.chunks)
         await nvme.open()
         stack.callback(nvme.close)
         limit = settings.host_bytes // settings.slab_bytes
+        quota = max(1, limit * settings.host_quota // 100)
         spare = spare_of(settings.host_bytes, settings.slab_bytes, settings.spare_bytes)
         pool = SlabPool(settings.slab_bytes, limit, making, spare=spare, at_once=threads.make)
-        arena = Arena(HostIndex(settings.slab_bytes, limit), pool)
+        arena = Arena(HostIndex(settings.slab_bytes, limit, quota, slab_reload(rates, disk.holds)), pool)
         stack.push_async_callback(arena.close)
         arena.pool.ensure_spare()
         ranges = Ranges(store, Hedging(HedgeRule(settings.hedge_percent / 100)), counters)
@@ -118,6 +136,20 @@ async def open_cache(
         stack.push_async_callback(loader.close)
         papers = Papers(store, nvme, counters)
         attestations = Attestations(store, nvme, counters, trust, settings.verify)
-        residents = Residents(arena, loader, papers, attestations)
+        waiting = Waiting()
+        residents = Residents(arena, loader, papers, attestations, waiting, rates)
         stack.push_async_callback(residents.close)
-        yield Cache(arena, nvme, remote, fetcher, admissions, loader, papers, residents, counters)
+        keeper = Keeper(arena, nvme, Fetcher((remote,), hashes, counters, verify), counters)
+        prefetcher = Prefetcher(residents, papers, attestations, keeper, waiting, counters)
+        stack.push_async_callback(prefetcher.close)
+        examiner = Examiner(arena, nvme, hashes, verify, counters, residents.forget)
+        if settings.scrub_s:
+            scrubber = Scrubber(examiner, settings.scrub_s, lambda: bool(loader.loading) or waiting.is_busy(), counters)
+            scrubbing = asyncio.create_task(scrubber.run())
+            stack.push_async_callback(_ended, scrubbing)
+        yield Cache(arena, nvme, remote, fetcher, admissions, loader, papers, residents, prefetcher, examiner, counters)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})

@@ -27,6 +27,12 @@ class Counters:
     unkept_chunks: int = 0  # let go before they were written, as their memory was needed
     hedges: int = 0  # reads of the store that were asked a second time
     hedges_won: int = 0  # of those, where the second answer came first
+    prefetched: int = 0
+    prefetches_gave_way: int = 0  # to a lease, to go on after it
+    prefetches_failed: Counter[str] = field(default_factory=Counter)  # by the failure's code
+    examined: Counter[str] = field(default_factory=Counter)  # chunks that were hashed anew, by tier
+    sweeps: int = 0  # over all that is kept
+    strangers: int = 0  # connections of other users
     leases_granted: int = 0
     leases_hot: int = 0
     leases_refused: Counter[str] = field(default_factory=Counter)

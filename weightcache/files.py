@@ -98,9 +98,9 @@ class ChunkFiles:
         """Where the version's manifest is kept, or its attestations."""
         return self._root / tenant / kind / version
 
-    def read(self, path: Path, into: memoryview) -> Reading:
-        """Fill `into` (page-aligned) with all of the file, by whichever way is the shorter. Raises
-        `Refused(Unavailable)`.
+    def read(self, path: Path, into: memoryview, *, touch: bool = True) -> Reading:
+        """Fill `into` (page-aligned) with all of the file, by whichever way is the shorter; it is recent then, unless
+        `touch` is false. Raises `Refused(Unavailable)`.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -112,8 +112,9 @@ class ChunkFiles:
             if os.fstat(fd).st_size != into.nbytes:
                 return Reading(Outcome.LENGTH)
             way = fill(fd, into)
-            with suppress(OSError):  # a disk that became read-only can still be read
-                os.utime(fd)  # recency that outlives this process
+            if touch:
+                with suppress(OSError):  # a disk that became read-only can still be read
+                    os.utime(fd)  # recency that outlives this process
         except EOFError:
             return Reading(Outcome.SHORT)
         except OSError as error:

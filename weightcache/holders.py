@@ -5,7 +5,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,6 +37,10 @@ class Holders:
     def count(self) -> int:
         """Living processes that may have slabs mapped."""
         return len(self._by_pid)
+
+    def pids_of(self, numbers: Collection[int]) -> tuple[int, ...]:
+        """The processes of these holders, as far as they live."""
+        return tuple(sorted(holder.pid for holder in self._by_pid.values() if holder.number in numbers))
 
     def of(self, peer: socket.socket) -> Holder:
         """The process that connected. Raises ProcessLookupError where it is dead already."""
@@ -73,9 +77,21 @@ class Holders:
         self._forget(holder.number)
 
 
+def uid_of(sock: socket.socket) -> int:
+    """The user as which the other side connected; -1 where the kernel can't name it here."""
+    return _credentials(sock)[1]
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int]:
+    """Number and user of the process that connected, as they were then (SO_PEERCRED, unix(7))."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid
+
+
 def _peer(sock: socket.socket) -> tuple[int, int]:
-    """A pidfd of the connected process, and its number (SO_PEERCRED)."""
-    pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    """A pidfd of the connected process, and its number."""
+    pid, _ = _credentials(sock)
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD), pid
     except OSError:  # an older kernel

@@ -2,20 +2,21 @@
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from array import array
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Final
 
-from contracts.errors import Failure, Refused
+from contracts.errors import Failure, InvalidRequest, Refused
 from contracts.names import dns_label
 from contracts.problem import code_of, to_wire
 from contracts.wire import decode, encode
 from service.cause import begin
 from weightcache.arena import Arena
 from weightcache.counters import Counters
-from weightcache.holders import Holder, Holders
+from weightcache.holders import Holder, Holders, uid_of
 from weightcache.residents import Arrival, Residents
 from weightcache.wire import MAX_MESSAGE_BYTES, LeaseReply, LeaseRequest, SlabFact
 
@@ -27,7 +28,7 @@ LOAD_TIMEOUT_S: Final = 900.0  # a client that waits less hangs up, which cancel
 
 
 class LeaseServer:
-    """Serves `listener` (SEQPACKET) from `open` to `close`."""
+    """Serves `listener` (SEQPACKET) from `open` to `close`, to processes of its own user and of root."""
 
     def __init__(self, listener: socket.socket, residents: Residents, arena: Arena, counters: Counters) -> None:
         self._listener = listener
@@ -51,6 +52,10 @@ class LeaseServer:
     def holder_count(self) -> int:
         """Living processes that may have slabs mapped."""
         return self._holders.count
+
+    def pids_of(self, holders: Collection[int]) -> tuple[int, ...]:
+        """Numbers of the processes."""
+        return self._holders.pids_of(holders)
 
     def open(self) -> None:
         """Begin to accept."""
@@ -103,6 +108,7 @@ class LeaseServer:
     async def _lease(self, sock: socket.socket, raw: bytes) -> None:
         """Returns where it was refused; otherwise lasts until it is cancelled or the process dies."""
         try:
+            self._check_user(sock)
             request = decode(raw, LeaseRequest, what="lease request")
             dns_label(request.tenant, "tenant")
             if request.request_id is not None:
@@ -118,6 +124,14 @@ class LeaseServer:
         finally:
             holder.leases.discard(ended)
             self.active -= 1
+
+    def _check_user(self, sock: socket.socket) -> None:
+        """The directory's mode keeps others out; where that was loosened, this does. Raises `Refused`."""
+        uid = uid_of(sock)
+        if not may_lease(uid):
+            self._counters.strangers += 1
+            log.warning("another user asked for a lease", extra={"uid": uid})
+            raise Refused(InvalidRequest("uid", str(uid), "must be root's, or that of the weight cache's own user"))
 
     async def _grant(self, sock: socket.socket, request: LeaseRequest) -> tuple[Holder, asyncio.Event]:
         """Send the answer. Raises OSError where the client is gone."""
@@ -149,6 +163,11 @@ class LeaseServer:
     def _refuse(self, sock: socket.socket, failure: Failure) -> None:
         self._counters.leases_refused[code_of(failure)] += 1
         sock.send(encode(LeaseReply(ok=False, failure=to_wire(failure))))
+
+
+def may_lease(uid: int) -> bool:
+    """Whether a process of this user may be sent weights: of our own, or of root, who can read them anyway."""
+    return uid in (0, os.geteuid())
 
 
 async def _first(work: Awaitable[object], end: Awaitable[object]) -> None:

@@ -25,6 +25,7 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_refused_chunks_total", "Chunks without any.", ("outcome",), lambda now: _codes(now.refused_chunks))
     counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)
     counter("kelvin_leases_refused_total", "Leases refused.", ("outcome",), lambda now: _codes(now.leases_refused))
+    counter("kelvin_prefetches_total", "Versions that were to be brought ahead.", ("outcome",), _prefetches)
     counter("kelvin_unverified_versions_total", "Loads of versions that nobody vouches for.", (), _unverified)
     counter("kelvin_unkept_chunks_total", "Chunks not kept on NVMe.", (), lambda now: {(): now.unkept_chunks})
     counter("kelvin_hedges_total", "Reads of the store asked twice, by which answer came first.", ("first",), _hedges)
@@ -57,6 +58,10 @@ def _faults(now: State) -> dict[Labels, float]:
 
 def _healed(now: State) -> dict[Labels, float]:
     return by(now.healed_chunks.items())
+
+
+def _prefetches(now: State) -> dict[Labels, float]:
+    return {("ok",): now.prefetches.done, **_codes(now.prefetches.failed)}
 
 
 def _unverified(now: State) -> dict[Labels, float]:

@@ -1,10 +1,12 @@
 """The NVMe tier: chunk files within a budget, admitted after they were loaded, quarantined where they are wrong."""
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from blobstore.threads import to_the_end
@@ -31,18 +33,19 @@ class NvmeTier:
     def __init__(
         self,
         root: Path,
-        budget_bytes: int,
+        index: DiskIndex,
         threads: Executor,
         wall_s: Callable[[], float],
         verify: Verify,
         chunks_at_once: int,
     ) -> None:
         self._files = ChunkFiles(root)
-        self.index = DiskIndex(budget_bytes)
+        self.index = index
         self.bytes_by_way: Counter[Way] = Counter()
         self._threads = threads
         self._wall_s = wall_s
         self._verify = verify
+        self._coming: dict[Key, asyncio.Event] = {}
         self.limit = Limit(chunks_at_once)
 
     def __repr__(self) -> str:
@@ -61,11 +64,13 @@ class NvmeTier:
 
     def may_have(self, tenant: str, digest: str) -> bool:
         """See `Source`."""
-        return self.index.holds((tenant, digest))
+        return self.index.holds((tenant, digest)) or (tenant, digest) in self._coming
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
-        """See `Source`."""
+        """See `Source`. A chunk that is just being brought here is waited for: nobody else need fetch it."""
         key = (tenant, digest)
+        if (coming := self._coming.get(key)) is not None:
+            await coming.wait()
         if not self.index.holds(key):
             return Outcome.ABSENT
         reading = await to_the_end(self._threads, self._read, self._files.chunk(*key), digest, into)
@@ -92,6 +97,28 @@ class NvmeTier:
         if reading.way is Way.BUFFERED and not self.bytes_by_way[Way.BUFFERED]:
             log.warning("the file system refuses O_DIRECT: what is cold is read through the page cache")
         self.bytes_by_way[reading.way] += length
+
+    async def look(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+        """As `fetch`, but for nobody: the file is no more recent for it. Raises `Refused(Unavailable)`."""
+        key = (tenant, digest)
+        read = partial(self._files.read, touch=False)
+        outcome = (await to_the_end(self._threads, read, self._files.chunk(*key), into)).outcome
+        return Outcome.ABSENT if outcome is Outcome.MISSING and not self.index.holds(key) else outcome
+
+    async def strangers(self) -> tuple[Key, ...]:
+        """Files that are named as chunks, and that the index does not know."""
+        found = await to_the_end(self._threads, lambda: list(self._files.scan()))
+        return tuple(key for each in found if not self.index.knows(key := (each.tenant, each.digest)))
+
+    @contextmanager
+    def coming(self, tenant: str, digest: str) -> Iterator[None]:
+        """The block brings the chunk here, if it can; who asks for it meanwhile waits."""
+        event = self._coming[tenant, digest] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._coming[tenant, digest]
+            event.set()
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`."""

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 import msgspec
@@ -22,6 +22,7 @@ from weightcache.papers import Papers
 from weightcache.policy.extents import extents_of
 from weightcache.policy.host import Reservation
 from weightcache.policy.rates import Rates
+from weightcache.waiting import Waiting
 from weightcache.wire import MAX_SLABS, Layout
 
 log = logging.getLogger(__name__)
@@ -80,22 +81,31 @@ class Arrival:
 class _Flight:
     task: asyncio.Task[Arrival | Failure]
     waiting: int = 0
+    leased: bool = False  # somebody who waited, or waits, wants a lease
 
 
 class Residents:
     """One flight per version: it is cancelled when nobody waits for it any more."""
 
     def __init__(
-        self, arena: Arena, loader: Loader, papers: Papers, attestations: Attestations, rates: Rates | None = None
+        self,
+        arena: Arena,
+        loader: Loader,
+        papers: Papers,
+        attestations: Attestations,
+        waiting: Waiting,
+        rates: Rates | None = None,
     ) -> None:
         self._arena = arena
         self._loader = loader
         self._papers = papers
         self._attestations = attestations
         self.rates = rates or Rates()
+        self._waiting = waiting
         self._hot: dict[tuple[str, str], Resident] = {}
         self._flights: dict[tuple[str, str], _Flight] = {}
-        arena.on_end = self._forget
+        self._owed: dict[tuple[str, str], Tally] = {}  # what an urgent prefetch found, for the first lease
+        arena.on_end = self.forget
 
     def __repr__(self) -> str:
         return f"<Residents hot={len(self._hot)} arriving={len(self._flights)}>"
@@ -114,8 +124,28 @@ class Residents:
     async def pinned(
         self, tenant: str, version: str, timeout_s: float, engines: tuple[tuple[str, str], ...] = ()
     ) -> AsyncIterator[Arrival]:
-        """The version, whole, verified and kept from eviction while the block runs. Raises `Refused`."""
+        """For a lease: the version, whole, verified and kept from eviction while the block runs. Raises `Refused`."""
         key = (tenant, version)
+        async with self._arrival(key, timeout_s, engines, leased=True) as arrival:
+            owed = self._owed.pop(key, None)
+            is_hot = arrival.tally is arrival.resident.tally
+            yield Arrival(arrival.resident, owed) if is_hot and owed is not None else arrival
+
+    async def bring(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
+        """For nobody yet: the version is here when this returns, and may be evicted from then on. Raises `Refused`.
+
+        An urgent one is part of a start: the lease that comes for it is told where its chunks were found.
+        """
+        key = (tenant, version)
+        async with self._arrival(key, timeout_s, (), leased=False) as arrival:
+            self._arena.index.touch(arrival.resident.slabs, time.monotonic())
+            if urgent and arrival.tally is not arrival.resident.tally and key in self._hot:
+                self._owed[key] = arrival.tally
+
+    @asynccontextmanager
+    async def _arrival(
+        self, key: tuple[str, str], timeout_s: float, engines: tuple[tuple[str, str], ...], *, leased: bool
+    ) -> AsyncIterator[Arrival]:
         hot = self._hot.get(key)
         if hot is not None and hot.knows(engines):
             self._arena.index.pin(hot.slabs)
@@ -126,8 +156,11 @@ class Residents:
             return
         flight = self._flights.get(key) or self._depart(key)
         flight.waiting += 1
+        flight.leased |= leased
         try:
-            yield await _within(flight.task, timeout_s)
+            with self._waiting.leasing(key) if leased else nullcontext():
+                arrival = await _within(flight.task, timeout_s)
+            yield arrival if leased or not flight.leased else Arrival(arrival.resident, arrival.resident.tally)
         finally:
             flight.waiting -= 1
             if not flight.waiting:
@@ -173,9 +206,8 @@ class Residents:
         try:
             raw, manifest = await self._papers.manifest(tenant, version)
             attestations = await self._attestations.of(tenant, version)
-            reservation = self._reserve(tenant, manifest)
+            reservation, tiers = await self._brought(tenant, manifest)
             try:
-                tiers = await self._loader.bring(reservation)
                 resident = _resident(raw, manifest, attestations, reservation)
             except BaseException:
                 self._arena.unpin(reservation.slabs)
@@ -190,6 +222,21 @@ class Residents:
         self.rates.observe(tally.bytes, time.monotonic() - began_s)
         return Arrival(resident, tally)
 
+    async def _brought(self, tenant: str, manifest: Manifest) -> tuple[Reservation, dict[str, str]]:
+        """A reservation whose chunks are ready; what was found wrong while others were loading is brought anew."""
+        tiers: dict[str, str] = {}
+        while True:
+            reservation = self._reserve(tenant, manifest)
+            try:
+                found = await self._loader.bring(reservation)
+            except BaseException:
+                self._arena.unpin(reservation.slabs)
+                raise
+            tiers = {**found, **{digest: tier for digest, tier in tiers.items() if found[digest] == "host"}}
+            if self._arena.index.is_current(reservation):
+                return reservation, tiers
+            self._arena.unpin(reservation.slabs)
+
     def _reserve(self, tenant: str, manifest: Manifest) -> Reservation:
         chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]
         reservation = self._arena.reserve(tenant, chunks, time.monotonic())
@@ -198,10 +245,11 @@ class Residents:
             raise Refused(CapacityExceeded("slabs of a lease", len(reservation.slabs), MAX_SLABS))
         return reservation
 
-    def _forget(self, slab: int) -> None:
-        """The slab is gone: versions that had chunks in it are no longer resident."""
+    def forget(self, slab: int) -> None:
+        """The slab is gone, or something in it: versions that have chunks in it are no longer resident."""
         for key in [key for key, resident in self._hot.items() if slab in resident.slabs]:
             del self._hot[key]
+            self._owed.pop(key, None)
 
 
 async def _within(task: asyncio.Task[Arrival | Failure], timeout_s: float) -> Arrival:

@@ -25,7 +25,10 @@ _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Budgets in bytes. `host_bytes` holds whole slabs, at least one; `spare_bytes` of them are made ahead."""
+    """Budgets in bytes. `host_bytes` holds whole slabs, at least one; `spare_bytes` of them are made ahead. Quotas are
+    what one tenant may have of a tier while others want it, in percent. Between two passes over all that is kept are
+    `scrub_s`; 0: there are none.
+    """
 
     data: Path
     store_url: str
@@ -36,6 +39,9 @@ class CacheSettings:
     lifeline_fd: int | None = None
     store_reads: int = DISK_READS  # ranges of the store that are read at once
     hedge_percent: float = 0.0  # of them, those that may be asked for a second time because they are late
+    host_quota: int = 100
+    nvme_quota: int = 100
+    scrub_s: float = 0.0
     verify: Policy = Policy.OFF
     trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
@@ -77,6 +83,9 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         slab_bytes=slab_bytes,
         nvme_bytes=settings.integer(env, "KELVIN_NVME_BYTES", _disk_bytes(data), low=0, high=_LIMIT),
         spare_bytes=settings.integer(env, "KELVIN_SPARE_BYTES", min(SPARE_BYTES, host_bytes // 4), low=0, high=_LIMIT),
+        host_quota=settings.integer(env, "KELVIN_HOST_QUOTA", 100, low=1, high=100),
+        nvme_quota=settings.integer(env, "KELVIN_NVME_QUOTA", 100, low=1, high=100),
+        scrub_s=settings.number(env, "KELVIN_SCRUB_S", 3600.0, low=0, high=31_536_000),
         lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
         store_reads=settings.integer(env, "KELVIN_STORE_READS", LINE_READS if far else DISK_READS, low=1, high=128),
         hedge_percent=settings.number(env, "KELVIN_HEDGE_PERCENT", 5.0 if far else 0.0, low=0.0, high=50.0),

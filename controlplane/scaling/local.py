@@ -77,6 +77,7 @@ class LocalActuator:
         self._lost_starts: dict[VersionKey, int] = {}  # in a row, by version
         self._listeners: list[Listener] = []
         self._starting: list[Starting] = []
+        self.on_placing: Callable[[VersionKey], None] = lambda _: None  # a start waits for a standby
         fleet.on_lost(self._lost)
 
     def __repr__(self) -> str:
@@ -203,6 +204,7 @@ class LocalActuator:
             self._restore_on(process, asked)
         else:
             self._fleet.tasks.start(self._await_standby(asked), f"start {key}")
+            self.on_placing(key)
         for starting in self._starting:
             starting(key, asked_us, parked=process is not None, wakes=False)
         return True

@@ -66,6 +66,7 @@ ROUTES = [
     ("POST", "/models/m/stop"),
     ("GET", "/cache"),
     ("POST", "/cache/evict"),
+    ("POST", "/cache/check"),
     ("GET", "/metrics"),
     ("GET", "/billing/report"),
     ("POST", "/billing/close"),
@@ -294,6 +295,7 @@ def test_tenants_do_not_see_each_other(data: Path) -> None:
             hidden: dict[str, object] = {"processes": [], "cache": None, "device": None, "models": []}
             assert await door.ask("GET", "/admin/v1/status", None, other) == (200, hidden)
             assert (await door.ask("GET", "/admin/v1/cache", None, other))[0] == 403
+            assert (await door.ask("POST", "/admin/v1/cache/check", None, other))[0] == 403
             for method, path in (
                 ("GET", ""),
                 ("DELETE", ""),
@@ -347,9 +349,15 @@ def test_the_cache_is_asked_and_told_for_the_callers_tenant(data: Path) -> None:
     async def state(_: web.Request) -> web.Response:
         return web.json_response({"tiers": {"host": {"bytes": 5}}})
 
+    fault = {"tier": "host", "tenant": "other", "chunk": "c", "kind": "digest"}
+    report = {"chunks": {"host": 1}, "bytes": {"host": 2}, "faults": [fault], "contradictions": ["odd"]}
+
+    async def checked(_: web.Request) -> web.Response:
+        return web.json_response(report)
+
     async def main() -> None:
         agent = web.Application()
-        agent.add_routes([web.get("/v1/state", state), web.post("/v1/evict", evict)])
+        agent.add_routes([web.get("/v1/state", state), web.post("/v1/evict", evict), web.post("/v1/check", checked)])
         listening = Listening(agent)
         await listening.start(data / "run" / "cache.sock")
         async with opened(data) as door:
@@ -357,6 +365,7 @@ def test_the_cache_is_asked_and_told_for_the_callers_tenant(data: Path) -> None:
             assert (await door.admin("POST", "/cache/evict", {"tier": "host"}))[0] == 204
             status, problem = await door.admin("POST", "/cache/evict", {"tier": "nvme", "version": "a"})
             assert (status, problem["detail"]) == (409, "version a: is leased")
+            assert await door.admin("POST", "/cache/check") == (200, report)
         await listening.stop()
         assert told == [
             {"tier": "host", "tenant": "default"},

@@ -13,6 +13,7 @@ from contracts.control import Feed
 from contracts.errors import Overloaded, RemoteFailure, Unavailable
 from contracts.problem import code_of
 from contracts.timeline import Stage
+from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import local as local_module
 from tests.controlplane.builders import key
@@ -89,14 +90,19 @@ def test_a_thousand_requests_for_one_replica_bind_once(run: Run) -> None:
 
 
 def test_without_a_parked_standby_one_is_borne_at_once(run: Run) -> None:
-    """Three versions are asked for with one standby parked: three forks, whatever restores meanwhile."""
+    """Three versions are asked for with one standby parked: three forks, whatever restores meanwhile. The two that
+    wait for their process are told of, so that their bytes need not wait for it, too.
+    """
+    placing: list[VersionKey] = []
 
     async def scenario(it: Local) -> None:
+        it.actuator.on_placing = placing.append
         await it.parked()
         for name in ("a", "b", "c"):
             it.apply(key(name), 1)
         for name in ("a", "b", "c"):
             await it.ready(key(name))
+        assert placing == [key("b"), key("c")]
 
     play(run, scenario)
 

@@ -15,7 +15,7 @@ import safetensors
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
-from tests.e2e.inside import is_recorded
+from tests.e2e.inside import cache, is_recorded, reads
 from tests.e2e.models import make_tiny
 from tests.snapshotter.models import Weight
 from tests.snapshotter.tensors_files import TensorsFile
@@ -98,6 +98,23 @@ def test_deploy_moves_prod_and_requests_follow(kelvin: Installation, two: tuple[
     assert pinned.text == before.text != after.text
     assert kelvin.model("two")["version"] == second
     assert "0123456789ab" in run(kelvin, "deploy", "two@0123456789ab", code=1)
+    run(kelvin, "deploy", f"two@{first}")
+
+
+def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two: tuple[str, str]) -> None:
+    """The host tier holds the version before its first request, which reads nothing; the other one's, not deployed,
+    reads its chunks (the control).
+    """
+    first, second = two
+    kelvin.forget("host")
+    assert cache(kelvin)["host"]["versions"] == 0
+    run(kelvin, "deploy", f"two@{second[:12]}")
+    kelvin.wait(lambda: cache(kelvin)["host"]["versions"] == 1, "the version is in the host tier")
+    before = reads(kelvin)
+    assert complete(kelvin, "two", "w1 w2 w3", max_tokens=2).status == 200
+    assert reads(kelvin) == before
+    assert complete(kelvin, f"two@{first[:16]}", "w1 w2 w3", max_tokens=2).status == 200
+    assert reads(kelvin) > before
     run(kelvin, "deploy", f"two@{first}")
 
 

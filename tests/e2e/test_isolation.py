@@ -96,6 +96,7 @@ LISTS: dict[Route, str] = {
 # The installation's, for operators: 403 to every other key, whatever it names.
 OPERATORS: set[Route] = {
     ("GET", "/admin/v1/cache"),
+    ("POST", "/admin/v1/cache/check"),
     ("GET", "/admin/v1/metrics"),
     ("POST", "/admin/v1/tenants"),
     ("DELETE", "/admin/v1/tenants/{}"),

@@ -77,6 +77,28 @@ def test_touched_files_stay() -> None:
     assert index.admit(("a", "new"), 2, 10.0) == (("a", "y"), ("a", "z"))
 
 
+def test_a_small_file_costs_more_for_its_size() -> None:
+    """Where every fetch has a round trip, files of a kilobyte outlive larger ones that were read as lately."""
+    index = DiskIndex(1000, reload_s=lambda length: 0.1 + length / 1e6)
+    index.found(("a", "small"), 10, 0.0)
+    index.found(("a", "large"), 900, 1.0)
+    assert index.admit(("a", "new"), 500, 2.0) == (("a", "large"),)
+
+
+def test_quota() -> None:
+    """Beyond it a tenant is evicted first, and takes nothing of others; alone it may fill the disk."""
+    index = DiskIndex(4, quota_bytes=2)
+    for now, name in enumerate("xyzw"):
+        index.found(("a", name), 1, float(now))
+    assert index.admit(("b", "x"), 1, -9.0) == (("a", "x"),)
+    index.mark_written(("b", "x"))
+    assert index.admit(("a", "v"), 2, 9.0) == (("a", "y"), ("a", "z")), "though b's is the oldest"
+    index.mark_written(("a", "v"))
+    assert index.bytes_by_tenant == {"a": 3, "b": 1}
+    assert index.admit(("a", "u"), 3, 9.0) is None, "larger than its share"
+    index.check_integrity()
+
+
 def test_a_smaller_budget() -> None:
     """What was found is cut to the budget, oldest first."""
     index = DiskIndex(2)

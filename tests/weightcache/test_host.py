@@ -190,6 +190,39 @@ def test_scattered_chunks_do_not_keep_their_version_out() -> None:
     index.check_integrity()
 
 
+def test_what_costs_more_to_have_again_stays() -> None:
+    """The older slab stays where its bytes are far away, and the younger one's near; a long time alters that."""
+    for now, gone in ((3.0, "near"), (36_000.0, "far")):
+        index = HostIndex(SLAB, 2, reload_s=lambda _, chunks: sum(9.0 if name == "far" else 0.1 for name, _ in chunks))
+        slabs = {}
+        for name, used_at in (("far", 1.0), ("near", now - 1.0)):
+            arrived = brought(index, index.reserve("a", [(name, SLAB)], used_at))
+            index.unpin(arrived.slabs)
+            slabs[name] = arrived.slabs
+        assert index.reserve("a", [("new", SLAB)], now).evicted == slabs[gone]
+
+
+def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
+    """It may fill what nobody wants; then others take from it first, and it from itself alone."""
+    index = HostIndex(SLAB, 3, quota=1)
+    mine = [brought(index, index.reserve("a", [(name, SLAB)], 1.0)) for name in "xy"]
+    for each in mine:
+        index.unpin(each.slabs)
+    theirs = brought(index, index.reserve("b", [("x", SLAB)], 0.0))
+    index.unpin(theirs.slabs)
+    assert index.slabs_by_tenant == {"a": 2, "b": 1}
+    again = brought(index, index.reserve("a", [("z", SLAB)], 2.0))
+    assert set(again.evicted) < {slab for each in mine for slab in each.slabs}, "though b's is the oldest"
+    third = brought(index, index.reserve("c", [("x", SLAB)], 3.0))
+    assert index.slabs_by_tenant == {"a": 1, "b": 1, "c": 1}
+    index.hold(1, (*again.slabs, *third.slabs), 3.0)
+    with pytest.raises(Refused, match="this tenant's share of the weight cache is full"):
+        index.reserve("a", [("w", SLAB)], 4.0)
+    with pytest.raises(Refused, match=r"one tenant may have \(KELVIN_HOST_QUOTA\): needs 2, has 1"):
+        index.reserve("a", [("u", SLAB), ("v", SLAB)], 4.0)
+    index.check_integrity()
+
+
 @pytest.mark.parametrize(
     ("chunks", "failure"),
     [

@@ -15,6 +15,7 @@ from contracts.errors import Refused
 from contracts.manifest import PAGE
 from contracts.wire import decode
 from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
+from weightcache import leases
 from weightcache.leases import MAX_CONNECTIONS
 from weightcache.wire import SOCKET, LeaseReply
 
@@ -216,3 +217,65 @@ def test_a_forked_child_holds_on_its_own(tmp_path: Path) -> None:
             state = agent.wait_for("one is forgotten", lambda state: state.holders == 1)
             assert state.host.slabs_busy == 1
             assert len(two.say("digest")) == 64
+
+
+# Connects as another user, from inside the directory: the way to it is its owner's alone. Prints what it is answered.
+STRANGER = """
+import os, socket, sys
+
+os.chdir(sys.argv[1])
+if sys.argv[3]:
+    os.setgroups([])
+    os.setgid(int(sys.argv[3]))
+    os.setuid(int(sys.argv[3]))
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect("lease.sock")
+sock.send(sys.argv[2].encode())
+message, descriptors, _, _ = socket.recv_fds(sock, 1 << 16, 8)
+print(len(descriptors), message.decode())
+"""
+NOBODY = 65534
+
+
+def asked_as(agent: RunningAgent, uid: int | None) -> tuple[int, LeaseReply]:
+    """How many descriptors a process of that user (None: our own) is sent, and the answer."""
+    wish = f'{{"tenant":"acme","version":"{VERSION.id}"}}'
+    command = [sys.executable, "-c", STRANGER, str(agent.settings.run), wish, "" if uid is None else str(uid)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    count, _, answer = done.stdout.partition(" ")
+    return int(count), decode(answer.encode(), LeaseReply)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel's word on who connected, with the rule, counted, and without a descriptor; our own user is served.
+    Negative control: without the check, a stranger who reaches the socket is sent the weights.
+    """
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        agent.settings.run.chmod(0o711)  # as where an operator has loosened it
+        (agent.settings.run / SOCKET).chmod(0o777)
+        count, reply = asked_as(agent, NOBODY)
+        assert count == 0
+        assert reply.failure is not None
+        assert reply.failure.message == "uid=65534: must be root's, or that of the weight cache's own user"
+        state = agent.state()
+        assert (state.strangers, state.leases_refused, state.leases_granted) == (1, {"invalid_request": 1}, 0)
+        count, reply = asked_as(agent, None)
+        assert (count, reply.ok) == (2, True)
+        monkeypatch.setattr(leases, "may_lease", lambda uid: True)
+        count, reply = asked_as(agent, NOBODY)
+        assert (count, reply.ok) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("uid", "want"),
+    [
+        pytest.param(0, True, id="root"),
+        pytest.param(os.geteuid(), True, id="our own"),
+        pytest.param(os.geteuid() + 1, False, id="another"),
+        pytest.param(-1, False, id="one whom the kernel can't name"),
+    ],
+)
+def test_who_may_lease(uid: int, want: bool) -> None:
+    assert leases.may_lease(uid) == want

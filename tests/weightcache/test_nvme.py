@@ -15,6 +15,7 @@ from tests.weightcache.page_cache import refuse_direct
 from weightcache import libc
 from weightcache.files import Kind
 from weightcache.nvme import NvmeTier
+from weightcache.policy.disk import DiskIndex
 from weightcache.policy.healing import Outcome
 from weightcache.reading import Way
 
@@ -37,7 +38,7 @@ def with_tier(root: Path, scenario: Callable[[NvmeTier], Awaitable[None]], budge
 
     async def main() -> None:
         with ThreadPoolExecutor(2) as threads:
-            tier = NvmeTier(root, budget, threads, tick, lambda data, digest: data[0] != WRONG, 6)
+            tier = NvmeTier(root, DiskIndex(budget), threads, tick, lambda data, digest: data[0] != WRONG, 6)
             await tier.open()
             try:
                 await scenario(tier)

@@ -40,6 +40,8 @@ def test_what_the_tier_holds_is_not_lost_space(tmp_path: Path) -> None:
         pytest.param({"KELVIN_HOST_BYTES": "1"}, "KELVIN_HOST_BYTES=1", id="less than a slab"),
         pytest.param({"KELVIN_SPARE_BYTES": "-1"}, "KELVIN_SPARE_BYTES=-1", id="less than no spare"),
         pytest.param({"KELVIN_NVME_BYTES": "-1"}, "KELVIN_NVME_BYTES=-1", id="a negative budget"),
+        pytest.param({"KELVIN_HOST_QUOTA": "0"}, "KELVIN_HOST_QUOTA=0", id="a quota of nothing"),
+        pytest.param({"KELVIN_NVME_QUOTA": "101"}, "KELVIN_NVME_QUOTA=101", id="a quota of more than all"),
         pytest.param({"KELVIN_LIFELINE_FD": "x"}, "KELVIN_LIFELINE_FD=x", id="no number"),
     ],
 )

@@ -4,12 +4,15 @@ Bytes are reserved before a file is written. A file may vanish under a reader: i
 source.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from weightcache.policy.evict import Candidate, choose
+from weightcache.policy.evict import Candidate, Shares, choose
 
 Key = tuple[str, str]  # tenant, digest
+HALF_LIFE_S: Final = 86_400.0  # of the value of a file that nobody reads
 
 
 @dataclass(slots=True)
@@ -20,11 +23,18 @@ class _File:
 
 
 class DiskIndex:
-    """At most `budget_bytes` of chunk files, those being written included."""
+    """At most `budget_bytes` of chunk files, those being written included. A tenant may have `quota_bytes` of them
+    while others want some (None: all); `reload_s` says what a file of a length costs to have again.
+    """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(
+        self, budget_bytes: int, quota_bytes: int | None = None, reload_s: Callable[[int], float] = float
+    ) -> None:
         self.budget_bytes = budget_bytes
+        self.quota_bytes = budget_bytes if quota_bytes is None else min(quota_bytes, budget_bytes)
+        self._reload_s = reload_s
         self._files: dict[Key, _File] = {}
+        self._held: Counter[str] = Counter()
         self._total = 0
 
     def __repr__(self) -> str:
@@ -36,6 +46,11 @@ class DiskIndex:
         return self._total
 
     @property
+    def bytes_by_tenant(self) -> dict[str, int]:
+        """Of files, those being written included."""
+        return {tenant: held for tenant, held in self._held.items() if held}
+
+    @property
     def file_count(self) -> int:
         """Files that can be read."""
         return sum(file.written for file in self._files.values())
@@ -43,34 +58,48 @@ class DiskIndex:
     def found(self, key: Key, length: int, used_at: float) -> None:
         """A file from before this process, last used then."""
         self.drop(key)
-        self._files[key] = _File(length, used_at, written=True)
-        self._total += length
+        self._add(key, _File(length, used_at, written=True))
 
     def holds(self, key: Key) -> bool:
         """Whether the file can be read."""
         file = self._files.get(key)
         return file is not None and file.written
 
+    def knows(self, key: Key) -> bool:
+        """Whether the file can be read, or is being written."""
+        return key in self._files
+
+    def length(self, key: Key) -> int:
+        """Of the file, in bytes; 0 where there is none."""
+        file = self._files.get(key)
+        return 0 if file is None else file.length
+
     def trim(self) -> tuple[Key, ...]:
         """Files to remove because the budget shrank; they are forgotten at once."""
-        gone = choose(self._idle(), self._total - self.budget_bytes) or ()
+        shares = Shares(self._held, self.quota_bytes, "")
+        gone = choose(self._idle(), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
         for key in gone:
             self.drop(key)
         return gone
 
     def admit(self, key: Key, length: int, now: float) -> tuple[Key, ...] | None:
         """Reserve room for a new file. Returns the files to remove for it, forgotten at once; None where it is there
-        already or doesn't fit beside what is being written.
+        already or doesn't fit, beside what is being written and what is others' by their quotas.
         """
-        if key in self._files or length > self.budget_bytes:
+        tenant = key[0]
+        if key in self._files or length > self.quota_bytes:
             return None
-        gone = choose(self._idle(), self._total + length - self.budget_bytes)
+        short = self._total + length - self.budget_bytes
+        if short > 0:
+            shares = Shares(self._held + Counter({tenant: length}), self.quota_bytes, tenant)
+            gone = choose(self._idle(), short, HALF_LIFE_S, shares)
+        else:
+            gone = ()
         if gone is None:
             return None
         for old in gone:
             self.drop(old)
-        self._files[key] = _File(length, now, written=False)
-        self._total += length
+        self._add(key, _File(length, now, written=False))
         return gone
 
     def mark_written(self, key: Key) -> None:
@@ -87,6 +116,7 @@ class DiskIndex:
         """It is gone, or was never finished; it may not have been there."""
         if (file := self._files.pop(key, None)) is not None:
             self._total -= file.length
+            self._held[key[0]] -= file.length
 
     def select(self, tenant: str | None, digests: frozenset[str] | None) -> tuple[Key, ...]:
         """Readable files of the tenant (None: all) among the digests (None: any)."""
@@ -99,7 +129,20 @@ class DiskIndex:
     def check_integrity(self) -> None:
         """Raises AssertionError where two facts contradict each other."""
         assert self._total == sum(file.length for file in self._files.values())
+        assert all(
+            held == sum(file.length for key, file in self._files.items() if key[0] == tenant)
+            for tenant, held in self._held.items()
+        )
         assert all(file.length >= 0 for file in self._files.values())
 
     def _idle(self) -> Iterable[Candidate[Key]]:
-        return (Candidate(key, file.length, file.used_at) for key, file in self._files.items() if file.written)
+        return (
+            Candidate(key, file.length, file.used_at, self._reload_s(file.length), key[0])
+            for key, file in self._files.items()
+            if file.written
+        )
+
+    def _add(self, key: Key, file: _File) -> None:
+        self._files[key] = file
+        self._total += file.length
+        self._held[key[0]] += file.length

@@ -5,16 +5,20 @@ freed whole, and only when nothing pins it (a reservation, a load, a write to NV
 process that was sent the slab may have it mapped until it dies, whatever became of its lease.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import CapacityExceeded, Overloaded, Refused
-from weightcache.policy.evict import Candidate, choose
+from weightcache.policy.evict import Candidate, Shares, choose
 from weightcache.policy.extents import Place, Room, Wanted, fresh_needed, place, wanted_of
 
 RETRY_S: Final = 1.0
+HALF_LIFE_S: Final = 600.0  # of an idle slab's value
+
+ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]  # seconds to have a tenant's (digest, length) again
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,22 @@ class _Entry:
 
 
 class HostIndex:
-    """At most `max_slabs` slabs of `slab_bytes`; each holds chunks of one tenant. Slab numbers are never used again."""
+    """At most `max_slabs` slabs of `slab_bytes`; each holds chunks of one tenant. Slab numbers are never used again.
 
-    def __init__(self, slab_bytes: int, max_slabs: int) -> None:
+    A tenant may have `quota` of them while others want some; None: all.
+    """
+
+    def __init__(
+        self,
+        slab_bytes: int,
+        max_slabs: int,
+        quota: int | None = None,
+        reload_s: ReloadS = lambda _tenant, _chunks: 1.0,
+    ) -> None:
         self.slab_bytes = slab_bytes
         self.max_slabs = max_slabs
+        self.quota = max_slabs if quota is None else min(quota, max_slabs)
+        self._reload_s = reload_s
         self._slabs: dict[int, _Slab] = {}
         self._chunks: dict[tuple[str, str], _Entry] = {}
         self._next = 0
@@ -84,9 +99,15 @@ class HostIndex:
         lengths = [entry.place.length for entry in self._chunks.values() if entry.ready]
         return len(lengths), sum(lengths)
 
+    @property
+    def slabs_by_tenant(self) -> Counter[str]:
+        """Slabs that each tenant has."""
+        return Counter(slab.tenant for slab in self._slabs.values())
+
     def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
         """Places for all of (digest, length), or nothing changes: `CapacityExceeded` where the tier could never hold
-        them, `Overloaded` where too much of it is in use. Whatever is there already stays where it is, if that fits.
+        them, or the tenant's quota, `Overloaded` where too much of it is in use. Whatever is there already stays where
+        it is, if that fits.
         """
         wanted = wanted_of(chunks)
         longest = max((chunk.length for chunk in wanted), default=0)
@@ -95,7 +116,12 @@ class HostIndex:
         alone = fresh_needed(wanted, (), self.slab_bytes)
         if alone > self.max_slabs:
             raise Refused(CapacityExceeded("slabs of the weight cache", alone, self.max_slabs))
+        if alone > self.quota:
+            what = "slabs of the weight cache that one tenant may have (KELVIN_HOST_QUOTA)"
+            raise Refused(CapacityExceeded(what, alone, self.quota))
         plan = self._plan(tenant, wanted, keep_idle=True) or self._plan(tenant, wanted, keep_idle=False)
+        if plan is None and self.slabs_by_tenant[tenant] + alone > self.quota < self.max_slabs:
+            raise Refused(Overloaded("this tenant's share of the weight cache", self.quota, RETRY_S))
         if plan is None:
             raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S))
         return self._apply(tenant, wanted, *plan, now)
@@ -112,10 +138,46 @@ class HostIndex:
         assert not entry.ready
         self._slabs[entry.place.slab].chunks.discard(digest)
 
+    def condemn(self, tenant: str, digest: str) -> None:
+        """It was ready, and is wrong: it is nowhere any more, and its place stays unused until the slab ends, which
+        must be pinned now. Whoever has it mapped still sees it.
+        """
+        entry = self._chunks.pop((tenant, digest))
+        assert entry.ready
+        assert self._slabs[entry.place.slab].pins
+        self._slabs[entry.place.slab].chunks.discard(digest)
+
+    def is_current(self, reservation: Reservation) -> bool:
+        """Whether all of it is still where it was promised, and ready."""
+        return all(self.try_place(reservation.tenant, digest) == at for digest, at in reservation.places.items())
+
+    def ready_chunks(self) -> tuple[tuple[tuple[str, str], int], ...]:
+        """((tenant, digest), length) of each that may be served."""
+        return tuple((key, entry.place.length) for key, entry in self._chunks.items() if entry.ready)
+
+    def holders_of(self, slab: int) -> frozenset[int]:
+        """Living processes that may have it mapped."""
+        return frozenset(self._slabs[slab].holders) if slab in self._slabs else frozenset()
+
     def is_ready(self, tenant: str, digest: str) -> bool:
         """Whether the chunk may be served."""
         entry = self._chunks.get((tenant, digest))
         return entry is not None and entry.ready
+
+    def is_loading(self, tenant: str, digest: str) -> bool:
+        """Whether the chunk is on its way."""
+        entry = self._chunks.get((tenant, digest))
+        return entry is not None and not entry.ready
+
+    def try_place(self, tenant: str, digest: str) -> Place | None:
+        """Where the chunk is, if it is ready."""
+        entry = self._chunks.get((tenant, digest))
+        return entry.place if entry is not None and entry.ready else None
+
+    def touch(self, slabs: Iterable[int], now: float) -> None:
+        """Somebody is about to need them."""
+        for number in slabs:
+            self._slabs[number].used_at = now
 
     def pin(self, slabs: Iterable[int]) -> None:
         """Keep these slabs; each pin is undone by one `unpin`."""
@@ -198,18 +260,24 @@ class HostIndex:
         while True:
             rooms = self._rooms(tenant, ended)
             free = self.max_slabs - len(self._slabs) + len(ended)
-            short = fresh_needed(missing, rooms, self.slab_bytes) - free
-            if short <= 0:
+            fresh = fresh_needed(missing, rooms, self.slab_bytes)
+            if fresh <= free:
                 return present, tuple(sorted(ended))
             idle = (
-                Candidate(number, 1, slab.used_at)
+                Candidate(number, 1, slab.used_at, self._reload_of(slab), slab.tenant)
                 for number, slab in self._slabs.items()
                 if not slab.busy and number not in kept and number not in ended
             )
-            oldest = choose(idle, short)
-            if oldest is None:
+            held = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
+            held[tenant] += fresh
+            least = choose(idle, fresh - free, HALF_LIFE_S, Shares(held, self.quota, tenant))
+            if least is None:
                 return None
-            ended |= set(oldest)  # they may have been rooms: look again
+            ended |= set(least)  # they may have been rooms: look again
+
+    def _reload_of(self, slab: _Slab) -> float:
+        lengths = ((digest, self._chunks[slab.tenant, digest].place.length) for digest in slab.chunks)
+        return self._reload_s(slab.tenant, lengths)
 
     def _rooms(self, tenant: str, without: set[int]) -> list[Room]:
         return [

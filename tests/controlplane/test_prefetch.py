@@ -1,0 +1,88 @@
+"""The weight cache is told of versions that will be needed: each once at a time, and nothing fails where it is not."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Refused, Unavailable
+from controlplane import prefetch
+from controlplane.facts import VersionKey
+from controlplane.prefetch import Prefetcher, Wish
+from controlplane.tasks import Tasks
+from tests.controlplane.builders import NOW_S, TENANT, digest, key, opened_registry, registration
+from tests.controlplane.scaling_world import FAST, replace_scale, woken, world
+
+
+class FakeCache:
+    """Takes wishes once it is let; refuses where it is told to."""
+
+    def __init__(self, *, away: bool = False) -> None:
+        self.wishes: list[Wish] = []
+        self.open = asyncio.Event()
+        self.away = away
+
+    async def ask(self, wish: Wish) -> None:
+        self.wishes.append(wish)
+        await self.open.wait()
+        if self.away:
+            raise Refused(Unavailable("cache"))
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_each_once_at_a_time(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+    """A repeat meanwhile is the same wish, a number of them is all there is; afterwards it is a new one."""
+    monkeypatch.setattr(prefetch, "MAX_ASKING", 2)
+
+    async def main() -> None:
+        cache = FakeCache(away=away)
+        async with Tasks() as tasks:
+            prefetcher = Prefetcher(cache.ask, tasks)
+            for _ in range(3):
+                prefetcher.named(key())
+                prefetcher.placing(key())
+            prefetcher.named(key(letter="b"))
+            await asyncio.sleep(0)
+            assert [wish.urgent for wish in cache.wishes] == [False, True]
+            cache.open.set()
+            await tasks.settled()
+            prefetcher.named(key(letter="b"))
+            await tasks.settled()
+        assert [wish.version for wish in cache.wishes] == [digest("a"), digest("a"), digest("b")]
+
+    asyncio.run(main())
+
+
+def test_what_an_alias_names_is_wished_for(tmp_path: Path) -> None:
+    """The first push, as it makes `prod`, and each deploy; not a later push, which nobody asks for yet."""
+    named: list[VersionKey] = []
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            registry.on_named = named.append
+            await registry.register(registration(letter="a"), NOW_S)
+            await registry.register(registration(letter="a"), NOW_S)
+            await registry.register(registration(letter="b"), NOW_S)
+            assert named == [key(letter="a")]
+            await registry.deploy(TENANT, "m", "b" * 12)
+            assert named == [key(letter="a"), key(letter="b")]
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_a_device_slot_is_wished_for() -> None:
+    """Once, while an idle version is sent away for it."""
+
+    async def main() -> None:
+        placing: list[VersionKey] = []
+        async with world(slots=1) as w:
+            w.scaler.on_placing = placing.append
+            idle, asked = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in ("idle", "asked"))
+            await woken(w, idle)
+            await w.seconds(5)
+            assert placing == []
+            w.report(asked)
+            w.report(asked)
+            assert placing == [asked]
+
+    asyncio.run(main())

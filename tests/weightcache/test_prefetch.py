@@ -1,0 +1,241 @@
+"""A version that is asked for ahead is there before its lease, costs no byte twice, and never keeps a lease waiting."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from blobstore.files import FileStore
+from contracts.errors import Refused, RemoteFailure
+from contracts.manifest import PAGE
+from service.client import ServiceClient
+from tests.weightcache.kit import (
+    HUGE,
+    TENANT,
+    TIMEOUT_S,
+    CountingStore,
+    RunningAgent,
+    Version,
+    attest,
+    make_version,
+    running,
+    settings_of,
+)
+from weightcache.api import State
+from weightcache.app import HTTP_SOCKET
+from weightcache.prefetch import MAX_UNDER_WAY
+
+VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
+LARGE = make_version(seed=2, pages=(200,), chunk_pages=4)
+COUNT = len(VERSION.digests)
+
+
+def wish(agent: RunningAgent, body: object) -> None:
+    async def main() -> None:
+        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
+        try:
+            await client.call("POST", "/v1/prefetch", type(None), body=body, timeout_s=TIMEOUT_S)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+def prefetch(
+    agent: RunningAgent, version: Version | str, tier: str = "host", *, urgent: bool = False, tenant: str = TENANT
+) -> None:
+    named = version if isinstance(version, str) else version.id
+    wish(agent, {"tenant": tenant, "version": named, "tier": tier, "urgent": urgent})
+
+
+def settled(agent: RunningAgent) -> State:
+    return agent.wait_for(
+        "no prefetch is under way", lambda state: state.prefetches.running + state.prefetches.waiting == 0
+    )
+
+
+def test_it_is_there_before_its_lease(tmp_path: Path) -> None:
+    """A lease after it reads nothing; one without it does (the control)."""
+    other = make_version(seed=3)
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        agent.publish(other)
+        prefetch(agent, VERSION)
+        state = settled(agent)
+        assert (state.prefetches.done, state.host.chunks) == (1, COUNT)
+        agent.wait_for("nothing is pinned", lambda state: state.host.slabs_busy == 0)
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+            assert lease.chunks_by_tier["host"] == COUNT
+        assert agent.state().chunk_reads == {"store": COUNT}
+        agent.acquire(other).close()
+        assert agent.state().chunk_reads == {"store": COUNT + len(other.digests)}
+
+
+def test_it_is_one_flight_with_its_repeats_and_with_leases(tmp_path: Path) -> None:
+    """However often it is asked for, and leased meanwhile: each chunk is read once."""
+    store = CountingStore(FileStore(tmp_path / "store"))
+    with running(settings_of(tmp_path), store) as agent:
+        agent.publish(VERSION)
+        store.gate.clear()
+        for _ in range(5):
+            prefetch(agent, VERSION)
+        state = agent.wait_for("it loads", lambda state: state.host.loading > 0)
+        assert (state.prefetches.running, state.prefetches.waiting) == (1, 0)
+        with ThreadPoolExecutor(1) as threads:
+            leasing = threads.submit(agent.acquire, VERSION)
+            agent.wait_for("it is leased", lambda state: state.connections == 1)
+            store.gate.set()
+            with leasing.result(TIMEOUT_S) as lease:
+                assert lease.view(0, lease.total_bytes) == VERSION.linear
+        assert settled(agent).prefetches.gave_way == 0
+        assert len(store.ranges) == len(set(store.ranges)) == COUNT
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_it_gives_way_to_a_lease(tmp_path: Path, urgent: bool) -> None:
+    """What is queued of it is put back for another version's lease, and brought after it; not where a start waits."""
+    store = CountingStore(FileStore(tmp_path / "store"))
+    with running(settings_of(tmp_path), store) as agent:
+        agent.publish(VERSION)
+        agent.publish(LARGE)
+        store.gate.clear()
+        prefetch(agent, LARGE, urgent=urgent)
+        agent.wait_for("it loads", lambda state: state.host.loading == len(LARGE.digests))
+        with ThreadPoolExecutor(1) as threads:
+            leasing = threads.submit(agent.acquire, VERSION)
+            gave_way = 0 if urgent else 1
+            want = (1, gave_way)
+            agent.wait_for("it is leased", lambda state: (state.connections, state.prefetches.gave_way) == want)
+            store.gate.set()
+            leasing.result(TIMEOUT_S).close()
+        state = settled(agent)
+        assert (state.prefetches.gave_way, state.prefetches.done) == (gave_way, 1)
+        assert len(store.ranges) == len(set(store.ranges)) == len(LARGE.digests) + COUNT
+        with agent.acquire(LARGE) as lease:
+            assert lease.view(0, lease.total_bytes) == LARGE.linear
+
+
+def test_the_lease_of_an_urgent_one_is_told_where_its_bytes_came_from(tmp_path: Path) -> None:
+    """A start that prefetched is a start from the store, once; a version brought long before is in memory."""
+    with running(settings_of(tmp_path)) as agent:
+        for version, urgent in ((VERSION, True), (LARGE, False)):
+            agent.publish(version)
+            asyncio.run(attest(agent.store, version.id))
+            prefetch(agent, version, urgent=urgent)
+        settled(agent)
+        with agent.acquire(VERSION) as first, agent.acquire(VERSION) as second, agent.acquire(LARGE) as other:
+            assert first.chunks_by_tier["store"] == COUNT
+            assert second.chunks_by_tier["host"] == COUNT
+            assert other.chunks_by_tier["host"] == len(LARGE.digests)
+        assert agent.state().leases_hot == 2
+
+
+def test_to_nvme_alone(tmp_path: Path) -> None:
+    """Its chunks are files, and none is in memory; a lease finds them there."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        prefetch(agent, VERSION, "nvme")
+        state = settled(agent)
+        assert (state.nvme.chunks, state.host.chunks) == (COUNT, 0)
+        with agent.acquire(VERSION) as lease:
+            assert lease.chunks_by_tier["nvme"] == COUNT
+        prefetch(agent, VERSION, "nvme")
+        assert settled(agent).chunk_reads == {"store": COUNT, "nvme": COUNT}
+
+
+def test_a_lease_waits_for_the_chunk_that_is_on_its_way_to_nvme(tmp_path: Path) -> None:
+    """No byte leaves the store twice for it."""
+    store = CountingStore(FileStore(tmp_path / "store"))
+    with running(settings_of(tmp_path), store) as agent:
+        agent.publish(VERSION)
+        store.gate.clear()
+        prefetch(agent, VERSION, "nvme")
+        agent.wait_for("it is being read", lambda _: len(store.ranges) == 1)
+        with ThreadPoolExecutor(1) as threads:
+            leasing = threads.submit(agent.acquire, VERSION)
+            agent.wait_for("it is leased", lambda state: state.host.loading > 0)
+            store.gate.set()
+            with leasing.result(TIMEOUT_S) as lease:
+                assert lease.view(0, lease.total_bytes) == VERSION.linear
+        settled(agent)
+        assert len(store.ranges) == len(set(store.ranges)) == COUNT
+
+
+def test_what_does_not_fit_the_host_tier_comes_to_nvme(tmp_path: Path) -> None:
+    """A version of two slabs, where there is one."""
+    huge = make_version(seed=8, pages=(2 * HUGE // PAGE,), chunk_pages=128, files=())
+    with running(settings_of(tmp_path, slabs=1)) as agent:
+        agent.publish(huge)
+        prefetch(agent, huge)
+        state = settled(agent)
+        assert (state.prefetches.done, state.nvme.chunks, state.host.chunks) == (1, len(huge.digests), 0)
+
+
+def test_a_tenants_quota(tmp_path: Path) -> None:
+    """A version larger than one tenant's share is refused by that name; what another tenant has within its share is
+    not taken for one that has more.
+    """
+    mine, more, theirs = (make_version(seed=n, pages=(HUGE // PAGE,), chunk_pages=64, files=()) for n in (1, 2, 3))
+    huge = make_version(seed=8, pages=(2 * HUGE // PAGE,), chunk_pages=64, files=())
+    with running(replace(settings_of(tmp_path, slabs=2), host_quota=50)) as agent:
+        for version in (mine, more, huge):
+            agent.publish(version)
+        agent.publish(theirs, tenant="other")
+        with pytest.raises(Refused, match=r"one tenant may have \(KELVIN_HOST_QUOTA\): needs 2, has 1"):
+            agent.acquire(huge)
+        for version, tenant in ((theirs, "other"), (mine, TENANT), (more, TENANT)):
+            prefetch(agent, version, tenant=tenant)
+            settled(agent)
+            agent.wait_for("nothing is pinned", lambda state: state.host.slabs_busy == 0)
+        state = agent.state()
+        assert (state.host.slabs_quota, state.host.slabs_by_tenant) == (1, {TENANT: 1, "other": 1})
+        with agent.acquire(theirs, tenant="other") as lease:
+            assert lease.chunks_by_tier["host"] == len(theirs.digests)
+
+
+def test_a_failure_is_counted_by_its_code(tmp_path: Path) -> None:
+    """Nobody waits for it, so nobody is told."""
+    with running(settings_of(tmp_path)) as agent:
+        prefetch(agent, "0" * 64)
+        prefetch(agent, "0" * 64, "nvme")
+        assert settled(agent).prefetches.failed == {"not_found": 2}
+
+
+def test_they_are_bounded(tmp_path: Path) -> None:
+    """One more than there may be is told to come again; those that wait end with the agent."""
+    store = CountingStore(FileStore(tmp_path / "store"))
+    with running(settings_of(tmp_path), store) as agent:
+        agent.publish(VERSION)
+        store.gate.clear()
+        prefetch(agent, VERSION)
+        for number in range(1, MAX_UNDER_WAY):
+            prefetch(agent, f"{number:064x}")
+        with pytest.raises(Refused, match="the queue of prefetches is full") as refused:
+            prefetch(agent, f"{MAX_UNDER_WAY:064x}")
+        assert isinstance(refused.value.failure, RemoteFailure)
+        assert refused.value.failure.remote_status == 503
+        state = agent.state()
+        assert (state.prefetches.running, state.prefetches.waiting) == (1, MAX_UNDER_WAY - 1)
+        store.gate.set()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({"tenant": "acme"}, id="no version"),
+        pytest.param({"tenant": "acme", "version": "12"}, id="a short version"),
+        pytest.param({"tenant": "../x", "version": VERSION.id}, id="a path"),
+        pytest.param({"tenant": "acme", "version": VERSION.id, "tier": "device"}, id="no such tier"),
+        pytest.param({"tenant": "acme", "version": VERSION.id, "soon": True}, id="a stranger"),
+    ],
+)
+def test_bad_wishes(tmp_path: Path, body: dict[str, object]) -> None:
+    """A wish that makes no sense is refused with its reason."""
+    with running(settings_of(tmp_path)) as agent:
+        with pytest.raises(Refused) as refused:
+            wish(agent, body)
+        assert isinstance(refused.value.failure, RemoteFailure)
+        assert refused.value.failure.remote_status == 400

@@ -1,0 +1,230 @@
+"""A chunk that changes after its check is found, dropped and brought anew, wherever it is kept."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blobstore.files import FileStore
+from service.client import ServiceClient
+from tests.weightcache.kit import (
+    TENANT,
+    TIMEOUT_S,
+    RunningAgent,
+    Version,
+    make_version,
+    publish,
+    running,
+    settings_of,
+)
+from weightcache.app import HTTP_SOCKET
+from weightcache.cache import Cache, open_cache
+from weightcache.policy.healing import Outcome
+from weightcache.scrub import BUSY_S, BYTES_PER_S, Scrubber
+
+VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
+OTHER = make_version(seed=2, pages=(8,), chunk_pages=8)
+COUNT = len(VERSION.digests)
+
+
+@asynccontextmanager
+async def opened(root: Path) -> AsyncIterator[Cache]:
+    """A cache that holds both versions, in memory and on NVMe."""
+    store = FileStore(root / "store")
+    async with open_cache(settings_of(root), store) as cache:
+        for version in (VERSION, OTHER):
+            await publish(store, version)
+            await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=False)
+        await cache.loader.settle()
+        yield cache
+
+
+async def flip(cache: Cache, digest: str) -> None:
+    """One bit of the chunk, where it lies in memory."""
+    place = cache.arena.index.try_place(TENANT, digest)
+    assert place is not None
+    view = await cache.arena.view(place)
+    view[7] ^= 1
+
+
+def damage(path: Path) -> None:
+    """One bit of the file."""
+    with path.open("r+b") as file:
+        byte = file.read(1)[0]
+        file.seek(0)
+        file.write(bytes([byte ^ 1]))
+
+
+async def served(cache: Cache, version: Version) -> bytes:
+    """The version's bytes, as a lease would map them now."""
+    async with cache.residents.pinned(TENANT, version.id, TIMEOUT_S) as arrival:
+        raw = os.pread(arrival.resident.papers.fd, 1 << 20, arrival.resident.manifest_bytes)
+        slabs = [cache.arena.slab(number) for number in arrival.resident.slabs]
+        extents = json.loads(raw)["extents"]
+        return b"".join(bytes(slabs[slab].view(offset, length)) for _, slab, offset, length in extents)
+
+
+async def swept(cache: Cache) -> list[float]:
+    """Scrub once; how long it would have slept."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await asyncio.sleep(0)
+
+    await Scrubber(cache.examiner, 1.0, lambda: False, cache.counters, sleep).sweep()
+    return slept
+
+
+def test_a_flip_in_memory(tmp_path: Path) -> None:
+    """It is found; the version is brought anew, from its file, into another place, and is right; another's stays."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as cache:
+            bad = VERSION.digests[3]
+            before = cache.arena.index.try_place(TENANT, bad)
+            await flip(cache, bad)
+            await swept(cache)
+            assert cache.counters.chunk_faults == {"host": {Outcome.DIGEST: 1}}
+            assert cache.arena.index.try_place(TENANT, bad) is None
+            reads = cache.counters.chunk_reads["nvme"]
+            assert await served(cache, VERSION) == VERSION.linear
+            assert await served(cache, OTHER) == OTHER.linear
+            assert cache.counters.chunk_reads["nvme"] == reads + 1
+            assert cache.arena.index.try_place(TENANT, bad) != before
+            cache.arena.index.check_integrity()
+            assert (await swept(cache), cache.counters.chunk_faults["host"][Outcome.DIGEST])[1] == 1
+            assert cache.counters.sweeps == 2
+
+    asyncio.run(main())
+
+
+def test_control(tmp_path: Path) -> None:
+    """Negative control: where nobody looks, what changed is leased on, and these tests would see it."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as cache:
+            await flip(cache, VERSION.digests[3])
+            assert await served(cache, VERSION) != VERSION.linear
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [Outcome.DIGEST, Outcome.LENGTH, Outcome.MISSING])
+def test_a_wrong_file(tmp_path: Path, kind: Outcome) -> None:
+    """It is set aside; whole ones keep their times, as nobody used them."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as cache:
+            root = tmp_path / "cache" / TENANT
+            path, whole = (root / digest[:2] / digest for digest in VERSION.digests[:2])
+            os.utime(whole, (1.0, 1.0))
+            match kind:
+                case Outcome.DIGEST:
+                    damage(path)
+                case Outcome.LENGTH:
+                    path.write_bytes(b"")
+                case _:
+                    path.unlink()
+            await swept(cache)
+            assert cache.counters.chunk_faults == {"nvme": {kind: 1}}
+            assert not cache.nvme.index.holds((TENANT, VERSION.digests[0]))
+            assert not path.exists()
+            assert whole.stat().st_mtime == 1.0
+            assert await served(cache, VERSION) == VERSION.linear
+
+    asyncio.run(main())
+
+
+def test_its_rate_and_its_patience(tmp_path: Path) -> None:
+    """It sleeps for as long as its bytes take at its rate, and looks at nothing while something loads."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as cache:
+            kept = 2 * (len(VERSION.linear) + len(OTHER.linear))
+            assert sum(await swept(cache)) == pytest.approx(kept / BYTES_PER_S)
+            assert sum(cache.counters.examined.values()) == 2 * (COUNT + len(OTHER.digests))
+            waits: list[float] = []
+
+            async def sleep(seconds: float) -> None:
+                waits.append(seconds)
+                await asyncio.sleep(0)
+
+            scrubber = Scrubber(cache.examiner, 1.0, lambda: len(waits) < 5, cache.counters, sleep)
+            await scrubber.sweep()
+            assert waits[:5] == [BUSY_S] * 5
+
+    asyncio.run(main())
+
+
+def ask(agent: RunningAgent) -> Any:
+    async def main() -> Any:
+        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
+        try:
+            async with client.open("POST", "/v1/check", timeout_s=TIMEOUT_S) as answer:
+                return json.loads(await answer.read())
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def test_check(tmp_path: Path) -> None:
+    """On demand all is looked at, in memory and on disk; what is wrong is named, dropped, and right at the next look.
+    Who has wrong memory mapped is named, until he is dead.
+    """
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        agent.acquire(VERSION).close()
+        agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
+        whole = {"host": COUNT, "nvme": COUNT}
+        size = {"host": len(VERSION.linear), "nvme": len(VERSION.linear)}
+        assert ask(agent) == {"chunks": whole, "bytes": size, "faults": [], "contradictions": []}
+        damage(agent.chunk_file(VERSION.digests[0]))
+        stray = tmp_path / "cache" / TENANT / "00" / ("0" * 64)
+        stray.parent.mkdir(exist_ok=True)
+        stray.write_bytes(b"")
+        found = ask(agent)
+        fault = {"tier": "nvme", "tenant": TENANT, "chunk": VERSION.digests[0], "kind": "digest"}
+        assert found["faults"] == [fault]
+        assert found["contradictions"] == [f"{TENANT}/{'0' * 64}: a file that is in no index"]
+        stray.unlink()
+        assert ask(agent)["faults"] == []
+        assert agent.state().damaged == ()
+
+
+def test_who_has_wrong_memory_is_named(tmp_path: Path) -> None:
+    """By the numbers under which they were sent the slab, for as long as they live."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as cache:
+            bad = VERSION.digests[3]
+            place = cache.arena.index.try_place(TENANT, bad)
+            assert place is not None
+            cache.arena.index.hold(7, (place.slab,), 1.0)
+            await flip(cache, bad)
+            await swept(cache)
+            (told,) = cache.examiner.damages()
+            assert (told.tenant, told.digest, told.holders) == (TENANT, bad, frozenset({7}))
+            cache.arena.drop_holder(7)
+            assert cache.examiner.damages() == ()
+
+    asyncio.run(main())
+
+
+def test_an_agent_scrubs_by_itself(tmp_path: Path) -> None:
+    """With `KELVIN_SCRUB_S`, a wrong file is found though nobody asks."""
+    with running(replace(settings_of(tmp_path), scrub_s=0.05)) as agent:
+        agent.publish(VERSION)
+        agent.acquire(VERSION).close()
+        agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
+        damage(agent.chunk_file(VERSION.digests[0]))
+        state = agent.wait_for("it was found", lambda state: "nvme" in state.chunk_faults)
+        assert state.chunk_faults == {"nvme": {"digest": 1}}
+        agent.wait_for("a pass came to its end", lambda state: state.sweeps > 0)

@@ -1,0 +1,80 @@
+"""Background work begins when no lease waits, and gives way to one that comes; its own version's lease is no other."""
+
+import asyncio
+
+import pytest
+
+from weightcache.waiting import Waiting
+
+ONE, OTHER = ("acme", "1"), ("acme", "2")
+
+
+def test_it_waits_for_others_alone() -> None:
+    """A lease of the same version is what it works for; as long as one of another waits, it does not begin."""
+
+    async def main() -> None:
+        waiting = Waiting()
+        with waiting.leasing(ONE):
+            await waiting.until_free(ONE)
+            with waiting.leasing(OTHER), waiting.leasing(OTHER):
+                held = asyncio.ensure_future(waiting.until_free(ONE))
+                await asyncio.sleep(0)
+                assert waiting.is_busy(ONE)
+                assert not held.done()
+            await asyncio.wait_for(held, 5)
+            assert waiting.is_busy()
+        assert not waiting.is_busy()
+
+    asyncio.run(main())
+
+
+def test_it_gives_way() -> None:
+    """Cancelled, and gone, when another version's lease comes; left alone by its own's."""
+
+    async def main() -> None:
+        waiting, begun, ended = Waiting(), asyncio.Event(), asyncio.Event()
+        finish = asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            try:
+                await finish.wait()
+            finally:
+                ended.set()
+
+        running = asyncio.ensure_future(waiting.try_run(work, ONE))
+        await begun.wait()
+        with waiting.leasing(ONE):
+            await asyncio.sleep(0)
+            assert not ended.is_set()
+        with waiting.leasing(OTHER):
+            assert await running is False
+            assert ended.is_set()
+        finish.set()
+        assert await waiting.try_run(work, ONE) is True
+
+    asyncio.run(main())
+
+
+def test_what_it_raises_is_raised() -> None:
+    """And whoever cancels the whole leaves nothing running."""
+
+    async def main() -> None:
+        waiting = Waiting()
+
+        async def fails() -> None:
+            raise ZeroDivisionError
+
+        async def lasts() -> None:
+            await asyncio.Event().wait()
+
+        with pytest.raises(ZeroDivisionError):
+            await waiting.try_run(fails, ONE)
+        running = asyncio.ensure_future(waiting.try_run(lasts, ONE))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())

@@ -1,0 +1,53 @@
+"""Bring chunks to NVMe that no lease has asked for: from the host tier where they are in it, else from below.
+
+No place in the host tier is taken: one chunk at a time passes through a buffer of its own.
+"""
+
+import mmap
+
+from weightcache.arena import Arena
+from weightcache.counters import Counters
+from weightcache.fetching import Fetcher
+from weightcache.nvme import NvmeTier
+
+
+class Keeper:
+    """`below` fetches from the sources under the NVMe tier."""
+
+    def __init__(self, arena: Arena, nvme: NvmeTier, below: Fetcher, counters: Counters) -> None:
+        self._arena = arena
+        self._nvme = nvme
+        self._below = below
+        self._counters = counters
+
+    def __repr__(self) -> str:
+        return f"<Keeper of {self._nvme!r}>"
+
+    async def ensure(self, tenant: str, digest: str, length: int) -> None:
+        """The chunk is on NVMe, or there is no room for it. What is just being loaded is admitted by its load.
+        Raises `Refused` where no source has good bytes.
+        """
+        if self._nvme.index.holds((tenant, digest)) or self._arena.index.is_loading(tenant, digest):
+            return
+        place = self._arena.index.try_place(tenant, digest)
+        if place is not None:
+            self._arena.index.pin((place.slab,))
+            try:
+                await self._admit(tenant, digest, await self._arena.view(place))
+            finally:
+                self._arena.unpin((place.slab,))
+            return
+        with self._nvme.coming(tenant, digest):
+            buffer = memoryview(mmap.mmap(-1, length))
+            flow = object()
+            self._below.turns.enter(flow, {(tenant, digest): 0})
+            try:
+                await self._below.fetch(tenant, digest, buffer)
+            finally:
+                self._below.turns.leave(flow)
+            await self._admit(tenant, digest, buffer)
+
+    async def _admit(self, tenant: str, digest: str, data: memoryview) -> None:
+        admitted = await self._nvme.admit(tenant, digest, data)
+        self._counters.admitted_chunks += admitted
+        self._counters.unadmitted_chunks += not admitted

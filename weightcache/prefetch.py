@@ -1,0 +1,142 @@
+"""Bring versions before anybody leases them: when a deploy names them, and while a start waits for its process.
+
+A prefetch is for nobody yet, so it waits while leases load, one after another, and gives way to a lease that comes
+meanwhile: what has arrived by then stays. An urgent one is part of a start and does neither. Where the host tier has
+no room for a version, its chunks are brought to NVMe.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from contracts.errors import CapacityExceeded, DeadlineExceeded, Failure, Internal, Overloaded, Refused
+from contracts.problem import code_of
+from weightcache.attestations import Attestations
+from weightcache.counters import Counters
+from weightcache.keeper import Keeper
+from weightcache.papers import Papers
+from weightcache.residents import Residents
+from weightcache.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+MAX_UNDER_WAY: Final = 64
+DEADLINE_S: Final = 900.0  # waiting included
+RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A version, and the tier that it should be in."""
+
+    tenant: str
+    version: str
+    tier: Literal["host", "nvme"]
+    urgent: bool = False
+
+
+class Prefetcher:
+    """Each wish is under way once, however often it is made."""
+
+    def __init__(
+        self,
+        residents: Residents,
+        papers: Papers,
+        attestations: Attestations,
+        keeper: Keeper,
+        awaited: Waiting,
+        counters: Counters,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._residents = residents
+        self._papers = papers
+        self._attestations = attestations
+        self._keeper = keeper
+        self._awaited = awaited
+        self._counters = counters
+        self._deadline_s = deadline_s
+        self._under_way: dict[Wish, asyncio.Task[None]] = {}
+        self._one = asyncio.Lock()
+        self.running = 0
+
+    def __repr__(self) -> str:
+        return f"<Prefetcher running={self.running} waiting={self.waiting}>"
+
+    @property
+    def waiting(self) -> int:
+        """Wishes that wait for their turn, or for leases."""
+        return len(self._under_way) - self.running
+
+    def ask(self, wish: Wish) -> None:
+        """Begin, unless it is under way; returns at once. Raises `Refused(Overloaded)` where too many are."""
+        if wish in self._under_way:
+            return
+        if len(self._under_way) >= MAX_UNDER_WAY:
+            raise Refused(Overloaded("the queue of prefetches", MAX_UNDER_WAY, RETRY_S))
+        task = asyncio.create_task(self._fulfil(wish))
+        self._under_way[wish] = task
+        task.add_done_callback(lambda _: self._under_way.pop(wish))
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        tasks = tuple(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _fulfil(self, wish: Wish) -> None:
+        """One wish, start to end; what became of it is counted."""
+        failure: Failure
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                if wish.urgent:
+                    await self._bring(wish)
+                else:
+                    async with self._one:
+                        await self._bring_in_peace(wish)
+            self._counters.prefetched += 1
+            return
+        except TimeoutError:
+            failure = DeadlineExceeded(self._deadline_s, "prefetching a version")
+        except Refused as refused:
+            failure = refused.failure
+        except Exception:
+            log.exception("a prefetch failed", extra={"tenant": wish.tenant, "version": wish.version})
+            failure = Internal()
+        self._counters.prefetches_failed[code_of(failure)] += 1
+        seen = {"tenant": wish.tenant, "version": wish.version, "tier": wish.tier, "why": failure.message}
+        log.warning("a version was not prefetched", extra=seen)
+
+    async def _bring_in_peace(self, wish: Wish) -> None:
+        key = (wish.tenant, wish.version)
+        while True:
+            await self._awaited.until_free(key)
+            if await self._awaited.try_run(lambda: self._bring(wish), key):
+                return
+            self._counters.prefetches_gave_way += 1
+
+    async def _bring(self, wish: Wish) -> None:
+        self.running += 1
+        try:
+            if wish.tier == "nvme" or not await self._try_host(wish):
+                await self._to_nvme(wish)
+        finally:
+            self.running -= 1
+
+    async def _try_host(self, wish: Wish) -> bool:
+        """False where the host tier has no room for it."""
+        try:
+            await self._residents.bring(wish.tenant, wish.version, self._deadline_s, urgent=wish.urgent)
+        except Refused as refused:
+            if isinstance(refused.failure, CapacityExceeded | Overloaded):
+                return False
+            raise
+        return True
+
+    async def _to_nvme(self, wish: Wish) -> None:
+        _, manifest = await self._papers.manifest(wish.tenant, wish.version)
+        await self._attestations.of(wish.tenant, wish.version)
+        for digest, length in {chunk.digest: chunk.length for chunk in manifest.chunks}.items():
+            await self._keeper.ensure(wish.tenant, digest, length)
