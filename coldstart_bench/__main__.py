@@ -13,6 +13,7 @@ from coldstart_bench import contenders, room
 from coldstart_bench import floors as floor_bench
 from coldstart_bench import ledger as ledger_bench
 from coldstart_bench import load as load_bench
+from coldstart_bench import plots as plots_bench
 from coldstart_bench.environment import free_memory_bytes
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.load_rows import LoadReport
@@ -21,10 +22,14 @@ from coldstart_bench.peers import PeerFailed
 from coldstart_bench.recovery import drill
 from coldstart_bench.recovery_report import report_json
 from coldstart_bench.recovery_report import table as report_table
-from coldstart_bench.rows import table
+from coldstart_bench.rows import Report, table
+from coldstart_bench.verdicts import line_of
 
 _JSON = click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
+)
+_PLOTS = click.option(
+    "--plots", type=click.Path(path_type=Path, file_okay=False), help="Also draw the report into this directory (PNG)."
 )
 _LARGE = click.option("--large", is_flag=True, help="Sizes up to 16 GB as well.")
 
@@ -54,27 +59,32 @@ def floor(json_file: Path | None, size: float, repeats: int, files: tuple[Path, 
 
 @main.command("load")
 @_JSON
+@_PLOTS
 @_LARGE
 @click.option("--sizes", default="0.1,0.5,2", show_default=True, help="Model sizes in GB, separated by commas.")
 @click.option("--repeats", default=7, show_default=True, type=click.IntRange(1, 1000), help="Rounds per size.")
 @click.option("--loaders", default="", help="Only these, separated by commas. [default: all]")
 @click.option("--device", default="cpu", show_default=True, help="Where tensors have to be: cpu, cuda or cuda:N.")
-def load(json_file: Path | None, large: bool, sizes: str, repeats: int, loaders: str, device: str) -> None:
+def load(
+    json_file: Path | None, plots: Path | None, large: bool, sizes: str, repeats: int, loaders: str, device: str
+) -> None:
     """From a disk or from memory until every byte was read: ours, and the loaders that a user would pick instead.
 
     Whoever is not installed, fails, or gives other bytes is printed.
     """
+    sizes_bytes = _sizes(sizes, large, load_bench.NEED)
+    _check_plots(plots)
     try:
-        sizes_bytes = room.sizes_of(sizes, large=large)
         who = contenders.chosen([name for name in loaders.split(",") if name])
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    _refuse_without_room(sizes_bytes, load_bench.NEED)
+        raise click.BadParameter(str(error), param_hint="--loaders") from None
     try:
         report = load_bench.run(load_bench.LoadPlan(sizes_bytes, repeats, who, device, _tell))
     except (PeerFailed, InstallationFailed) as failed:
         raise click.ClickException(str(failed)) from failed
     _write(json_file, report)
+    if plots is not None:
+        plots_bench.draw_load(report, plots)
     click.echo(load_table(report))
     _tell_where(report)
     sys.exit(1 if any(failed.size_bytes is not None for failed in report.failures) else 0)
@@ -82,29 +92,29 @@ def load(json_file: Path | None, large: bool, sizes: str, repeats: int, loaders:
 
 @main.command("cold")
 @_JSON
+@_PLOTS
+@_LARGE
 @click.option("--sizes", default="0.1,0.5,2", show_default=True, help="Model sizes in GB, separated by commas.")
 @click.option("--repeats", default=15, show_default=True, type=click.IntRange(1, 1000), help="Rounds per size.")
-def cold(json_file: Path | None, sizes: str, repeats: int) -> None:
+def cold(json_file: Path | None, plots: Path | None, large: bool, sizes: str, repeats: int) -> None:
     """First token from zero, by tier, beside the floor and what a user would pick instead."""
+    sizes_bytes = _sizes(sizes, large, cold_bench.NEED)
+    _check_plots(plots)
     try:
-        sizes_bytes = [int(float(size) * 1e9) for size in sizes.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{sizes}: must be numbers of GB separated by commas", param_hint="--sizes") from None
-    if any(size < 50_000_000 for size in sizes_bytes):
-        raise click.BadParameter(f"{sizes}: each must be 0.05 or more", param_hint="--sizes")
-    report = cold_bench.run(cold_bench.Plan(sizes_bytes, repeats, _tell))
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+        report = cold_bench.run(cold_bench.Plan(sizes_bytes, repeats, _tell))
+    except (PeerFailed, InstallationFailed) as failed:
+        raise click.ClickException(str(failed)) from failed
+    _write(json_file, report)
+    if plots is not None:
+        plots_bench.draw_cold(report, plots)
     click.echo(table(report.rows))
-    click.echo(f"machine: {report.machine}  commit: {report.commit}")
-    for note in report.notes:
-        click.echo(f"note: {note}")
+    for verdict in report.verdicts:
+        click.echo(line_of(verdict))
+    _tell_where(report)
 
 
 @main.command("ledger")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
-)
+@_JSON
 @click.option(
     "--requests", default=300_000, show_default=True, type=click.IntRange(1, 100_000_000), help="In one month."
 )
@@ -125,9 +135,7 @@ def ledger(json_file: Path | None, requests: int, repeats: int) -> None:
 
 
 @main.command("recovery")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
-)
+@_JSON
 @click.option("--requests", default=20, show_default=True, type=click.IntRange(1, 100_000), help="Before each backup.")
 def recovery(json_file: Path | None, requests: int) -> None:
     """Lose the database, then the whole data directory, of an installation of its own; exit 1 where more was lost, or
@@ -153,16 +161,30 @@ def _write(json_file: Path | None, report: msgspec.Struct) -> None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
-def _tell_where(report: floor_bench.FloorReport | LoadReport) -> None:
+def _tell_where(report: floor_bench.FloorReport | LoadReport | Report) -> None:
     click.echo(f"machine: {report.machine}  load before: {report.load_before:.2f}  commit: {report.commit}")
     for note in report.notes:
         click.echo(f"note: {note}")
 
 
-def _refuse_without_room(sizes_bytes: list[int], need: room.Need) -> None:
+def _check_plots(directory: Path | None) -> None:
+    if directory is not None:
+        try:
+            plots_bench.check()
+        except plots_bench.NoPlots as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _sizes(words: str, large: bool, need: room.Need) -> list[int]:
+    """In bytes; refused where they are none, or where there is no room for the largest."""
+    try:
+        sizes_bytes = room.sizes_of(words, large=large)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--sizes") from None
     free_disk = shutil.disk_usage(tempfile.gettempdir()).free
     if (why := room.refusal(sizes_bytes, need, free_disk, free_memory_bytes())) is not None:
         raise click.ClickException(why)
+    return sizes_bytes
 
 
 if __name__ == "__main__":

@@ -63,6 +63,10 @@ class Door:
 
     def first_token(self, model: str, prompt: str) -> float:
         """Seconds from the request to the first event with text; the rest of the stream is read."""
+        return self.start(model, prompt)[0]
+
+    def start(self, model: str, prompt: str) -> tuple[float, str]:
+        """As `first_token`, with the request's id."""
         body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True}
         self.request("GET", "/v1/models")  # the connection is there: the handshake is not part of a cold start
         began = time.perf_counter()
@@ -75,7 +79,7 @@ class Door:
                 raise InstallationFailed(f"{model}: {answer.status} {answer.read().decode(errors='replace')}")
         if first is None:
             raise InstallationFailed(f"{model}: the stream held no token")
-        return first
+        return first, answer.headers["x-request-id"]
 
     def close(self) -> None:
         """Ends the connection."""
@@ -85,8 +89,8 @@ class Door:
 class Installation:
     """A running `kelvin up`; `door` has the tenant's key, `admin` the administrator's."""
 
-    def __init__(self, data: Path, port: int) -> None:
-        self.data, self.port = data, port
+    def __init__(self, data: Path, port: int, pid: int = 0) -> None:
+        self.data, self.port, self.pid = data, port, pid
         self.door = Door(port, data / "ca.pem", data / "default.key")
         self.admin = Door(port, data / "ca.pem", data / "admin.key")
 
@@ -170,7 +174,7 @@ def running(
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=READY_S)
             raise InstallationFailed(f"kelvin up: {line}{said}")
-        installation = Installation(data, chosen)
+        installation = Installation(data, chosen, process.pid)
         try:
             yield installation
         finally:

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.deep
 
-SYSTEMS = {"kelvin", "floor", "from_pretrained", "resident transformers"}
+SYSTEMS = {"kelvin", "kelvin without its probe", "floor", "from_pretrained", "resident transformers"}
 
 
 @pytest.mark.timeout(300)
@@ -35,6 +35,15 @@ def test_a_small_run(tmp_path: Path) -> None:
     floors = {row["tier"]: row["median_s"] for row in found["rows"] if row["system"] == "floor"}
     for row in found["rows"]:
         assert row["ratio_to_floor"] == pytest.approx(row["median_s"] / floors[row["tier"]])
+    assert {"leased", "bound", "ready", "prefilled", "first_token"} <= {stage["stage"] for stage in found["stages"]}
+    (footprint,) = found["footprints"]
+    assert footprint["slabs_bytes"] >= footprint["model_bytes"] > 0
+    assert footprint["peak_bytes"] >= footprint["parked_bytes"] > 0
+    assert {verdict["claim"] for verdict in found["verdicts"]} == {
+        "first token to the floor's, known answers included",
+        "seconds from the request to bound",
+        "MiB that a start takes beside the model's bytes",
+    }
     assert found["machine"]["cores"] >= 1
     assert "/ floor" in done.stdout
     assert list(scratch.glob("kelvin-*")) == []

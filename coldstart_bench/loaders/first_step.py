@@ -1,0 +1,76 @@
+"""What the known answers cost: the first step of a version's engine, with its probe riding in the batch or without.
+
+Argument: the run directory of the installation that has the version. A line of JSON in, {"tenant", "version", "ids",
+"probe": true}, is one first step in a fork of this process, over a lease of its own; its answer {"seconds"}. Nothing is
+served here, and no setting takes the probe out of what is: this is the engine alone, as a runtime composes it.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime import decoder, preload
+from runtime.engine.core import ModelEngine
+from runtime.engine.interface import Generated, GenerationRequest, Sampling
+from runtime.weights import Weights, bind_proven, pinned_files
+from service.unix import SocketDirectory
+from weightcache.client import acquire
+from weightcache.tensors import tensors
+
+TIMEOUT_S, KV_BYTES = 600.0, 512 << 20
+
+
+def first_step(directory: SocketDirectory, tenant: str, version: str, ids: list[int], probe: bool) -> float:
+    """Seconds from the admitted request to its first token."""
+    cpu = torch.device("cpu")
+    lease = acquire(directory, tenant, version, TIMEOUT_S)
+    weights = Weights(lease, tensors(lease))
+    proven = bind_proven(version, weights, pinned_files(lease), cpu, decoder.WAYS)
+    known = proven.probe if probe else None
+    engine = ModelEngine(proven.bound, proven.facts, version=version, kv_bytes=KV_BYTES, device=cpu, probe=known)
+    asked = GenerationRequest(
+        request_id="bench", prompt_ids=tuple(ids), sampling=Sampling(max_tokens=1, temperature=0.0)
+    )
+    if (refused := engine.admit(asked)) is not None:
+        raise RuntimeError(refused.message)
+    began = time.perf_counter()
+    while engine.has_work:
+        if any(isinstance(event, Generated) for event in engine.step()):
+            return time.perf_counter() - began
+    raise RuntimeError("the engine made no token")
+
+
+def in_a_child(directory: SocketDirectory, question: dict[str, Any]) -> str:
+    """The answer, as a line."""
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            answer = {"seconds": first_step(directory, **question)}
+        except BaseException as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:2_000]}  # type: ignore[dict-item]
+        os.write(write, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(write)
+    with open(read) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said or json.dumps({"error": "the process of the step ended"})
+
+
+def main() -> None:
+    """`ready`, then an answer for each line."""
+    directory = SocketDirectory(Path(sys.argv[1]))
+    preload.load()
+    torch.set_num_threads(1)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(in_a_child(directory, json.loads(line)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
