@@ -11,11 +11,15 @@ import msgspec
 from coldstart_bench import cold as cold_bench
 from coldstart_bench import contenders, room
 from coldstart_bench import floors as floor_bench
+from coldstart_bench import integrity as integrity_bench
 from coldstart_bench import ledger as ledger_bench
 from coldstart_bench import load as load_bench
 from coldstart_bench import plots as plots_bench
+from coldstart_bench import storm as storm_bench
 from coldstart_bench.environment import free_memory_bytes
 from coldstart_bench.installation import InstallationFailed
+from coldstart_bench.integrity_rows import IntegrityReport
+from coldstart_bench.integrity_rows import table as integrity_table
 from coldstart_bench.load_rows import LoadReport
 from coldstart_bench.load_rows import table as load_table
 from coldstart_bench.peers import PeerFailed
@@ -23,6 +27,8 @@ from coldstart_bench.recovery import drill
 from coldstart_bench.recovery_report import report_json
 from coldstart_bench.recovery_report import table as report_table
 from coldstart_bench.rows import Report, table
+from coldstart_bench.storm_rows import StormReport
+from coldstart_bench.storm_rows import table as storm_table
 from coldstart_bench.verdicts import line_of
 
 _JSON = click.option(
@@ -113,6 +119,45 @@ def cold(json_file: Path | None, plots: Path | None, large: bool, sizes: str, re
     _tell_where(report)
 
 
+@main.command("storm")
+@_JSON
+@click.option("--waiters", default=1000, show_default=True, type=click.IntRange(1, 10_000), help="For one model.")
+@click.option("--agents", default=8, show_default=True, type=click.IntRange(1, 64), help="Each as if it were a node.")
+@click.option("--models", default=30, show_default=True, type=click.IntRange(1, 200), help="Missing at once, at each.")
+@click.option("--model-mib", default=16, show_default=True, type=click.IntRange(1, 1024), help="Of each of them.")
+@click.option("--line", default=0.2, show_default=True, type=click.FloatRange(0.001, 100), help="GB/s, of the store.")
+def storm(json_file: Path | None, waiters: int, agents: int, models: int, model_mib: int, line: float) -> None:
+    """Many requests for a model at zero; many models missing at once: what leaves the store, and who waits how long."""
+    plan = storm_bench.StormPlan(waiters, agents, models, model_mib << 20, line * 1e9, _tell)
+    _check_room(storm_bench.disk_bytes(plan), storm_bench.memory_bytes(plan))
+    try:
+        report = storm_bench.run(plan)
+    except (PeerFailed, InstallationFailed) as failed:
+        raise click.ClickException(str(failed)) from failed
+    _write(json_file, report)
+    click.echo(storm_table(report))
+    _tell_where(report)
+    sys.exit(1 if report.miss.failures or report.waiters.answered < waiters else 0)
+
+
+@main.command("integrity")
+@_JSON
+@click.option("--corruptions", default=100, show_default=True, type=click.IntRange(5, 100_000), help="One chunk each.")
+@click.option("--size", default=0.1, show_default=True, type=click.FloatRange(0.05, 16), help="GB of the model.")
+def integrity(json_file: Path | None, corruptions: int, size: float) -> None:
+    """Damage chunks of a running installation, tier by tier: what was healed, refused, served. Exit 1 where it was not
+    as stated.
+    """
+    try:
+        report = integrity_bench.run(integrity_bench.IntegrityPlan(int(size * 1e9), corruptions, _tell))
+    except (PeerFailed, InstallationFailed) as failed:
+        raise click.ClickException(str(failed)) from failed
+    _write(json_file, report)
+    click.echo(integrity_table(report))
+    _tell_where(report)
+    sys.exit(1 if any(verdict.passed is False for verdict in report.verdicts) else 0)
+
+
 @main.command("ledger")
 @_JSON
 @click.option(
@@ -161,7 +206,7 @@ def _write(json_file: Path | None, report: msgspec.Struct) -> None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
-def _tell_where(report: floor_bench.FloorReport | LoadReport | Report) -> None:
+def _tell_where(report: floor_bench.FloorReport | IntegrityReport | LoadReport | Report | StormReport) -> None:
     click.echo(f"machine: {report.machine}  load before: {report.load_before:.2f}  commit: {report.commit}")
     for note in report.notes:
         click.echo(f"note: {note}")
@@ -181,10 +226,18 @@ def _sizes(words: str, large: bool, need: room.Need) -> list[int]:
         sizes_bytes = room.sizes_of(words, large=large)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--sizes") from None
-    free_disk = shutil.disk_usage(tempfile.gettempdir()).free
-    if (why := room.refusal(sizes_bytes, need, free_disk, free_memory_bytes())) is not None:
+    if (why := room.refusal(sizes_bytes, need, _free_disk(), free_memory_bytes())) is not None:
         raise click.ClickException(why)
     return sizes_bytes
+
+
+def _check_room(disk_bytes: int, memory_bytes: int) -> None:
+    if (why := room.shortage(disk_bytes, memory_bytes, _free_disk(), free_memory_bytes())) is not None:
+        raise click.ClickException(f"this takes {why}")
+
+
+def _free_disk() -> int:
+    return shutil.disk_usage(tempfile.gettempdir()).free
 
 
 if __name__ == "__main__":

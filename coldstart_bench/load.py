@@ -111,8 +111,8 @@ def _measure_size(so_far: _Run, scratch: Path, size_bytes: int) -> None:
     paths: dict[str, Path | str] = {"directory": scratch / "model", "safetensors": weights}
     if any(contender.file == "tensors" for contender in present):
         paths["tensors"] = scratch / "model.tensors"
-        _program("snapshotter.tensorizer_file", weights, scratch / "model.tensors")
-    checksum = int(_program("coldstart_bench.loaders.reference", weights))
+        program_output("snapshotter.tensorizer_file", weights, scratch / "model.tensors")
+    checksum = int(program_output("coldstart_bench.loaders.reference", weights))
     with contextlib.ExitStack() as stack:
         kelvin: Installation | None = None
         if KELVIN in present:
@@ -210,7 +210,7 @@ def _read_floors(so_far: _Run, ground: _Ground, contender: Contender, reader: Pr
         so_far.floors[key].append(answer["seconds"])
 
 
-def _program(module: str, *arguments: Path) -> str:
+def program_output(module: str, *arguments: str | Path) -> str:
     """Its output. Raises PeerFailed with the last of its words."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

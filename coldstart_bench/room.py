@@ -45,17 +45,23 @@ def sizes_of(words: str, *, large: bool) -> list[int]:
 def refusal(sizes_bytes: Sequence[int], need: Need, free_disk: int, free_memory: int) -> str | None:
     """Why the largest size can't be measured here, and the largest that can; None where there is room."""
     largest = max(sizes_bytes)
-    short = [
-        f"{wanted / 1e9:.0f} GB of {what} ({free / 1e9:.0f} GB are free)"
-        for what, wanted, free in (
-            ("disk below $TMPDIR", need.disk(largest), free_disk),
-            ("memory", need.memory(largest), free_memory),
-        )
-        if wanted > free
-    ]
-    if not short:
+    short = shortage(need.disk(largest), need.memory(largest), free_disk, free_memory)
+    if short is None:
         return None
     by_disk = (free_disk - need.disk_bytes) / need.disk_times
     by_memory = (free_memory - need.memory_bytes) / need.memory_times
     fits = max(0.0, min(by_disk, by_memory)) // 1e8 / 10
-    return f"{largest / 1e9:g} GB takes {' and '.join(short)}; at most {fits:g} GB can be measured here"
+    return f"{largest / 1e9:g} GB takes {short}; at most {fits:g} GB can be measured here"
+
+
+def shortage(disk_bytes: int, memory_bytes: int, free_disk: int, free_memory: int) -> str | None:
+    """What is wanted and not there, in words; None where there is room."""
+    short = [
+        f"{wanted / 1e9:.0f} GB of {what} ({free / 1e9:.0f} GB are free)"
+        for what, wanted, free in (
+            ("disk below $TMPDIR", disk_bytes, free_disk),
+            ("memory", memory_bytes, free_memory),
+        )
+        if wanted > free
+    ]
+    return " and ".join(short) or None

@@ -11,6 +11,8 @@ BENCHES: Final[Mapping[str, str]] = {
     "floor": "What this machine can do at most",
     "load": "Bytes until every one was read, beside other loaders",
     "cold": "First token from zero",
+    "storm": "Many requests for a model at zero, many models missing at once",
+    "integrity": "Damaged chunks: healed, refused, or served",
     "ledger": "A month of many requests: its bill and its proofs",
 }
 

@@ -53,8 +53,8 @@ def test_a_flipped_byte_shows_in_the_sum_and_a_loader_that_checks_refuses_it(tmp
     """The control of the checksum. tensorizer reads a wrong file without a word, unless it is asked to verify."""
     weights, other = tmp_path / "model.safetensors", tmp_path / "model.tensors"
     save_file({"a": torch.arange(50_000.0), "b": torch.ones(7, dtype=torch.bfloat16)}, weights)
-    right = int(load._program("coldstart_bench.loaders.reference", weights))
-    load._program("snapshotter.tensorizer_file", weights, other)
+    right = int(load.program_output("coldstart_bench.loaders.reference", weights))
+    load.program_output("snapshotter.tensorizer_file", weights, other)
     for path in (weights, other):
         content = bytearray(path.read_bytes())
         content[content.index(struct.pack("<2f", 30_000.0, 30_001.0))] ^= 1

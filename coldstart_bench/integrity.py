@@ -1,0 +1,222 @@
+"""`kelvin bench integrity`: chunks of a running installation are damaged at rest, tier by tier, and then asked for.
+
+What is wrong on NVMe has to be healed from the store while the request waits; what is wrong in the store, too, has to
+be refused by the chunk's name. The agent is told nothing. The same run says what verifying costs.
+"""
+
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from coldstart_bench.environment import commit, drop_page_cache, load_1m, machine
+from coldstart_bench.floors import HYPERVISOR_NOTE
+from coldstart_bench.installation import Installation, InstallationFailed, running
+from coldstart_bench.integrity_rows import Injured, IntegrityReport, fate_of, judge, tallies_of
+from coldstart_bench.peers import make_model
+from coldstart_bench.programs import Program
+from coldstart_bench.statistics import median_of
+
+TENANT: Final = "default"
+MODEL: Final = "injured"
+PROMPT: Final = "w1 w2 w3 w4"
+CHUNK_BYTES: Final = 256 << 10  # so that a small model has many
+AT_ONCE: Final = 20
+HEALED_SHARE: Final = 0.8
+RATES: Final = 5
+HOST_NOTE: Final = "host memory is sealed against every process but the agent: nothing is injected there"
+
+
+def _flip(right: bytes, other: bytes, source: random.Random) -> bytes:
+    data = bytearray(right)
+    data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+    return bytes(data)
+
+
+Damage = Callable[[bytes, bytes, random.Random], bytes]
+KEEP_LENGTH: Final[dict[str, Damage]] = {
+    "flipped bit": _flip,
+    "zeroes": lambda right, other, source: bytes(len(right)),
+    "another chunk": lambda right, other, source: other,
+}
+ALL: Final[dict[str, Damage]] = {
+    **KEEP_LENGTH,
+    "cut": lambda right, other, source: right[: source.randrange(len(right))],
+    "longer": lambda right, other, source: right + bytes(4096),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrityPlan:
+    """What to do. `tell` hears one line per step."""
+
+    size_bytes: int
+    corruptions: int
+    tell: Callable[[str], None]
+    seed: int = 1
+
+
+def run(plan: IntegrityPlan) -> IntegrityReport:
+    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
+    load_before = load_1m()
+    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
+    try:
+        plan.tell("making and pushing a model")
+        make_model(scratch / "model", plan.size_bytes, plan.seed)
+        settings = {"KELVIN_CHUNK_BYTES": str(CHUNK_BYTES), "KELVIN_HOST_BYTES": str(plan.size_bytes + (1 << 30))}
+        with running(scratch / "data", settings=settings) as kelvin:
+            version = kelvin.push(scratch / "model", MODEL)
+            kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
+            ground = _Ground(kelvin, random.Random(plan.seed))  # noqa: S311 - which bytes are damaged is no secret
+            injured, mended = _injure(plan, ground)
+            plan.tell("reading it verified, and plainly")
+            verified, floor = _rates(kelvin, version)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return IntegrityReport(
+        tallies_of(injured),
+        mended,
+        median_of(verified).median,
+        median_of(floor).median,
+        judge(injured, mended, verified, floor),
+        machine(),
+        load_before,
+        commit(),
+        (HYPERVISOR_NOTE, HOST_NOTE),
+    )
+
+
+class _Ground:
+    """A model at zero, all of it on NVMe, and its chunks that lie in one pack of the store alone."""
+
+    def __init__(self, kelvin: Installation, source: random.Random) -> None:
+        self.kelvin, self.source = kelvin, source
+        self.right = self.ask()[0]
+        if self.right is None:
+            raise InstallationFailed("the model does not answer before anything is damaged")
+        self.packs = _packs_of(kelvin)
+        longest = max(length for _, _, length in self.packs.values())
+        self.digests = sorted(digest for digest, (_, _, length) in self.packs.items() if length == longest)
+        self.rest()
+
+    def ask(self) -> tuple[str | None, str]:
+        """The text of an answer from zero, or None and what was said instead."""
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+        try:
+            return str(self.kelvin.door.request("POST", "/v1/completions", body)["choices"][0]["text"]), ""
+        except InstallationFailed as failed:
+            return None, str(failed)
+
+    def rest(self) -> None:
+        """At zero, nothing in memory; on NVMe is what was admitted."""
+        self.kelvin.forget("host")
+
+    def files(self) -> dict[str, Path]:
+        """Of the NVMe tier, by digest."""
+        return {path.name: path for path in self.kelvin.nvme_files() if path.name in self.packs}
+
+    def faults(self) -> int:
+        """Of chunks on NVMe, as the agent counts them."""
+        state: Any = self.kelvin.admin.request("GET", "/admin/v1/cache")
+        return sum(state["chunk_faults"].get("nvme", {}).values())
+
+    def body(self, digest: str) -> bytes:
+        """As the store has it now."""
+        pack, offset, length = self.packs[digest]
+        with pack.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def damaged(self, digest: str, kind: str) -> bytes:
+        """Never the same bytes."""
+        other = self.source.choice([each for each in self.digests if each != digest])
+        return ALL[kind](self.body(digest), self.body(other), self.source)
+
+    def write_pack(self, digest: str, body: bytes) -> None:
+        """Of the same length as what it replaces."""
+        pack, offset, _ = self.packs[digest]
+        pack.chmod(0o600)
+        with pack.open("r+b") as file:
+            file.seek(offset)
+            file.write(body)
+
+
+def _packs_of(kelvin: Installation) -> dict[str, tuple[Path, int, int]]:
+    """Pack, offset and length of each chunk that lies in one pack alone: no other copy heals it."""
+    found: dict[str, list[tuple[Path, int, int]]] = {}
+    store = kelvin.data / "store" / TENANT
+    for index in (store / "index").iterdir():
+        if not index.suffix:
+            for digest, offset, length in json.loads(index.read_bytes()):
+                found.setdefault(digest, []).append((store / "packs" / index.name, offset, length))
+    return {digest: places[0] for digest, places in found.items() if len(places) == 1}
+
+
+def _injure(plan: IntegrityPlan, ground: _Ground) -> tuple[list[Injured], bool]:
+    """What became of each injection, and whether the model is served at the end as it was at the beginning."""
+    to_heal = int(plan.corruptions * HEALED_SHARE)
+    injured: list[Injured] = []
+    while (left := to_heal - sum(len(each.kinds) for each in injured)) > 0:
+        plan.tell(f"NVMe: {left} more")
+        injured.append(_on_nvme(ground, min(left, AT_ONCE, len(ground.digests))))
+    for number in range(plan.corruptions - to_heal):
+        plan.tell(f"store: {plan.corruptions - to_heal - number} more")
+        injured.append(_in_store(ground, number))
+    return injured, ground.ask()[0] == ground.right
+
+
+def _on_nvme(ground: _Ground, count: int) -> Injured:
+    files = ground.files()
+    there = [digest for digest in ground.digests if digest in files]
+    bad = ground.source.sample(there, min(count, len(there)))
+    if not bad:
+        raise InstallationFailed("no chunk is on NVMe")
+    kinds = [list(ALL)[number % len(ALL)] for number in range(len(bad))]
+    for digest, kind in zip(bad, kinds, strict=True):
+        files[digest].write_bytes(ground.damaged(digest, kind))
+    before = ground.faults()
+    answer, refusal = ground.ask()
+    counted = ground.faults() - before
+    ground.rest()
+    assert ground.right is not None
+    fate = fate_of(answer, refusal, ground.right, bad, healable=True)
+    return Injured("nvme", tuple(kinds), fate, counted)
+
+
+def _in_store(ground: _Ground, number: int) -> Injured:
+    digest, kind = ground.source.choice(ground.digests), list(KEEP_LENGTH)[number % len(KEEP_LENGTH)]
+    whole = ground.body(digest)
+    if (copy := ground.files().get(digest)) is not None:
+        copy.write_bytes(ground.damaged(digest, kind))
+    ground.write_pack(digest, ground.damaged(digest, kind))
+    before = ground.faults()
+    answer, refusal = ground.ask()
+    counted = ground.faults() - before
+    ground.write_pack(digest, whole)
+    ground.rest()
+    assert ground.right is not None
+    fate = fate_of(answer, refusal, ground.right, [digest], healable=False)
+    return Injured("store", (kind,), fate, counted)
+
+
+def _rates(kelvin: Installation, version: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Bytes per second of leases from NVMe, and of plain reads of its files by as many threads as are best."""
+    verified, floor = [], []
+    with Program("ours", str(kelvin.data / "run")) as ours, Program("floor_read") as reader:
+        for _ in range(RATES):
+            kelvin.forget("host")
+            files = [path for path in kelvin.nvme_files() if path.stat().st_size]
+            drop_page_cache(files)
+            answer = ours.ask(path=version, tenant=TENANT, device="cpu")
+            verified.append(answer["bytes"] / answer["load_s"])
+            plain = []
+            for threads in (1, 2, 4):
+                drop_page_cache(files)
+                read = reader.ask(files=[str(path) for path in files], threads=threads, direct=True)
+                plain.append(read["bytes"] / read["seconds"])
+            floor.append(max(plain))
+    return verified, floor

@@ -1,0 +1,58 @@
+"""Leases of many versions from many agents, all asked for at once; when each is there.
+
+A line of JSON in, {"runs": [run directories], "tenant", "versions": [digests]}, asks each agent for each version from a
+thread of its own; the answer holds for each [agent's number, version's number, seconds, or the failure's words].
+"""
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from contracts.errors import Refused
+from service.unix import SocketDirectory
+from weightcache.client import acquire
+
+TIMEOUT_S = 600.0
+
+
+def storm(runs: list[str], tenant: str, versions: list[str]) -> list[list[Any]]:
+    """In the order of their ends."""
+    gate, lock, ends = threading.Barrier(len(runs) * len(versions) + 1), threading.Lock(), list[list[Any]]()
+    began = [0.0]
+
+    def one(node: int, directory: SocketDirectory, number: int, version: str) -> None:
+        gate.wait()
+        try:
+            acquire(directory, tenant, version, TIMEOUT_S).close()
+            end: float | str = time.perf_counter() - began[0]
+        except Refused as refused:
+            end = refused.failure.message
+        with lock:
+            ends.append([node, number, end])
+
+    threads = [
+        threading.Thread(target=one, args=(node, directory, number, version))
+        for node, directory in enumerate(map(SocketDirectory, map(Path, runs)))
+        for number, version in enumerate(versions)
+    ]
+    for thread in threads:
+        thread.start()
+    began[0] = time.perf_counter()
+    gate.wait()
+    for thread in threads:
+        thread.join()
+    return ends
+
+
+def main() -> None:
+    """Until stdin ends."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"ends": storm(**json.loads(line))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""`kelvin bench storm`: many requests for one model at zero, and many models missing at once at several agents.
+
+The first is an installation as a user runs it. The second is agents alone, each with a directory of its own as if it
+were a node, over one store behind a line of a given rate; the store counts what it sends to whom.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.installation import Installation, InstallationFailed, running
+from coldstart_bench.load import program_output
+from coldstart_bench.peers import make_model
+from coldstart_bench.programs import Program
+from coldstart_bench.room import LEAST_BYTES
+from coldstart_bench.statistics import median_of
+from coldstart_bench.storm_rows import Miss, Node, StormReport, Waiters, judge
+
+TENANT: Final = "default"
+MODEL: Final = "storm"
+PROMPT: Final = "w1 w2 w3 w4"
+CHUNK_BYTES: Final = 8 << 20
+SLAB_BYTES: Final = 64 << 20
+READY_S: Final = 60.0
+ANSWER_S: Final = 600.0
+LINE_NOTE: Final = "one store for all agents, on this machine: its line is theirs together, and so is the processor"
+
+
+@dataclass(frozen=True, slots=True)
+class StormPlan:
+    """What to measure. `tell` hears one line per step."""
+
+    waiters: int
+    agents: int
+    models: int
+    model_bytes: int
+    line_bytes_s: float
+    tell: Callable[[str], None]
+
+
+def disk_bytes(plan: StormPlan) -> int:
+    """What it takes below $TMPDIR: the store, and an NVMe tier for each agent."""
+    return (plan.agents + 1) * plan.models * plan.model_bytes + (2 << 30)
+
+
+def memory_bytes(plan: StormPlan) -> int:
+    """A host tier for each agent, and the store's files in the page cache."""
+    return (plan.agents + 1) * (plan.models * plan.model_bytes + 3 * SLAB_BYTES) + (3 << 30)
+
+
+def run(plan: StormPlan) -> StormReport:
+    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
+    load_before = load_1m()
+    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
+    try:
+        waiters = _waiters(plan, scratch)
+        miss = _miss(plan, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return StormReport(waiters, miss, judge(waiters, miss), machine(), load_before, commit(), (LINE_NOTE,))
+
+
+def _waiters(plan: StormPlan, scratch: Path) -> Waiters:
+    plan.tell("making and pushing a model")
+    make_model(scratch / "model", LEAST_BYTES, 1)
+    settings = {"KELVIN_QUEUE_REQUESTS": str(max(1024, plan.waiters)), "KELVIN_CHUNK_BYTES": str(1 << 20)}
+    with running(scratch / "data", settings=settings) as kelvin:
+        version = kelvin.push(scratch / "model", MODEL)
+        kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
+        right = _text(kelvin)
+        for tier in ("host", "nvme"):
+            kelvin.forget(tier)
+        before = kelvin.admin.request("GET", "/admin/v1/cache")
+        plan.tell(f"{plan.waiters} ask at once")
+        answers = asyncio.run(_all_at_once(kelvin, plan.waiters))
+        after = kelvin.admin.request("GET", "/admin/v1/cache")
+        manifest = json.loads((kelvin.data / "store" / TENANT / "manifests" / version).read_bytes())
+        seconds = [seconds for seconds, _ in answers if seconds is not None]
+        return Waiters(
+            asked=plan.waiters,
+            answered=len(seconds),
+            wrong=sum(text != right for seconds, text in answers if seconds is not None),
+            leases=after["leases_granted"] - before["leases_granted"],
+            chunk_reads=sum(after["chunk_reads"].values()) - sum(before["chunk_reads"].values()),
+            chunks=len({chunk["digest"] for chunk in manifest["chunks"]}),
+            first_s=min(seconds, default=0.0),
+            median_s=median_of(seconds).median if seconds else 0.0,
+            last_s=max(seconds, default=0.0),
+        )
+
+
+def _text(kelvin: Installation) -> str:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+    return str(kelvin.door.request("POST", "/v1/completions", body)["choices"][0]["text"])
+
+
+async def _all_at_once(kelvin: Installation, count: int) -> list[tuple[float | None, str]]:
+    """Of each request seconds to the whole answer and its text, or None and what was said instead."""
+    context = ssl.create_default_context(cafile=str(kelvin.data / "ca.pem"))
+    key = (kelvin.data / "default.key").read_text().strip()
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+    url, began = f"https://localhost:{kelvin.port}/v1/completions", time.perf_counter()
+
+    async def one(session: aiohttp.ClientSession) -> tuple[float | None, str]:
+        try:
+            async with session.post(url, json=body, ssl=context) as answer:
+                if answer.status != 200:
+                    return None, await answer.text()
+                text = str((await answer.json())["choices"][0]["text"])
+                return time.perf_counter() - began, text
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return None, repr(error)
+
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=ANSWER_S),
+        headers={"authorization": f"Bearer {key}"},
+    ) as session:
+        return await asyncio.gather(*(one(session) for _ in range(count)))
+
+
+def _miss(plan: StormPlan, scratch: Path) -> Miss:
+    plan.tell(f"making {plan.models} versions of {plan.model_bytes / 1e6:.0f} MB")
+    sizes = map(str, (plan.models, plan.model_bytes, min(CHUNK_BYTES, plan.model_bytes), 1))
+    versions = json.loads(program_output("coldstart_bench.loaders.publish", str(scratch / "store"), TENANT, *sizes))
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Program("throttled_store", str(scratch / "store"), str(plan.line_bytes_s)))
+        url = f"s3://bench?endpoint=http://127.0.0.1:{store.ask()['port']}"
+        runs = [
+            stack.enter_context(_agent(scratch / f"node{number}", url, f"node{number}", plan))
+            for number in range(plan.agents)
+        ]
+        client = stack.enter_context(Program("leases"))
+        plan.tell(f"{plan.agents} agents are asked for all of them at once")
+        ends: list[list[Any]] = client.ask(runs=[str(run) for run in runs], tenant=TENANT, versions=versions)["ends"]
+        counts = store.ask()["counts"]
+    return Miss(
+        models=plan.models,
+        model_bytes=plan.model_bytes,
+        line_bytes_s=plan.line_bytes_s,
+        finished_s=tuple(
+            tuple(end for node, _, end in ends if node == number and not isinstance(end, str))
+            for number in range(plan.agents)
+        ),
+        failures=tuple(end for _, _, end in ends if isinstance(end, str)),
+        nodes=tuple(Node(*counts.get(f"node{number}", (0, 0))) for number in range(plan.agents)),
+    )
+
+
+@contextlib.contextmanager
+def _agent(data: Path, store: str, key: str, plan: StormPlan) -> Iterator[Path]:
+    """A cache agent over a directory of its own, until the block ends; its run directory."""
+    slabs = -(-plan.models * plan.model_bytes // SLAB_BYTES) + 2
+    data.mkdir()
+    environment = {
+        **os.environ,
+        "KELVIN_DATA": str(data),
+        "KELVIN_STORE": store,
+        "KELVIN_SLAB_BYTES": str(SLAB_BYTES),
+        "KELVIN_HOST_BYTES": str(slabs * SLAB_BYTES),
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": "bench",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    with (data / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weightcache"], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        limit = time.monotonic() + READY_S
+        while not (data / "run" / "cache.sock").exists():
+            if process.poll() is not None or time.monotonic() > limit:
+                raise InstallationFailed(f"a cache agent did not start: {(data / 'log').read_text()[-500:]}")
+            time.sleep(0.02)
+        yield data / "run"
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=READY_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

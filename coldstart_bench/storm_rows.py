@@ -1,0 +1,110 @@
+"""What a storm came to: did each range leave the store once, did all finish when a fair line would have it. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from coldstart_bench.statistics import median_of
+from coldstart_bench.verdicts import Verdict, held, line_of
+
+ONCE: Final = 1.01  # a hedged range may be asked for twice
+UNFAIR: Final = 0.20
+
+
+class Waiters(msgspec.Struct, frozen=True):
+    """Many requests for one model at zero."""
+
+    asked: int
+    answered: int
+    wrong: int
+    leases: int
+    chunk_reads: int
+    chunks: int
+    first_s: float
+    median_s: float
+    last_s: float
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One agent: bytes of packs that left the store for it, and how many of them it had not had before."""
+
+    sent_bytes: int
+    distinct_bytes: int
+
+
+class Miss(msgspec.Struct, frozen=True):
+    """Many models missing at once, at each of the agents: seconds until each lease, by agent."""
+
+    models: int
+    model_bytes: int
+    line_bytes_s: float
+    finished_s: tuple[tuple[float, ...], ...]
+    failures: tuple[str, ...]
+    nodes: tuple[Node, ...]
+
+
+class StormReport(msgspec.Struct, frozen=True):
+    """What `--json` writes."""
+
+    waiters: Waiters
+    miss: Miss
+    verdicts: tuple[Verdict, ...]
+    machine: dict[str, object]
+    load_before: float
+    commit: str | None
+    notes: tuple[str, ...] = ()
+
+
+def fair_finishes(sizes: Sequence[int], rate: float) -> tuple[float, ...]:
+    """When each would be through, were the line shared equally among all that are not: processor sharing."""
+    order, finishes, at, done = sorted(range(len(sizes)), key=sizes.__getitem__), [0.0] * len(sizes), 0.0, 0
+    for place, number in enumerate(order):
+        at += (sizes[number] - done) * (len(sizes) - place) / rate
+        done = sizes[number]
+        finishes[number] = at
+    return tuple(finishes)
+
+
+def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
+    """The largest distance from the fair finish, as a part of it; the line's rate is all bytes by the last finish."""
+    rate = sum(sizes) / max(finished_s)
+    fair = fair_finishes(sizes, rate)
+    return max(abs(was - should) / should for was, should in zip(finished_s, fair, strict=True))
+
+
+def judge(waiters: Waiters, miss: Miss) -> tuple[Verdict, ...]:
+    """Whether it holds or not."""
+    size = miss.model_bytes
+    worst = max((node.sent_bytes / max(1, node.distinct_bytes) for node in miss.nodes), default=None)
+    fair = [unfairness(each, [size] * len(each)) for each in miss.finished_s if each and not miss.failures]
+    wrong = waiters.asked - waiters.answered + waiters.wrong
+    return (
+        held("requests that were not answered right", 0, "", float(wrong), 0.0, at_least=False),
+        held("leases for all who waited", 0, "", float(waiters.leases), 1.0, at_least=False),
+        held("reads of a chunk", 0, "", waiters.chunk_reads / max(1, waiters.chunks), 1.0, at_least=False),
+        held("times that a byte left the store, per node", size, "", worst, ONCE, at_least=False),
+        held("leases that failed", size, "", float(len(miss.failures)), 0.0, at_least=False),
+        held("largest distance from a fair finish", size, "", max(fair, default=None), UNFAIR, at_least=False),
+    )
+
+
+def table(report: StormReport) -> str:
+    """For people."""
+    waiters, miss = report.waiters, report.miss
+    lines = [
+        f"{waiters.asked} waited for one model at zero: {waiters.answered} answered, {waiters.wrong} of them wrong; "
+        f"{waiters.leases} leases, {waiters.chunk_reads} reads of {waiters.chunks} chunks",
+        f"  first token after {waiters.first_s:.2f} s for the first, {waiters.median_s:.2f} s at the median, "
+        f"{waiters.last_s:.2f} s for the last",
+        f"{miss.models} models of {miss.model_bytes / 1e6:.0f} MB missing at once at {len(miss.nodes)} agents, over a "
+        f"line of {miss.line_bytes_s / 1e6:.0f} MB/s:",
+    ]
+    for number, (node, ends) in enumerate(zip(miss.nodes, miss.finished_s, strict=True)):
+        when = f"{min(ends):.2f} to {max(ends):.2f} s, median {median_of(ends).median:.2f} s" if ends else "none"
+        again = node.sent_bytes - node.distinct_bytes
+        lines.append(
+            f"  agent {number}: leased after {when}; {node.sent_bytes / 1e6:.1f} MB left the store for it, "
+            f"{again / 1e6:.2f} MB of them again"
+        )
+    return "\n".join([*lines, *miss.failures[:5], *(line_of(verdict) for verdict in report.verdicts)])

@@ -1,0 +1,56 @@
+"""A storm's figures: fair finishes by hand, and each line goes red on a figure that is bad."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from coldstart_bench.storm_rows import Miss, Node, Waiters, fair_finishes, judge, unfairness
+
+CALM = Waiters(asked=9, answered=9, wrong=0, leases=1, chunk_reads=40, chunks=40, first_s=0.1, median_s=0.2, last_s=0.3)
+FAIR = Miss(3, 4096, 1e6, ((1.0, 0.95, 0.9), (1.0, 1.0, 0.98)), (), (Node(12288, 12288), Node(12288, 12288)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "want"),
+    [
+        pytest.param([100], (1.0,), id="one has the line"),
+        pytest.param([100, 100], (2.0, 2.0), id="two have half each"),
+        pytest.param([100, 300], (2.0, 4.0), id="the longer one has all once the shorter is through"),
+        pytest.param([300, 100, 200], (6.0, 3.0, 5.0), id="in any order"),
+        pytest.param([], (), id="none"),
+    ],
+)
+def test_fair_finishes(sizes: Sequence[int], want: Sequence[float]) -> None:
+    """Processor sharing at 100 bytes a second."""
+    assert fair_finishes(sizes, 100.0) == pytest.approx(want)
+
+
+def test_first_come_first_served_is_unfair() -> None:
+    """The first of four equals is through in a quarter of the fair time."""
+    assert unfairness([1.0, 2.0, 3.0, 4.0], [5] * 4) == pytest.approx(0.75)
+    assert unfairness([4.0, 4.0, 3.6, 4.0], [5] * 4) == pytest.approx(0.1)
+
+
+def test_good_figures_pass() -> None:
+    """All lines."""
+    assert [verdict.passed for verdict in judge(CALM, FAIR)] == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("waiters", "miss", "claim"),
+    [
+        pytest.param({"answered": 8}, {}, "not answered right", id="one was refused"),
+        pytest.param({"wrong": 1}, {}, "not answered right", id="one was told something else"),
+        pytest.param({"leases": 2}, {}, "leases for all", id="a second lease"),
+        pytest.param({"chunk_reads": 41}, {}, "reads of a chunk", id="a chunk was read twice"),
+        pytest.param({}, {"nodes": (Node(12800, 12288),)}, "left the store", id="a range left twice"),
+        pytest.param({}, {"failures": ("gone",)}, "leases that failed", id="a lease failed"),
+        pytest.param({}, {"finished_s": ((0.3, 0.6, 1.0),)}, "fair finish", id="one after the other"),
+    ],
+)
+def test_a_bad_figure_fails(waiters: dict[str, Any], miss: dict[str, Any], claim: str) -> None:
+    """Its own line goes red."""
+    found = judge(msgspec.structs.replace(CALM, **waiters), msgspec.structs.replace(FAIR, **miss))
+    assert [verdict.claim for verdict in found if verdict.passed is False and claim in verdict.claim]

@@ -1,0 +1,67 @@
+"""`kelvin bench storm` and `kelvin bench integrity` from outside, small."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart_bench import integrity
+
+pytestmark = pytest.mark.deep
+
+
+def bench(tmp_path: Path, *words: str) -> Any:
+    """The report of a run that leaves nothing."""
+    scratch, report = tmp_path / "scratch", tmp_path / "report.json"
+    scratch.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "kelvin.main", "bench", *words, "--json", str(report)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(scratch.iterdir()) == []
+    found = json.loads(report.read_text())
+    assert all(verdict["claim"] in done.stdout for verdict in found["verdicts"])
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_a_small_storm(tmp_path: Path) -> None:
+    """All are answered after one lease; each version arrives at each agent, for which each byte left the store once."""
+    words = ["--waiters", "40", "--agents", "2", "--models", "4", "--model-mib", "2", "--line", "0.1"]
+    found = bench(tmp_path, "storm", *words)
+    waiters, miss = found["waiters"], found["miss"]
+    assert (waiters["answered"], waiters["wrong"], waiters["leases"]) == (40, 0, 1)
+    assert waiters["chunk_reads"] == waiters["chunks"] > 1
+    assert [len(ends) for ends in miss["finished_s"]] == [4, 4]
+    assert miss["failures"] == []
+    for node in miss["nodes"]:
+        assert node["distinct_bytes"] >= 4 * (2 << 20)
+        assert node["sent_bytes"] <= 1.01 * node["distinct_bytes"]
+
+
+@pytest.mark.timeout(300)
+def test_small_injuries(tmp_path: Path) -> None:
+    """What is damaged on NVMe is healed, what is damaged in the store is refused by name, and nothing else happens."""
+    found = bench(tmp_path, "integrity", "--corruptions", "10", "--size", "0.05")
+    nvme, store = found["tallies"]
+    assert (nvme["injected"], nvme["healed"]) == (8, 8)
+    assert (store["injected"], store["refused"]) == (2, 2)
+    assert found["mended"]
+    assert found["verified_rate"] > 0
+    assert [verdict["passed"] for verdict in found["verdicts"]] == [True] * 4 + [None]
+
+
+def test_damage_is_damage() -> None:
+    """The control of the injections: each kind changes the bytes."""
+    source, right, other = random.Random(1), bytes(range(256)) * 16, bytes(4096)
+    for kind, damage in integrity.ALL.items():
+        assert damage(right, other, source) != right, kind
