@@ -49,6 +49,18 @@ def test_a_small_run(tmp_path: Path) -> None:
     assert list(scratch.glob("kelvin-*")) == []
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.timeout(300)
+def test_a_small_run_to_a_device(tmp_path: Path) -> None:
+    """The same bytes in device memory, by us and by others."""
+    report = tmp_path / "report.json"
+    words = ["bench", "load", "--sizes", "0.05", "--repeats", "1", "--device", "cuda:0", "--json", str(report)]
+    done = subprocess.run([sys.executable, "-m", "kelvin.main", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(report.read_text())["device"] == "cuda:0"
+
+
 def test_a_flipped_byte_shows_in_the_sum_and_a_loader_that_checks_refuses_it(tmp_path: Path) -> None:
     """The control of the checksum. tensorizer reads a wrong file without a word, unless it is asked to verify."""
     weights, other = tmp_path / "model.safetensors", tmp_path / "model.tensors"
