@@ -1,7 +1,9 @@
 """A run that does not fit is refused before anything is made, with what would."""
 
 import pytest
+from click.testing import CliRunner
 
+from coldstart_bench.__main__ import main
 from coldstart_bench.room import Need, refusal, sizes_of
 
 GB = 10**9
@@ -39,3 +41,26 @@ def test_room() -> None:
     assert refusal([2 * GB], NEED, 100 * GB, GB) == (
         "2 GB takes 10 GB of memory (1 GB are free); at most 0 GB can be measured here"
     )
+
+
+@pytest.mark.parametrize("bench", ["load", "cold"])
+def test_a_run_that_does_not_fit_is_refused(bench: str) -> None:
+    """Of any machine: a million gigabytes. Bad sizes are wrong usage."""
+    refused = CliRunner().invoke(main, [bench, "--sizes", "0.1,1000000"])
+    assert (refused.exit_code, "GB can be measured here" in refused.output) == (1, True)
+    wrong = CliRunner().invoke(main, [bench, "--sizes", "big"])
+    assert (wrong.exit_code, "big: must be numbers of GB" in wrong.output) == (2, True)
+
+
+def test_a_storm_that_does_not_fit_is_refused() -> None:
+    """200 models of a gigabyte at 64 agents."""
+    words = ["storm", "--models", "200", "--model-mib", "1024", "--agents", "64"]
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 1
+    assert "this takes 13961 GB of disk below $TMPDIR" in refused.output
+
+
+def test_an_unknown_loader_is_wrong_usage() -> None:
+    """Refused with those that there are, before anything is made."""
+    wrong = CliRunner().invoke(main, ["load", "--sizes", "0.05", "--loaders", "kelvin,fastest"])
+    assert (wrong.exit_code, "fastest: must be of kelvin, tensorizer" in wrong.output.replace("\n", "")) == (2, True)
