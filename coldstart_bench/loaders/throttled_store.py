@@ -49,6 +49,7 @@ class Handler(BaseHTTPRequestHandler):
     """GET and HEAD of an object, GET of a listing."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a small body would wait for the acknowledgement of its head
     root: Path
     line: Line
     counts: dict[str, Count]
