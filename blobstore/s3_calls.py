@@ -53,7 +53,7 @@ class RangeCalls:
         raise failure
 
     def _may_leave(self, halt: Halt, running: int) -> bool:
-        return not halt.is_reading and len(self._strays) + running <= STRAYS
+        return halt.is_quiet and len(self._strays) + running <= STRAYS
 
     def _leave(self, futures: Sequence[Future[T]]) -> None:
         for future in futures:

@@ -43,10 +43,10 @@ class Halt:
                 _interrupt(body)
 
     @property
-    def is_reading(self) -> bool:
-        """Whether a body is being read. Once set, no other one begins to be."""
+    def is_quiet(self) -> bool:
+        """Set, and no body is being read: none will be any more."""
         with self._lock:
-            return bool(self._bodies)
+            return self._set and not self._bodies
 
     def check(self) -> None:
         """Raises `Halted`."""

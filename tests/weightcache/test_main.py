@@ -24,7 +24,7 @@ def environment(data: Path, **more: str) -> dict[str, str]:
 
 @contextmanager
 def started(data: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
-    fds = [int(more["KELVIN_LIFELINE_FD"])] if more else []
+    fds = [int(more["KELVIN_LIFELINE_FD"])] if "KELVIN_LIFELINE_FD" in more else []
     agent = subprocess.Popen(
         [sys.executable, "-m", "weightcache"],
         env=environment(data, **more),

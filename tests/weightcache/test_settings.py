@@ -17,6 +17,15 @@ def test_defaults(tmp_path: Path) -> None:
     assert settings.nvme_bytes > 0
     assert settings.spare_bytes == min(1 << 30, settings.host_bytes // 4)
     assert settings.lifeline_fd is None
+    assert (settings.store_reads, settings.hedge_percent) == (12, 0)
+
+
+def test_a_store_behind_a_line(tmp_path: Path) -> None:
+    """Is asked for more at once, and for a little of it twice; unless it is said otherwise."""
+    env = {"KELVIN_DATA": str(tmp_path), "KELVIN_STORE": "s3://bucket/p"}
+    assert (read_settings(env).store_reads, read_settings(env).hedge_percent) == (32, 5)
+    said = read_settings({**env, "KELVIN_STORE_READS": "64", "KELVIN_HEDGE_PERCENT": "0.5"})
+    assert (said.store_reads, said.hedge_percent) == (64, 0.5)
 
 
 def test_what_the_tier_holds_is_not_lost_space(tmp_path: Path) -> None:
@@ -42,6 +51,9 @@ def test_what_the_tier_holds_is_not_lost_space(tmp_path: Path) -> None:
         pytest.param({"KELVIN_NVME_BYTES": "-1"}, "KELVIN_NVME_BYTES=-1", id="a negative budget"),
         pytest.param({"KELVIN_HOST_QUOTA": "0"}, "KELVIN_HOST_QUOTA=0", id="a quota of nothing"),
         pytest.param({"KELVIN_NVME_QUOTA": "101"}, "KELVIN_NVME_QUOTA=101", id="a quota of more than all"),
+        pytest.param({"KELVIN_STORE_READS": "0"}, "KELVIN_STORE_READS=0", id="no read at once"),
+        pytest.param({"KELVIN_STORE_READS": "129"}, "KELVIN_STORE_READS=129", id="too many"),
+        pytest.param({"KELVIN_HEDGE_PERCENT": "51"}, "KELVIN_HEDGE_PERCENT=51", id="most of them twice"),
         pytest.param({"KELVIN_LIFELINE_FD": "x"}, "KELVIN_LIFELINE_FD=x", id="no number"),
     ],
 )

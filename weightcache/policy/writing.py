@@ -2,7 +2,7 @@
 
 from typing import Final
 
-WRITES_AT_ONCE: Final = 2  # of the three threads that read and write: one is left for a load that comes
+WRITES_AT_ONCE: Final = 2  # of three threads or more that read and write: one is left for a load that comes
 
 
 def may_begin(writing: int, *, loading: bool) -> bool:
