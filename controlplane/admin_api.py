@@ -37,7 +37,8 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
-from controlplane.status import model_status
+from controlplane.scaling.pool import StandbyPool
+from controlplane.status import memory, model_status, pool_status
 from service.openapi import described
 from service.principal import admin_of, holder_of
 
@@ -54,6 +55,7 @@ def router(
     forecasts: Forecasts,
     economy: Economy,
     clock: Clock,
+    pool: StandbyPool,
 ) -> APIRouter:
     """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
     routes = APIRouter(prefix="/admin/v1")
@@ -65,9 +67,15 @@ def router(
         models = tuple(model_status(model, table, outcomes) for model in registry.models(principal.tenant))
         if not allows(principal.scopes, Scope.OPERATOR):
             return answer(Status(processes=(), cache=None, device=None, models=models))
-        standbys = table.count(ReplicaState.STANDBY)
-        device = DeviceStatus(slots=table.slots, held=table.held, standbys=standbys)
         processes, cache = await asyncio.gather(peers.statuses(), peers.try_cache_status())
+        await pool.footprints.refresh()  # after the zygote was asked: who it is, is known
+        device = DeviceStatus(
+            slots=table.slots,
+            held=table.held,
+            standbys=table.count(ReplicaState.STANDBY),
+            pools=(pool_status(pool),),
+            zygote=memory(pool.footprints.zygote),
+        )
         return answer(Status(processes=processes, cache=cache, device=device, models=models))
 
     @routes.get("/models", **described(Models))

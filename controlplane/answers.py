@@ -97,12 +97,40 @@ class ProcessStatus(Wire, frozen=True):
     ready: bool
 
 
+class Memory(Wire, frozen=True):
+    """What processes take, in bytes: `pss` with their part of what they share, `private` what is theirs alone."""
+
+    pss: int
+    private: int
+
+
+class PoolStatus(Wire, frozen=True):
+    """The standbys of one device class: how many there are and should be, why, and what they cost."""
+
+    device: str
+    wanted: int
+    why: str  # off, least, rate, bursts, share; or the bound that cut it: most, budget
+    kept: int  # follows `wanted`, down with a delay
+    parked: int
+    forking: int
+    target: float
+    probability: float  # that the next start finds one, with as many as are wanted
+    starts_per_s: float  # jobs included
+    replaced_in_s: float
+    hits: int  # starts that found one, since the control plane began
+    misses: int
+    memory: Memory
+    budget_bytes: int  # for their private memory
+
+
 class DeviceStatus(Wire, frozen=True):
-    """Device slots and parked standbys of this machine."""
+    """Device slots and parked standbys of this machine. Zygote and standbys are the platform's cost, no tenant's."""
 
     slots: int
     held: int
     standbys: int
+    pools: tuple[PoolStatus, ...]
+    zygote: Memory
 
 
 class CacheStatus(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from controlplane.internal_api import Internals
 from controlplane.jobs import JobDesk
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
-from controlplane.meters import RestoreMeters
+from controlplane.meters import RestoreMeters, show_pool
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Peers
 from controlplane.policy.rating import PriceBook
@@ -38,6 +38,7 @@ from controlplane.replicas import ReplicaTable
 from controlplane.scaling.adopt import Adopter
 from controlplane.scaling.device import Device
 from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.zygote import ZygoteClient
@@ -90,7 +91,8 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         fleet = Fleet(directory, zygote, table, clock, tasks)
         ladder.push_async_callback(fleet.close)
         await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
-        pool = StandbyPool(fleet, settings.standbys)
+        pool = StandbyPool(fleet, settings.sizing, Footprints(fleet, lambda: zygote.pid), settings.cores)
+        show_pool(telemetry.page, pool)
         actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s)
         forecasts = Forecasts(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
         economy = Economy(
@@ -112,6 +114,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
         adopted = await adopter.sweep()
         pool.balance()
+        tasks.start(pool.run(), "standbys")
         tasks.start(adopter.run(), "adopter")
         tasks.start(autoscaler.run(), "autoscaler")
         tasks.start(damages.run(), "damages")
@@ -128,7 +131,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
 
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, forecasts, economy, clock, peers.zygote_answers)
-        app = compose(internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups)
+        app = compose(internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups, pool)
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
 
@@ -167,6 +170,7 @@ def compose(
     examiner: Examiner,
     telemetry: Telemetry,
     backups: Backups,
+    pool: StandbyPool,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -179,7 +183,7 @@ def compose(
     registry, autoscaler, clock = internals.registry, internals.autoscaler, internals.clock
     removal = Removal(registry, access.tenants, access.keys, table, autoscaler, clock)
     explaining = (internals.forecasts, internals.economy, clock)
-    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining))
+    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining, pool))
     app.include_router(access_api.router(access, registry, autoscaler, removal, clock))
     app.include_router(
         billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])

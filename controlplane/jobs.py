@@ -55,7 +55,7 @@ class JobDesk:
         self._present += 1
         try:
             async with self._turn:
-                process = await self._pool.take(STANDBY_S, for_job=True)
+                process = await self._pool.take(STANDBY_S, "job")
                 try:
                     self._fleet.table.move(process.runtime_id, ReplicaEvent.TOOK_JOB, self._fleet.clock.monotonic_us())
                     self._pool.balance()

@@ -1,5 +1,5 @@
-"""What the control plane counts and tells: replicas by state, device slots, how restores went. Hears of them as a
-listener of the actuator.
+"""What the control plane counts and tells: replicas by state, device slots, standbys, how restores went. Hears of them
+as a listener of the actuator.
 """
 
 import time
@@ -12,7 +12,9 @@ from contracts.timeline import Stamp
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica, ReplicaTable
-from telemetry.policy.instruments import Kind, Labels, by
+from controlplane.scaling.footprints import Footprint
+from controlplane.scaling.pool import StandbyPool
+from telemetry.policy.instruments import Kind, Labels, Page, by
 from telemetry.policy.labels import OK, outcome_of, slowest_tier
 from telemetry.policy.spans import RestoreFacts
 from telemetry.telemetry import Telemetry
@@ -79,6 +81,47 @@ class RestoreMeters:
 
     def lost(self, replica: Replica) -> None:
         """Says nothing of restores."""
+
+
+def show_pool(page: Page, pool: StandbyPool) -> None:
+    """Standbys, what was found of them, and what they cost: the platform's own memory."""
+
+    def counts() -> dict[Labels, float]:
+        state = pool.state()
+        found = (("wanted", state.size.wanted), ("parked", state.parked), ("forking", state.forked))
+        return {(state.device, name): count for name, count in found}
+
+    def takes() -> dict[Labels, float]:
+        state = pool.state()
+        return {(state.device, taker, result): count for (taker, result), count in state.counts.items()}
+
+    def memory() -> dict[Labels, float]:
+        return {**_of("zygote", pool.footprints.zygote), **_of("standbys", pool.footprints.standbys)}
+
+    page.read(
+        "kelvin_standbys", "Processes without a version, and how many there should be.", Kind.GAUGE,
+        ("device", "state"), counts,
+    )  # fmt: skip
+    page.read(
+        "kelvin_standby_takes_total", "Starts and jobs by whether a standby was parked.", Kind.COUNTER,
+        ("device", "taker", "result"), takes,
+    )  # fmt: skip
+    page.gauge(
+        "kelvin_standby_probability", "That the next start finds one of those that are wanted.",
+        lambda: pool.state().size.probability,
+    )  # fmt: skip
+    page.gauge(
+        "kelvin_standby_replace_seconds", "Until a standby that was taken is made up for, on average.",
+        lambda: pool.state().takes.replace_s,
+    )  # fmt: skip
+    page.read(
+        "kelvin_platform_memory_bytes", "Of the zygote and of all standbys.", Kind.GAUGE, ("of", "measure"), memory
+    )
+    page.gauge("kelvin_standby_budget_bytes", "For standbys' private memory.", lambda: float(pool.sizing.budget_bytes))
+
+
+def _of(name: str, seen: Footprint) -> dict[Labels, float]:
+    return {(name, "pss"): seen.pss_bytes, (name, "private"): seen.private_bytes}
 
 
 def _by_state(table: ReplicaTable) -> dict[Labels, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts import settings
+from controlplane.policy.standbys import LEAST_TARGET, Sizing
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 
@@ -16,7 +17,7 @@ class Settings:
 
     data: Path
     lifeline_fd: int | None
-    standbys: int
+    standbys: int  # the least; 0: none at all
     device_slots: int
     cores: int
     threads_cap: int
@@ -24,6 +25,9 @@ class Settings:
     drain_s: float
     price_book: Path | None
     memory_price: float = 1.0
+    standby_target: float = 0.99
+    standby_share: float = 0.15
+    standby_bytes: int = 1 << 30
     backup: Path | None = None
     backup_s: float = 240.0
     backup_days: int = 30
@@ -44,6 +48,12 @@ class Settings:
         """Where records wait for the ledger."""
         return self.data / "spool"
 
+    @property
+    def sizing(self) -> Sizing:
+        """Of the pool of standbys. Each takes a device slot in the end: more of them than slots are of no use."""
+        most = max(self.standbys, self.device_slots)
+        return Sizing(self.standbys, most, self.standby_target, self.standby_share, self.standby_bytes)
+
 
 def load(env: Mapping[str, str] = os.environ) -> Settings:
     """Raises BadSetting naming variable, value and rule."""
@@ -52,6 +62,9 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         data=Path(settings.text(env, "KELVIN_DATA")).absolute(),
         lifeline_fd=None if lifeline < 0 else lifeline,
         standbys=settings.integer(env, "KELVIN_STANDBYS", 1, low=0, high=64),
+        standby_target=settings.number(env, "KELVIN_STANDBY_TARGET", 0.99, low=LEAST_TARGET, high=0.9999),
+        standby_share=settings.number(env, "KELVIN_STANDBY_SHARE", 0.15, low=0, high=1),
+        standby_bytes=settings.integer(env, "KELVIN_STANDBY_BYTES", 1 << 30, low=1 << 20),
         device_slots=settings.integer(env, "KELVIN_DEVICE_SLOTS", 8, low=1, high=1024),
         cores=len(os.sched_getaffinity(0)),
         threads_cap=settings.integer(env, "KELVIN_THREADS", 1, low=1, high=1024),

@@ -1,11 +1,13 @@
 """Puts together what an operator sees of models: the registry's facts, the table's processes, the last restores."""
 
 from contracts.names import DEFAULT_ALIAS
-from controlplane.answers import ModelStatus, ReplicaStatus, RestoreStatus, VersionStatus
+from controlplane.answers import Memory, ModelStatus, PoolStatus, ReplicaStatus, RestoreStatus, VersionStatus
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.outcomes import LastRestore, Outcomes
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica, ReplicaTable
+from controlplane.scaling.footprints import Footprint
+from controlplane.scaling.pool import StandbyPool
 
 _SERVING = (ReplicaState.READY, ReplicaState.DRAINING)
 
@@ -26,6 +28,32 @@ def model_status(model: Model, table: ReplicaTable, outcomes: Outcomes) -> Model
         last_restore=shown.last_restore if shown is not None else None,
         versions=versions,
     )
+
+
+def pool_status(pool: StandbyPool) -> PoolStatus:
+    """A pool, with what was last seen of its memory."""
+    seen = pool.state()
+    return PoolStatus(
+        device=seen.device,
+        wanted=seen.size.wanted,
+        why=seen.size.why,
+        kept=seen.kept,
+        parked=seen.parked,
+        forking=seen.forked,
+        target=pool.sizing.target,
+        probability=round(seen.size.probability, 6),
+        starts_per_s=round(seen.takes.per_s, 6),
+        replaced_in_s=round(seen.takes.replace_s, 6),
+        hits=seen.counts.get(("start", "hit"), 0),
+        misses=seen.counts.get(("start", "miss"), 0),
+        memory=memory(pool.footprints.standbys),
+        budget_bytes=pool.sizing.budget_bytes,
+    )
+
+
+def memory(seen: Footprint) -> Memory:
+    """As it is told."""
+    return Memory(pss=seen.pss_bytes, private=seen.private_bytes)
 
 
 def _version_status(model: Model, version: Version, table: ReplicaTable, outcomes: Outcomes) -> VersionStatus:

@@ -1,7 +1,7 @@
 """Commands about models: what there is, which version serves, how it scales, and the timeline of a request."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from contracts.control import TimelineAnswer
 from contracts.names import parse_reference
 from kelvin.client import DoorClosed, target
 from kelvin.floors import BadReport, read_floor_us
+from kelvin.policy.findings import as_bytes
 from kelvin.waterfall import waterfall
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -42,6 +43,7 @@ def status_command(as_json: bool) -> None:
             processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
         Console().print(processes)
         click.echo(cache_line(found["cache"]))
+        click.echo("\n".join(standby_lines(found["device"])))
     Console().print(_model_table(found["models"]))
 
 
@@ -90,6 +92,20 @@ def cache_line(cache: dict[str, Any] | None) -> str:
     return (
         f"weight cache: faulty copies: {', '.join(faults) or 'none'}; healed {healed}, chunks refused {refused}{doubts}"
     )
+
+
+def standby_lines(device: dict[str, Any]) -> Iterator[str]:
+    """How many standbys there are and should be, why, how starts fared, and what all of it takes of memory."""
+    for pool in device["pools"]:
+        found = f"{pool['hits']} starts found one, {pool['misses']} did not"
+        yield f"standbys ({pool['device']}): {pool['parked']} parked, {pool['wanted']} wanted ({pool['why']}); {found}"
+        yield (
+            f"  {pool['starts_per_s']:.3g} taken per second, made up for in {pool['replaced_in_s']:.2g} s:"
+            f" {pool['probability']:.2%} find one (target {pool['target']:.4g})"
+        )
+        own, budget = as_bytes(pool["memory"]["private"]), as_bytes(pool["budget_bytes"])
+        shared, zygote = as_bytes(pool["memory"]["pss"]), as_bytes(device["zygote"]["pss"])
+        yield f"  memory: {own} of their own (budget {budget}), {shared} with their part of the zygote's; it: {zygote}"
 
 
 def _mark(good: bool) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from runtime.tokenizer import CONFIG, TOKENIZER, TextCodec
+from runtime.tokenizer_file import is_read_alike
 
 # What every chat is made of; a template that can't continue a conversation can't serve one.
 CONVERSATION: Final[tuple[Mapping[str, str], ...]] = (
@@ -34,6 +35,12 @@ def check_text(codec: TextCodec, vocab_size: int) -> None:
             _reject(CONFIG, f"eos_token_id {stop_id}: must be a row of the model's {vocab_size}")
     if codec.template_file is not None:
         _check_template(codec, codec.template_file, vocab_size)
+
+
+def check_reading(tokenizer: bytes) -> None:
+    """A large `tokenizer.json` that is read in a quicker way comes out as its library reads it. Raises likewise."""
+    if not is_read_alike(tokenizer):
+        _reject(TOKENIZER, "is read otherwise here than by the library that wrote it")
 
 
 def check_vocabulary(codec: TextCodec, vocab_size: int) -> None:

@@ -12,7 +12,7 @@ from contracts.control import GateFacts, GateJob, Probe, SealAttestation, SealJo
 from contracts.errors import Refused
 from runtime import decoder
 from runtime.binding import BoundModel
-from runtime.compatibility import check_text, check_vocabulary
+from runtime.compatibility import check_reading, check_text, check_vocabulary
 from runtime.encoder import sealing as encoder
 from runtime.encoder.codec import EmbeddingCodec
 from runtime.encoder.engine import EncoderEngine
@@ -22,7 +22,7 @@ from runtime.engine.interface import Engine
 from runtime.pinned import PinnedFiles
 from runtime.policy.blocks import BLOCK_SIZE
 from runtime.predictor import sealing as predictor
-from runtime.tokenizer import TextCodec
+from runtime.tokenizer import TOKENIZER, TextCodec
 from runtime.weights import (
     Acquire,
     device_of,
@@ -48,6 +48,7 @@ def seal(job: SealJob, acquire: Acquire, device_class: str = "cpu") -> SealAttes
         return predictor.seal(job.version, weights.lease)
     ways = encoder.WAYS if manifest.engine.kind == "embed" else decoder.WAYS
     facts = ways.examine(gate_job(manifest, files))
+    check_reading(files[TOKENIZER])
     if facts.kind == "embed":
         EmbeddingCodec(files, facts.vocab_size)
     else:

@@ -6,13 +6,12 @@ Turning ids back into text is detokenizer's work.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tokenizers import Tokenizer
-
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused
 from runtime.chat_template import ChatTemplate, Message
 from runtime.detokenizer import Detokenizer, TokenBytes, UnsupportedDecoder
 from runtime.pinned import PinnedFiles, end_ids, json_object
+from runtime.tokenizer_file import read_tokenizer
 
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -27,7 +26,7 @@ class TextCodec:
         if "tokenizer.json" not in files:
             raise Refused(ArtifactRejected("tokenizer.json", "is missing"))
         try:
-            self._tokenizer: Any = Tokenizer.from_buffer(files["tokenizer.json"])
+            self._tokenizer: Any = read_tokenizer(files["tokenizer.json"])
         except Exception as error:  # the library raises nothing narrower
             raise Refused(ArtifactRejected("tokenizer.json", f"does not load: {str(error)[:200]}")) from error
         # A pinned truncation would cut prompts silently: limits are the manifest's, and refuse.

@@ -5,10 +5,12 @@ They are addressed through `/proc/self/fd/N/name`, where N is a descriptor of th
 
 import os
 import socket
+import struct
 from pathlib import Path
 from typing import Final
 
 BACKLOG: Final = 1024
+_UCRED: Final = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 
 
 class SocketDirectory:
@@ -63,3 +65,9 @@ class SocketDirectory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """The process at the other end of a connection, by the kernel's word: who listened, or who connected."""
+    pid, _, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return int(pid)

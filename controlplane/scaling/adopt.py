@@ -9,8 +9,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
-import struct
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -28,13 +26,12 @@ from controlplane.scaling.local import RESTORE_S, LocalActuator
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
 from service.client import ServiceClient
-from service.unix import SocketDirectory
+from service.unix import SocketDirectory, peer_pid
 
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 3.0
 SWEEP_S: Final = 30.0
-_UCRED: Final = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _STATES: Final = {
     RuntimeState.STANDBY: ReplicaState.STANDBY,
     RuntimeState.RESTORING: ReplicaState.RESTORING,
@@ -99,8 +96,7 @@ async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found 
 def _listener_pid(directory: SocketDirectory, name: str) -> int:
     """The process that listens there, by the kernel's word. Raises OSError where none does."""
     with closing(directory.connect(name, timeout_s=1.0)) as sock:
-        pid, _, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        return int(pid)
+        return peer_pid(sock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +133,7 @@ def _adopt(
         log.info("adopted", extra={"runtime_id": replica.runtime_id, "state": replica.state})
         match replica.state:
             case ReplicaState.STANDBY:
-                pool.put_back(process)
+                pool.adopt(process)
             case ReplicaState.RESTORING:
                 fleet.tasks.start(_watch_restore(fleet, actuator, process), f"watch {process.runtime_id}")
             case ReplicaState.READY if replica.key is not None and known(replica.key):

@@ -17,6 +17,7 @@ from contracts.problem import code_of, is_retryable, status_of
 from contracts.timeline import Span, Stage
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
+from controlplane.policy.pool import SETTLE_S
 from controlplane.policy.replica_life import LIVE, ReplicaEvent, ReplicaState
 from controlplane.replicas import NoSlot, Replica, Start, replica_row
 from controlplane.scaling.device import Device
@@ -32,7 +33,6 @@ TAKE_S: Final = 20.0  # for a standby, where none is parked
 RESTORE_S: Final = 600.0  # Knative's progress deadline
 ATTEMPTS: Final = 3  # in a row, where the process is lost on the way
 DEATH_S: Final = 5.0  # for the slot of a lost process to come free
-SETTLE_S: Final = 0.3  # after a restore comes the first prefill: the pool's refill waits for that long
 
 
 class Listener(Protocol):
@@ -202,6 +202,7 @@ class LocalActuator:
         process = self._pool.try_take()
         if process is not None:
             self._restore_on(process, asked)
+            self._pool.balance()  # after the bind, in the order of tasks
         else:
             self._fleet.tasks.start(self._await_standby(asked), f"start {key}")
             self.on_placing(key)
@@ -283,7 +284,7 @@ class LocalActuator:
             own = (Span(Stage.DECIDED, asked.decided_us - zero_us), Span(Stage.PROMOTED, began_us - zero_us))
             shifted = (Span(span.stage, span.after_us + began_us - zero_us) for span in bound.spans)
             self.serve(process, bound.max_streams, (*own, *shifted), bound.bytes_by_tier)
-        await self._fleet.clock.sleep(SETTLE_S)
+        await self._fleet.clock.sleep(SETTLE_S + 0.01)  # timers may be a moment early
         self._pool.balance()
 
     async def _not_restored(self, process: Process, asked: _Asked, failure: Failure, began_us: int) -> None:

@@ -1,35 +1,66 @@
-"""The pool of parked standbys: hands them out, and has new ones borne off the path of requests.
+"""The pool of parked standbys of one device class: hands them out, and has new ones borne in their place.
 
-Starts are served before jobs, each in order of asking. How many to fork is `policy/pool`'s to say.
+Starts are served before jobs, each in order of asking. How many there should be is `policy/standbys`' to say, when they
+are forked `policy/pool`'s.
 """
 
 import asyncio
 import logging
-from collections import deque
-from typing import Final
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from contracts.errors import Refused, Unavailable
-from controlplane.policy.pool import PoolFacts, backoff_s, to_fork
-from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.demand import Demand, Takes
+from controlplane.policy.pool import PoolFacts, backoff_s, holds_cores, to_fork
+from controlplane.policy.replica_life import LIVE, ReplicaState
+from controlplane.policy.standbys import Load, Size, Sizing, next_size, size
 from controlplane.replicas import Replica
 from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.process import Process
 from controlplane.scaling.zygote import PEER
 
 log = logging.getLogger(__name__)
 
 FORGIVE_US: Final = 10_000_000  # after so long without a loss, births are trusted again
+BEAT_S: Final = 1.0
+MEASURE_S: Final = 15.0  # between two looks at what standbys take of memory
+
+Taker = Literal["start", "job"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The pool as an operator sees it. `kept` follows `size.wanted`, down with a delay; `counts` of takes are by who
+    took and whether a standby was parked (`hit`) or not (`miss`)."""
+
+    device: str
+    size: Size
+    kept: int
+    parked: int
+    forked: int
+    takes: Takes
+    counts: dict[tuple[str, str], int]
 
 
 class StandbyPool:
-    """Keeps `size` standbys parked. A process that was handed out comes back only through `put_back`, unused."""
+    """Keeps standbys parked. A process that was handed out comes back only through `put_back`, unused."""
 
-    def __init__(self, fleet: Fleet, size: int) -> None:
-        self.size = size
+    def __init__(self, fleet: Fleet, sizing: Sizing, footprints: Footprints, cores: int, device: str = "cpu") -> None:
+        self.sizing = sizing
+        self.footprints = footprints
         self._fleet = fleet
+        self._cores = cores
+        self._device = device
+        self._demand = Demand()
+        self._size = size(sizing, self._load())
+        self._kept = self._size.wanted
+        self._enough_us = self._now()  # until when all that are kept were wanted
         self._parked: deque[Process] = deque()
         self._starts: deque[asyncio.Future[Process]] = deque()
         self._jobs: deque[asyncio.Future[Process]] = deque()
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._forked = 0
         self._failures = 0
         self._failed_us = -FORGIVE_US
@@ -37,33 +68,49 @@ class StandbyPool:
 
     def __repr__(self) -> str:
         waiting = len(self._starts) + len(self._jobs)
-        return f"<StandbyPool parked={len(self._parked)}/{self.size} forked={self._forked} waiting={waiting}>"
+        return f"<StandbyPool parked={len(self._parked)}/{self._kept} forked={self._forked} waiting={waiting}>"
 
     @property
     def parked(self) -> int:
         """Standbys that can be taken now."""
         return len(self._parked)
 
-    def try_take(self) -> Process | None:
-        """A parked standby at once, or None. The refill is the caller's to ask for: `balance`."""
-        return self._parked.popleft() if self._parked else None
+    def state(self) -> PoolState:
+        """What there is, what there should be, and why."""
+        return PoolState(
+            device=self._device,
+            size=self._size,
+            kept=self._kept,
+            parked=len(self._parked),
+            forked=self._forked,
+            takes=self._demand.at(self._now() / 1e6),
+            counts=dict(self._counts),
+        )
 
-    async def take(self, timeout_s: float, *, for_job: bool = False) -> Process:
+    def try_take(self, taker: Taker = "start") -> Process | None:
+        """A parked standby at once, or None. The refill is the caller's to ask for: `balance`."""
+        if not self._parked:
+            return None
+        self._count(taker, "hit")
+        return self._parked.popleft()
+
+    async def take(self, timeout_s: float, taker: Taker = "start") -> Process:
         """A parked standby, waiting for one to be borne. Raises Refused(Unavailable) after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                while (process := await self._next(for_job)).is_leaving:
+                while (process := await self._next(taker)).is_leaving:
                     pass  # it died on its way to us
                 return process
         except TimeoutError:
             raise Refused(Unavailable(PEER)) from None
 
-    async def _next(self, for_job: bool) -> Process:
-        if (process := self.try_take()) is not None:
+    async def _next(self, taker: Taker) -> Process:
+        if (process := self.try_take(taker)) is not None:
             self.balance()
             return process
+        self._count(taker, "miss")
         place: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
-        queue = self._jobs if for_job else self._starts
+        queue = self._jobs if taker == "job" else self._starts
         queue.append(place)
         self.balance()
         try:
@@ -76,7 +123,7 @@ class StandbyPool:
             raise
 
     def put_back(self, process: Process) -> None:
-        """A standby that is parked: a new one, an adopted one, or one that was taken and not used."""
+        """A standby that is parked: a new one, or one that was taken and not used."""
         if process.is_leaving:
             return
         for queue in (self._starts, self._jobs):
@@ -86,22 +133,42 @@ class StandbyPool:
                     place.set_result(process)
                     return
         self._parked.append(process)
-        while len(self._parked) > self.size:
-            self._fleet.end(self._parked.pop())
+        self._trim()
+
+    def adopt(self, process: Process) -> None:
+        """A standby of an earlier control plane, which may have known why there are so many: they go slowly."""
+        if self.sizing.least and len(self._parked) >= self._kept < self.sizing.most:
+            self._kept = len(self._parked) + 1
+            self._enough_us = self._now()
+        self.put_back(process)
 
     def balance(self) -> None:
-        """Begin as many births as are due."""
-        table = self._fleet.table
+        """See how many there should be, and begin as many births as are due."""
+        self._resize()
+        waiting = len(self._starts) + len(self._jobs)
+        if len(self._parked) >= self._kept and not waiting:
+            self._demand.settled()
         facts = PoolFacts(
-            size=self.size,
+            size=self._kept,
             parked=len(self._parked),
             forked=self._forked,
-            waiting=len(self._starts) + len(self._jobs),
-            restoring=table.count(ReplicaState.RESTORING),
+            waiting=waiting,
+            starting=self._starting(),
+            cores=self._cores,
         )
         for _ in range(to_fork(facts)):
             self._forked += 1
             self._fleet.tasks.start(self._bear(), "bear a standby", for_nobody=True)
+
+    async def run(self) -> None:
+        """Follow what changes without an event: takes that are forgotten, starts that last, memory. For ever."""
+        measured_us = 0
+        while True:
+            await self._fleet.clock.sleep(BEAT_S)
+            if self._now() - measured_us >= MEASURE_S * 1e6:
+                measured_us = self._now()
+                await self.footprints.refresh()
+            self.balance()
 
     def check_integrity(self) -> None:
         """Assert that what is parked is parked, and that nobody waits beside a free standby."""
@@ -109,6 +176,38 @@ class StandbyPool:
         assert all(table[process.runtime_id].state is ReplicaState.STANDBY for process in self._parked)
         assert not (self._parked and (self._starts or self._jobs)), "a caller waits beside a parked standby"
         assert self._forked >= 0
+        self._demand.check_integrity()
+
+    def _load(self) -> Load:
+        running = sum(replica.state in LIVE for replica in self._fleet.table)
+        return Load(self._demand.at(self._now() / 1e6), running, self.footprints.standby_bytes)
+
+    def _resize(self) -> None:
+        now_us = self._now()
+        self._size = size(self.sizing, self._load())
+        kept = next_size(self._kept, self._size.wanted, (now_us - self._enough_us) / 1e6)
+        if kept != self._kept or self._size.wanted >= kept:
+            self._enough_us = now_us
+        if kept != self._kept:
+            log.info("standbys", extra={"kept": kept, "wanted": self._size.wanted, "why": str(self._size.why)})
+            self._kept = kept
+            self._trim()
+
+    def _trim(self) -> None:
+        while len(self._parked) > self._kept:
+            self._fleet.end(self._parked.pop())  # the youngest: the oldest is warm
+
+    def _starting(self) -> int:
+        now_us = self._now()
+        return sum(
+            holds_cores((now_us - each.since_us) / 1e6, restoring=each.state is ReplicaState.RESTORING)
+            for each in self._fleet.table
+            if each.state in LIVE
+        )
+
+    def _count(self, taker: Taker, result: str) -> None:
+        self._counts[taker, result] += 1
+        self._demand.taken(self._now() / 1e6)
 
     async def _bear(self) -> None:
         try:
@@ -121,6 +220,7 @@ class StandbyPool:
         else:
             if self._now() - self._failed_us > FORGIVE_US:
                 self._failures = 0
+            self._demand.replaced(self._now() / 1e6)
             self.put_back(process)
         finally:
             self._forked -= 1

@@ -115,6 +115,16 @@ class Process:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
+    def is_alive(self) -> bool:
+        """By the kernel's word, which comes before the event loop's."""
+        if self._pidfd < 0:
+            return False
+        try:
+            signal.pidfd_send_signal(self._pidfd, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
     async def close(self) -> None:
         """Let go of it, dead or alive: the process lives on."""
         self._let_go()

@@ -12,7 +12,7 @@ from typing import Final
 from contracts.errors import Internal, Refused, Unavailable
 from contracts.problem import WireFailure, from_wire
 from contracts.wire import Wire, decode, encode
-from service.unix import SocketDirectory
+from service.unix import SocketDirectory, peer_pid
 
 SOCKET: Final = "zygote.sock"
 PEER: Final = "the zygote"
@@ -36,11 +36,12 @@ class _Reply(Wire, frozen=True):
 
 
 class ZygoteClient:
-    """Keeps nothing open between questions."""
+    """Keeps nothing open between questions. `pid` is who answered last, by the kernel's word."""
 
     def __init__(self, directory: SocketDirectory, name: str = SOCKET) -> None:
         self._directory = directory
         self._name = name
+        self.pid: int | None = None
 
     async def fork(self, runtime_id: str, timeout_s: float) -> Born:
         """Bear a standby. Raises Refused: Unavailable, or why the zygote won't. Cancelling may leave one unclaimed."""
@@ -60,6 +61,7 @@ class ZygoteClient:
         try:
             sock = self._directory.connect(self._name, socket.SOCK_SEQPACKET, timeout_s=_CONNECT_S)
         except OSError as error:
+            self.pid = None
             raise Refused(Unavailable(PEER)) from error
         fds: list[int] = []
         readable = asyncio.Event()
@@ -71,6 +73,7 @@ class ZygoteClient:
                 async with asyncio.timeout(timeout_s):
                     await readable.wait()
                 raw, fds, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, 4)
+                self.pid = peer_pid(sock)
             except OSError as error:  # TimeoutError is one
                 raise Refused(Unavailable(PEER)) from error
             finally:

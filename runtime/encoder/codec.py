@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from runtime.pinned import PinnedFiles
+from runtime.tokenizer_file import read_tokenizer
 
 
 class EmbeddingCodec:
@@ -15,7 +14,7 @@ class EmbeddingCodec:
     def __init__(self, files: PinnedFiles, vocab_size: int) -> None:
         """Raises `Refused(ArtifactRejected)` where it does not load, or has ids that the model lacks."""
         try:
-            self._tokenizer: Any = Tokenizer.from_buffer(files["tokenizer.json"])
+            self._tokenizer: Any = read_tokenizer(files["tokenizer.json"])
         except Exception as error:  # the library raises nothing narrower
             raise Refused(ArtifactRejected("tokenizer.json", f"does not load: {str(error)[:200]}")) from error
         self.vocab_size = vocab_size

@@ -15,10 +15,12 @@ from controlplane.clock import SystemClock
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.jobs import JobDesk
+from controlplane.policy.standbys import Sizing
 from controlplane.replicas import Replica, ReplicaTable
 from controlplane.scaling.adopt import Adopter
 from controlplane.scaling.device import Device
 from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.zygote import ZygoteClient
@@ -136,6 +138,8 @@ async def local(
     *,
     slots: int = 4,
     standbys: int = 1,
+    sizing: Sizing | None = None,
+    cores: int = 2,
     drain_s: float = 20.0,
     known: Callable[[VersionKey], bool] = lambda _: True,
 ) -> AsyncIterator[Local]:
@@ -144,8 +148,11 @@ async def local(
     with closing(SocketDirectory(run.path)) as directory:
         feed, table, clock, news = FeedHub(), ReplicaTable(slots), SystemClock(), News()
         tasks = Tasks()
-        fleet = Fleet(directory, ZygoteClient(directory), table, clock, tasks)
-        pool = StandbyPool(fleet, standbys)
+        zygote = ZygoteClient(directory)
+        fleet = Fleet(directory, zygote, table, clock, tasks)
+        # Of a fixed size, unless a scenario is about the size.
+        wish = sizing or Sizing(least=standbys, most=standbys, target=0.99, share=0.0, budget_bytes=1 << 40)
+        pool = StandbyPool(fleet, wish, Footprints(fleet, lambda: zygote.pid), cores)
         actuator = LocalActuator(fleet, pool, feed, Device(2, 1, 64 << 20), drain_s)
         actuator.listen(news)
         try:
@@ -153,6 +160,7 @@ async def local(
                 adopter = Adopter(directory, fleet, pool, actuator, feed, known)
                 await adopter.sweep()
                 pool.balance()
+                tasks.start(pool.run(), "standbys")
                 yield Local(run, feed, table, fleet, pool, actuator, JobDesk(fleet, pool), adopter, news)
         finally:
             await fleet.close()

@@ -329,7 +329,13 @@ def test_status_names_processes_devices_and_models(data: Path) -> None:
                 ("snapshotter", False, False),
                 ("zygote", True, True),
             ]
-            assert found["device"] == {"slots": 3, "held": 0, "standbys": 1}
+            device = found["device"]
+            assert (device["slots"], device["held"], device["standbys"]) == (3, 0, 1)
+            (pool,) = device["pools"]
+            assert (pool["device"], pool["wanted"], pool["why"], pool["parked"]) == ("cpu", 1, "least", 1)
+            assert (pool["hits"], pool["misses"], pool["target"], pool["budget_bytes"]) == (0, 0, 0.99, 1 << 30)
+            for cost in (pool["memory"], device["zygote"]):
+                assert 0 < cost["private"] <= cost["pss"], "what the kernel counts of real processes"
             assert [model["model"] for model in found["models"]] == ["m"]
 
     asyncio.run(main())

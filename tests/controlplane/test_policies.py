@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.lifecycle import IllegalMove, VersionEvent, VersionState, move, speaks_of_bytes
-from controlplane.policy.pool import PoolFacts, backoff_s, to_fork
+from controlplane.policy.pool import HOLDS_S, SETTLE_S, PoolFacts, backoff_s, holds_cores, to_fork
 from controlplane.policy.reclaim import Holder, choose
 from controlplane.scaling.device import MIN_KV_BYTES, available_bytes, kv_bytes_for, threads_for
 
@@ -47,8 +47,10 @@ def test_what_speaks_of_bytes(code: str, want: bool) -> None:
     assert speaks_of_bytes(code) is want
 
 
-def pool(*, size: int = 1, parked: int = 0, forked: int = 0, waiting: int = 0, restoring: int = 0) -> PoolFacts:
-    return PoolFacts(size, parked, forked, waiting, restoring)
+def pool(
+    *, size: int = 1, parked: int = 0, forked: int = 0, waiting: int = 0, starting: int = 0, cores: int = 2
+) -> PoolFacts:
+    return PoolFacts(size, parked, forked, waiting, starting, cores)
 
 
 @pytest.mark.parametrize(
@@ -57,17 +59,32 @@ def pool(*, size: int = 1, parked: int = 0, forked: int = 0, waiting: int = 0, r
         pytest.param(pool(), 1, id="an empty pool is filled"),
         pytest.param(pool(parked=1), 0, id="a full pool is left alone"),
         pytest.param(pool(forked=1), 0, id="what is on its way counts"),
-        pytest.param(pool(restoring=1), 0, id="while something restores the refill waits"),
-        pytest.param(pool(restoring=1, waiting=2), 2, id="but whoever waits is served at once"),
-        pytest.param(pool(restoring=1, waiting=2, forked=2), 0, id="once"),
+        pytest.param(pool(starting=1), 0, id="two cores are the start's: the refill waits"),
+        pytest.param(pool(starting=1, waiting=2), 2, id="but whoever waits is served at once"),
+        pytest.param(pool(starting=1, waiting=2, forked=2), 0, id="once"),
+        pytest.param(pool(size=4, starting=1, cores=3), 1, id="a third core is free beside it"),
+        pytest.param(pool(size=4, starting=1, cores=16), 4, id="many are"),
+        pytest.param(pool(size=4), 2, id="a fork for each core"),
+        pytest.param(pool(size=4, forked=2), 0, id="which take turns"),
+        pytest.param(pool(size=4, forked=1), 1, id="as soon as one is free"),
+        pytest.param(pool(size=4, waiting=3, cores=1), 3, id="who waits does not wait for cores"),
+        pytest.param(pool(size=1, cores=1), 1, id="one core is enough where nothing starts"),
         pytest.param(pool(waiting=1), 2, id="a caller's standby and the pool's"),
         pytest.param(pool(size=0), 0, id="no pool, no fork"),
         pytest.param(pool(size=0, waiting=3), 3, id="no pool, a fork for each caller"),
     ],
 )
 def test_to_fork(facts: PoolFacts, want: int) -> None:
-    """The pool is refilled off the path of cold starts."""
+    """The pool is refilled off the path of cold starts, as fast as cores allow."""
     assert to_fork(facts) == want
+
+
+def test_who_holds_cores() -> None:
+    """A start from its bind to its first prefill; one that lasts waits for bytes."""
+    assert holds_cores(0.0, restoring=True)
+    assert not holds_cores(HOLDS_S, restoring=True)
+    assert holds_cores(0.0, restoring=False)
+    assert not holds_cores(SETTLE_S, restoring=False)
 
 
 @given(st.integers(0, 100))

@@ -168,6 +168,9 @@ def test_a_kill_at_any_moment_of_a_push_loses_no_acknowledged_version(data: Path
     [
         pytest.param("KELVIN_DATA", "", "is required", id="no data directory"),
         pytest.param("KELVIN_STANDBYS", "-1", "must be 0 or more", id="fewer than no standbys"),
+        pytest.param("KELVIN_STANDBY_TARGET", "1", "must be 0.9999 or less", id="a certainty that nothing gives"),
+        pytest.param("KELVIN_STANDBY_SHARE", "-0.1", "must be 0 or more", id="less than no share"),
+        pytest.param("KELVIN_STANDBY_BYTES", "0", "must be 1048576 or more", id="no memory for standbys"),
         pytest.param("KELVIN_DEVICE_SLOTS", "0", "must be 1 or more", id="no device"),
         pytest.param("KELVIN_THREADS", "two", "must be a whole number", id="a word"),
         pytest.param("KELVIN_KV_BYTES", "1", "must be 67108864 or more", id="no memory"),

@@ -200,7 +200,7 @@ class Ground:
         raise NotSo(f"no {which} runs")
 
     def wait_until_whole(self) -> None:
-        """Every process is healthy and ready, and as many standbys are parked as should be."""
+        """Every process is healthy and ready, and as many standbys are parked as should be at least."""
 
         def is_whole() -> bool:
             try:
@@ -208,7 +208,7 @@ class Ground:
             except AWAY:
                 return False
             ready = all(row["healthy"] and row["ready"] for row in found["processes"])
-            return bool(ready and found["device"] and found["device"]["standbys"] == STANDBYS)
+            return bool(ready and found["device"] and found["device"]["standbys"] >= STANDBYS)
 
         wait(is_whole, "every process is ready, and the standbys are parked")
         self.note_family()

@@ -1,10 +1,10 @@
-"""What `kelvin status` says of the weight cache, in one line."""
+"""What `kelvin status` says of the weight cache, in one line, and of standbys."""
 
 from typing import Any
 
 import pytest
 
-from kelvin.models import cache_line
+from kelvin.models import cache_line, standby_lines
 
 QUIET: dict[str, Any] = {
     "chunk_faults": {},
@@ -46,3 +46,17 @@ QUIET: dict[str, Any] = {
 def test_cache_line(cache: dict[str, Any] | None, want: str) -> None:
     """Each fault by tier, what and kind; what was healed and what was not."""
     assert cache_line(cache) == want
+
+
+def test_standby_lines() -> None:
+    """How many, why, how starts fared, what it costs."""
+    pool = {
+        "device": "cpu", "wanted": 3, "why": "bursts", "kept": 3, "parked": 2, "forking": 1, "target": 0.99,
+        "probability": 0.99312, "starts_per_s": 0.0314, "replaced_in_s": 0.42, "hits": 12, "misses": 2,
+        "memory": {"pss": 150_000_000, "private": 61_000_000}, "budget_bytes": 1 << 30,
+    }  # fmt: skip
+    assert list(standby_lines({"pools": [pool], "zygote": {"pss": 120_000_000, "private": 1}})) == [
+        "standbys (cpu): 2 parked, 3 wanted (bursts); 12 starts found one, 2 did not",
+        "  0.0314 taken per second, made up for in 0.42 s: 99.31% find one (target 0.99)",
+        "  memory: 61 MB of their own (budget 1.07 GB), 150 MB with their part of the zygote's; it: 120 MB",
+    ]

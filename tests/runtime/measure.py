@@ -1,7 +1,9 @@
 """`python -m tests.runtime.measure [--large]`: how long a standby takes to be borne, and a version to be bound.
 
 Real processes, medians of seven, one after another. Not a test: a machine's load is in it. `--large` binds half a
-gigabyte of bfloat16 weights, which stay in the cache's memory, instead of a megabyte.
+gigabyte of bfloat16 weights, which stay in the cache's memory, instead of a megabyte. Three ways take turns: a standby
+just borne, one that is warmed up, and that with another being forked at the same moment. What the caller sees beyond
+`ready` is the promotion: the call, the hand-over to a thread, the answer.
 """
 
 import argparse
@@ -11,11 +13,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.runtime.processes import Born, Installation, installation
 from tests.runtime.versions import make_llama
+from tests.weightcache.kit import Version
 
 ROUNDS = 7
 LARGE: dict[str, Any] = {
@@ -56,22 +60,35 @@ def main() -> None:
         standby.seal(version)
         standby.reap()
         print(f"{version.manifest.total_bytes / 1e6:.0f} MB; load {os.getloadavg()[0]:.1f}")
-        for wait_s, name in ((0.0, "just borne"), (1.5, "warmed up")):
-            times: dict[str, list[float]] = {}
-            for _ in range(ROUNDS):
-                born, parked_ms = _fork(house)
-                times.setdefault("fork to parked", []).append(parked_ms)
-                time.sleep(wait_s)
-                began = time.perf_counter()
-                bound = born.bind(version)
-                times.setdefault("bind, as the caller sees it", []).append((time.perf_counter() - began) * 1e3)
-                for span in bound.spans:
-                    times.setdefault(f"bind to {span.stage.value}", []).append(span.after_us / 1e3)
-                born.kill(signal.SIGKILL)
-                born.reap()
+        ways = {"just borne": (0.0, 0), "warmed up": (1.5, 0), "warmed up, beside a fork": (1.5, 1)}
+        times: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
+        for _ in range(ROUNDS):
+            for name, (wait_s, beside) in ways.items():
+                _bind(house, version, wait_s, beside, times[name])
+        for name, found in times.items():
             print(name)
-            for what, values in times.items():
+            for what, values in found.items():
                 _say(f"  {what}", values)
+
+
+def _bind(house: Installation, version: Version, wait_s: float, beside: int, times: dict[str, list[float]]) -> None:
+    """One standby, borne, bound and ended; each time goes into its list."""
+    born, parked_ms = _fork(house)
+    times.setdefault("fork to parked", []).append(parked_ms)
+    time.sleep(wait_s)
+    with ThreadPoolExecutor(max_workers=max(1, beside)) as others:
+        forks = [others.submit(house.fork) for _ in range(beside)]
+        began = time.perf_counter()
+        bound = born.bind(version)
+        took_ms = (time.perf_counter() - began) * 1e3
+        born_beside = [fork.result() for fork in forks]
+    times.setdefault("bind, as the caller sees it", []).append(took_ms)
+    for span in bound.spans:
+        times.setdefault(f"bind to {span.stage.value}", []).append(span.after_us / 1e3)
+    times.setdefault("promotion", []).append(took_ms - bound.spans[-1].after_us / 1e3)
+    for each in (born, *born_beside):
+        each.kill(signal.SIGKILL)
+        each.reap()
 
 
 if __name__ == "__main__":

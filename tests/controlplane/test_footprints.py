@@ -1,0 +1,73 @@
+"""What processes take of memory: the kernel's figures, and none of a stranger's."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.policy.standbys import ASSUMED_BYTES
+from controlplane.scaling.footprints import Footprint, Footprints, footprint_of, together
+from tests.controlplane.ground import Run, fake_zygote, local
+
+ROLLUP = """55d0c0a00000-7ffd2a5f2000 ---p 00000000 00:00 0                          [rollup]
+Rss:              303972 kB
+Pss:              102400 kB
+Pss_Dirty:         90000 kB
+Shared_Clean:      60000 kB
+Private_Clean:      1024 kB
+Private_Dirty:     30720 kB
+SwapPss:               0 kB
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    where = Run(tmp_path / "run")
+    with fake_zygote(where):
+        yield where
+
+
+def test_the_kernels_words_are_read() -> None:
+    """Kilobytes of 1024; private is what is clean and what is dirty."""
+    assert footprint_of(ROLLUP) == Footprint(100 << 20, 31 << 20)
+
+
+@pytest.mark.parametrize("name", ["Pss", "Private_Clean", "Private_Dirty"])
+def test_a_kernel_that_says_less_is_not_guessed_at(name: str) -> None:
+    """A missing line is an error that names it."""
+    with pytest.raises(ValueError, match=f"no {name}"):
+        footprint_of("\n".join(line for line in ROLLUP.splitlines() if not line.startswith(f"{name}:")))
+
+
+def test_sums() -> None:
+    """Of none it is nothing."""
+    assert together([]) == Footprint(0, 0)
+    assert together([Footprint(3, 1), Footprint(4, 2)]) == Footprint(7, 3)
+
+
+def test_real_processes_are_measured_and_the_dead_are_not(run: Run, tmp_path: Path) -> None:
+    """Parked standbys and the zygote; before that, and where the kernel says nothing, an assumption stands."""
+
+    async def main() -> None:
+        async with local(run, standbys=2) as it:
+            footprints = it.pool.footprints
+            await it.parked(2)
+            await footprints.refresh()
+            assert 0 < footprints.standbys.private_bytes <= footprints.standbys.pss_bytes
+            assert footprints.standby_bytes == footprints.standbys.private_bytes // 2
+            assert footprints.zygote.pss_bytes > 0
+            blind = Footprints(it.fleet, lambda: None, tmp_path)
+            await blind.refresh()
+            assert (blind.standbys, blind.zygote, blind.standby_bytes) == (Footprint(), Footprint(), ASSUMED_BYTES)
+            (first, second) = it.table
+            victim = it.fleet[first.runtime_id]
+            it.fleet.end(victim, 0.0)
+            assert await victim.gone(20.0)
+            late = Footprints(it.fleet, lambda: None)
+            await late.refresh()
+            assert victim.runtime_id not in late._standbys
+            assert not victim.is_alive()
+            assert it.fleet[second.runtime_id].is_alive()
+
+    asyncio.run(main())

@@ -1,0 +1,87 @@
+"""Models that wake at once find standbys: the pool of a real installation learns it, and shows what it costs."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coldstart_bench.installation import Installation, running
+from tests.e2e.calls import all_at_once, complete
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.models import make_tiny, prompt_of
+from tests.e2e.processes import services
+
+pytestmark = pytest.mark.deep
+
+MODELS = ("one", "two", "three")
+WAVES = 10
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """An installation of its own, whose pool knows nothing yet, and three models."""
+    place = tmp_path_factory.mktemp("standbys")
+    with running(place / "data", settings={**SETTINGS, "KELVIN_STANDBY_TARGET": "0.95"}) as installation:
+        for seed, name in enumerate(MODELS):
+            installation.push(make_tiny(place / name, "llama", seed=seed), name)
+        yield installation
+
+
+def device(house: Installation) -> Any:
+    return house.admin.request("GET", "/admin/v1/status")["device"]
+
+
+def pool(house: Installation) -> Any:
+    (found,) = device(house)["pools"]
+    return found
+
+
+def wake_all(house: Installation) -> tuple[int, int]:
+    """Every model is called at once, from zero: how many starts found a standby, and how many did not."""
+    for name in MODELS:
+        house.to_zero(name)
+    house.wait(lambda: pool(house)["parked"] >= pool(house)["wanted"], "as many are parked as are wanted")
+    before = pool(house)
+    calls = [lambda name=name: complete(house, name, prompt_of([5, 9]), max_tokens=2) for name in MODELS]
+    assert [answer.status for answer in all_at_once(calls)] == [200] * len(MODELS)
+    after = pool(house)
+    return after["hits"] - before["hits"], after["misses"] - before["misses"]
+
+
+def test_models_that_wake_at_once_find_standbys(house: Installation) -> None:
+    """One standby is too few for three models, which is seen; once the pool has seen them come, each finds one."""
+    assert pool(house)["target"] == 0.95
+    waves = []
+    for _ in range(WAVES):  # threads that start together may yet be served one after another
+        waves.append(wake_all(house))
+        if pool(house)["wanted"] >= len(MODELS):
+            break
+    assert sum(misses for _, misses in waves) >= 1, "the control: a pool that has not learnt misses"
+    assert wake_all(house) == (len(MODELS), 0)
+    assert pool(house)["why"] == "bursts"
+
+
+def test_the_platforms_memory_is_shown(house: Installation) -> None:
+    """In the admin API, on the metrics' page and by `kelvin status`: real bytes of real processes."""
+    assert wake_all(house)[0] >= 1, "one was parked"
+    house.wait(lambda: pool(house)["parked"] >= pool(house)["wanted"], "as many are parked as are wanted")
+    seen = device(house)
+    (found,) = seen["pools"]
+    zygote = services(house)["runtime.zygote"].memory_full_info()
+    assert 0.5 < seen["zygote"]["pss"] / zygote.pss < 2.0
+    assert found["parked"] <= found["kept"]
+    # A forked process has megabytes of its own, and shares most of what it has mapped.
+    assert (1 << 20) * found["parked"] < found["memory"]["private"] < found["memory"]["pss"]
+    assert found["memory"]["private"] <= found["budget_bytes"]
+    page = house.admin.text("/admin/v1/metrics").splitlines()
+    series = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page if not line.startswith("#")}
+    own = 'process="controlplane"'
+    assert series[f'kelvin_standbys{{{own},device="cpu",state="wanted"}}'] == found["wanted"]
+    assert series[f'kelvin_platform_memory_bytes{{{own},of="zygote",measure="pss"}}'] > 0
+    assert series[f'kelvin_standby_takes_total{{{own},device="cpu",taker="start",result="hit"}}'] == found["hits"]
+    assert series[f"kelvin_standby_probability{{{own}}}"] >= 0.95
+    command = [sys.executable, "-m", "kelvin.main", "status", "--data", str(house.data)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"{found['hits']} starts found one, {found['misses']} did not" in shown
