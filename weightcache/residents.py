@@ -22,6 +22,7 @@ from weightcache.papers import Papers
 from weightcache.policy.extents import extents_of
 from weightcache.policy.host import Reservation
 from weightcache.policy.rates import Rates
+from weightcache.policy.sharing import FULL_WEIGHT, LOW_WEIGHT
 from weightcache.waiting import Waiting
 from weightcache.wire import MAX_SLABS, Layout
 
@@ -77,9 +78,17 @@ class Arrival:
     tally: Tally
 
 
+@dataclass(eq=False, slots=True)
+class _Claim:
+    """A flight's name for its share of the sources, and how large that is."""
+
+    weight: float
+
+
 @dataclass(slots=True)
 class _Flight:
     task: asyncio.Task[Arrival | Failure]
+    claim: _Claim
     waiting: int = 0
     leased: bool = False  # somebody who waited, or waits, wants a lease
 
@@ -134,17 +143,25 @@ class Residents:
     async def bring(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
         """For nobody yet: the version is here when this returns, and may be evicted from then on. Raises `Refused`.
 
-        An urgent one is part of a start: the lease that comes for it is told where its chunks were found.
+        An urgent one is part of a start: the lease that comes for it is told where its chunks were found. Others have
+        a small share beside it, until somebody waits.
         """
         key = (tenant, version)
-        async with self._arrival(key, timeout_s, (), leased=False) as arrival:
+        weight = FULL_WEIGHT if urgent else LOW_WEIGHT
+        async with self._arrival(key, timeout_s, (), leased=False, weight=weight) as arrival:
             self._arena.index.touch(arrival.resident.slabs, time.monotonic())
             if urgent and arrival.tally is not arrival.resident.tally and key in self._hot:
                 self._owed[key] = arrival.tally
 
     @asynccontextmanager
     async def _arrival(
-        self, key: tuple[str, str], timeout_s: float, engines: tuple[tuple[str, str], ...], *, leased: bool
+        self,
+        key: tuple[str, str],
+        timeout_s: float,
+        engines: tuple[tuple[str, str], ...],
+        *,
+        leased: bool,
+        weight: float = FULL_WEIGHT,
     ) -> AsyncIterator[Arrival]:
         hot = self._hot.get(key)
         if hot is not None and hot.knows(engines):
@@ -154,7 +171,10 @@ class Residents:
             finally:
                 self._arena.unpin(hot.slabs)
             return
-        flight = self._flights.get(key) or self._depart(key)
+        flight = self._flights.get(key) or self._depart(key, weight)
+        if weight > flight.claim.weight:
+            flight.claim.weight = weight
+            self._loader.weigh(flight.claim, weight)
         flight.waiting += 1
         flight.leased |= leased
         try:
@@ -175,8 +195,9 @@ class Residents:
             await asyncio.wait(tasks)
         self._hot.clear()
 
-    def _depart(self, key: tuple[str, str]) -> _Flight:
-        flight = _Flight(asyncio.create_task(self._fly(*key)))
+    def _depart(self, key: tuple[str, str], weight: float) -> _Flight:
+        claim = _Claim(weight)
+        flight = _Flight(asyncio.create_task(self._fly(*key, claim)), claim)
         self._flights[key] = flight
 
         def done(_: object) -> None:
@@ -200,13 +221,13 @@ class Residents:
         if not task.cancelled() and isinstance(arrival := task.result(), Arrival):
             self._arena.unpin(arrival.resident.slabs)
 
-    async def _fly(self, tenant: str, version: str) -> Arrival | Failure:
+    async def _fly(self, tenant: str, version: str, claim: _Claim) -> Arrival | Failure:
         """The version's slabs stay pinned where this returns an arrival."""
         began_s = time.monotonic()
         try:
             raw, manifest = await self._papers.manifest(tenant, version)
             attestations = await self._attestations.of(tenant, version)
-            reservation, tiers = await self._brought(tenant, manifest)
+            reservation, tiers = await self._brought(tenant, manifest, claim)
             try:
                 resident = _resident(raw, manifest, attestations, reservation)
             except BaseException:
@@ -222,13 +243,13 @@ class Residents:
         self.rates.observe(tally.bytes, time.monotonic() - began_s)
         return Arrival(resident, tally)
 
-    async def _brought(self, tenant: str, manifest: Manifest) -> tuple[Reservation, dict[str, str]]:
+    async def _brought(self, tenant: str, manifest: Manifest, claim: _Claim) -> tuple[Reservation, dict[str, str]]:
         """A reservation whose chunks are ready; what was found wrong while others were loading is brought anew."""
         tiers: dict[str, str] = {}
         while True:
             reservation = self._reserve(tenant, manifest)
             try:
-                found = await self._loader.bring(reservation)
+                found = await self._loader.bring(reservation, claim, claim.weight)
             except BaseException:
                 self._arena.unpin(reservation.slabs)
                 raise

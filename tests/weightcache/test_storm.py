@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,3 +159,33 @@ def test_control_without_single_flight(tmp_path: Path) -> None:
     ranges, count = asyncio.run(count_reads(tmp_path, twenty_read))
     assert len(set(ranges)) == count
     assert len(ranges) == 20 * count
+
+
+async def beside_a_prefetch(root: Path, *, wanted: bool) -> float:
+    """A start begins while a version of the same size is brought for nobody (or, `wanted`, for somebody as well). How
+    much of all bytes had moved when the start had its own.
+    """
+    store = Line()
+    early, start = made_up(1, 100), made_up(2, 100)
+    packs = [await publish(store, version) for version in (early, start)]
+    async with cache_over(root, store) as cache, AsyncExitStack() as leases:
+        waiting = [asyncio.create_task(cache.residents.bring(TENANT, early.id, LIMIT_S, urgent=False))]
+        await until(lambda: cache.loader.loading == 100)
+        if wanted:
+            lease = cache.residents.pinned(TENANT, early.id, LIMIT_S)
+            waiting.append(asyncio.create_task(_enter(leases, lease)))
+        waiting.append(asyncio.create_task(cache.residents.bring(TENANT, start.id, LIMIT_S, urgent=True)))
+        await until(lambda: cache.loader.loading == 200)
+        store.open.set()
+        await asyncio.gather(*waiting)
+    return store.last[f"{TENANT}/packs/{packs[1]}"] / store.moved
+
+
+async def _enter(leases: AsyncExitStack, lease: AbstractAsyncContextManager[object]) -> None:
+    await leases.enter_async_context(lease)
+
+
+def test_what_nobody_waits_for_yet(tmp_path: Path) -> None:
+    """It has a small share beside a start, until somebody waits for it as well: from then on an equal one."""
+    assert asyncio.run(beside_a_prefetch(tmp_path / "alone", wanted=False)) < 0.7
+    assert asyncio.run(beside_a_prefetch(tmp_path / "wanted", wanted=True)) > 0.9

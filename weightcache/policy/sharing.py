@@ -13,7 +13,8 @@ from typing import Final
 Flow = Hashable  # one who waits for a version, for as long as they wait
 Key = tuple[str, str]  # tenant, digest
 
-FULL_WEIGHT: Final = 1.0
+FULL_WEIGHT: Final = 1.0  # of what somebody waits for
+LOW_WEIGHT: Final = 1 / 16  # of what nobody waits for yet
 
 
 @dataclass(frozen=True, slots=True)
