@@ -14,8 +14,9 @@ from blobstore.s3_client import status_of, translated
 from blobstore.s3_place import S3Place
 from blobstore.store import BlobShort, BlobUnavailable
 
-# Between two looks at the halt. The client holds each piece in memory of its own first; larger ones are no faster.
-_PIECE_BYTES: Final = 256 << 10
+# Between two looks at the halt. The client holds each piece in memory of its own first: larger ones are no faster,
+# those of a quarter cost a fifth more of the processor.
+_PIECE_BYTES: Final = 1 << 20
 _WORTH_BYTES: Final = 256 << 10  # that a cut answer brought: the next one begins after them
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 
