@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
 from tests.e2e.models import prompt_of
 from tests.e2e.test_commands import run
+
+pytestmark = pytest.mark.deep
 
 
 def starts(kelvin: Installation) -> Any:
