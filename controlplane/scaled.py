@@ -116,25 +116,25 @@ class Scaled:
         self._turn(idle.next_activity(self._activity, outcome.want, ready, threshold), now)
         want = outcome.want if isinstance(outcome, idle.Apply) else None
         if ready == live <= 1 and outcome.want <= 1 and spec.reachable and not scale.min:
-            return self._last(scale, want, live, steps, now)
+            return self._last(scale, want, steps, now)
         return want
 
     def _last(
-        self, scale: ScaleSettings, want: int | None, live: int, steps: Callable[[], Sequence[Step]], now: float
+        self, scale: ScaleSettings, want: int | None, steps: Callable[[], Sequence[Step]], now: float
     ) -> int | Level | None:
         """What becomes of the last replica, where the KPA `want`s none or one."""
         match scale.idle:
             case "zero":
                 return want
             case "warm":
-                return None if want == 0 and live else want
+                return want or None
             case "sleep":
                 return Level.ASLEEP if want == 0 else want
             case "auto":
                 idle_s = now - self.asked_s
                 level = level_at(steps(), idle_s) if idle_s >= LEAST_GAP_S else Level.WARM
         if level is Level.WARM:
-            return None if want == 0 and live else want
+            return want or None  # what sleeps already, as seen from before a restart or other prices, sleeps on
         self._turn(Activity.INACTIVE, now)
         return 0 if level is Level.ZERO else level
 

@@ -124,6 +124,29 @@ def test_two_replicas_are_the_autoscaler_s() -> None:
     asyncio.run(main())
 
 
+def test_a_sleeper_sleeps_on_where_it_would_be_warm_by_now() -> None:
+    """Prices changed, or a control plane came back that doesn't know since when nobody asks: nothing is thrown away."""
+
+    async def main() -> None:
+        async with world() as w:
+            which = w.catalogue.add("m", replace_scale(FAST, idle="auto"))
+            await woken(w, which)
+            await w.seconds(24)
+            assert which in w.actuator.asleep
+            w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ZERO, 100.0))
+            await w.seconds(20)
+            assert which in w.actuator.asleep
+            w.catalogue.add("m", replace_scale(FAST, idle="warm"))
+            await w.seconds(20)
+            assert which in w.actuator.asleep
+            w.catalogue.add("m", replace_scale(FAST, idle="auto"))
+            await w.seconds(60)
+            assert which not in w.actuator.asleep
+            assert len(w.actuator.starts) == 1
+
+    asyncio.run(main())
+
+
 def test_pauses_are_remembered() -> None:
     """Those of two seconds and more, also across a time at zero."""
 
