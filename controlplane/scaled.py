@@ -42,6 +42,11 @@ def idle_spec(scale: ScaleSettings, *, reachable: bool) -> IdleSpec:
     )
 
 
+def may_sleep(scale: ScaleSettings) -> bool:
+    """Whether the last replica may be asleep rather than gone."""
+    return scale.idle in ("sleep", "auto")
+
+
 class Scaled:
     """A version that has replicas, wants some, or had traffic lately. Times are monotonic seconds."""
 
@@ -101,8 +106,8 @@ class Scaled:
         self, model: Model, version: Version, *, ready: int, live: int, steps: Callable[[], Sequence[Step]], now: float
     ) -> int | Level | None:
         """Replicas to have now, or ASLEEP for the last one; None to leave it as it is. `steps` are by break-even."""
-        if self._needs_poke and live == 0 and not self._may_retry(model.scale.min, now):
-            return None
+        if self._needs_poke and live == 0 and not self._may_retry(model.scale.min, now) and not may_sleep(model.scale):
+            return 0  # nothing starts, and nothing sleeps on
         scale, reachable = model.scale, version.registration.version in model.aliases.values()
         self._resize(scale.window_s, now)
         seen = Observed(stable=self._stable.average(now), panic=self._panic.average(now), ready_pods=ready)

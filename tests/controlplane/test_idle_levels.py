@@ -147,6 +147,26 @@ def test_a_sleeper_sleeps_on_where_it_would_be_warm_by_now() -> None:
     asyncio.run(main())
 
 
+def test_a_failure_beside_it_keeps_no_sleeper_for_ever() -> None:
+    """One of two starts failed, the other served: what follows its sleep follows all the same."""
+
+    async def main() -> None:
+        async with world() as w:
+            which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=2), max_streams=10)
+            for _ in range(4):
+                w.report(which, 15.0, 0)
+                await w.clock.advance(1.0)
+            assert w.actuator.starting[which] == 2
+            w.actuator.become_ready(which)
+            w.actuator.fail(which)
+            await w.seconds(28)
+            assert which in w.actuator.asleep
+            await w.seconds(300)
+            assert which not in w.actuator.asleep
+
+    asyncio.run(main())
+
+
 def test_pauses_are_remembered() -> None:
     """Those of two seconds and more, also across a time at zero."""
 
