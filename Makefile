@@ -31,6 +31,7 @@ deep: $(STAMP)
 drills: $(STAMP)
 	$(BIN)/python -m tests.drills
 	KELVIN_TEST_KILLS=100 $(BIN)/pytest -n 2 --timeout 3000 -m "deep or not deep" tests/kelvin/test_push_killed.py tests/weightcache/test_crash.py
+	KELVIN_TEST_KILLS=200 $(BIN)/pytest -n 0 --timeout 3000 -m "deep or not deep" tests/weightcache/test_crash_load.py
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGETS)

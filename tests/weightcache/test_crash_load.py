@@ -1,0 +1,218 @@
+"""The agent is killed again and again under load: no chunk file is torn, no reader loses a byte, no lease is half one.
+
+`KELVIN_TEST_KILLS` says how often.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from blobstore.files import FileStore
+from tests.weightcache.kit import HUGE, make_version, publish
+from tests.weightcache.test_crash import torn_chunks
+
+VERSIONS = tuple(make_version(seed=n, pages=(300, 30, 17), chunk_pages=128) for n in range(6))  # a slab each
+DIGESTS = {version.id: blake3(version.linear).hexdigest() for version in VERSIONS}
+SLABS = 5
+READERS = 2
+KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "3"))
+PATIENCE_S = 120.0
+
+AGENT = "from weightcache.__main__ import main\nmain()\n"
+# Overwrites what it lent before it dies, as a cache would that shared memory which is not its readers' own.
+CARELESS = """
+import os, signal
+from weightcache import slabs
+
+made = []
+make = slabs.Slab.__init__
+
+def remembered(self, length):
+    make(self, length)
+    made.append(self)
+
+def die(*_):
+    for slab in made:
+        slab.zero()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+slabs.Slab.__init__ = remembered
+signal.signal(signal.SIGUSR1, die)
+"""
+LEASING = """
+import json, os, sys, time
+from pathlib import Path
+from blake3 import blake3
+from contracts.errors import Refused
+from contracts.problem import code_of
+from service.unix import SocketDirectory
+from weightcache import libc
+from weightcache.client import acquire
+
+directory = SocketDirectory(Path(sys.argv[1]))
+
+def digest(lease):
+    return blake3(libc.view(lease.address, lease.total_bytes)).hexdigest()
+
+def leased(version):
+    limit = time.monotonic() + 60
+    while True:
+        try:
+            return acquire(directory, "acme", version, 30.0)
+        except Refused as refused:  # it is dead, or not up yet, or all slabs are lent for a moment
+            if code_of(refused.failure) not in ("unavailable", "overloaded") or time.monotonic() > limit:
+                raise
+            time.sleep(0.01)
+"""
+# Takes a lease of each version that it is told, keeps two, and says what it sees through all that it has mapped.
+READER = (
+    LEASING
+    + """
+kept = []
+for line in sys.stdin:
+    if line != "\\n":
+        kept.append(leased(line.strip()))
+        for old in kept[:-2]:
+            old.close()
+        del kept[:-2]
+    print(json.dumps([[lease.version, digest(lease)] for lease in kept]), flush=True)
+"""
+)
+# One process after another leases some version and looks at all of it; a line for each, with what it saw.
+CHURN = (
+    LEASING
+    + """
+import itertools, random
+source = random.Random(int(sys.argv[2]))
+for number in itertools.count():
+    version = source.choice(sys.argv[3:])
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        lease = leased(version)
+        os.write(write, json.dumps([version, digest(lease)]).encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with open(read, "rb") as answer:
+        print(answer.read().decode() or "a lease failed", flush=True)
+"""
+)
+
+
+class Talking:
+    """A process that answers lines with lines."""
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        command = [sys.executable, "-c", script, *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
+
+    def hear(self) -> list[list[str]]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("["), line or "it is dead"
+        heard: list[list[str]] = json.loads(line)
+        return heard
+
+    def end(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)  # with the child that just asks for a lease
+        self.process.communicate(timeout=PATIENCE_S)
+
+
+@contextmanager
+def talking(script: str, *arguments: str) -> Iterator[Talking]:
+    one = Talking(script, *arguments)
+    try:
+        yield one
+    finally:
+        one.end()
+
+
+@contextmanager
+def agent(data: Path, script: str = AGENT) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent whose tiers are too small for all versions at once."""
+    room = sum(len(version.linear) for version in VERSIONS)
+    env = os.environ | {
+        "KELVIN_DATA": str(data),
+        "KELVIN_SLAB_BYTES": str(HUGE),
+        "KELVIN_HOST_BYTES": str(SLABS * HUGE),
+        "KELVIN_NVME_BYTES": str(room * 2 // 3),
+        "KELVIN_LOG_LEVEL": "error",
+    }
+    process = subprocess.Popen([sys.executable, "-c", script], env=env, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+
+
+def wrong(seen: Sequence[Sequence[str]]) -> list[str]:
+    """Versions whose bytes are not what they should be."""
+    return [version for version, digest in seen if digest != DIGESTS[version]]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A store with all versions."""
+    store = FileStore(tmp_path / "store")
+    for version in VERSIONS:
+        asyncio.run(publish(store, version))
+    (tmp_path / "run").mkdir(mode=0o700)
+    return tmp_path
+
+
+@pytest.mark.deep
+def test_killed_under_load(data: Path) -> None:
+    """Readers keep leases of the agents that were killed before, and take new ones of each; others come and go, so that
+    it reads, admits and evicts as it is killed. What anybody was granted is whole, before and afterwards.
+    """
+    source, run = random.Random(1), str(data / "run")
+    with ExitStack() as stack:
+        readers = [stack.enter_context(talking(READER, run)) for _ in range(READERS)]
+        churns = [stack.enter_context(talking(CHURN, run, str(n), *DIGESTS)) for n in range(2)]
+        for kill in range(KILLS):
+            with agent(data) as living:
+                for reader in readers:
+                    reader.say(source.choice(VERSIONS).id)
+                for reader in readers:
+                    assert wrong(reader.hear()) == [], f"at kill {kill}"
+                for _ in range(source.randint(1, 8)):
+                    version, digest = source.choice(churns).hear()
+                    assert wrong([(str(version), str(digest))]) == [], f"at kill {kill}"
+                living.send_signal(signal.SIGKILL)
+                assert living.wait(PATIENCE_S) == -signal.SIGKILL
+            for reader in readers:
+                reader.say("")
+            for reader in readers:
+                seen = reader.hear()
+                assert seen
+                assert wrong(seen) == [], f"after kill {kill}"
+            assert torn_chunks(data) == [], f"after kill {kill}"
+
+
+@pytest.mark.deep
+def test_control(data: Path) -> None:
+    """Negative control: an agent that overwrites what it lent before it dies is found out."""
+    with talking(READER, str(data / "run")) as reader, agent(data, CARELESS + AGENT) as dying:
+        reader.say(VERSIONS[0].id)
+        assert wrong(reader.hear()) == []
+        dying.send_signal(signal.SIGUSR1)
+        assert dying.wait(PATIENCE_S) == -signal.SIGKILL
+        reader.say("")
+        assert wrong(reader.hear()) == [VERSIONS[0].id]
