@@ -302,6 +302,9 @@ class SealAttestation(Wire, frozen=True):
     fast_bind: bool  # whether the hand-made bind gave exactly the library's module
     probe: Probe
     gate: GateFacts
+    device_checksum: str | None = (
+        None  # 128 bits over the linear space, for what arrives on a device; None: an early seal
+    )
 
 
 class VersionRegistration(Wire, frozen=True):

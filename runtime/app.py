@@ -14,6 +14,7 @@ from runtime import jobs
 from runtime.api import ServingApi
 from runtime.control_api import attach
 from runtime.keeping import keep_what_was_recorded, keeper
+from runtime.lanes import Lanes
 from runtime.metering import MeterPage
 from runtime.orphans import Orphans, batch_of, orphanage
 from runtime.predictor.session import installed
@@ -28,7 +29,7 @@ from service.run import serve_until
 from service.unix import SocketDirectory
 from spool.shipper import Post
 from weightcache import client
-from weightcache.device import PinnedRing, copy_to_device
+from weightcache.device import checksum_in, copy_to_device
 from weightcache.tensors import tensors
 
 CONTROL_PLANE: Final = "control.sock"
@@ -74,11 +75,12 @@ async def serve(
 
 def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
     """What this replica can do, over the real weight cache."""
+    lanes = Lanes()
 
     def acquire_on(device: torch.device) -> Acquire:
         def on_device(lease: client.Lease) -> Weights:
-            copies = copy_to_device(lease, device, PinnedRing(device)).tensors
-            return Weights(lease, copies, renew=lambda: on_device(lease))
+            there = copy_to_device(lease, lanes.to(device), checksum_in(lease.attestations))
+            return Weights(lease, there.tensors, renew=lambda: on_device(lease))
 
         def acquire(tenant: str, version: str) -> Weights:
             lease = client.acquire(directory, tenant, version, timeout_s, engines_on(device))
@@ -94,7 +96,7 @@ def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
     def do_seal(job: SealJob) -> SealAttestation:
         return jobs.seal(job, acquire_on(torch.device("cpu")))
 
-    return Work(restore=do_restore, gate=jobs.gate, seal=do_seal, warm_up=WarmUp().steps)
+    return Work(restore=do_restore, gate=jobs.gate, seal=do_seal, warm_up=(*WarmUp().steps, lanes.prepare))
 
 
 def engines_on(device: torch.device) -> tuple[tuple[str, str], ...]:

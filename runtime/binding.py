@@ -177,10 +177,15 @@ def fuse(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor
     """One tensor of `shape` over all `pieces`, in order: a view where they lie one after another in memory (as versions
     are laid out, where a piece fills whole pages), else a copy. A view keeps them alive."""
     begin = end = pieces[0].data_ptr()
+    arenas = {piece.untyped_storage().data_ptr() for piece in pieces}
+    adjacent = len(arenas) == 1 or pieces[0].device.type == "cpu"  # two allocations of a device are never one
     for piece in pieces:
-        if piece.data_ptr() != end or not piece.is_contiguous() or piece.dtype != pieces[0].dtype:
-            return torch.cat([each.reshape(-1) for each in pieces]).view(shape)
+        adjacent &= piece.data_ptr() == end and piece.is_contiguous() and piece.dtype == pieces[0].dtype
         end += piece.nbytes
+    if not adjacent:
+        return torch.cat([each.reshape(-1) for each in pieces]).view(shape)
+    if len(arenas) == 1:
+        return pieces[0].as_strided(shape, torch.empty(shape, device="meta").stride())
     buffer = (ctypes.c_ubyte * (end - begin)).from_address(begin)
     buffer._pieces = tuple(pieces)  # type: ignore[attr-defined]
     return torch.frombuffer(buffer, dtype=pieces[0].dtype).view(shape)

@@ -16,6 +16,7 @@ from contracts.errors import Refused
 from contracts.manifest import Manifest
 from runtime.binding import DTYPES, BoundModel, How, bind, compare
 from runtime.pinned import PinnedFiles
+from weightcache.checksum import checksum_of
 
 log = logging.getLogger(__name__)
 
@@ -160,5 +161,6 @@ def prove(
         fast_bind=fast is not None,
         probe=probe,
         gate=facts,
+        device_checksum=checksum_of(weights.lease.view(0, weights.lease.manifest.total_bytes)),
     )
     return fast or library, seal

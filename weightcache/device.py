@@ -1,29 +1,92 @@
-"""A lease's bytes on a device: one arena, filled through a ring of pinned buffers, copies overlapped by streams.
+"""A lease's bytes on a device: one arena, filled through a ring of pinned buffers, held against the host's bytes.
 
-The CPU fills a buffer while the device drains the others; an event tells when a buffer may be filled again.
+The CPU fills a buffer while the device drains the others; an event tells when a buffer may be filled again. A second
+stream sums up in the device's own memory what arrived, while the next copies run.
 """
 
 import ctypes
+import logging
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
-from weightcache.client import Lease
+from contracts.artifact_errors import AttestationInvalid, ChunkCorrupt
+from contracts.control import SealAttestation
+from contracts.errors import Failure, Refused
+from contracts.manifest import Manifest
+from weightcache.checksum import BLOCK_BYTES, blocks_of, fold, keys_on, sum_blocks, sums_of
+from weightcache.ring import SLOT_BYTES, SLOTS, Lane, send_all
+from weightcache.sources import is_digest_of
 from weightcache.tensors import DTYPES
 
-SLOT_BYTES: Final = 32 << 20
-SLOTS: Final = 4
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 2  # a bad copy is not yet bad memory
+STAGERS: Final = 4  # one core copies slower than a device's bus
 
 
-class PinnedRing:
-    """Page-locked buffers, registered once: make it while the process parks, use it for each restore."""
+class CudaLane:
+    """Pinned buffers, registered once: made while the process parks, used for each restore. See `Lane`."""
 
     def __init__(self, device: torch.device, slot_bytes: int = SLOT_BYTES, slots: int = SLOTS) -> None:
+        assert slot_bytes % BLOCK_BYTES == 0
+        self.device = device
+        self.slots = slots
         self.slot_bytes = slot_bytes
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.buffers = [torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(slots)]
-        self.drained = [torch.cuda.Event() for _ in range(slots)]  # type: ignore[no-untyped-call]
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._checks = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffers = [torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(slots)]
+        self._copied = [torch.cuda.Event() for _ in range(slots)]  # type: ignore[no-untyped-call]
+        self._stagers = ThreadPoolExecutor(min(STAGERS, len(os.sched_getaffinity(0))), "stage")
+        keys_on(device)
+        torch.cuda.synchronize(device)
+
+    def __repr__(self) -> str:
+        return f"<CudaLane {self.device} {self.slots} x {self.slot_bytes >> 20} MiB>"
+
+    def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Lane`."""
+        arena = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        sums = torch.zeros((blocks_of(nbytes), 2), dtype=torch.int64, device=self.device)
+        for stream in (self._copies, self._checks):  # the memory may be in use on the current stream until then
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+        return arena, sums
+
+    def wait(self, slot: int) -> None:
+        """See `Lane`."""
+        self._copied[slot].synchronize()  # returns at once where it was never recorded
+
+    def stage(self, slot: int, address: int, nbytes: int) -> None:
+        """See `Lane`."""
+        copy_in_parts(self._stagers, self._buffers[slot].data_ptr(), address, nbytes)
+
+    def send(self, slot: int, nbytes: int, into: torch.Tensor, sums: torch.Tensor) -> None:
+        """See `Lane`."""
+        with torch.cuda.stream(self._copies):
+            into.copy_(self._buffers[slot][:nbytes], non_blocking=True)
+            self._copied[slot].record(self._copies)
+        with torch.cuda.stream(self._checks):
+            self._checks.wait_event(self._copied[slot])
+            sum_blocks(into, sums)
+
+    def finish(self) -> None:
+        """See `Lane`."""
+        self._copies.synchronize()
+        self._checks.synchronize()
+
+
+def copy_in_parts(threads: ThreadPoolExecutor, to: int, address: int, nbytes: int) -> None:
+    """memmove by several threads, of a block or more each. Blocking."""
+    share = -(-nbytes // STAGERS // BLOCK_BYTES) * BLOCK_BYTES
+    parts = [
+        threads.submit(ctypes.memmove, to + at, address + at, min(share, nbytes - at)) for at in range(0, nbytes, share)
+    ]
+    for part in parts:
+        part.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +97,77 @@ class DeviceWeights:
     tensors: dict[str, torch.Tensor]
 
 
-def copy_to_device(lease: Lease, device: torch.device, ring: PinnedRing) -> DeviceWeights:
-    """Returns when all bytes are there. The lease may be closed then. Raises torch.OutOfMemoryError."""
-    arena = torch.empty(lease.total_bytes, dtype=torch.uint8, device=device)
-    ring.stream.wait_stream(torch.cuda.current_stream(device))  # the arena's memory may be in use until then
-    with torch.cuda.stream(ring.stream):
-        for step, begin in enumerate(range(0, lease.total_bytes, ring.slot_bytes)):
-            slot = step % len(ring.buffers)
-            length = min(ring.slot_bytes, lease.total_bytes - begin)
-            buffer = ring.buffers[slot]
-            ring.drained[slot].synchronize()  # returns at once where it was never recorded
-            ctypes.memmove(buffer.data_ptr(), lease.address + begin, length)
-            arena[begin : begin + length].copy_(buffer[:length], non_blocking=True)
-            ring.drained[slot].record(ring.stream)
-    ring.stream.synchronize()
-    views = {
+class Leased(Protocol):
+    """A version's verified bytes, mapped into this process."""
+
+    @property
+    def version(self) -> str:
+        """Its digest."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """Checked against it."""
+        ...
+
+    @property
+    def address(self) -> int:
+        """Where the linear space begins."""
+        ...
+
+    @property
+    def total_bytes(self) -> int:
+        """Of it."""
+        ...
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """That part of it."""
+        ...
+
+
+def checksum_in(attestations: Iterable[SealAttestation]) -> str | None:
+    """What sealing took of the version's bytes; None where no seal says, or they contradict each other."""
+    said = {seal.device_checksum for seal in attestations} - {None}
+    return said.pop() if len(said) == 1 else None
+
+
+def copy_to_device(lease: Leased, lane: Lane, expected: str | None) -> DeviceWeights:
+    """Returns when all bytes are there and proved to be. The lease may be closed then.
+
+    `expected` is the checksum that sealing took of the version's bytes; without one it is taken of the lease's, which
+    takes longer than the copy. Raises `Refused` where other bytes arrive, twice, and torch.OutOfMemoryError.
+    """
+    total = lease.total_bytes
+    want = expected or fold(sums_of(lease.view(0, total)), total)
+    for attempt in range(1, ATTEMPTS + 1):
+        arena, sums = send_all(lane, lease.address, total, (total,))
+        if fold(sums, total) == want:
+            return DeviceWeights(arena, _views(lease.manifest, arena))
+        log.error("other bytes arrived on the device", extra={"version": lease.version, "attempt": attempt})
+        del arena  # before the next one is asked for
+    raise Refused(_blamed(lease, sums))
+
+
+def _views(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
         tensor.name: arena[tensor.offset : tensor.offset + tensor.nbytes].view(DTYPES[tensor.dtype]).view(tensor.shape)
-        for tensor in lease.manifest.tensors
+        for tensor in manifest.tensors
     }
-    return DeviceWeights(arena, views)
+
+
+def _blamed(lease: Leased, sums: torch.Tensor) -> Failure:
+    """Which chunk is wrong: on the device, or on the host since it was verified there. Slow, and rare."""
+    there, here = sums.cpu(), sums_of(lease.view(0, lease.total_bytes))
+    differing = (there != here).any(dim=1)
+    begin = 0
+    for chunk in lease.manifest.chunks:
+        end = begin + chunk.length
+        if differing[begin // BLOCK_BYTES : blocks_of(end)].any():
+            return ChunkCorrupt(chunk.digest, "device")
+        begin = end
+    begin = 0
+    for chunk in lease.manifest.chunks:
+        if not is_digest_of(lease.view(begin, chunk.length), chunk.digest):
+            return ChunkCorrupt(chunk.digest, "host")
+        begin += chunk.length
+    return AttestationInvalid(lease.version, "its checksum is not that of the version's bytes")

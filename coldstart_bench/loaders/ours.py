@@ -13,25 +13,25 @@ import torch
 from coldstart_bench.loaders import turns
 from service.unix import SocketDirectory
 from weightcache.client import acquire
-from weightcache.device import PinnedRing, copy_to_device
+from weightcache.device import CudaLane, checksum_in, copy_to_device
 from weightcache.tensors import tensors
 
 TIMEOUT_S = 600.0
 tiers: dict[str, int] = {}
-rings: list[PinnedRing] = []
+lanes: list[CudaLane] = []
 
 
 def prepare(device: torch.device) -> None:
     """As a standby does while it parks."""
-    rings.append(PinnedRing(device))
+    lanes.append(CudaLane(device))
 
 
 def load(question: dict[str, Any], stack: ExitStack) -> turns.Tensors:
     """`path` is the version's digest. The lease is verified when it is there."""
     lease = stack.enter_context(acquire(directory, question["tenant"], question["path"], TIMEOUT_S))
     tiers.update(lease.bytes_by_tier)
-    if rings:
-        return copy_to_device(lease, torch.device(question["device"]), rings[0]).tensors
+    if lanes:
+        return copy_to_device(lease, lanes[0], checksum_in(lease.attestations)).tensors
     return tensors(lease)
 
 

@@ -1,31 +1,183 @@
-"""On a device the arena holds the lease's bytes, and the ring's buffers never overtake one another."""
+"""On a device the arena holds the lease's bytes, and what arrives otherwise is sent again, or refused by its chunk."""
 
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from contracts.manifest import PAGE
-from tests.weightcache.kit import make_version, running, settings_of
-from weightcache.device import PinnedRing, copy_to_device
+from contracts.artifact_errors import AttestationInvalid, ChunkCorrupt
+from contracts.errors import Refused
+from contracts.manifest import PAGE, Manifest
+from tests.weightcache.kit import attestation_of, make_version, running, settings_of
+from tests.weightcache.lanes import Damage, LateLane, ThreadLane
+from weightcache import device as device_module
+from weightcache.checksum import BLOCK_BYTES, checksum_of
+from weightcache.device import CudaLane, checksum_in, copy_to_device
+from weightcache.ring import Lane
 from weightcache.tensors import tensors
 
 needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there is none here")
+VERSION = make_version(seed=1, pages=(700, 7, 90), chunk_pages=64)
+RIGHT = checksum_of(memoryview(VERSION.linear))
 
 
-@pytest.mark.gpu
-@needs_device
-def test_copy_to_device(tmp_path: Path) -> None:
-    """Tensors on the device equal those of the mapping, after many turns of a small ring, and outlive the lease."""
-    version = make_version(seed=1, pages=(300, 7, 90), chunk_pages=64)
-    device = torch.device("cuda")
-    ring = PinnedRing(device, slot_bytes=16 * PAGE, slots=2)
+@dataclass
+class Host:
+    """A lease whose memory may decay."""
+
+    manifest: Manifest
+    memory: ctypes.Array[ctypes.c_char]
+    version: str = VERSION.id
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.memory)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.manifest.total_bytes
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        return memoryview(self.memory).cast("B")[offset : offset + nbytes].toreadonly()
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host(VERSION.manifest, ctypes.create_string_buffer(VERSION.linear, len(VERSION.linear)))
+
+
+def chunk_at(offset: int) -> str:
+    begin = 0
+    for chunk in VERSION.manifest.chunks:
+        begin += chunk.length
+        if offset < begin:
+            return chunk.digest
+    raise AssertionError(offset)
+
+
+LANES = [
+    pytest.param(LateLane, id="late"),
+    pytest.param(ThreadLane, id="beside"),
+    pytest.param(
+        lambda: CudaLane(torch.device("cuda", 0), slot_bytes=BLOCK_BYTES, slots=2),
+        id="cuda",
+        marks=[pytest.mark.gpu, needs_device],
+    ),
+]
+
+
+@pytest.mark.parametrize("make", LANES)
+@pytest.mark.parametrize("expected", [pytest.param(RIGHT, id="sealed"), pytest.param(None, id="not sealed")])
+def test_copy_to_device(tmp_path: Path, make: Callable[[], Lane], expected: str | None) -> None:
+    """Tensors there equal those of the mapping, after many turns of a small ring, and outlive the lease."""
+    lane = make()
     with running(settings_of(tmp_path)) as agent:
-        agent.publish(version)
-        with agent.acquire(version) as lease:
-            weights = copy_to_device(lease, device, ring)
-            expected = {name: tensor.clone() for name, tensor in tensors(lease).items()}
-    for name, tensor in expected.items():
-        assert weights.tensors[name].device.type == "cuda"
+        agent.publish(VERSION)
+        with agent.acquire(VERSION) as lease:
+            weights = copy_to_device(lease, lane, expected)
+            wanted = {name: tensor.clone() for name, tensor in tensors(lease).items()}
+    for name, tensor in wanted.items():
+        assert weights.tensors[name].device == weights.arena.device
         assert torch.equal(weights.tensors[name].cpu().view(torch.uint8), tensor.view(torch.uint8))
-    assert bytes(weights.arena.cpu().tolist()) == version.linear
+    assert bytes(weights.arena.cpu().numpy()) == VERSION.linear
+
+
+def flip(number: int, arrived: torch.Tensor) -> None:
+    if number % 4 == 1:
+        arrived[4097] ^= 1
+
+
+def lose_the_end(number: int, arrived: torch.Tensor) -> None:
+    if number % 4 == 1:
+        arrived[arrived.numel() // 2 :] = 0
+
+
+def arrive_late(number: int, arrived: torch.Tensor) -> None:
+    """What is there is of the copy before: the device was told too early."""
+    if number % 4 == 1:
+        arrived.copy_(torch.frombuffer(bytearray(VERSION.linear[:BLOCK_BYTES]), dtype=torch.uint8))
+
+
+def stay_zero(number: int, arrived: torch.Tensor) -> None:
+    if number % 4 == 1:
+        arrived.zero_()
+
+
+DAMAGES = [flip, lose_the_end, arrive_late, stay_zero]
+
+
+def once(damage: Damage) -> Damage:
+    """Only of the first attempt's copies: the version is four."""
+    return lambda number, arrived: damage(number, arrived) if number < 4 else None
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("expected", [pytest.param(RIGHT, id="sealed"), pytest.param(None, id="not sealed")])
+def test_a_bad_copy_is_not_bad_memory(host: Host, damage: Damage, expected: str | None) -> None:
+    """What arrives otherwise once is copied again, and is right then."""
+    lane = LateLane(damage=once(damage))
+    weights = copy_to_device(host, lane, expected)
+    assert bytes(weights.arena.numpy()) == VERSION.linear
+    assert lane.arenas == 2
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_refused(host: Host, damage: Damage) -> None:
+    """What arrives otherwise each time is refused, with a chunk that is wrong there."""
+    with pytest.raises(Refused) as refused:
+        copy_to_device(host, LateLane(damage=damage), RIGHT)
+    failure = refused.value.failure
+    assert isinstance(failure, ChunkCorrupt)
+    assert failure.tier == "device"
+    wrong = {chunk_at(at) for at in range(BLOCK_BYTES - 64 * PAGE, 2 * BLOCK_BYTES, PAGE)}
+    assert failure.chunk in wrong
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_control(host: Host, damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: where sums are not compared, the same copies are served as they arrived."""
+    monkeypatch.setattr(device_module, "fold", lambda sums, nbytes: RIGHT)
+    weights = copy_to_device(host, LateLane(damage=damage), RIGHT)
+    assert bytes(weights.arena.numpy()) != VERSION.linear
+
+
+def test_memory_that_changed_since_it_was_verified(host: Host) -> None:
+    """What sealing said finds it before anything is computed, and the chunk's digest says where."""
+    host.memory[3 * BLOCK_BYTES - 5] = bytes([VERSION.linear[3 * BLOCK_BYTES - 5] ^ 4])
+    with pytest.raises(Refused) as refused:
+        copy_to_device(host, LateLane(), RIGHT)
+    assert refused.value.failure == ChunkCorrupt(chunk_at(3 * BLOCK_BYTES - 5), "host")
+
+
+def test_memory_that_changed_control(host: Host) -> None:
+    """Negative control: without what sealing said, the host's bytes are all there is to compare with."""
+    host.memory[3 * BLOCK_BYTES - 5] = bytes([VERSION.linear[3 * BLOCK_BYTES - 5] ^ 4])
+    assert bytes(copy_to_device(host, LateLane(), None).arena.numpy()) != VERSION.linear
+
+
+def test_a_seal_that_is_wrong(host: Host) -> None:
+    """Bytes that are right by every digest do not start against a seal: it is the seal that is refused."""
+    with pytest.raises(Refused) as refused:
+        copy_to_device(host, LateLane(), "0" * 32)
+    assert isinstance(refused.value.failure, AttestationInvalid)
+
+
+SEAL = attestation_of(VERSION.id)
+
+
+@pytest.mark.parametrize(
+    ("said", "want"),
+    [
+        pytest.param((), None, id="no seal"),
+        pytest.param((None,), None, id="a seal of an early store"),
+        pytest.param((None, RIGHT, RIGHT), RIGHT, id="those that say agree"),
+        pytest.param((RIGHT, "0" * 32), None, id="a contradiction is no answer"),
+    ],
+)
+def test_checksum_in(said: tuple[str | None, ...], want: str | None) -> None:
+    """One number, from whichever seal has it."""
+    assert checksum_in([msgspec.structs.replace(SEAL, device_checksum=value) for value in said]) == want

@@ -1,0 +1,36 @@
+"""The way to this process's device: made while the process parks, where there is a device; else by its first restore.
+
+Page-locking memory and a first use of CUDA take longer than many a restore. Only forked processes get here: the zygote
+never touches a device.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from weightcache.device import CudaLane
+from weightcache.ring import Lane
+
+
+class Lanes:
+    """One lane per device, kept for the process's life."""
+
+    def __init__(
+        self,
+        make: Callable[[torch.device], Lane] = CudaLane,
+        count: Callable[[], int] = torch.cuda.device_count,  # by NVML where torch finds it: makes no context
+    ) -> None:
+        self._make = make
+        self._count = count
+        self._lanes: dict[torch.device, Lane] = {}
+
+    def prepare(self) -> None:
+        """A step of a parked standby's warm-up."""
+        if self._count():
+            self.to(torch.device("cuda", 0))
+
+    def to(self, device: torch.device) -> Lane:
+        """The lane to the device."""
+        if device not in self._lanes:
+            self._lanes[device] = self._make(device)
+        return self._lanes[device]

@@ -1,0 +1,71 @@
+"""Bytes through a ring of buffers to a device: in order, few and large copies, no buffer filled before it was drained.
+
+What a buffer is, and how a copy out of it runs beside everything else, is the lane's; `device.py` has CUDA's.
+"""
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+import torch
+
+from weightcache.checksum import BLOCK_BYTES, blocks_of
+
+SLOT_BYTES: Final = 32 << 20
+SLOTS: Final = 4
+
+
+class Lane(Protocol):
+    """`slots` buffers of `slot_bytes`, whole blocks each. Called from one thread."""
+
+    @property
+    def slots(self) -> int:
+        """How many copies may be under way."""
+        ...
+
+    @property
+    def slot_bytes(self) -> int:
+        """A multiple of `BLOCK_BYTES`."""
+        ...
+
+    def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The device's memory for so many bytes, and for their sums (blocks, 2). Raises torch.OutOfMemoryError."""
+        ...
+
+    def wait(self, slot: int) -> None:
+        """Until the last copy out of this buffer has ended; at once where there was none."""
+        ...
+
+    def stage(self, slot: int, address: int, nbytes: int) -> None:
+        """Fill the beginning of the buffer with what is at `address` in this process. Blocking."""
+        ...
+
+    def send(self, slot: int, nbytes: int, into: torch.Tensor, sums: torch.Tensor) -> None:
+        """Start to copy the buffer's beginning, and then to sum up what arrived. Copies run in the order of calls."""
+        ...
+
+    def finish(self) -> None:
+        """All copies and sums have ended; the buffers are free."""
+        ...
+
+
+def send_all(lane: Lane, address: int, total: int, ready: Iterable[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The device's copy of `total` bytes at `address`, and its sums; complete on return.
+
+    `ready` gives offsets up to which the bytes may be read, growing, `total` the last: it may block until there are
+    more. What becomes ready in small pieces is sent in whole buffers. Whatever it raises is raised, after the last
+    copy ended.
+    """
+    arena, sums = lane.begin(total)
+    begin = step = 0
+    try:
+        for edge in ready:
+            while edge - begin >= lane.slot_bytes or (begin < edge == total):
+                end, slot = min(begin + lane.slot_bytes, edge), step % lane.slots
+                lane.wait(slot)
+                lane.stage(slot, address + begin, end - begin)
+                lane.send(slot, end - begin, arena[begin:end], sums[begin // BLOCK_BYTES : blocks_of(end)])
+                begin, step = end, step + 1
+    finally:
+        lane.finish()
+    assert begin == total, "ready ends with all of it"
+    return arena, sums
