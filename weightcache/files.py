@@ -99,8 +99,8 @@ class ChunkFiles:
         return self._root / tenant / kind / version
 
     def read(self, path: Path, into: memoryview, *, touch: bool = True) -> Reading:
-        """Fill `into` (page-aligned) with all of the file, by whichever way is the shorter; it is recent then, unless
-        `touch` is false. Raises `Refused(Unavailable)`.
+        """Fill `into` (page-aligned) with all of the file, by whichever way is the shorter; it is recent then. Without
+        `touch` it is looked at for its own sake: on its medium, and is no more recent. Raises `Refused(Unavailable)`.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -111,7 +111,7 @@ class ChunkFiles:
         try:
             if os.fstat(fd).st_size != into.nbytes:
                 return Reading(Outcome.LENGTH)
-            way = fill(fd, into)
+            way = fill(fd, into, from_medium=not touch)
             if touch:
                 with suppress(OSError):  # a disk that became read-only can still be read
                     os.utime(fd)  # recency that outlives this process

@@ -21,11 +21,11 @@ class Way(StrEnum):
     BUFFERED = "buffered"  # through the page cache, as the file system refuses O_DIRECT
 
 
-def fill(fd: int, into: memoryview) -> Way:
-    """Fill `into` (page-aligned) with the beginning of the file. Raises EOFError where the file ends before, which one
-    that shrinks meanwhile does as well, and OSError.
+def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> Way:
+    """Fill `into` (page-aligned) with the beginning of the file, `from_medium` whatever the page cache has. Raises
+    EOFError where the file ends before, which one that shrinks meanwhile does as well, and OSError.
     """
-    if libc.is_cached(fd, into.nbytes):
+    if not from_medium and libc.is_cached(fd, into.nbytes):
         _read(fd, into, 0)
         return Way.CACHED
     # A read past the cache is of whole pages; what follows them is read the other way.

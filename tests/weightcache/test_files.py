@@ -11,10 +11,11 @@ from blake3 import blake3
 
 from contracts.errors import Refused, Unavailable
 from contracts.manifest import PAGE
-from tests.weightcache.page_cache import refuse_direct
+from tests.weightcache.page_cache import needs_a_disk, refuse_direct
 from weightcache import files
 from weightcache.files import MAX_QUARANTINED, ChunkFiles
 from weightcache.policy.healing import Outcome
+from weightcache.reading import Way
 
 BODY = bytes(range(256)) * (2 * PAGE // 256)
 DIGEST = blake3(BODY).hexdigest()
@@ -124,6 +125,17 @@ def test_reading_renews(tier: ChunkFiles) -> None:
     assert [found.used_at for found in tier.scan()] == [1.0]
     read(tier, path)
     assert [found.used_at for found in tier.scan()] > [1.0]
+
+
+def test_a_look_is_at_the_medium(tier: ChunkFiles, tmp_path: Path) -> None:
+    """What is read for its own sake is read past a page cache that has it: a copy there says nothing of the disk."""
+    needs_a_disk(tmp_path)
+    path = written(tier)
+    path.read_bytes()
+    into = aligned(len(BODY))
+    assert tier.read(path, into).way is Way.CACHED
+    assert tier.read(path, into, touch=False).way is Way.DIRECT
+    assert bytes(into) == BODY
 
 
 def test_a_disk_that_became_read_only_is_read(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_spare_of(host: int, slab: int, spare: int, want: int) -> None:
     ],
 )
 def test_threads(cores: int, want: tuple[int, int, int]) -> None:
-    """By the cores, within bounds; one load more than threads."""
+    """By the cores, within bounds; each reader has a chunk to read and one to go on with."""
     threads = threads_for(cores)
     assert (threads.read, threads.hash, threads.make) == want
-    assert threads.chunks == want[0] + want[1] + 1
+    assert threads.chunks == 2 * want[0] + want[1]

@@ -22,8 +22,8 @@ class Threads:
 
     @property
     def chunks(self) -> int:
-        """Loads at once that keep all of them busy: one more than threads, so that none waits for the loop."""
-        return self.read + self.hash + 1
+        """Loads at once that keep all of them busy: each reader has its next one while the loop looks elsewhere."""
+        return 2 * self.read + self.hash
 
 
 def threads_for(cores: int) -> Threads:
