@@ -1,8 +1,8 @@
 """`kelvin bench cold`: first token from zero, over kept-alive TLS, beside the floor and what a user would pick instead.
 
 All systems of a size are measured in turn within one round, so that a noisy neighbour hits all of them. Beside that, of
-each size: where a start's time goes, by its timeline; what the known answers cost, by the engine's first step with them
-and without; and how much memory a start takes.
+each size: our start from the store; where a start's time goes, by its timeline; what the known answers cost, by the
+engine's first step with them and without; and how much memory a start takes.
 """
 
 import contextlib
@@ -35,7 +35,8 @@ PROBE_NOTE: Final = (
     "leaves them out of what is served"
 )
 HYPERVISOR_NOTE: Final = (
-    "nvme rows: the guest's page cache is dropped and checked file by file; a hypervisor's own cache may still be warm"
+    "nvme and store rows: the guest's page cache is dropped and checked file by file; a hypervisor's own cache may "
+    "still be warm"
 )
 
 
@@ -97,7 +98,9 @@ def _measure_size(plan: Plan, kelvin: Installation, directory: Path, size_bytes:
     weights = [directory / "model.safetensors"]
     version = kelvin.push(directory, name)
     kelvin.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": 1})
-    kelvin.door.first_token(name, PROMPT)  # the host tier holds it from here on
+    kelvin.door.first_token(name, PROMPT)  # the host tier holds it from here on, and the NVMe tier before long
+    kelvin.forget("host")
+    kept = _chunks_on_nvme(kelvin)
     seen.footprints.append(_footprint(kelvin, name, weights[0].stat().st_size))
     measured = seen.seconds
     with contextlib.ExitStack() as peers:
@@ -126,17 +129,38 @@ def _measure_size(plan: Plan, kelvin: Installation, directory: Path, size_bytes:
             measured[size_bytes, "nvme", RESIDENT].append(resident.start(PROMPT_IDS)[0])
             drop_page_cache(weights)
             measured[size_bytes, "nvme", FRESH].append(start_fresh(directory, PROMPT_IDS)[0])
+            for tier in ("host", "nvme"):
+                kelvin.forget(tier)
+            drop_page_cache(kelvin.store_files())
+            measured[size_bytes, "store", KELVIN].append(_start(kelvin, name, size_bytes, "store", seen))
+            drop_page_cache(weights)
+            measured[size_bytes, "store", FLOOR].append(nvme_floor.start(PROMPT_IDS)[0])
+            kelvin.wait(lambda: _chunks_on_nvme(kelvin) == kept, "the NVMe tier holds the version again")
     kelvin.to_zero(name)
 
 
 def _start(kelvin: Installation, name: str, size_bytes: int, tier: str, seen: _Seen) -> float:
-    """Seconds to the first token; its timeline is asked for afterwards."""
+    """Seconds to the first token. Its timeline is asked for afterwards, and from where its bytes came."""
+    before = _bytes_read(kelvin)
     seconds, request_id = kelvin.door.start(name, PROMPT)
+    read = {source for source, total in _bytes_read(kelvin).items() if total > before.get(source, 0)}
+    if read != {tier} - {"host"}:
+        raise InstallationFailed(f"{name}: bytes came from {sorted(read)} where '{tier}' is measured")
     before_us = 0
     for stamp in kelvin.door.request("GET", f"/v1/requests/{request_id}/timeline")["stamps"]:
         seen.stages[size_bytes, tier, stamp["stage"]].append((stamp["at_us"] - before_us) / 1e6)
         before_us = stamp["at_us"]
     return seconds
+
+
+def _bytes_read(kelvin: Installation) -> dict[str, int]:
+    """By tier, since the agent started."""
+    found: dict[str, int] = kelvin.admin.request("GET", "/admin/v1/cache")["bytes_read"]
+    return found
+
+
+def _chunks_on_nvme(kelvin: Installation) -> int:
+    return int(kelvin.admin.request("GET", "/admin/v1/cache")["nvme"]["chunks"])
 
 
 def _footprint(kelvin: Installation, name: str, model_bytes: int) -> Footprint:

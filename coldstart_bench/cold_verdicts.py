@@ -25,7 +25,7 @@ def judge(rows: Sequence[Row], stages: Sequence[StageRow], footprints: Sequence[
             asked=row.size_bytes >= MEDIUM_BYTES,
         )
         for row in rows
-        if row.system == KELVIN
+        if row.system == KELVIN and row.tier in TIMES
     ]
     for size in sorted({row.size_bytes for row in rows}):
         bound_s = time_to_bound_s([row for row in stages if (row.size_bytes, row.tier) == (size, "host")])

@@ -141,6 +141,10 @@ class Installation:
         """Every chunk file of the NVMe tier."""
         return [path for path in (self.data / "cache").rglob("*") if path.is_file()]
 
+    def store_files(self) -> Sequence[Path]:
+        """Every object of a store that is in the data directory."""
+        return [path for path in (self.data / "store").rglob("*") if path.is_file()]
+
     def wait(self, is_so: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
         """Until `is_so`. Raises InstallationFailed saying what never came."""
         limit = time.monotonic() + limit_s

@@ -10,7 +10,7 @@ from typing import Any, Final
 from coldstart_bench.load_rows import STATES, LoadReport, LoadRow, is_floor
 from coldstart_bench.rows import FLOOR, KELVIN, Report, Row, StageRow
 
-PLACES: Final = {"host": "host memory", "nvme": "NVMe, cold"}
+PLACES: Final = {"host": "host memory", "nvme": "NVMe, cold", "store": "store, cold"}
 AT_A_GLANCE: Final = 0.02  # a stage that is shorter than this share of its bar is drawn among the others
 OURS, OTHERS, GROUND = "#1b6ca8", "#b8b8b8", "#d1495b"
 

@@ -13,12 +13,13 @@ import pytest
 
 pytestmark = pytest.mark.deep
 
-SYSTEMS = {"kelvin", "kelvin without its probe", "floor", "from_pretrained", "resident transformers"}
+OURS = {"kelvin", "kelvin without its probe", "floor"}
+SYSTEMS = {*OURS, "from_pretrained", "resident transformers"}
 
 
 @pytest.mark.timeout(300)
 def test_a_small_run(tmp_path: Path) -> None:
-    """One round of one small size: eight rows with their ratio to the floor of the same tier."""
+    """One round of one small size: a row for each system and tier, with its ratio to the tier's floor."""
     report = tmp_path / "report.json"
     command = [sys.executable, "-m", "kelvin.main", "bench", "cold", "--sizes", "0.05", "--repeats", "1"]
     scratch = tmp_path / "scratch"
@@ -28,9 +29,9 @@ def test_a_small_run(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(report.read_text())
-    assert {(row["tier"], row["system"]) for row in found["rows"]} == {
-        (tier, system) for tier in ("host", "nvme") for system in SYSTEMS
-    }
+    wanted = {(tier, system) for tier in ("host", "nvme") for system in SYSTEMS}
+    wanted |= {("store", system) for system in OURS}
+    assert {(row["tier"], row["system"]) for row in found["rows"]} == wanted
     assert all(row["n"] == 1 and row["low_s"] == row["median_s"] == row["high_s"] > 0 for row in found["rows"])
     floors = {row["tier"]: row["median_s"] for row in found["rows"] if row["system"] == "floor"}
     for row in found["rows"]:
