@@ -40,18 +40,30 @@ def _forget(fd: int) -> int:
 
 
 def warm_page_cache(paths: Iterable[Path]) -> None:
-    """Make the guest hold every page of these files, and check it."""
-    files = list(paths)
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            buffer = bytearray(8 << 20)
-            while file.readinto(buffer):
-                pass
-    for path in files:  # after all of them: the last may have driven the first out
-        with path.open("rb", buffering=0) as file:
-            missing = -(-os.fstat(file.fileno()).st_size // _PAGE) - _resident_pages(file.fileno())
-        if missing:
-            raise CacheNotAsAsked(f"{path.name}: {missing} pages are not in the page cache")
+    """Make the guest hold every page of these files, and check it once all were read: others may drop what is held."""
+    missing = dict.fromkeys(paths, 1)
+    limit = time.monotonic() + PATIENCE_S
+    while True:
+        for path in missing:
+            _read_whole(path)
+        missing = {path: count for path in missing if (count := _missing_pages(path))}
+        if not missing:
+            return
+        if time.monotonic() > limit:
+            path, count = next(iter(missing.items()))
+            raise CacheNotAsAsked(f"{path.name}: {count} pages are not in the page cache")
+
+
+def _read_whole(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(8 << 20)
+        while file.readinto(buffer):
+            pass
+
+
+def _missing_pages(path: Path) -> int:
+    with path.open("rb", buffering=0) as file:
+        return -(-os.fstat(file.fileno()).st_size // _PAGE) - _resident_pages(file.fileno())
 
 
 def _resident_pages(fd: int) -> int:

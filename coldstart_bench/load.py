@@ -55,6 +55,18 @@ class _Run:
     takes: dict[Key, list[Take]] = field(default_factory=lambda: defaultdict(list))
     floors: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))
     failed: dict[Key, str] = field(default_factory=dict)
+    unmade: dict[Key, str] = field(default_factory=dict)  # the last state of the page cache that could not be made
+
+    def skips(self, key: Key, why: object) -> None:
+        """This round has no figure of it; it is nobody's failure, unless no round has one."""
+        self.unmade[key] = str(why)
+        self.plan.tell(f"{key[2]}, {key[1]}: skipped: {why}")
+
+    def failures(self) -> dict[Key, str]:
+        """And what has no figure for want of a state to measure from."""
+        return self.failed | {
+            key: why for key, why in self.unmade.items() if not self.takes.get(key) and not self.floors.get(key)
+        }
 
     def fails(self, key: Key, why: object) -> None:
         self.failed[key] = str(why)
@@ -73,7 +85,7 @@ def run(plan: LoadPlan) -> LoadReport:
     good = {key: takes for key, takes in so_far.takes.items() if key not in so_far.failed}
     rows = rows_of(good, {key: each for key, each in so_far.floors.items() if key not in so_far.failed})
     absent = [Failed(each.name, "not installed") for each in plan.contenders if not each.installed]
-    failures = [Failed(system, why, size, state) for (size, state, system), why in so_far.failed.items()]
+    failures = [Failed(system, why, size, state) for (size, state, system), why in so_far.failures().items()]
     notes = (HYPERVISOR_NOTE, CONSUMER_NOTE)
     return LoadReport(rows, (*absent, *failures), judge(rows), plan.device, machine(), load_before, commit(), notes)
 
@@ -165,7 +177,10 @@ def _take(so_far: _Run, ground: _Ground, contender: Contender, state: State) -> 
     try:
         _prepare(ground, contender, state)
         answer = _load(ground, contender, so_far.plan.device)
-    except (PeerFailed, CacheNotAsAsked, InstallationFailed) as error:
+    except CacheNotAsAsked as error:
+        so_far.skips(key, error)
+        return
+    except (PeerFailed, InstallationFailed) as error:
         so_far.fails(key, error)
         return
     tier = "host" if state == "host" else "nvme"
@@ -204,7 +219,10 @@ def _read_floors(so_far: _Run, ground: _Ground, contender: Contender, reader: Pr
         try:
             drop_page_cache(files) if state == "cold" else warm_page_cache(files)
             answer = reader.ask(files=[str(path) for path in files], threads=threads, direct=state == "cold")
-        except (PeerFailed, CacheNotAsAsked) as error:
+        except CacheNotAsAsked as error:
+            so_far.skips(key, error)
+            continue
+        except PeerFailed as error:
             so_far.fails(key, error)
             continue
         so_far.floors[key].append(answer["seconds"])

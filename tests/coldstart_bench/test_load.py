@@ -7,6 +7,7 @@ import pytest
 
 from coldstart_bench.contenders import ALL, KELVIN, PEERS, Contender, chosen
 from coldstart_bench.load import LoadPlan, _Ground, _Run, _take
+from coldstart_bench.load_rows import Key, Take
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
 
@@ -73,3 +74,13 @@ def test_who_is_not_installed_is_known_before_it_is_started() -> None:
     """By its package."""
     assert not Contender("x", "x", "no_such_package_of_anyone", False, "safetensors").installed
     assert KELVIN.installed
+
+
+def test_a_state_that_can_not_be_made_costs_a_round_and_is_a_failure_only_where_no_round_has_it() -> None:
+    """The other rounds' figures stand."""
+    key: Key = (4096, "hot", "mmap")
+    run = _Run(LoadPlan((4096,), 2, (MMAP,), "cpu", lambda line: None))
+    run.skips(key, "1 page is not in the page cache")
+    assert list(run.failures()) == [key]
+    run.takes[key].append(Take(0.1, 0.2))
+    assert run.failures() == {}
