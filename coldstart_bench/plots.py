@@ -81,7 +81,7 @@ def _stages(stages: Sequence[StageRow], rows: Sequence[Row], file: Path) -> Path
     axes.set_xlabel("milliseconds from the request to the first token, by stage; black: the floor")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colors.get(name, OTHERS)) for name in names]
     axes.legend(handles, names, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6, frameon=False)
-    return _saved(pyplot, figure, axes, file)
+    return _saved(pyplot, figure, file)
 
 
 def _ratios(rows: Sequence[Row], file: Path) -> Path:
@@ -98,7 +98,7 @@ def _ratios(rows: Sequence[Row], file: Path) -> Path:
         axes.set(xscale="log", yscale="log", title=PLACES.get(tier, tier), xlabel="GB of weights")
         axes.legend(frameon=False, fontsize=8)
     panels[0][0].set_ylabel("first token, times the floor's")
-    return _saved(pyplot, figure, panels[0][0], file)
+    return _saved(pyplot, figure, file)
 
 
 def _loaders(rows: Sequence[LoadRow], size: int, file: Path) -> Path:
@@ -118,12 +118,16 @@ def _loaders(rows: Sequence[LoadRow], size: int, file: Path) -> Path:
         if floor_s is not None:
             axes.axvline(floor_s * 1e3, color=GROUND, linestyle=":")
         axes.set_yticks(range(len(loads)), [f"{row.system}{' ✓' if row.verifies else ''}" for row in loads])
-        axes.set(title=f"{size / 1e9:.1f} GB, {state}", xlabel="ms: load, consumer (pale), floor (dotted); ✓ verifies")
-    return _saved(pyplot, figure, panels[0][0], file)
+        axes.set(title=f"{size / 1e9:.1f} GB, {state}", xlabel="milliseconds")
+        axes.set_ylim(-0.6, max(3, len(loads)) - 0.4)
+        axes.margins(x=0.15)
+    figure.suptitle("until every byte was read: load, consumer (pale); dotted: plain reads; ✓ verifies", fontsize=10)
+    return _saved(pyplot, figure, file)
 
 
-def _saved(pyplot: Any, figure: Any, axes: Any, file: Path) -> Path:
-    axes.spines[["top", "right"]].set_visible(False)
+def _saved(pyplot: Any, figure: Any, file: Path) -> Path:
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
