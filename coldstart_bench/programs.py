@@ -15,6 +15,7 @@ from coldstart_bench.peers import PeerFailed
 
 READY_S: Final = 180.0  # a cold disk and an import of torch
 ANSWER_S: Final = 900.0
+END_S: Final = 5.0  # between the end of its output and its own
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -64,7 +65,7 @@ class Program:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise self._failed("ended") from error
+            raise self._failed(self._end_of()) from error
         answer = json.loads(self._line(self.answer_s))
         if "error" in answer:
             raise PeerFailed(f"{self._name}: {answer['error']}")
@@ -81,10 +82,16 @@ class Program:
                 raise silent
             piece = os.read(self._process.stdout.fileno(), 1 << 16)
             if not piece:
-                raise self._failed("ended")
+                raise self._failed(self._end_of())
             self._unread += piece
         line, _, self._unread = self._unread.partition(b"\n")
         return line
+
+    def _end_of(self) -> str:
+        try:
+            return f"ended with {self._process.wait(timeout=END_S)}"
+        except subprocess.TimeoutExpired:
+            return "closed its output"
 
     def _failed(self, what: str) -> PeerFailed:
         try:
