@@ -3,10 +3,12 @@
 Real processes, medians of seven, one after another. Not a test: a machine's load is in it. `--large` binds half a
 gigabyte of bfloat16 weights, which stay in the cache's memory, instead of a megabyte. Three ways take turns: a standby
 just borne, one that is warmed up, and that with another being forked at the same moment. What the caller sees beyond
-`ready` is the promotion: the call, the hand-over to a thread, the answer.
+`ready`, over a connection that it has as the control plane has, is the promotion: the call, the hand-over to a thread,
+the answer.
 """
 
 import argparse
+import asyncio
 import os
 import signal
 import statistics
@@ -17,9 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from contracts.control import Bind, Bound, RuntimeReport
+from service.client import ServiceClient
 from tests.runtime.processes import Born, Installation, installation
 from tests.runtime.versions import make_llama
-from tests.weightcache.kit import Version
+from tests.weightcache.kit import TENANT, Version
 
 ROUNDS = 7
 LARGE: dict[str, Any] = {
@@ -39,6 +43,19 @@ def _fork(house: Installation) -> tuple[Born, float]:
     began = time.perf_counter()
     born = house.fork()
     return born, (time.perf_counter() - began) * 1e3
+
+
+async def _promote(born: Born, version: Version) -> tuple[Bound, float]:
+    """Bind over a connection that was used before; how long the answer took."""
+    client = ServiceClient(born.installation.directory, f"rt-{born.runtime_id}.sock", "the runtime")
+    try:
+        await client.call("GET", "/control/state", RuntimeReport, timeout_s=60.0)
+        bind = Bind(tenant=TENANT, model="m", version=version.id, device_class="cpu-1", threads=1, kv_bytes=4 << 20)
+        began = time.perf_counter()
+        bound = await client.call("POST", "/control/bind", Bound, body=bind, timeout_s=60.0)
+        return bound, (time.perf_counter() - began) * 1e3
+    finally:
+        await client.close()
 
 
 def _say(name: str, values: Sequence[float]) -> None:
@@ -78,9 +95,7 @@ def _bind(house: Installation, version: Version, wait_s: float, beside: int, tim
     time.sleep(wait_s)
     with ThreadPoolExecutor(max_workers=max(1, beside)) as others:
         forks = [others.submit(house.fork) for _ in range(beside)]
-        began = time.perf_counter()
-        bound = born.bind(version)
-        took_ms = (time.perf_counter() - began) * 1e3
+        bound, took_ms = asyncio.run(_promote(born, version))
         born_beside = [fork.result() for fork in forks]
     times.setdefault("bind, as the caller sees it", []).append(took_ms)
     for span in bound.spans:
