@@ -153,7 +153,7 @@ def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
                 raise refused(where, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
             values = [value for item in values for value in item]
     if len(values) != count or (data is not values and len(data) != shape[0]):
-        raise refused(where, f"({len(values)} values)", f"must be {count}, as the shape says")
+        raise refused(where, f"({len(values)} values)", f"must be {str(count)[:40]}, as the shape says")
     return values
 
 

@@ -12,6 +12,7 @@ _RATE: Final = re.compile(r"([0-9]{1,15})([KMGkmg]?)")
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # Slower than that no chunk arrives within the time that the snapshotter gives it.
 LEAST_BYTES_S: Final = 64 << 10
+MOST_BYTES_S: Final = 1 << 50  # no wire is faster
 BURST_S: Final = 0.25
 # A chunk that is cut is sent again from its start: none should be on its way for longer.
 CHUNK_S: Final = 30.0
@@ -43,6 +44,8 @@ def parse_rate(text: str) -> int:
     rate = int(matched[1]) * _UNITS[matched[2].lower()]
     if rate < LEAST_BYTES_S:
         raise ValueError(f"{text[:40]!r}: must be 64K or more")
+    if rate > MOST_BYTES_S:
+        raise ValueError(f"{text[:40]!r}: must be {MOST_BYTES_S >> 30}G or less")
     return rate
 
 

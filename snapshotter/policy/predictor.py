@@ -28,6 +28,7 @@ from contracts.signature import (
     find_signature_fault,
     sign,
 )
+from contracts.wire import MAX_RULE
 from snapshotter.policy.files import ONNX_FILE, PREDICTOR, SIGNATURE_FILE, max_bytes_of
 from snapshotter.policy.onnx_graph import read_graph
 from snapshotter.policy.strict_json import is_text, parse_object
@@ -110,7 +111,7 @@ def _read_signature(raw: bytes) -> _SignatureFile:
     try:
         return msgspec.convert(parse_object(raw, SIGNATURE_FILE), _SignatureFile)
     except msgspec.ValidationError as error:
-        _reject(SIGNATURE_FILE, str(error))
+        _reject(SIGNATURE_FILE, str(error)[:MAX_RULE])
 
 
 def _joined(specs: Sequence[TensorSpec], said: Sequence[_Said], what: str) -> tuple[TensorSpec, ...]:

@@ -57,7 +57,7 @@ def test_parse(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
 
 
-@pytest.mark.parametrize("text", ["", "K", "-1M", "10MB", "1.5M", "0", "63K", "65535", "10 M", "9" * 16])
+@pytest.mark.parametrize("text", ["", "K", "-1M", "10MB", "1.5M", "0", "63K", "65535", "10 M", "9" * 16, "1048577G"])
 def test_parse_refuses(text: str) -> None:
     """The value is named."""
     with pytest.raises(ValueError, match="must be") as caught:
