@@ -14,6 +14,7 @@ from service.failures import install_failure_handlers, problem_response
 from weightcache.cache import Cache
 from weightcache.counters import plain
 from weightcache.leases import LeaseServer
+from weightcache.peering import PeerState, peer_state
 from weightcache.prefetch import Wish
 
 
@@ -123,6 +124,7 @@ class State(Wire, frozen=True):
     hedges_won: int
     unreadable_packs: int
     rates: dict[str, TierRate]
+    peers: PeerState
 
 
 def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
@@ -257,4 +259,5 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         hedges_won=counters.hedges_won,
         unreadable_packs=cache.remote.unreadable_packs,
         rates=rates_of(cache),
+        peers=peer_state(cache.peering, counters),
     )

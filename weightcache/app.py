@@ -12,6 +12,7 @@ from weightcache.api import make_app, state_of
 from weightcache.cache import open_cache
 from weightcache.leases import LeaseServer
 from weightcache.meters import describe_cache
+from weightcache.peering import serving_peers
 from weightcache.settings import CacheSettings
 from weightcache.sources import Verify, is_digest_of
 from weightcache.wire import SOCKET
@@ -36,6 +37,7 @@ async def serve(
         async with (
             open_telemetry("weightcache", settings.telemetry) as telemetry,
             open_cache(settings, store, verify=verify) as cache,
+            serving_peers(settings.peers, cache.peering, cache.counters),
         ):
             leases = LeaseServer(
                 directory.listen(SOCKET, socket.SOCK_SEQPACKET), cache.residents, cache.arena, cache.counters

@@ -23,6 +23,7 @@ from weightcache.keeper import Keeper
 from weightcache.loader import Loader
 from weightcache.nvme import NvmeTier
 from weightcache.papers import Papers
+from weightcache.peering import Peering, open_peers
 from weightcache.policy.disk import DiskIndex
 from weightcache.policy.hedging import HedgeRule, Hedging
 from weightcache.policy.host import HostIndex
@@ -38,7 +39,7 @@ from weightcache.residents import TIERS, Residents, Tally
 from weightcache.scrub import Report, Scrubber, check
 from weightcache.settings import CacheSettings
 from weightcache.slabs import SlabPool
-from weightcache.sources import Verify, is_digest_of
+from weightcache.sources import Source, Verify, is_digest_of
 from weightcache.waiting import Waiting
 
 SETTLE_S: Final = 60.0
@@ -59,6 +60,7 @@ class Cache:
     prefetcher: Prefetcher
     examiner: Examiner
     counters: Counters
+    peering: Peering | None
 
     async def whereabouts(self, tenant: str, version: str) -> Tally:
         """Distinct chunks of the version by the tier in which a lease would find them now. No chunk is touched.
@@ -130,7 +132,12 @@ async def open_cache(
         arena.pool.ensure_spare()
         ranges = Ranges(store, Hedging(HedgeRule(settings.hedge_percent / 100)), counters)
         remote = StoreTier(store, ranges, settings.store_reads)
-        fetcher = Fetcher((nvme, remote), hashes, counters, verify)
+        peering = await stack.enter_async_context(
+            open_peers(settings.peers, arena, nvme, remote, hashes, verify, counters)
+        )
+        below: tuple[Source, ...] = (remote,) if peering is None else (peering.tier, peering.store)
+        peers = None if peering is None else peering.tier
+        fetcher = Fetcher((nvme, *below), hashes, counters, verify, peers)
         admissions = Admissions(arena, nvme.admit, counters, lambda: fetcher.turns.running[nvme.tier] > 0)
         loader = Loader(arena, fetcher, admissions)
         stack.push_async_callback(loader.close)
@@ -139,7 +146,7 @@ async def open_cache(
         waiting = Waiting()
         residents = Residents(arena, loader, papers, attestations, waiting, rates)
         stack.push_async_callback(residents.close)
-        keeper = Keeper(arena, nvme, Fetcher((remote,), hashes, counters, verify), counters)
+        keeper = Keeper(arena, nvme, Fetcher(below, hashes, counters, verify, peers), counters)
         prefetcher = Prefetcher(residents, papers, attestations, keeper, waiting, counters)
         stack.push_async_callback(prefetcher.close)
         examiner = Examiner(arena, nvme, hashes, verify, counters, residents.forget)
@@ -147,7 +154,9 @@ async def open_cache(
             scrubber = Scrubber(examiner, settings.scrub_s, lambda: bool(loader.loading) or waiting.is_busy(), counters)
             scrubbing = asyncio.create_task(scrubber.run())
             stack.push_async_callback(_ended, scrubbing)
-        yield Cache(arena, nvme, remote, fetcher, admissions, loader, papers, residents, prefetcher, examiner, counters)
+        yield Cache(
+            arena, nvme, remote, fetcher, admissions, loader, papers, residents, prefetcher, examiner, counters, peering
+        )
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

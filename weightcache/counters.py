@@ -36,6 +36,11 @@ class Counters:
     leases_granted: int = 0
     leases_hot: int = 0
     leases_refused: Counter[str] = field(default_factory=Counter)
+    peer_sent_chunks: int = 0  # answers to other nodes, whole or the range that was asked for
+    peer_sent_bytes: int = 0
+    peer_refusals: int = 0  # of other nodes, as too much was under way
+    peer_cuts: int = 0  # of those that were too slow, or left
+    peer_strangers: int = 0  # connections that were no node's
 
     def read(self, tier: str, length: int) -> None:
         """A chunk was read from `tier`, whatever it turned out to be."""

@@ -7,11 +7,13 @@ is known how the load ended: healed from a tier, or refused.
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from blobstore.threads import to_the_end
 from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import Failure, Refused
 from weightcache.counters import Counters
+from weightcache.peer_tier import Elsewhere, PeerTier
 from weightcache.policy.healing import NOT_THERE, Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
 from weightcache.sources import Source, Verify
 from weightcache.telling import tell_faults
@@ -23,12 +25,20 @@ log = logging.getLogger(__name__)
 class Fetcher:
     """Chunks, over `sources` in the order in which they are asked, each when its turn has come there."""
 
-    def __init__(self, sources: Sequence[Source], hashes: Executor, counters: Counters, verify: Verify) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        hashes: Executor,
+        counters: Counters,
+        verify: Verify,
+        peers: PeerTier | None = None,
+    ) -> None:
         self._sources = sources
         self._rules = tuple(Rule(source.tier, source.attempts) for source in sources)
         self._hashes = hashes
         self._counters = counters
         self._verify = verify
+        self._peers = peers
         self.turns = Turns({source.tier: source.limit for source in sources})
 
     def __repr__(self) -> str:
@@ -41,6 +51,16 @@ class Fetcher:
         one that may have it does not answer, `Cancelled` where nobody wants the chunk any more when its turn comes.
         Nothing writes to `into` any more when this returns, raises or is cancelled.
         """
+        if self._peers is None:
+            return await self._fetch(tenant, digest, into)
+        key = tenant, digest
+        with self._peers.loading(key):
+            while True:
+                await self._peers.decide(key, into.nbytes, lambda: self.turns.is_wanted(key))
+                with suppress(Elsewhere):
+                    return await self._fetch(tenant, digest, into)
+
+    async def _fetch(self, tenant: str, digest: str, into: memoryview) -> str:
         trials: list[Trial] = []
         while True:
             match choose_step(self._rules, trials):

@@ -31,6 +31,10 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_hedges_total", "Reads of the store asked twice, by which answer came first.", ("first",), _hedges)
     gauge("kelvin_reads_running", "Reads under way.", lambda now: by(now.reads_running.items()))
     gauge("kelvin_chunks_queued", "Chunks that wait for their turn.", lambda now: by(now.chunks_queued.items()))
+    counter("kelvin_peer_sent_chunks_total", "Chunks sent to peers.", (), lambda now: {(): now.peers.sent_chunks})
+    counter("kelvin_peer_sent_bytes_total", "Bytes sent to peers.", (), lambda now: {(): now.peers.sent_bytes})
+    counter("kelvin_peer_refusals_total", "Peers that were not served, by why.", ("reason",), _peer_refusals)
+    page.read("kelvin_peers", "Other nodes.", Kind.GAUGE, ("state",), lambda: _peers(state()))
     gauge("kelvin_tier_bytes", "Bytes held.", lambda now: by((("host", now.host.bytes), ("nvme", now.nvme.bytes))))
     gauge(
         "kelvin_tier_budget_bytes",
@@ -66,6 +70,16 @@ def _prefetches(now: State) -> dict[Labels, float]:
 
 def _unverified(now: State) -> dict[Labels, float]:
     return {(): now.unverified_versions}
+
+
+def _peer_refusals(now: State) -> dict[Labels, float]:
+    peers = now.peers
+    return by((("busy", peers.refused), ("slow", peers.cut), ("stranger", peers.strangers)))
+
+
+def _peers(now: State) -> dict[Labels, float]:
+    answering = sum(node.answers for node in now.peers.nodes)
+    return by((("asked", answering), ("left_alone", len(now.peers.nodes) - answering)))
 
 
 def _codes(counted: Mapping[str, int]) -> dict[Labels, float]:

@@ -28,7 +28,7 @@ from weightcache.wire import MAX_SLABS, Layout
 
 log = logging.getLogger(__name__)
 
-TIERS = ("host", "nvme", "store")
+TIERS = ("host", "nvme", "peer", "store")
 
 
 class SealedFile:

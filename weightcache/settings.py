@@ -3,12 +3,14 @@
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from contracts import settings
 from contracts.settings import BadSetting
+from service.node_tls import read_secrets
 from service.trust import ROOTS
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
@@ -19,8 +21,21 @@ SLAB_BYTES: Final = 256 << 20
 DISK_READS: Final = 12  # of a store that is a directory, two for each chunk: a disk is as busy with these as with more
 LINE_READS: Final = 32  # of one behind a line, where a request waits longer than it moves bytes
 SPARE_BYTES: Final = 1 << 30
+MAX_PEERS: Final = 256
 _LIMIT: Final = 1 << 50
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """`listen` is where other nodes ask this one (host, port), None: nowhere; `urls` are where others are asked.
+
+    `secrets` are what all nodes know; without any there are no peers.
+    """
+
+    listen: tuple[str, int] | None = None
+    urls: tuple[str, ...] = ()
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,7 @@ class CacheSettings:
     verify: Policy = Policy.OFF
     trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
+    peers: PeerSettings = PeerSettings()
 
     @property
     def roots(self) -> Path:
@@ -92,7 +108,48 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         verify=Policy(settings.choice(env, "KELVIN_VERIFY", Policy.OFF, tuple(Policy))),
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
         telemetry=read_telemetry(env),
+        peers=_peers(env),
     )
+
+
+def _peers(env: Mapping[str, str]) -> PeerSettings:
+    listen, urls = env.get("KELVIN_PEER_LISTEN", ""), env.get("KELVIN_PEERS", "")
+    if not listen and not urls:
+        return PeerSettings()
+    key = Path(settings.text(env, "KELVIN_PEER_KEY"))
+    try:
+        secrets = read_secrets(key)
+    except OSError as error:
+        raise BadSetting("KELVIN_PEER_KEY", str(key), f"can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadSetting("KELVIN_PEER_KEY", str(key), str(error)) from error
+    return PeerSettings(_address(listen) if listen else None, _urls(urls), secrets)
+
+
+def _address(value: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"//{value}")
+        if parts.hostname and parts.port and parts.netloc == value and not parts.username:
+            return parts.hostname, parts.port
+    except ValueError:  # brackets that don't match, a port that is none
+        pass
+    raise BadSetting("KELVIN_PEER_LISTEN", value, "must be ADDRESS:PORT")
+
+
+def _urls(value: str) -> tuple[str, ...]:
+    """Without repetitions, in order."""
+    urls = tuple(dict.fromkeys(value.replace(",", " ").split()))
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme == "https" and parts.hostname and parts.port and url == f"https://{parts.netloc}"
+        except ValueError:
+            good = False
+        if not good or "@" in url:
+            raise BadSetting("KELVIN_PEERS", value, "must be https://HOST:PORT, separated by commas")
+    if len(urls) > MAX_PEERS:
+        raise BadSetting("KELVIN_PEERS", value, f"must be {MAX_PEERS} or fewer")
+    return urls
 
 
 def _memory_bytes() -> int:

@@ -62,6 +62,10 @@ class Turns:
         """Chunks that wait for a turn, by tier."""
         return {tier: len(lane.sharing) for tier, lane in self._lanes.items()}
 
+    def is_wanted(self, key: Key) -> bool:
+        """Whether anyone waits for the chunk."""
+        return key in self._wanted
+
     def enter(self, flow: Flow, wanted: Mapping[Key, int], weight: float = FULL_WEIGHT) -> None:
         """Someone waits for these chunks, in the order of their positions, until `leave`."""
         self._flows[flow] = wanted

@@ -6,7 +6,7 @@ from contracts import artifact_errors, errors
 
 OTHER: Final = "other"
 OK: Final = "ok"
-TIERS: Final = ("host", "nvme", "store")  # quickest first
+TIERS: Final = ("host", "nvme", "peer", "store")  # quickest first
 
 
 def _kinds(kind: type[errors.Failure]) -> list[type[errors.Failure]]:

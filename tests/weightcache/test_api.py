@@ -66,17 +66,17 @@ def test_whereabouts(tmp_path: Path) -> None:
     total = len(VERSION.linear)
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
-        assert whereabouts(agent, "acme", VERSION.id).bytes_by_tier == {"host": 0, "nvme": 0, "store": total}
+        assert whereabouts(agent, "acme", VERSION.id).bytes_by_tier == {"host": 0, "nvme": 0, "peer": 0, "store": total}
         assert agent.state().chunk_reads == {}
         agent.acquire(VERSION).close()
         agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
         found = whereabouts(agent, "acme", VERSION.id)
-        assert (found.bytes_by_tier, found.bytes_s) == ({"host": total, "nvme": 0, "store": 0}, 0.0)
+        assert (found.bytes_by_tier, found.bytes_s) == ({"host": total, "nvme": 0, "peer": 0, "store": 0}, 0.0)
         assert found.rates["store"].loads == 1
         assert found.rates["nvme"].loads == 0
     with running(settings_of(tmp_path)) as agent:
         found = whereabouts(agent, "acme", VERSION.id)
-        assert found.chunks_by_tier == {"host": 0, "nvme": COUNT, "store": 0}
+        assert found.chunks_by_tier == {"host": 0, "nvme": COUNT, "peer": 0, "store": 0}
         assert found.bytes_s > 0
 
 

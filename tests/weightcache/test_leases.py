@@ -135,7 +135,7 @@ def test_a_runtime_survives_the_agent(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         assert agent.state().host.chunks == 0
         with agent.acquire(VERSION) as again:
-            assert again.chunks_by_tier == {"host": 0, "nvme": len(VERSION.digests), "store": 0}
+            assert again.chunks_by_tier == {"host": 0, "nvme": len(VERSION.digests), "peer": 0, "store": 0}
             assert again.view(0, again.total_bytes) == VERSION.linear
         assert lease.view(0, lease.total_bytes) == VERSION.linear
     lease.close()

@@ -158,7 +158,7 @@ def test_hot(tmp_path: Path) -> None:
         (agent.settings.cache / TENANT).rename(tmp_path / "gone-cache")
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
-            assert lease.chunks_by_tier == {"host": len(VERSION.digests), "nvme": 0, "store": 0}
+            assert lease.chunks_by_tier == {"host": len(VERSION.digests), "nvme": 0, "peer": 0, "store": 0}
             assert [found.version for found in lease.attestations] == [VERSION.id]
             assert agent.state().leases_hot == 1
 

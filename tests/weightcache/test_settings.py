@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from contracts.settings import BadSetting
-from weightcache.settings import read_settings
+from weightcache.settings import PeerSettings, read_settings
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -61,3 +61,45 @@ def test_refused(tmp_path: Path, env: dict[str, str], text: str) -> None:
     """Name, value and rule are in the text."""
     with pytest.raises(BadSetting, match=text):
         read_settings(env if text == "KELVIN_DATA=" else {"KELVIN_DATA": str(tmp_path), **env})
+
+
+def key_file(root: Path) -> str:
+    path = root / "peers.key"
+    path.write_bytes(b"0123456789abcdef" * 2)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_peers(tmp_path: Path) -> None:
+    """Where to listen, whom to ask, and the secret of both; none of it by default."""
+    env = {"KELVIN_DATA": str(tmp_path), "KELVIN_PEER_KEY": key_file(tmp_path)}
+    assert read_settings(env).peers == PeerSettings()
+    listen = {"KELVIN_PEER_LISTEN": "[::1]:7443"}
+    asked = {"KELVIN_PEERS": "https://a:7443, https://10.0.0.2:7443 https://a:7443"}
+    found = read_settings(env | listen | asked).peers
+    assert found == PeerSettings(("::1", 7443), ("https://a:7443", "https://10.0.0.2:7443"), (b"0123456789abcdef" * 2,))
+    assert "0123" not in repr(found)
+    assert read_settings(env | asked).peers.listen is None
+    assert read_settings(env | {"KELVIN_PEER_LISTEN": "0.0.0.0:1"}).peers.urls == ()
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        pytest.param({"KELVIN_PEERS": "http://a:1"}, "KELVIN_PEERS=http://a:1: must be https", id="no TLS"),
+        pytest.param({"KELVIN_PEERS": "https://a"}, "KELVIN_PEERS=", id="no port"),
+        pytest.param({"KELVIN_PEERS": "https://a:1/x"}, "KELVIN_PEERS=", id="a path"),
+        pytest.param({"KELVIN_PEERS": "https://u:p@a:1"}, "KELVIN_PEERS=", id="a password"),
+        pytest.param({"KELVIN_PEERS": " ".join(f"https://a:{n}" for n in range(1, 300))}, "256 or fewer", id="many"),
+        pytest.param({"KELVIN_PEER_LISTEN": "7443"}, "KELVIN_PEER_LISTEN=7443: must be ADDRESS:PORT", id="no address"),
+        pytest.param({"KELVIN_PEER_LISTEN": "a:b"}, "KELVIN_PEER_LISTEN=", id="no port to listen at"),
+        pytest.param({"KELVIN_PEER_LISTEN": "[::1:7443"}, "KELVIN_PEER_LISTEN=", id="a bracket"),
+        pytest.param({"KELVIN_PEERS": "https://a:1", "KELVIN_PEER_KEY": ""}, "KELVIN_PEER_KEY=: is req", id="no key"),
+        pytest.param({"KELVIN_PEERS": "https://a:1", "KELVIN_PEER_KEY": "/none"}, "can't be read", id="no such file"),
+        pytest.param({"KELVIN_PEERS": "https://a:1", "KELVIN_PEER_KEY": "/dev/null"}, "every user", id="no secret"),
+    ],
+)
+def test_bad_peers(tmp_path: Path, env: dict[str, str], text: str) -> None:
+    """Name, value and rule are in the text."""
+    with pytest.raises(BadSetting, match=text):
+        read_settings({"KELVIN_DATA": str(tmp_path), "KELVIN_PEER_KEY": key_file(tmp_path), **env})

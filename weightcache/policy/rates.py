@@ -25,7 +25,7 @@ class Rate:
     large: int = 0
 
 
-UNKNOWN: Final[Mapping[str, Rate]] = {"nvme": Rate(1e9, 0.01), "store": Rate(2e8, 0.03)}
+UNKNOWN: Final[Mapping[str, Rate]] = {"nvme": Rate(1e9, 0.01), "peer": Rate(5e8, 0.02), "store": Rate(2e8, 0.03)}
 
 
 class Rates:

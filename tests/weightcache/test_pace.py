@@ -1,0 +1,76 @@
+"""How fast a source is, from its transfers: all of them together, idle times aside."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightcache.policy.pace import Pace
+
+
+def moved(pace: Pace, nbytes: int, begin: float, end: float) -> Pace:
+    pace.begin(nbytes, begin)
+    pace.end(nbytes, nbytes, end)
+    return pace
+
+
+def test_before_the_first() -> None:
+    """Nothing is known, also while it is under way."""
+    pace = Pace()
+    assert pace.expected_s(100) is None
+    pace.begin(100, 0.0)
+    assert pace.expected_s(100) is None
+
+
+def test_one_after_another() -> None:
+    """A hundred bytes in a second are a hundred a second; what is queued comes first."""
+    pace = moved(Pace(), 100, 0.0, 1.0)
+    assert pace.rate == 100
+    assert pace.expected_s(50) is None, "one may have made the connection first"
+    for second in (1.0, 2.0):
+        moved(pace, 100, second, second + 1.0)
+    assert pace.expected_s(50) == 0.5
+    pace.begin(100, 5.0)
+    assert pace.expected_s(50) == 1.5
+    pace.end(100, 0, 9.0)
+    assert pace.rate == 100, "a refusal is not a slow transfer"
+
+
+def test_idle_is_not_slow() -> None:
+    """Time without transfers does not count."""
+    assert moved(moved(Pace(), 100, 0.0, 1.0), 100, 60.0, 61.0).rate == 100
+
+
+def test_abreast() -> None:
+    """Four that took a second each at once are four times as fast as one."""
+    pace = Pace()
+    for _ in range(4):
+        pace.begin(100, 0.0)
+    for number in range(4):
+        pace.end(100, 100, 1.0 + number * 1e-6)
+    assert pace.rate is not None
+    assert pace.queued == 0
+    for second in range(2, 30):
+        moved(pace, 400, second, second + 1.0)
+    assert pace.rate is not None
+    assert 395 < pace.rate < 405
+
+
+def test_it_follows() -> None:
+    """What became slower is known after a few transfers."""
+    pace = moved(Pace(), 1000, 0.0, 1.0)
+    for second in range(2, 22):
+        moved(pace, 10, second, second + 1.0)
+    assert pace.rate is not None
+    assert 10 < pace.rate < 12
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 10), st.booleans()), max_size=30))
+def test_queue_and_rate_are_sane(transfers: list[tuple[int, float, bool]]) -> None:
+    """Whatever comes and fails: nothing stays queued, and no rate is negative or above what moved at once."""
+    pace, now = Pace(), 0.0
+    for nbytes, took_s, came in transfers:
+        pace.begin(nbytes, now)
+        assert pace.queued == nbytes
+        now += took_s
+        pace.end(nbytes, nbytes if came else 0, now)
+        assert pace.queued == 0
+        assert pace.rate is None or pace.rate >= 0

@@ -1,0 +1,184 @@
+"""One other node, as it is asked: what it has, and for a chunk's bytes. Whether to ask it is not decided here.
+
+A node that did not answer, was busy, or sent wrong bytes is left alone for a while.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import aiohttp
+
+from contracts.errors import Refused, Unavailable
+from contracts.wire import decode, encode
+from service.cause import headers as told
+from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
+from weightcache.policy.healing import Outcome
+from weightcache.policy.mixing import Standing
+from weightcache.policy.pace import Pace
+
+log = logging.getLogger(__name__)
+
+CONNECT_S: Final = 3.0  # TLS included
+ANSWER_S: Final = 5.0  # for a question without a wait
+SILENCE_S: Final = 5.0
+SLOWEST_BYTES_PER_S: Final = 1 << 20
+AWAY_S: Final = 2.0  # doubled for each time in a row
+MAX_AWAY_S: Final = 60.0
+ASIDE_S: Final = 60.0  # after wrong bytes
+MIN_BUSY_S: Final = 0.1
+MAX_BUSY_S: Final = 5.0
+TIMES_BUSY: Final = 4  # in a row: then it is as if it did not answer
+RESUMES: Final = 1  # of a chunk, from where its answer was cut
+
+
+class PeerBusy(Exception):
+    """It answers, and asked not to be asked for a while."""
+
+
+class _Cut(Exception):
+    """Its answer ended early: so many bytes are in place."""
+
+    def __init__(self, done: int) -> None:
+        super().__init__(f"cut after {done} bytes")
+        self.done = done
+
+
+class Peer:
+    """The node at `url`. `node` is the name that it gives itself, once it has answered; `clock` is monotonic."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
+        self.url = url
+        self.node: str | None = None
+        self.pace = Pace()
+        self.moved_at = clock()  # when a chunk last arrived there, as far as it told
+        self.busy_until = 0.0
+        self._moved = -1
+        self._session = session
+        self._clock = clock
+        self._away_until = 0.0
+        self._lost = 0  # calls in a row
+        self._refused = 0  # times in a row that it was busy
+
+    def __repr__(self) -> str:
+        state = "answers" if self.answers else "away" if self._lost else "unknown"
+        return f"<Peer {self.url} {state} {self.pace!r}>"
+
+    @property
+    def answers(self) -> bool:
+        """Whether it may be asked now."""
+        return self._clock() >= self._away_until
+
+    @property
+    def is_busy(self) -> bool:
+        """It asked not to be asked for bytes."""
+        return self._clock() < self.busy_until
+
+    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+        """What it says of each; None where it does not answer."""
+        body = encode(Have(digests=tuple(digests), node=node, wait_s=wait_s))
+        timeout = aiohttp.ClientTimeout(total=wait_s + ANSWER_S, sock_connect=CONNECT_S)
+        try:
+            async with self._session.post(
+                self.url + have_path(tenant), data=body, headers=told(), timeout=timeout
+            ) as answer:
+                raw = await answer.read()
+                if answer.status != 200:
+                    raise Refused(Unavailable("a peer"))
+            found = decode(raw, Holdings, what="answer of a peer")
+            if len(found.standings) != len(digests):
+                raise Refused(Unavailable("a peer"))
+            standings = [Standing(letter) for letter in found.standings]
+        except (aiohttp.ClientError, TimeoutError, OSError, Refused, ValueError) as error:
+            self._fail(error)
+            return None
+        self._lost = 0
+        self.node = found.node
+        if found.moved != self._moved:
+            self._moved, self.moved_at = found.moved, self._clock()
+        return standings
+
+    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+        """Fill `into`: `WHOLE`, `ABSENT`, or `LENGTH`. Raises PeerBusy, and `Refused(Unavailable)` where it is away.
+
+        Nothing writes to `into` any more when this returns, raises or is cancelled.
+        """
+        self.pace.begin(into.nbytes, self._clock())
+        moved = 0
+        try:
+            for resumed in range(RESUMES + 1):
+                try:
+                    outcome = await self._read(tenant, digest, into, moved)
+                except _Cut as cut:
+                    if cut.done == moved or resumed == RESUMES:
+                        raise
+                    moved = cut.done
+                    continue
+                moved = into.nbytes if outcome is Outcome.WHOLE else moved
+                self._lost = self._refused = 0
+                return outcome
+            raise AssertionError("unreachable")
+        except (aiohttp.ClientError, TimeoutError, OSError, _Cut) as error:
+            self._fail(error)
+            raise Refused(Unavailable("a peer of the weight cache")) from error
+        finally:
+            self.pace.end(into.nbytes, moved, self._clock())
+
+    def set_aside(self) -> None:
+        """It sent wrong bytes: nothing is asked of it for a while."""
+        if self.answers:  # else another chunk of its was wrong a moment ago
+            log.error("a peer sent wrong bytes and is put aside", extra={"peer": self.url, "for_s": ASIDE_S})
+        self._away_until = self._clock() + ASIDE_S
+
+    async def _read(self, tenant: str, digest: str, into: memoryview, begin: int) -> Outcome:
+        length = into.nbytes
+        timeout = aiohttp.ClientTimeout(
+            total=SILENCE_S + length / SLOWEST_BYTES_PER_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
+        )
+        given = told({"range": f"bytes={begin}-"})
+        async with self._session.get(self.url + chunk_path(tenant, digest), headers=given, timeout=timeout) as answer:
+            if answer.status == 404:
+                return Outcome.ABSENT
+            if answer.status == 503:
+                self._note_busy(_busy_s(answer.headers.get("retry-after")))
+                raise PeerBusy
+            if answer.status not in (206, 416):
+                raise aiohttp.ClientPayloadError(f"status {answer.status}")
+            if answer.headers.get("content-range") != f"bytes {begin}-{length - 1}/{length}":
+                return Outcome.LENGTH
+            done = begin
+            try:
+                async for piece in answer.content.iter_any():
+                    if done + len(piece) > length:
+                        return Outcome.LENGTH
+                    into[done : done + len(piece)] = piece
+                    done += len(piece)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise _Cut(done) from error
+            if done < length:
+                raise _Cut(done)
+            return Outcome.WHOLE
+
+    def _note_busy(self, wait_s: float) -> None:
+        if not self.is_busy:  # else another read that was under way
+            self._refused += 1
+            self.busy_until = self._clock() + wait_s
+        if self._refused >= TIMES_BUSY:
+            self._refused = 0
+            self._fail(PeerBusy("busy again and again"))
+
+    def _fail(self, error: Exception) -> None:
+        if not self.answers:
+            return  # calls that were under way when another one failed
+        wait_s = min(MAX_AWAY_S, AWAY_S * 2.0**self._lost)
+        self._lost = min(self._lost + 1, 16)
+        self._away_until = self._clock() + wait_s
+        told_of = {"peer": self.url, "error": str(error) or type(error).__name__, "for_s": wait_s}
+        log.warning("a peer does not answer", extra=told_of)
+
+
+def _busy_s(retry_after: str | None) -> float:
+    """Seconds of a Retry-After header, within bounds; anything else is one second."""
+    if retry_after is None or not retry_after.isdecimal():
+        return 1.0
+    return min(max(float(retry_after), MIN_BUSY_S), MAX_BUSY_S)

@@ -1,0 +1,198 @@
+"""The port on which other nodes ask for chunks: HTTP/1.1 over mutual TLS, bounded in connections, bytes and time.
+
+Who shows no certificate of a node is not answered by HTTP at all: the handshake fails.
+"""
+
+import asyncio
+import logging
+import re
+import socket
+import ssl
+from typing import Final
+
+from aiohttp import web
+from aiohttp.web_request import BaseRequest
+
+from contracts.errors import Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
+from contracts.names import dns_label
+from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details, status_of
+from contracts.wire import decode, encode
+from service.cause import REQUEST_ID, begin
+from weightcache.counters import Counters
+from weightcache.peer_board import Board
+from weightcache.peer_wire import Have
+from weightcache.shelf import Shelf
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 512
+MAX_HANDSHAKES: Final = 64
+HANDSHAKE_S: Final = 5.0
+IDLE_S: Final = 75.0  # a kept connection without a question
+PIECE_BYTES: Final = 256 << 10  # encrypted at once: some 0.2 ms of the loop
+STALL_S: Final = 5.0  # without a piece taken, then the reader is cut
+SLOWEST_BYTES_PER_S: Final = 1 << 20
+CLOSE_S: Final = 2.0
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class PeerServer:
+    """Serves `listener` (TCP) from `open` to `close`."""
+
+    def __init__(
+        self, listener: socket.socket, tls: ssl.SSLContext, shelf: Shelf, board: Board, counters: Counters, *,
+        stall_s: float = STALL_S, max_connections: int = MAX_CONNECTIONS,
+    ) -> None:  # fmt: skip
+        self._listener = listener
+        self._tls = tls
+        self._shelf = shelf
+        self._board = board
+        self._counters = counters
+        self._stall_s = stall_s
+        self._max_connections = max_connections
+        self._server = web.Server(
+            self._answer, handler_cancellation=True, keepalive_timeout=IDLE_S, lingering_time=0.0, access_log=None
+        )
+        self._greetings: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<PeerServer connections={self.connections} {self._shelf!r}>"
+
+    @property
+    def connections(self) -> int:
+        """Of nodes, and of strangers who are still shaking hands."""
+        return len(self._server.connections) + len(self._greetings)
+
+    def open(self) -> None:
+        """Begin to accept."""
+        self._listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        assert self._accepting is not None
+        for task in (self._accepting, *self._greetings):
+            task.cancel()
+        await asyncio.wait((self._accepting, *self._greetings))
+        self._listener.close()
+        self._server.pre_shutdown()
+        await self._server.shutdown(CLOSE_S)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                log.error("accept failed", extra={"error": str(error)})
+                await asyncio.sleep(0.1)  # descriptors may have run out
+                continue
+            if len(self._greetings) >= MAX_HANDSHAKES or len(self._server.connections) >= self._max_connections:
+                self._counters.peer_refusals += 1
+                sock.close()
+                continue
+            task = asyncio.create_task(self._greet(sock))
+            self._greetings.add(task)
+            task.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(
+                self._server, sock, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=CLOSE_S
+            )
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            self._counters.peer_strangers += 1
+            log.warning("a connection of no node was refused", extra={"error": type(error).__name__})
+            sock.close()
+
+    async def _answer(self, request: BaseRequest) -> web.StreamResponse:
+        if (request_id := request.headers.get(REQUEST_ID)) is not None:
+            begin(request_id)
+        try:
+            return await self._route(request)
+        except Refused as refused:
+            return _problem(refused.failure)
+        except (ConnectionError, TimeoutError):
+            self._cut(request)
+            return web.Response()  # goes nowhere: the connection is gone
+        except Exception:
+            log.exception("unforeseen failure", extra={"path": request.path})
+            return _problem(Internal())
+
+    async def _route(self, request: BaseRequest) -> web.StreamResponse:
+        parts = request.path.split("/")
+        if len(parts) != 5 or parts[:3] != ["", "v1", "chunks"]:
+            raise Refused(NotFound("route", request.path[:80]))
+        tenant, last = dns_label(parts[3], "tenant"), parts[4]
+        method = "POST" if last == "have" else "GET"
+        if request.method != method:
+            raise Refused(MethodNotAllowed(request.method, (method,)))
+        if last == "have":
+            return await self._have(tenant, decode(await request.read(), Have))
+        digest = _digest(last)
+        async with self._shelf.taken(tenant, digest) as chunk:
+            return await self._send(request, chunk)
+
+    async def _have(self, tenant: str, question: Have) -> web.Response:
+        found = await self._board.answer(tenant, question)
+        return web.Response(body=encode(found), content_type="application/json")
+
+    async def _send(self, request: BaseRequest, chunk: memoryview) -> web.StreamResponse:
+        """The chunk, or the range of it that is asked for (RFC 9110, 14)."""
+        size = chunk.nbytes
+        first, last = _range(request, size)
+        if first > last:
+            return web.Response(status=416, headers={"content-range": f"bytes */{size}"})
+        answer = web.StreamResponse(status=206 if "range" in request.headers else 200)
+        answer.content_type = "application/octet-stream"
+        answer.content_length = last + 1 - first
+        if answer.status == 206:
+            answer.headers["content-range"] = f"bytes {first}-{last}/{size}"
+        async with asyncio.timeout(self._stall_s + (last + 1 - first) / SLOWEST_BYTES_PER_S):
+            await answer.prepare(request)
+            for at in range(first, last + 1, PIECE_BYTES):
+                # A copy: what a transport still holds when this ends must not lie in a slab that is given back.
+                piece = bytes(chunk[at : min(at + PIECE_BYTES, last + 1)])
+                async with asyncio.timeout(self._stall_s):
+                    await answer.write(piece)
+                self._counters.peer_sent_bytes += len(piece)
+            await answer.write_eof()
+        self._counters.peer_sent_chunks += 1
+        return answer
+
+    def _cut(self, request: BaseRequest) -> None:
+        """A reader that is too slow, or gone: nothing more is sent, also not what is buffered."""
+        self._counters.peer_cuts += 1
+        if request.transport is not None:
+            request.transport.abort()
+
+
+def _digest(text: str) -> str:
+    if _DIGEST.fullmatch(text) is None:
+        raise Refused(InvalidRequest("digest", repr(text[:80]), "must be 64 hexadecimal digits"))
+    return text
+
+
+def _range(request: BaseRequest, size: int) -> tuple[int, int]:
+    """First and last byte; the former is above the latter where there is no such range."""
+    try:
+        asked = request.http_range
+    except ValueError:
+        raise Refused(
+            InvalidRequest("range", repr(request.headers["range"][:80]), "must be bytes=FIRST-LAST")
+        ) from None
+    begin, end, _ = asked.indices(size)
+    if asked.start is not None and asked.start >= size:
+        return size, size - 1
+    return begin, end - 1
+
+
+def _problem(failure: Failure) -> web.Response:
+    return web.Response(
+        body=problem_details(failure),
+        status=status_of(failure),
+        headers=headers_of(failure),
+        content_type=PROBLEM_CONTENT_TYPE,
+    )

@@ -1,0 +1,121 @@
+"""This node among others, put together: the source and the turns that loads take, and the port on which others ask."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+from contracts.settings import BadSetting
+from contracts.wire import Wire
+from service.node_tls import NodeTls
+from weightcache.arena import Arena
+from weightcache.counters import Counters
+from weightcache.nvme import NvmeTier
+from weightcache.peer_board import Board
+from weightcache.peer_client import Peer
+from weightcache.peer_server import PeerServer
+from weightcache.peer_tier import READS_AT_ONCE, PeerTier, SharedStore
+from weightcache.settings import PeerSettings
+from weightcache.shelf import Shelf
+from weightcache.sources import Source, Verify
+
+BACKLOG: Final = 256
+QUESTIONS_AT_ONCE: Final = 8  # connections beside those of reads
+KEPT_S: Final = 30.0  # less than the other end keeps them
+
+
+class PeerFact(Wire, frozen=True):
+    """Another node, as this one has found it."""
+
+    url: str
+    answers: bool
+    bytes_per_s: float | None
+
+
+class PeerState(Wire, frozen=True):
+    """What others are to this node, and what it sent them since its start. Refused: as too much was under way;
+    cut: too slow, or gone; strangers: connections of no node.
+    """
+
+    nodes: tuple[PeerFact, ...]
+    sent_chunks: int
+    sent_bytes: int
+    refused: int
+    cut: int
+    strangers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peering:
+    """Open until the block of `open_peers` is left. `store` is the one that was given, for all nodes together."""
+
+    tier: PeerTier
+    store: SharedStore
+    shelf: Shelf
+    tls: NodeTls
+
+
+@asynccontextmanager
+async def open_peers(
+    settings: PeerSettings, arena: Arena, nvme: NvmeTier, store: Source, hashes: Executor, verify: Verify,
+    counters: Counters,
+) -> AsyncIterator[Peering | None]:  # fmt: skip
+    """None where there are to be no peers."""
+    if not settings.secrets:
+        yield None
+        return
+    tls, clock = NodeTls(settings.secrets), asyncio.get_running_loop().time
+    shelf = Shelf(arena, nvme, hashes, verify, counters)
+    connector = aiohttp.TCPConnector(
+        ssl=tls.client(), limit=0, limit_per_host=READS_AT_ONCE + QUESTIONS_AT_ONCE, keepalive_timeout=KEPT_S
+    )
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        peers = [Peer(url, session, clock) for url in settings.urls]
+        board = Board(secrets.token_hex(8), peers, shelf.has, clock, serves=settings.listen is not None)
+        tier = PeerTier(board, lambda *key: nvme.index.holds(key), clock)
+        try:
+            yield Peering(tier, SharedStore(store, tier, clock), shelf, tls)
+        finally:
+            await board.close()
+
+
+@asynccontextmanager
+async def serving_peers(settings: PeerSettings, peering: Peering | None, counters: Counters) -> AsyncIterator[None]:
+    """Others may ask while the block runs, where `settings` say so. Raises BadSetting over an address not ours."""
+    if peering is None or settings.listen is None:
+        yield
+        return
+    server = PeerServer(_listener(settings.listen), peering.tls.server(), peering.shelf, peering.tier.board, counters)
+    server.open()
+    try:
+        yield
+    finally:
+        await server.close()
+
+
+def peer_state(peering: Peering | None, counters: Counters) -> PeerState:
+    """What an operator may want to know."""
+    peers = [] if peering is None else peering.tier.board.peers
+    return PeerState(
+        nodes=tuple(PeerFact(url=each.url, answers=each.answers, bytes_per_s=each.pace.rate) for each in peers),
+        sent_chunks=counters.peer_sent_chunks,
+        sent_bytes=counters.peer_sent_bytes,
+        refused=counters.peer_refusals,
+        cut=counters.peer_cuts,
+        strangers=counters.peer_strangers,
+    )
+
+
+def _listener(address: tuple[str, int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        shown = f"{address[0]}:{address[1]}"
+        raise BadSetting("KELVIN_PEER_LISTEN", shown, f"can't be listened on: {error.strerror}") from error
