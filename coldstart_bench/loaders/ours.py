@@ -1,6 +1,6 @@
 """Kelvin's loader: a lease of the running installation's cache agent, and tensors over it. Argument: its run directory.
 
-The one program here that imports Kelvin: it is what a runtime does between promotion and bind, without the model.
+It imports Kelvin, since it is what is measured: what a runtime does between promotion and bind, without the model.
 """
 
 import sys
