@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from coldstart_bench.load_rows import STATES, LoadReport, LoadRow, is_floor
-from coldstart_bench.rows import FLOOR, KELVIN, Report, Row, StageRow
+from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, Report, Row, StageRow
 
 PLACES: Final = {"host": "host memory", "nvme": "NVMe, cold", "store": "store, cold"}
 AT_A_GLANCE: Final = 0.02  # a stage that is shorter than this share of its bar is drawn among the others
 OURS, OTHERS, GROUND = "#1b6ca8", "#b8b8b8", "#d1495b"
+INKS: Final = (GROUND, "#6a994e", "#8d6a9f", OTHERS)  # of the others' lines
 
 
 class NoPlots(Exception):
@@ -86,16 +87,22 @@ def _stages(stages: Sequence[StageRow], rows: Sequence[Row], file: Path) -> Path
 
 def _ratios(rows: Sequence[Row], file: Path) -> Path:
     pyplot = _pyplot()
-    tiers = sorted({row.tier for row in rows})
+    tiers, systems = sorted({row.tier for row in rows}), sorted({row.system for row in rows} - {FLOOR})
+    inks = dict(zip((each for each in systems if not each.startswith(KELVIN)), INKS * len(systems), strict=False))
+    ticks = sorted({row.size_bytes for row in rows})
     figure, panels = pyplot.subplots(1, len(tiers), figsize=(5 * len(tiers), 4), sharey=True, squeeze=False)
     for axes, tier in zip(panels[0], tiers, strict=True):
-        for system in sorted({row.system for row in rows} - {FLOOR}):
+        for system in systems:
             here = [row for row in rows if (row.tier, row.system) == (tier, system)]  # by size
-            color = OURS if system.startswith(KELVIN) else None
+            if not here:
+                continue
+            color, dashes = inks.get(system, OURS), "--" if system == UNPROBED else "-"
             sizes, ratios = [row.size_bytes / 1e9 for row in here], [row.ratio_to_floor for row in here]
-            axes.plot(sizes, ratios, marker="o", label=system, color=color, linestyle="-" if system == KELVIN else "--")
+            axes.plot(sizes, ratios, marker="o", label=system, color=color, linestyle=dashes)
         axes.axhline(1.0, color="black", linewidth=1)
         axes.set(xscale="log", yscale="log", title=PLACES.get(tier, tier), xlabel="GB of weights")
+        axes.set_xticks([size / 1e9 for size in ticks], [f"{size / 1e9:.1f}" for size in ticks])
+        axes.minorticks_off()
         axes.legend(frameon=False, fontsize=8)
     panels[0][0].set_ylabel("first token, times the floor's")
     return _saved(pyplot, figure, file)
