@@ -176,7 +176,7 @@ def _naming(parse: Callable[[str], Any]) -> Callable[[str], Any]:
         try:
             return parse(text)
         except ValueError as error:
-            if ": must be a whole number" not in str(error) and ": must be 64K or more" not in str(error):
+            if not any(f": must be {rule}" in str(error) for rule in ("a whole number", "64K or more", "1048576G")):
                 raise
             raise BadSetting("", str(error), "is refused") from None
 
