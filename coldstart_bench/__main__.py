@@ -137,7 +137,7 @@ def storm(json_file: Path | None, waiters: int, agents: int, models: int, model_
     _write(json_file, report)
     click.echo(storm_table(report))
     _tell_where(report)
-    sys.exit(1 if report.miss.failures or report.waiters.answered < waiters else 0)
+    sys.exit(1 if report.miss.failures or report.peered.failures or report.waiters.answered < waiters else 0)
 
 
 @main.command("integrity")

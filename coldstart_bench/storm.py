@@ -1,20 +1,22 @@
 """`kelvin bench storm`: many requests for one model at zero, and many models missing at once at several agents.
 
 The first is an installation as a user runs it. The second is agents alone, each with a directory of its own as if it
-were a node, over one store behind a line of a given rate; the store counts what it sends to whom.
+were a node, over one store behind a line of a given rate, first each for itself and then as peers of one another; the
+store counts what it sends to whom.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +24,7 @@ from typing import Any, Final
 import aiohttp
 
 from coldstart_bench.environment import commit, load_1m, machine
-from coldstart_bench.installation import Installation, InstallationFailed, running
+from coldstart_bench.installation import Installation, InstallationFailed, free_port, running
 from coldstart_bench.load import program_output
 from coldstart_bench.peers import make_model
 from coldstart_bench.programs import Program
@@ -68,10 +70,12 @@ def run(plan: StormPlan) -> StormReport:
     scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
     try:
         waiters = _waiters(plan, scratch)
-        miss = _miss(plan, scratch)
+        versions = _publish(plan, scratch / "store")
+        miss, peered = (_miss(plan, scratch, versions, peered=each) for each in (False, True))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return StormReport(waiters, miss, judge(waiters, miss), machine(), load_before, commit(), (LINE_NOTE,))
+    verdicts = judge(waiters, miss, peered)
+    return StormReport(waiters, miss, peered, verdicts, machine(), load_before, commit(), (LINE_NOTE,))
 
 
 def _waiters(plan: StormPlan, scratch: Path) -> Waiters:
@@ -133,21 +137,31 @@ async def _all_at_once(kelvin: Installation, count: int) -> list[tuple[float | N
         return await asyncio.gather(*(one(session) for _ in range(count)))
 
 
-def _miss(plan: StormPlan, scratch: Path) -> Miss:
+def _publish(plan: StormPlan, store: Path) -> list[str]:
+    """The versions that will be missing."""
     plan.tell(f"making {plan.models} versions of {plan.model_bytes / 1e6:.0f} MB")
     sizes = map(str, (plan.models, plan.model_bytes, min(CHUNK_BYTES, plan.model_bytes), 1))
-    versions = json.loads(program_output("coldstart_bench.loaders.publish", str(scratch / "store"), TENANT, *sizes))
+    found: list[str] = json.loads(program_output("coldstart_bench.loaders.publish", store, TENANT, *sizes))
+    return found
+
+
+def _miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered: bool) -> Miss:
+    """Agents that have nothing, and a store that has counted nothing yet."""
+    names = [f"{'peer' if peered else 'node'}{number}" for number in range(plan.agents)]
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Program("throttled_store", str(scratch / "store"), str(plan.line_bytes_s)))
         url = f"s3://bench?endpoint=http://127.0.0.1:{store.ask()['port']}"
+        settings = _as_peers(scratch / "peers.key", names) if peered else {}
         runs = [
-            stack.enter_context(_agent(scratch / f"node{number}", url, f"node{number}", plan))
-            for number in range(plan.agents)
+            stack.enter_context(_agent(scratch / name, plan, {"KELVIN_STORE": url, **settings.get(name, {})}))
+            for name in names
         ]
         client = stack.enter_context(Program("leases"))
-        plan.tell(f"{plan.agents} agents are asked for all of them at once")
+        plan.tell(f"{plan.agents} agents{', peers,' if peered else ''} are asked for all of them at once")
         ends: list[list[Any]] = client.ask(runs=[str(run) for run in runs], tenant=TENANT, versions=versions)["ends"]
         counts = store.ask()["counts"]
+    for name in names:
+        shutil.rmtree(scratch / name)
     return Miss(
         models=plan.models,
         model_bytes=plan.model_bytes,
@@ -157,22 +171,38 @@ def _miss(plan: StormPlan, scratch: Path) -> Miss:
             for number in range(plan.agents)
         ),
         failures=tuple(end for _, _, end in ends if isinstance(end, str)),
-        nodes=tuple(Node(*counts.get(f"node{number}", (0, 0))) for number in range(plan.agents)),
+        nodes=tuple(Node(*counts.get(name, (0, 0))) for name in names),
+        store=Node(*counts.get("all", (0, 0))),
     )
 
 
+def _as_peers(key: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Settings of each, of agents that serve one another."""
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_hex(32))
+    addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
+    return {
+        name: {
+            "KELVIN_PEER_KEY": str(key),
+            "KELVIN_PEER_LISTEN": address,
+            "KELVIN_PEERS": ",".join(f"https://{other}" for other in addresses.values() if other != address),
+        }
+        for name, address in addresses.items()
+    }
+
+
 @contextlib.contextmanager
-def _agent(data: Path, store: str, key: str, plan: StormPlan) -> Iterator[Path]:
+def _agent(data: Path, plan: StormPlan, settings: Mapping[str, str]) -> Iterator[Path]:
     """A cache agent over a directory of its own, until the block ends; its run directory."""
     slabs = -(-plan.models * plan.model_bytes // SLAB_BYTES) + 2
     data.mkdir()
     environment = {
         **os.environ,
         "KELVIN_DATA": str(data),
-        "KELVIN_STORE": store,
+        **settings,
         "KELVIN_SLAB_BYTES": str(SLAB_BYTES),
         "KELVIN_HOST_BYTES": str(slabs * SLAB_BYTES),
-        "AWS_ACCESS_KEY_ID": key,
+        "AWS_ACCESS_KEY_ID": data.name,
         "AWS_SECRET_ACCESS_KEY": "bench",
         "AWS_EC2_METADATA_DISABLED": "true",
     }

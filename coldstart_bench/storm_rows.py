@@ -9,6 +9,7 @@ from coldstart_bench.statistics import median_of
 from coldstart_bench.verdicts import Verdict, held, line_of
 
 ONCE: Final = 1.01  # a hedged range may be asked for twice
+ABOUT_ONCE: Final = 1.10
 UNFAIR: Final = 0.20
 
 
@@ -42,13 +43,15 @@ class Miss(msgspec.Struct, frozen=True):
     finished_s: tuple[tuple[float, ...], ...]
     failures: tuple[str, ...]
     nodes: tuple[Node, ...]
+    store: Node  # what left it in all
 
 
 class StormReport(msgspec.Struct, frozen=True):
     """What `--json` writes."""
 
     waiters: Waiters
-    miss: Miss
+    miss: Miss  # each agent for itself
+    peered: Miss  # the same, of agents that are one another's peers
     verdicts: tuple[Verdict, ...]
     machine: dict[str, object]
     load_before: float
@@ -73,38 +76,50 @@ def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
     return max(abs(was - should) / should for was, should in zip(finished_s, fair, strict=True))
 
 
-def judge(waiters: Waiters, miss: Miss) -> tuple[Verdict, ...]:
+def judge(waiters: Waiters, miss: Miss, peered: Miss) -> tuple[Verdict, ...]:
     """Whether it holds or not."""
     size = miss.model_bytes
     worst = max((node.sent_bytes / max(1, node.distinct_bytes) for node in miss.nodes), default=None)
+    in_all = peered.store.sent_bytes / max(1, peered.store.distinct_bytes)
+    failed = len(miss.failures) + len(peered.failures)
     fair = [unfairness(each, [size] * len(each)) for each in miss.finished_s if each and not miss.failures]
     wrong = waiters.asked - waiters.answered + waiters.wrong
     return (
         held("requests that were not answered right", 0, "", float(wrong), 0.0, at_least=False),
         held("leases for all who waited", 0, "", float(waiters.leases), 1.0, at_least=False),
         held("reads of a chunk", 0, "", waiters.chunk_reads / max(1, waiters.chunks), 1.0, at_least=False),
+        held("leases that failed", size, "", float(failed), 0.0, at_least=False),
         held("times that a byte left the store, per node", size, "", worst, ONCE, at_least=False),
-        held("leases that failed", size, "", float(len(miss.failures)), 0.0, at_least=False),
+        held("times that a byte left the store in all, with peers", size, "", in_all, ABOUT_ONCE, at_least=False),
         held("largest distance from a fair finish", size, "", max(fair, default=None), UNFAIR, at_least=False),
     )
 
 
 def table(report: StormReport) -> str:
     """For people."""
-    waiters, miss = report.waiters, report.miss
+    waiters = report.waiters
     lines = [
         f"{waiters.asked} waited for one model at zero: {waiters.answered} answered, {waiters.wrong} of them wrong; "
         f"{waiters.leases} leases, {waiters.chunk_reads} reads of {waiters.chunks} chunks",
-        f"  first token after {waiters.first_s:.2f} s for the first, {waiters.median_s:.2f} s at the median, "
+        f"  answered after {waiters.first_s:.2f} s for the first, {waiters.median_s:.2f} s at the median, "
         f"{waiters.last_s:.2f} s for the last",
-        f"{miss.models} models of {miss.model_bytes / 1e6:.0f} MB missing at once at {len(miss.nodes)} agents, over a "
-        f"line of {miss.line_bytes_s / 1e6:.0f} MB/s:",
+        *_lines(report.miss, "each for itself"),
+        *_lines(report.peered, "peers of one another"),
+    ]
+    return "\n".join([*lines, *(line_of(verdict) for verdict in report.verdicts)])
+
+
+def _lines(miss: Miss, how: str) -> list[str]:
+    lines = [
+        f"{miss.models} models of {miss.model_bytes / 1e6:.0f} MB missing at once at {len(miss.nodes)} agents, {how}, "
+        f"over a line of {miss.line_bytes_s / 1e6:.0f} MB/s: {miss.store.sent_bytes / 1e6:.1f} MB left the store, "
+        f"{miss.store.distinct_bytes / 1e6:.1f} MB of them for the first time"
     ]
     for number, (node, ends) in enumerate(zip(miss.nodes, miss.finished_s, strict=True)):
-        when = f"{min(ends):.2f} to {max(ends):.2f} s, median {median_of(ends).median:.2f} s" if ends else "none"
+        when = f"{min(ends):.2f} to {max(ends):.2f} s, median {median_of(ends).median:.2f} s" if ends else "never"
         again = node.sent_bytes - node.distinct_bytes
         lines.append(
             f"  agent {number}: leased after {when}; {node.sent_bytes / 1e6:.1f} MB left the store for it, "
             f"{again / 1e6:.2f} MB of them again"
         )
-    return "\n".join([*lines, *miss.failures[:5], *(line_of(verdict) for verdict in report.verdicts)])
+    return [*lines, *(f"  {failure}" for failure in miss.failures[:3])]

@@ -1,7 +1,8 @@
 """A directory as an S3 store behind a line of so many bytes a second, which counts what leaves it. Reads alone.
 
 Arguments: directory, bytes a second. Says `ready`; a line of JSON on stdin is answered with its port, and by the access
-key of who asked how many bytes of packs left and how many of them for the first time. Nobody's signature is checked.
+key of who asked, and for `all`, how many bytes of packs left and how many of them for the first time. Nobody's
+signature is checked.
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+ALL = "all"  # of the counts: whoever asked
 PIECE = 64 << 10
 BLOCK = 4096  # chunks are whole pages: what is counted as seen are these
 
@@ -101,14 +103,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, key: str, path: Path, at: int, end: int) -> None:
         credential = re.search(r"Credential=([^/]+)/", self.headers.get("authorization", ""))
-        count = self.counts[credential[1] if credential else "nobody"]
+        counts = [self.counts[name] for name in (credential[1] if credential else "nobody", ALL)]
         with path.open("rb") as file:
             file.seek(at)
             while at < end:
                 piece = file.read(min(PIECE, end - at))
                 self.line.pass_through(len(piece))
                 self.wfile.write(piece)
-                if "/packs/" in key:
+                for count in counts if "/packs/" in key else ():
                     count.add(key, at, len(piece))
                 at += len(piece)
 

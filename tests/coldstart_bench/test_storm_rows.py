@@ -9,7 +9,10 @@ import pytest
 from coldstart_bench.storm_rows import Miss, Node, Waiters, fair_finishes, judge, unfairness
 
 CALM = Waiters(asked=9, answered=9, wrong=0, leases=1, chunk_reads=40, chunks=40, first_s=0.1, median_s=0.2, last_s=0.3)
-FAIR = Miss(3, 4096, 1e6, ((1.0, 0.95, 0.9), (1.0, 1.0, 0.98)), (), (Node(12288, 12288), Node(12288, 12288)))
+FAIR = Miss(
+    3, 4096, 1e6, ((1.0, 0.95, 0.9), (1.0, 1.0, 0.98)), (), (Node(12288, 12288), Node(12288, 12288)), Node(24576, 12288)
+)
+PEERED = msgspec.structs.replace(FAIR, store=Node(12800, 12288))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,7 @@ def test_first_come_first_served_is_unfair() -> None:
 
 def test_good_figures_pass() -> None:
     """All lines."""
-    assert [verdict.passed for verdict in judge(CALM, FAIR)] == [True] * 6
+    assert [verdict.passed for verdict in judge(CALM, FAIR, PEERED)] == [True] * 7
 
 
 @pytest.mark.parametrize(
@@ -52,5 +55,11 @@ def test_good_figures_pass() -> None:
 )
 def test_a_bad_figure_fails(waiters: dict[str, Any], miss: dict[str, Any], claim: str) -> None:
     """Its own line goes red."""
-    found = judge(msgspec.structs.replace(CALM, **waiters), msgspec.structs.replace(FAIR, **miss))
+    found = judge(msgspec.structs.replace(CALM, **waiters), msgspec.structs.replace(FAIR, **miss), PEERED)
     assert [verdict.claim for verdict in found if verdict.passed is False and claim in verdict.claim]
+
+
+def test_peers_that_each_read_the_store_fail() -> None:
+    """As if none had asked another."""
+    failing = [verdict.claim for verdict in judge(CALM, FAIR, FAIR) if verdict.passed is False]
+    assert failing == ["times that a byte left the store in all, with peers"]

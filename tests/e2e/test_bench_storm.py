@@ -43,6 +43,8 @@ def test_a_small_storm(tmp_path: Path) -> None:
     assert waiters["chunk_reads"] == waiters["chunks"] > 1
     assert [len(ends) for ends in miss["finished_s"]] == [4, 4]
     assert miss["failures"] == []
+    assert [len(ends) for ends in found["peered"]["finished_s"]] == [4, 4]
+    assert found["peered"]["store"]["sent_bytes"] < 1.5 * found["peered"]["store"]["distinct_bytes"]
     for node in miss["nodes"]:
         assert node["distinct_bytes"] >= 4 * (2 << 20)
         assert node["sent_bytes"] <= 1.01 * node["distinct_bytes"]
