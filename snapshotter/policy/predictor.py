@@ -104,14 +104,14 @@ def predictor_facts() -> GateFacts:
 
 
 def _reject(path: str, reason: str) -> NoReturn:
-    raise Refused(ArtifactRejected(path, reason))
+    raise Refused(ArtifactRejected(path, reason[:MAX_RULE]))
 
 
 def _read_signature(raw: bytes) -> _SignatureFile:
     try:
         return msgspec.convert(parse_object(raw, SIGNATURE_FILE), _SignatureFile)
     except msgspec.ValidationError as error:
-        _reject(SIGNATURE_FILE, str(error)[:MAX_RULE])
+        _reject(SIGNATURE_FILE, str(error))
 
 
 def _joined(specs: Sequence[TensorSpec], said: Sequence[_Said], what: str) -> tuple[TensorSpec, ...]:

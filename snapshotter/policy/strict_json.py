@@ -1,6 +1,7 @@
 """Read JSON that strangers wrote: one object, UTF-8, no key twice, not too deep. What it means is the caller's."""
 
 import json
+import re
 from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected
@@ -9,6 +10,7 @@ from contracts.errors import Refused
 JsonObject = dict[str, object]
 MAX_COUNT: Final = (1 << 63) - 1
 MAX_DEPTH: Final = 64  # far above any real file, and far below what the libraries that read it later can bear
+_ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _DEPTH_RULE: Final = f"it is nested more than {MAX_DEPTH} deep"
 
 
@@ -33,7 +35,8 @@ def _once(pairs: list[tuple[str, object]]) -> JsonObject:
 def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
     """The JSON object in `raw`. Raises `Refused(ArtifactRejected)` naming `path` and the reason."""
     try:
-        found = json.loads(str(raw, "utf-8"), object_pairs_hook=_once)
+        text = str(raw, "utf-8")
+        found = json.loads(text, object_pairs_hook=_once)
     except UnicodeDecodeError as error:
         raise Refused(ArtifactRejected(path, f"it is not UTF-8 (byte {error.start})")) from None
     except RecursionError:
@@ -44,7 +47,18 @@ def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
         raise Refused(ArtifactRejected(path, "it is not a JSON object"))
     if _is_deep(found):
         raise Refused(ArtifactRejected(path, _DEPTH_RULE))
+    if _ESCAPED_SURROGATE.search(text) and _has_half_character(found):
+        raise Refused(ArtifactRejected(path, "it has half of a surrogate pair, which is no character"))
     return found
+
+
+def _has_half_character(found: JsonObject) -> bool:
+    """Escapes can name what UTF-8 can't hold: readers after this one would disagree on it, or fail."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _is_deep(found: JsonObject) -> bool:
