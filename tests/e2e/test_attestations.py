@@ -12,6 +12,7 @@ from coldstart_bench.installation import Installation, running
 from contracts.attestation import read_seal
 from tests.e2e.calls import complete
 from tests.e2e.conftest import SETTINGS
+from tests.e2e.inside import cache
 from tests.e2e.models import make_tiny
 from tests.e2e.test_commands import run
 from tests.service.test_signing import pem_of, public_pem_of
@@ -43,10 +44,14 @@ def test_signed_and_shown(kelvin: Installation, llama: Path, tmp_path: Path) -> 
 
 def test_a_new_engine_is_proven_once(kelvin: Installation, tmp_path: Path) -> None:
     """Without known answers a replica records them, and they are kept, signed; the next start goes by them."""
+    before = cache(kelvin)["prefetches"]["done"]
     version = kelvin.push(make_tiny(tmp_path / "model", "llama", seed=61), "proven")
     (path,) = attestations(kelvin, version, "seal")
     sealed = read_seal(path.read_bytes(), version).seal
+    kelvin.wait(lambda: cache(kelvin)["prefetches"]["done"] > before, "what was pushed was brought, its seal with it")
     path.unlink()
+    kelvin.forget("host")
+    kelvin.forget("nvme")
     first = complete(kelvin, "proven", "w1 w2", max_tokens=4)
     assert first.status == 200
     kelvin.wait(path.exists, "the answers are kept")
