@@ -32,6 +32,7 @@ def _overwriting(exchange: Exchange) -> None:
     exchange.send(exchange.ask(replace(exchange.request, headers=rest)))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("fault", "method", "said"),
     [
@@ -138,6 +139,7 @@ def _python(script: str) -> str:
     return done.stdout
 
 
+@pytest.mark.deep
 def test_processes_with_files_do_not_import_boto3() -> None:
     """Neither the services nor the command line; the control is a URL of S3."""
     imports = "import sys, weightcache.app, snapshotter.app, kelvin.main, blobstore.factory as f\n"

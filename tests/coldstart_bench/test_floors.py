@@ -14,6 +14,7 @@ from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
 
 
+@pytest.mark.deep
 def test_every_floor_is_measured_or_says_why_not(tmp_path: Path) -> None:
     """A tiny file of the caller's: every floor has a row, but for the device where there is none; nothing is left."""
     scratch, weights, report = tmp_path / "scratch", tmp_path / "weights", tmp_path / "report.json"

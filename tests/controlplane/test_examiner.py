@@ -73,6 +73,7 @@ async def pid_of(it: Examiner, what: Order) -> int:
     return found[0]
 
 
+@pytest.mark.deep
 def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as here; and whoever is not patient is told to ask again."""
 

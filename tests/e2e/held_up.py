@@ -59,6 +59,7 @@ def _activator() -> None:
     from spool.disk import Disk
 
     desks: set[Desk] = set()
+    settled: list[Account] = []  # what ended here: its record alone is what the disk stops at
     begin, settle, finish, tell, write, sync = (
         Desk._begin,
         Usage.settle,
@@ -72,6 +73,7 @@ def _activator() -> None:
         self: Usage, account: Account, failure: Failure | None = None, status: int | None = None
     ) -> None:
         _stop_at("end read")
+        settled.append(account)
         await settle(self, account, failure, status)
 
     async def held_finish(self: Exchange, data: bytes) -> None:
@@ -89,7 +91,7 @@ def _activator() -> None:
             _stop_at("told")
 
     def held_write(self: Disk, fd: int, payload: bytes, offset: int) -> None:
-        if _is_held("disk waits"):
+        if settled and _is_held("disk waits"):
             limit = time.monotonic() + TOLD_S
             while any(desk._telling for desk in desks) and time.monotonic() < limit:
                 time.sleep(0.005)
@@ -98,7 +100,8 @@ def _activator() -> None:
 
     def held_sync(self: Disk, fd: int) -> None:
         sync(self, fd)
-        _stop_at("synced")
+        if settled:
+            _stop_at("synced")
 
     Usage.settle, Exchange.finish, Desk._tell = held_settle, held_finish, held_tell  # type: ignore[method-assign]
     Desk._begin = seen_begin  # type: ignore[method-assign]

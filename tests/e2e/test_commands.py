@@ -221,6 +221,7 @@ def test_an_export_is_what_was_pushed(kelvin: Installation, llama: Path, tmp_pat
     assert "0123456789ab" in run(kelvin, "export", "llama@0123456789ab", str(tmp_path / "no"), code=1)
 
 
+@pytest.mark.deep
 def test_a_tensorizer_file_is_the_same_version(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
     """Taken apart, nothing of it is new; its small files are where `--with` says; a flipped bit is refused by name."""
     raw = (llama / "model.safetensors").read_bytes()

@@ -23,6 +23,7 @@ def run(*words: str, code: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.deep
 def test_a_running_installation_is_backed_up_and_restored(kelvin: Installation, tmp_path: Path) -> None:
     """One file, its owner's alone; what it becomes has keys and ledger; a tampered one becomes nothing."""
     answer = complete(kelvin, "llama", "w1", max_tokens=1)

@@ -51,14 +51,12 @@ def wake_all(house: Installation) -> tuple[int, int]:
 
 
 def test_models_that_wake_at_once_find_standbys(house: Installation) -> None:
-    """One standby is too few for three models, which is seen; once the pool has seen them come, each finds one."""
+    """Once the pool has seen them come together, each finds one. What a pool does that has not: `test_pool.py`."""
     assert pool(house)["target"] == 0.95
-    waves = []
     for _ in range(WAVES):  # threads that start together may yet be served one after another
-        waves.append(wake_all(house))
+        wake_all(house)
         if pool(house)["wanted"] >= len(MODELS):
             break
-    assert sum(misses for _, misses in waves) >= 1, "the control: a pool that has not learnt misses"
     assert wake_all(house) == (len(MODELS), 0)
     assert pool(house)["why"] == "bursts"
 

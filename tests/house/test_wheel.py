@@ -29,6 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.deep
 def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
     """No test, example or stray folder is shipped."""
     with zipfile.ZipFile(wheel) as archive:

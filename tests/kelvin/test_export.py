@@ -203,6 +203,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("program", "want"), [pytest.param(*case, id=name) for name, case in BROKEN.items()])
 def test_the_library_is_not_trusted(
     house: House, tmp_path: Path, program: str, want: str, monkeypatch: pytest.MonkeyPatch

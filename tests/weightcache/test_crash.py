@@ -149,6 +149,7 @@ def assert_whole(data: Path) -> None:
     assert list((data / "cache" / files.STAGING).iterdir()) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", range(0, KILLS, 2))
 def test_killed(tmp_path: Path, published: Path, seed: int) -> None:
     """While it admits: whatever has a chunk's name has its digest, and the version is served whole afterwards."""

@@ -86,6 +86,7 @@ def test_one_is_killed(tmp_path: Path) -> None:
         assert bucket.reads.total() <= 2 * DISTINCT, bucket.reads.total()
 
 
+@pytest.mark.deep
 def test_settings_from_outside(tmp_path: Path) -> None:
     """Two agents as an operator starts them: the second has its bytes from the first."""
     store = tmp_path / "store"

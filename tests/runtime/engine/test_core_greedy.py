@@ -38,6 +38,7 @@ def test_alone(name: str, prompt: tuple[int, ...]) -> None:
     assert tokens_of(run_dry(machine), "a") == reference(name, prompt)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_together(name: str, budget: Budget | None) -> None:
