@@ -58,7 +58,7 @@ def test_models_that_wake_at_once_find_standbys(house: Installation) -> None:
         if pool(house)["wanted"] >= len(MODELS):
             break
     assert wake_all(house) == (len(MODELS), 0)
-    assert pool(house)["why"] == "bursts"
+    assert pool(house)["why"] in ("bursts", "rate"), "what it has seen, not the least that is asked for"
 
 
 def test_the_platforms_memory_is_shown(house: Installation) -> None:
