@@ -1,7 +1,7 @@
 """`kelvin explain`: the arithmetic behind what Kelvin expects and does, with the figures that it has measured."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
@@ -19,13 +19,7 @@ def explain_command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
 def start_command(model: str, as_json: bool) -> None:
     """How long a start of each version would take now, and how right that was lately."""
-    with target().door() as door:
-        found = door.get(f"/admin/v1/models/{model}/starts").json()
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
-    for version in found["versions"]:
-        click.echo("\n".join(start_lines(found["model"], version)))
+    _show(model, "starts", as_json, lambda found, version: start_lines(found["model"], version))
 
 
 @explain_command.command("idle")
@@ -33,13 +27,18 @@ def start_command(model: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
 def idle_command(model: str, as_json: bool) -> None:
     """How warm each version is kept while nobody asks, and what that costs beside the other levels."""
+    _show(model, "idle", as_json, lambda found, version: idle_lines(found["model"], found["setting"], version))
+
+
+def _show(model: str, what: str, as_json: bool, lines: Callable[[Any, Any], Iterable[str]]) -> None:
+    """The API's answer, as it is or in words, version by version."""
     with target().door() as door:
-        found = door.get(f"/admin/v1/models/{model}/idle").json()
+        found = door.get(f"/admin/v1/models/{model}/{what}").json()
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
     for version in found["versions"]:
-        click.echo("\n".join(idle_lines(found["model"], found["setting"], version)))
+        click.echo("\n".join(lines(found, version)))
 
 
 def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[str]:
