@@ -15,6 +15,7 @@ from msgspec import Meta
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
 from contracts.manifest import MAX_FAULT, PAGE, Digest, Offset, Size
+from contracts.wire import decoder
 
 SUFFIX: Final = ".tensors"
 _NAME: Final = re.compile(rf"([0-9a-f]{{64}}){re.escape(SUFFIX)}")
@@ -77,7 +78,7 @@ def encode_file_index(index: FileIndex) -> bytes:
 def decode_file_index(raw: bytes, pack: str) -> FileIndex:
     """What an index object says. `pack` is named in the error. Raises `Refused(PackCorrupt)`."""
     try:
-        index = msgspec.json.decode(raw, type=FileIndex)
+        index = decoder(FileIndex).decode(raw)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(PackCorrupt(pack, str(error)[:MAX_FAULT])) from error
     fault = _find_fault(index)

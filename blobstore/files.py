@@ -27,6 +27,7 @@ from blobstore.store import (
     is_segment,
 )
 from blobstore.threads import to_the_end
+from service.whole_file import sync
 
 STAGING: Final = ".staging"
 # A live put touches its file all the time; what has been still for a day was left by a crash.
@@ -137,7 +138,7 @@ def _is_there(key: str, path: Path) -> bool:
             if path.is_dir():
                 raise BadKey(key, "is a parent of another key")
             path.stat()
-            _sync_directory(path.parent)
+            sync(path.parent)
     except BlobNotFound:
         return False
     return True
@@ -159,7 +160,7 @@ def _publish(key: str, fd: int, staged: Path, path: Path) -> bool:
             os.link(staged, path)
         except FileExistsError:
             return _is_there(key, path) and False
-        _sync_directory(path.parent)
+        sync(path.parent)
     return True
 
 
@@ -217,7 +218,7 @@ def _delete(key: str, path: Path) -> None:
             if path.is_dir():
                 return
             path.unlink()
-            _sync_directory(path.parent)
+            sync(path.parent)
     except BlobNotFound:
         return
 
@@ -244,15 +245,7 @@ def _ensure_directory(path: Path) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "a file is in the way") from None
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync(path.parent)
 
 
 def _sweep(staging: Path, older_than_s: float) -> None:

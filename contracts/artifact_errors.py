@@ -127,3 +127,19 @@ class ProbeFailed(Failure):
     @property
     def message(self) -> str:
         return f"version {self.version} failed its known-answer probe: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsDamaged(Failure):
+    """Weights changed in memory while they were computed over: nothing more is said from them."""
+
+    version: str
+    code, status, retryable = "weights_damaged", 503, True
+
+    @property
+    def message(self) -> str:
+        return f"weights of version {self.version} changed in memory; what was said of this answer can't be relied on"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return 1.0

@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Meta
 
 from contracts.artifact_errors import AttestationInvalid
-from contracts.control import SealAttestation
 from contracts.errors import Refused
+from contracts.jobs import SealAttestation
 from contracts.manifest import MAX_FAULT, Digest
 from contracts.signatures import KeyId, is_signed_by
-from contracts.wire import Wire
+from contracts.wire import Wire, decoder
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 SEAL: Final = "urn:kelvin:attestation:seal:1"
@@ -125,8 +125,8 @@ def envelope(payload: bytes, key_id: str, signature: bytes) -> bytes:
 def open_envelope(raw: bytes, version: str) -> Opened:
     """Check form, signature and subject. Raises `Refused(AttestationInvalid)`; trust is not looked at."""
     try:
-        found = msgspec.json.decode(raw, type=_Envelope)
-        said = msgspec.json.decode(found.payload, type=_Statement)
+        found = decoder(_Envelope).decode(raw)
+        said = decoder(_Statement).decode(found.payload)
         again = msgspec.json.encode(msgspec.json.decode(found.payload), order="sorted")
     except _UNREADABLE as error:
         raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
@@ -157,7 +157,7 @@ def read_origin(raw: bytes, version: str) -> tuple[Origin, str]:
     if opened.kind != ORIGIN:
         raise Refused(AttestationInvalid(version, "it does not say where the version comes from"))
     try:
-        return msgspec.json.decode(opened.predicate, type=Origin), opened.key_id
+        return decoder(Origin).decode(opened.predicate), opened.key_id
     except _UNREADABLE as error:
         raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
 
@@ -170,7 +170,7 @@ def short(key_id: str) -> str:
 
 def _seal(raw: bytes, version: str) -> SealAttestation:
     try:
-        seal = msgspec.json.decode(raw, type=SealAttestation)
+        seal = decoder(SealAttestation).decode(raw)
     except _UNREADABLE as error:
         raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
     if seal.version != version:

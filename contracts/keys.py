@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
-from contracts.control import Fingerprint
+from contracts.jobs import Fingerprint
 
 PACKS: Final = "packs"
 INDEX: Final = "index"

@@ -14,6 +14,7 @@ from msgspec import Meta
 from contracts.artifact_errors import ManifestCorrupt
 from contracts.errors import Refused
 from contracts.signature import Signature, find_signature_fault
+from contracts.wire import decoder
 
 FORMAT: Final = 1
 PAGE: Final = 4096
@@ -129,7 +130,7 @@ def decode_manifest(raw: bytes, version: str) -> Manifest:
     if version_of(raw) != version:
         raise Refused(ManifestCorrupt(version, "its bytes do not match the version's digest"))
     try:
-        manifest = msgspec.json.decode(raw, type=Manifest)
+        manifest = decoder(Manifest).decode(raw)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(ManifestCorrupt(version, str(error)[:MAX_FAULT])) from error
     if encode_manifest(manifest) != raw:

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from contracts.control import GateFacts, SealAttestation
+from contracts.jobs import GateFacts, SealAttestation
 from contracts.manifest import Digest
 from contracts.problem import WireFailure
 from contracts.wire import Wire

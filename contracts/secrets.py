@@ -2,6 +2,7 @@
 
 A key is `kv-<id>-<secret>`: the id is public and names it everywhere, the secret is 256 random bits. Nothing of ours
 writes a secret; `redact` stands at the two ways out, logs and errors, for what callers put where it does not belong.
+A signed token (RFC 7519) is cut behind its header.
 """
 
 import re
@@ -9,8 +10,11 @@ from typing import Final
 
 KEY_TEXT: Final = re.compile(r"kv-([a-z0-9]{12})-([A-Za-z0-9_-]{43})")
 _SECRET: Final = re.compile(r"(kv-[a-z0-9]{12}-)[A-Za-z0-9_-]{6,}")  # also of a text that was cut short
+_TOKEN: Final = re.compile(r"(eyJ[A-Za-z0-9_-]{6,}\.)[A-Za-z0-9_.-]{6,}")
 
 
 def redact(text: str) -> str:
-    """`text` with the secret of every key in it replaced by an ellipsis."""
-    return _SECRET.sub(r"\1…", text) if "kv-" in text else text
+    """`text` with the secret of every key, and the claims and signature of every token, replaced by an ellipsis."""
+    if "kv-" in text:
+        text = _SECRET.sub(r"\1…", text)
+    return _TOKEN.sub(r"\1…", text) if "eyJ" in text else text

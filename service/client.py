@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from contracts.errors import Internal, Refused, RemoteFailure, Unavailable
-from contracts.wire import decode, encode
+from contracts.wire import decode, decoder, encode
 from service.cause import headers as told
 from service.unix import SocketDirectory
 
@@ -89,7 +89,7 @@ class _Problem(msgspec.Struct):
 
 async def _failure_of(answer: aiohttp.ClientResponse) -> RemoteFailure | Internal:
     try:
-        problem = msgspec.json.decode(await answer.read(), type=_Problem)
+        problem = decoder(_Problem).decode(await answer.read())
     except (msgspec.MsgspecError, aiohttp.ClientError, TimeoutError, OSError):
         return Internal()
     return RemoteFailure(

@@ -14,18 +14,16 @@ from fastapi.openapi.utils import get_openapi
 from contracts.control import Scope
 from contracts.errors import (
     BodyTooLarge,
-    DeadlineExceeded,
     Failure,
     Forbidden,
     Internal,
     InvalidRequest,
-    Overloaded,
     TenantSuspended,
-    TooManyFailures,
     Unauthenticated,
     Unavailable,
 )
 from contracts.problem import PROBLEM_CONTENT_TYPE
+from contracts.traffic_errors import DeadlineExceeded, Overloaded, TooManyFailures
 from contracts.wire import encode
 from service.principal import holder_of
 

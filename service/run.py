@@ -1,6 +1,7 @@
 """Run one asyncio service until it is told to stop: SIGTERM, SIGINT, or the end of the supervisor (its lifeline)."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -63,6 +64,8 @@ async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event
 
 def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
     """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, or when `lifeline_fd` reaches its end."""
+    gc.collect()
+    gc.freeze()  # a full collection while it serves would go through all that was imported: 60-130 ms a time, not 3
     uvloop.run(_supervised(main, lifeline_fd))
 
 

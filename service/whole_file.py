@@ -1,22 +1,65 @@
-"""A small file that is there whole or not at all, with its mode from the first moment: keys and certificates."""
+"""A file that is there whole or not at all, with its mode from the first moment, and durable once it is there."""
 
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is written to `file` is nothing until it is kept."""
+
+    file: BinaryIO
+    _path: Path
+    _target: Path
+
+    def keep(self, *, replace: bool = True) -> None:
+        """Content, name and mode survive a power cut when this returns. Raises OSError; FileExistsError where another
+        file has the name and is not to be replaced.
+        """
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        if replace:
+            self._path.rename(self._target)
+        else:
+            os.link(self._path, self._target)
+        sync(self._target.parent)
+
+
+@contextmanager
+def drafted(path: Path, mode: int) -> Iterator[Draft]:
+    """A draft of `path`, beside it; gone when the block ends, unless it was kept. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            yield Draft(file, draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes, mode: int) -> None:
-    """Durable on return: content, name and mode survive a power cut. Replaces what was there. Raises OSError."""
+    """Make the file, and its directory where there is none, or replace what was there. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(fd)
-    draft.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with drafted(path, mode) as draft:
+        draft.file.write(content)
+        draft.keep()
+
+
+def remove_drafts(directory: Path, names: str) -> None:
+    """Those that a killed process left of files whose names fit this pattern. Raises OSError."""
+    for draft in directory.glob(f".{names}.{'[0-9a-f]' * 16}"):
+        draft.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes durable, or the names in a directory that were made, changed or removed. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        os.fsync(fd)
     finally:
-        os.close(directory)
+        os.close(fd)

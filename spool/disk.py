@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from service.whole_file import sync
+
 SUFFIX: Final = ".seg"
 _DIGITS: Final = 20
 
@@ -49,11 +51,7 @@ class Disk:
 
     def sync_directory(self, directory: Path) -> None:
         """Makes created and removed names durable."""
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(directory)
 
     def cut(self, fd: int, size: int) -> None:
         """Drop everything from `size` on."""

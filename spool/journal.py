@@ -11,10 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from contracts.errors import Overloaded, Refused, Unavailable
+from contracts.errors import Refused, Unavailable
+from contracts.traffic_errors import Overloaded
 from spool.disk import Disk, segment_name, segments
 from spool.frame import encode_frame
 from spool.reader import last_sequence
+from spool.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,11 @@ class Journal:
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         limit_bytes: int = LIMIT_BYTES,
+        recent: Recent | None = None,
     ) -> None:
+        """What is committed is put into `recent`, too."""
         self._directory = directory
+        self._recent = recent
         self._disk = disk or Disk()
         self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
@@ -128,6 +133,8 @@ class Journal:
             self._abandon_segment()
             raise
         self._offset += size
+        if self._recent is not None:
+            self._recent.add(self.committed + 1, group)
         self.committed += len(group)
 
     def _begin_segment(self) -> None:

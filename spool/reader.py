@@ -16,6 +16,7 @@ from zlib import crc32
 
 from spool.disk import segment_name, segments
 from spool.frame import Frame, decode_frame
+from spool.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ class Batch:
 class Tail:
     """Reads after the acknowledged position. One per spool; not thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, recent: Recent | None = None) -> None:
         self.directory = directory
+        self._recent = recent or Recent()  # of a spool that nobody writes there is nothing
         self.acknowledged = read_position(directory)
         self._position_fd = -1
         self._segment = 0  # first sequence of the segment that is cached
@@ -54,6 +56,15 @@ class Tail:
         """
         payloads: list[bytes] = []
         size, sequence, skipped = 0, self.acknowledged, 0
+        for kept in self._recent.after(sequence, min(max_records, until - sequence)):
+            if payloads and size + len(kept.payload) > max_bytes:
+                break
+            payloads.append(kept.payload)
+            size += len(kept.payload)
+            sequence = kept.sequence
+        if payloads:
+            self._segment, self._content = 0, b""  # what was read last may lie segments behind
+            return Batch(tuple(payloads), sequence, skipped)
         while len(payloads) < max_records and sequence < until:
             frame = self._frame_after(sequence)
             if frame is None:
@@ -82,6 +93,7 @@ class Tail:
         if last <= self.acknowledged:
             return
         self.acknowledged = last
+        self._recent.forget(last)
         self._write_position(last)
         firsts = segments(self.directory)
         for first, following in pairwise(firsts):

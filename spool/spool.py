@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from contracts.errors import DeadlineExceeded, Internal, Overloaded, Refused
+from contracts.errors import Internal, Refused
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from spool.disk import Disk
 from spool.home import Home
 from spool.journal import LIMIT_BYTES, SEGMENT_BYTES, Journal, Make
 from spool.reader import Tail
+from spool.recent import RECENT_BYTES, Recent
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ class _ThreadWaiter:
 class Spool:
     """Records of one source. The source names one process lifetime: never use one again."""
 
-    def __init__(self, home: Home, journal: Journal, max_waiting: int) -> None:
+    def __init__(self, home: Home, journal: Journal, max_waiting: int, recent: Recent | None = None) -> None:
         self.source = home.source
         self.path = home.path
         self._home = home
@@ -71,7 +73,7 @@ class Spool:
         self._waiting: list[_LoopWaiter | _ThreadWaiter] = []
         self._closing = False
         self._listeners: dict[int, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
-        self.tail = Tail(home.path)  # the shipper's
+        self.tail = Tail(home.path, recent)  # the shipper's
         self._thread = threading.Thread(target=self._run, name=f"spool-{self.source}", daemon=True)
         self._thread.start()
 
@@ -85,12 +87,14 @@ class Spool:
         segment_bytes: int = SEGMENT_BYTES,
         limit_bytes: int = LIMIT_BYTES,
         max_waiting: int = MAX_WAITING,
+        recent_bytes: int = RECENT_BYTES,
     ) -> "Spool":
         """The spool `directory`/`source`. Raises OSError (BlockingIOError: a live process has it), ValueError."""
         home = Home.claim(directory, source)
         try:
-            journal = Journal(home.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=limit_bytes)
-            return cls(home, journal, max_waiting)
+            recent = Recent(recent_bytes)
+            journal = Journal(home.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=limit_bytes, recent=recent)
+            return cls(home, journal, max_waiting, recent)
         except BaseException:
             home.close()
             raise

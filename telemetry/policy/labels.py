@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from contracts import artifact_errors, errors
+from contracts import artifact_errors, errors, traffic_errors
 
 OTHER: Final = "other"
 OK: Final = "ok"
@@ -13,7 +13,7 @@ def _kinds(kind: type[errors.Failure]) -> list[type[errors.Failure]]:
     return [kind] + [below for child in kind.__subclasses__() for below in _kinds(child)]
 
 
-_KNOWN: Final = (errors, artifact_errors)  # subclasses exist once their module is imported
+_KNOWN: Final = (errors, artifact_errors, traffic_errors)  # subclasses exist once their module is imported
 OUTCOMES: Final = frozenset({OK} | {kind.code for kind in _kinds(errors.Failure)})
 
 

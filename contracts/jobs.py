@@ -1,0 +1,144 @@
+"""What the control plane asks of a standby or a runtime, and what each says it did or is: the bodies of `/control`."""
+
+from enum import StrEnum
+
+import msgspec
+
+from contracts.manifest import Kind
+from contracts.signature import Value
+from contracts.timeline import Span
+from contracts.wire import Wire
+
+
+class Bind(Wire, frozen=True):
+    """`POST /control/bind` to a standby: take this version. Answered by `Bound` when ready, or an error.
+
+    `POST /control/wake` to a runtime that sleeps takes the same of the version that it has, and is answered likewise.
+    `POST /control/sleep`, without a body, is refused while anything is in flight; `POST /control/drop` to one that
+    sleeps has it give its weights back, too.
+    """
+
+    tenant: str
+    model: str
+    version: str
+    device_class: str
+    threads: int
+    kv_bytes: int
+
+
+class Bound(Wire, frozen=True):
+    """The standby is a runtime now."""
+
+    runtime_id: str
+    max_streams: int
+    spans: tuple[Span, ...]
+    bytes_by_tier: dict[str, int]  # where its bytes came from
+
+
+class RuntimeState(StrEnum):
+    """Life of a runtime process."""
+
+    STANDBY = "standby"
+    RESTORING = "restoring"
+    READY = "ready"
+    ASLEEP = "asleep"  # KV and engine are gone, the version's weights are kept
+    ASLEEP2 = "asleep2"  # the weights are gone, too
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class RuntimeReport(Wire, frozen=True):
+    """`GET /control/state`: lets a restarted control plane adopt it, and an operator look inside."""
+
+    runtime_id: str
+    pid: int
+    state: RuntimeState
+    tenant: str | None = None
+    model: str | None = None
+    version: str | None = None
+    device_class: str | None = None
+    threads: int = 1
+    max_streams: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_free: int = 0
+    kv_blocks_total: int = 0
+    leases: int = 0
+    open_files: int = 0
+    spans: tuple[Span, ...] = ()
+
+
+class GateJob(Wire, frozen=True):
+    """`POST /control/gate` to a standby: may this architecture be served? Needs no weights."""
+
+    config_json: str
+    tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape) as in the safetensors headers
+    # Path -> text of the files that say how an embedding is made of an encoder's output.
+    recipe: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class GateFacts(Wire, frozen=True):
+    """What a forward on the meta device found."""
+
+    architecture: str
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    vocab_size: int
+    max_positions: int
+    kv_bytes_per_token: int
+    first_use: tuple[str, ...]  # parameter names in the order in which a forward touches them
+    kind: Kind = "generate"
+    dimensions: int = 0  # of an embedding
+
+
+class SealJob(Wire, frozen=True):
+    """`POST /control/seal` to a standby: bind the draft both ways, compare, record the known answers."""
+
+    tenant: str
+    version: str
+
+
+class KnownTensor(Wire, frozen=True):
+    """A tensor that was given to a model, or that it gave: row-major."""
+
+    name: str
+    shape: tuple[int, ...]
+    data: tuple[Value, ...]
+
+
+class Probe(Wire, frozen=True):
+    """Known answers: teacher-forced `token_ids`, and per position the reference's leading logits, or an embedding.
+
+    Of what predicts: inputs and the outputs that it gave for them.
+    """
+
+    token_ids: tuple[int, ...]
+    top_ids: tuple[tuple[int, ...], ...]  # per position, the highest logits' token ids, descending
+    top_logits: tuple[tuple[float, ...], ...]
+    tolerance: float
+    vector: tuple[float, ...] = ()  # of an encoder, which has no logits
+    inputs: tuple[KnownTensor, ...] = ()
+    outputs: tuple[KnownTensor, ...] = ()
+
+
+class Fingerprint(Wire, frozen=True):
+    """What the known answers depend on. Threads are recorded beside it, not part of the key."""
+
+    torch: str  # its version; of what predicts, the name and version of the library that computes instead
+    dtype: str
+    device_class: str
+
+
+class SealAttestation(Wire, frozen=True):
+    """What a sealing job found about a version under one fingerprint; kept beside the manifest."""
+
+    version: str
+    fingerprint: Fingerprint
+    threads: int
+    fast_bind: bool  # whether the hand-made bind gave exactly the library's module
+    probe: Probe
+    gate: GateFacts
+    device_checksum: str | None = None  # 128 bits over the linear space; None: no device was there to be given it

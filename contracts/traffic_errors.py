@@ -1,0 +1,123 @@
+"""The ways in which a request gets no answer now, or not all of it: too much at once, too late, or an end is gone."""
+
+from dataclasses import dataclass
+
+from contracts.errors import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyFailures(Failure):
+    """Another key that is not good, of a source that showed too many. A good one of the same source is served."""
+
+    after_s: float
+    code, status, retryable = "too_many_failures", 429, True
+
+    @property
+    def message(self) -> str:
+        return "missing or invalid API key, as many before it from this address"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class AddressBusy(Failure):
+    """An address asks more often than one may, whoever it is: no key was looked at."""
+
+    after_s: float
+    code, status, retryable = "address_busy", 429, True
+
+    @property
+    def message(self) -> str:
+        return "too many requests from this address"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class TenantBusy(Failure):
+    """The tenant has as many requests under way as it may have."""
+
+    limit: int
+    after_s: float
+    code, status, retryable = "tenant_busy", 429, True
+
+    @property
+    def message(self) -> str:
+        return f"your tenant has {self.limit} requests under way, which is its limit; retry after {self.after_s:g} s"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded(Failure):
+    """Every slot and every waiting place is taken."""
+
+    what: str
+    limit: int
+    after_s: float
+    code, status, retryable = "overloaded", 503, True
+
+    @property
+    def message(self) -> str:
+        return f"{self.what} is full (limit {self.limit}); retry after {self.after_s:g} s"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineExceeded(Failure):
+    """The deadline passed before an answer began."""
+
+    waited_s: float
+    stage: str
+    code, status, retryable = "deadline_exceeded", 504, True
+
+    @property
+    def message(self) -> str:
+        return f"no answer within the deadline: {self.waited_s:.1f} s passed while {self.stage}"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost(Failure):
+    """The runtime that was answering is gone; what had been sent stands."""
+
+    code, status, retryable = "replica_lost", 502, True
+
+    @property
+    def message(self) -> str:
+        return "the replica answering this request was lost; the answer is incomplete"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled(Failure):
+    """The caller asked for the end. 499 is nginx's name for a client that closed the request."""
+
+    code, status = "cancelled", 499
+
+    @property
+    def message(self) -> str:
+        return "the request was cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class SlowReader(Failure):
+    """The client did not take its answer as fast as it was made, and what may wait for it is full."""
+
+    limit_tokens: int
+    code, status = "slow_reader", 499
+
+    @property
+    def message(self) -> str:
+        return f"the answer was not read: {self.limit_tokens} tokens were waiting"
