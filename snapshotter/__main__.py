@@ -7,7 +7,6 @@ from service.private import keep_secrets
 from service.run import run_service
 from service.settings import log_level
 from service.startup import only_checks, refusing_bad_settings
-from snapshotter.app import serve
 from snapshotter.check import check_store
 from snapshotter.settings import from_environment
 
@@ -21,6 +20,8 @@ def main() -> None:
         if only_checks():
             asyncio.run(check_store(settings))
             return
+        from snapshotter.app import serve  # a check needs none of it
+
         run_service(lambda stop: serve(settings, stop), settings.lifeline_fd)
 
 

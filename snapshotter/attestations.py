@@ -11,8 +11,8 @@ from blake3 import blake3
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
 from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ChunkCorrupt, ProbeFailed
 from contracts.attestation import MAX_BUNDLE_BYTES, MAX_ORIGIN_BYTES, SEAL, read_origin, read_seal
-from contracts.control import SealAttestation
 from contracts.errors import CapacityExceeded, NotFound, Refused
+from contracts.jobs import SealAttestation
 from contracts.keys import attestation_key, attestations_prefix, bundle_key, manifest_key, origin_key
 from contracts.push import AttestationEntry, AttestRequest
 from service.signing import Signer

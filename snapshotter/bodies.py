@@ -5,7 +5,8 @@ from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 
-from contracts.errors import BodyTooLarge, Cancelled, DeadlineExceeded, InvalidRequest, Refused
+from contracts.errors import BodyTooLarge, InvalidRequest, Refused
+from contracts.traffic_errors import Cancelled, DeadlineExceeded
 
 BODY_S: Final = 120.0
 LEAST_BYTES_S: Final = 64 << 10  # what a body may be slowed down to on purpose (`kelvin push --limit-rate`)

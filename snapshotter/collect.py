@@ -15,7 +15,7 @@ from blobstore.places import decode_index
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.collect import CollectReport
-from contracts.errors import Overloaded, Refused
+from contracts.errors import Refused
 from contracts.keys import (
     ATTESTATIONS,
     CONDEMNED,
@@ -28,6 +28,7 @@ from contracts.keys import (
     index_key,
 )
 from contracts.manifest import decode_manifest
+from contracts.traffic_errors import Overloaded
 from snapshotter.jobs import Jobs
 from snapshotter.policy.reach import Collection, Found, FoundManifest, FoundPack, FoundSide, StoreFacts, choose
 from snapshotter.publish import Publisher, UnderWay

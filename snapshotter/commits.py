@@ -7,8 +7,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from contracts.errors import Conflict, Overloaded, Refused
+from contracts.errors import Conflict, Refused
 from contracts.push import CommitStep, Committed, Committing
+from contracts.traffic_errors import Overloaded
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
 

@@ -13,11 +13,10 @@ from blake3 import blake3
 
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
-from blobstore.packs import PackEntry, decode_table
-from blobstore.places import Place, place_of, read_place
+from blobstore.places import Place, read_place
 from blobstore.store import BlobNotFound, BlobStore
 from contracts.attestation import short
-from contracts.errors import Overloaded, Refused
+from contracts.errors import Refused
 from contracts.keys import (
     ATTESTATIONS,
     CONDEMNED,
@@ -35,13 +34,13 @@ from contracts.keys import (
 from contracts.manifest import Manifest, decode_manifest
 from contracts.problem import to_wire
 from contracts.push import AttestationEntry, FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
+from contracts.traffic_errors import Overloaded
 from snapshotter.attestations import Attestations
 from snapshotter.fsck_files import check_file
+from snapshotter.fsck_packs import NAMED, PackCheck, check_pack
 from snapshotter.policy.sealing import Sealing, inputs_digest
-from snapshotter.verify import PackReport, verify_pack
 
 _KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INDEX, INPUTS, MANIFESTS, PACKS)
-_NAMED: Final = 3  # chunks that a finding names; the rest are counted
 
 PUSH_AGAIN: Final = "push the model again from its source"
 PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it: the version is gone then"
@@ -157,66 +156,29 @@ class Fsck:
         total = sum(sizes.values())
         for key in sizes:
             pack = _last(key)
-            check = self._check_pack if digest_of_file_pack(pack) is None else self._check_file
+            look = check_pack if digest_of_file_pack(pack) is None else check_file
             try:
-                async for finding in check(tenant, pack, state):
-                    yield finding
+                check = await look(self._store, tenant, pack, PUSH_AGAIN)
             except BlobNotFound:
                 continue  # collected meanwhile; whoever needed it says so
+            state.packs += 1
+            state.checked_bytes += check.size
+            state.places.update(check.places)
+            for finding in (*check.findings, *self._without_index(tenant, pack, check, state)):
+                yield finding
             yield FsckProgress(checked_bytes=state.checked_bytes, total_bytes=max(total, state.checked_bytes))
         for key in indexes:
             pack = pack_key(tenant, _last(key))
             if pack not in sizes and not await self._is_there(pack) and await self._is_there(key):
                 yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
 
-    async def _check_pack(self, tenant: str, pack: str, state: _State) -> AsyncIterator[FsckFinding]:
-        report = await verify_pack(self._store, tenant, pack)
-        state.packs += 1
-        state.checked_bytes += report.size
-        for finding in _pack_findings(tenant, pack, report):
-            yield finding
-        for entry in report.entries:
-            if entry.digest not in report.bad:
-                state.places[entry.digest] = place_of(pack, entry)
-        async for finding in self._check_index(tenant, pack, report, state):
-            yield finding
-
-    async def _check_file(self, tenant: str, pack: str, state: _State) -> AsyncIterator[FsckFinding]:
-        check = await check_file(self._store, tenant, pack, PUSH_AGAIN)
-        state.packs += 1
-        state.checked_bytes += check.size
-        state.places.update(check.places)
-        for finding in check.findings:
-            yield finding
-        if not check.is_indexed:
-            for finding in self._without_index(tenant, pack, state):
-                yield finding
-
-    def _without_index(self, tenant: str, pack: str, state: _State) -> Iterator[FsckFinding]:
+    def _without_index(self, tenant: str, pack: str, check: PackCheck, state: _State) -> Iterator[FsckFinding]:
+        if check.is_indexed:
+            return
         self._watch(tenant, state)
         if not state.seen_running:  # a pack is there for a moment before its index
             mend = f"{PUSH_AGAIN}, or delete {pack_key(tenant, pack)}"
             yield FsckFinding(key=index_key(tenant, pack), fault="the index of a pack is missing", mend=mend)
-
-    async def _check_index(
-        self, tenant: str, pack: str, report: PackReport, state: _State
-    ) -> AsyncIterator[FsckFinding]:
-        key = index_key(tenant, pack)
-        try:
-            table: tuple[PackEntry, ...] = decode_table(await self._store.read(key), pack)
-        except BlobNotFound:
-            for finding in self._without_index(tenant, pack, state):
-                yield finding
-            return
-        except Refused as refused:
-            if refused.failure.retryable:
-                raise
-            yield FsckFinding(key=key, fault=refused.failure.message, mend=f"delete it, then {PUSH_AGAIN}")
-            return
-        if report.footer_fault is None and table != report.entries:
-            yield FsckFinding(
-                key=key, fault="it differs from the footer of its pack", mend=f"delete it, then {PUSH_AGAIN}"
-            )
 
     async def _check_references(self, tenant: str, state: _State) -> AsyncIterator[FsckFinding]:
         for version, manifest in state.manifests.items():
@@ -230,7 +192,7 @@ class Fsck:
             if missing and not await self._is_there(key):
                 continue  # collected meanwhile: its packs went after it
             if missing:
-                some = ", ".join(missing[:_NAMED])
+                some = ", ".join(missing[:NAMED])
                 fault = f"{len(missing)} of {len(wanted)} chunks are missing or damaged: {some}"
                 yield FsckFinding(key=key, fault=fault, mend=f"after the packs above, {PUSH_OR_DELETE}")
                 continue
@@ -342,20 +304,6 @@ def _distrust(entry: AttestationEntry) -> str | None:
     if entry.name.startswith("seal-") and entry.trusted_as is None and entry.key_id is not None:
         return f"{short(entry.key_id)} sealed it, which is not trusted here"
     return None
-
-
-def _pack_findings(tenant: str, pack: str, report: PackReport) -> list[FsckFinding]:
-    key = pack_key(tenant, pack)
-    mend = f"delete it and {index_key(tenant, pack)}, then {PUSH_AGAIN}: only its chunks will be sent"
-    faults = []
-    if report.footer_fault is not None:
-        faults.append(f"its footer: {report.footer_fault}")
-    if report.bad:
-        some = ", ".join(sorted(report.bad)[:_NAMED])
-        faults.append(f"{len(report.bad)} of {len(report.entries)} chunks do not match their digests: {some}")
-    if not faults and not report.digest_matches:
-        faults.append("its bytes do not match its name")
-    return [FsckFinding(key=key, fault=fault, mend=mend) for fault in faults]
 
 
 def _inputs_of(manifest: Manifest) -> str:

@@ -2,15 +2,8 @@
 
 from typing import Final, Protocol
 
-from contracts.control import (
-    GateFacts,
-    GateJob,
-    NamedVersions,
-    SealAttestation,
-    SealJob,
-    TenantLimits,
-    VersionRegistration,
-)
+from contracts.control import NamedVersions, TenantLimits, VersionRegistration
+from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from service.client import ServiceClient
 
 REGISTRY_S: Final = 30.0

@@ -9,8 +9,8 @@ from blake3 import blake3
 from msgspec import structs
 
 from blobstore.file_packs import FileChunk, FileIndex, FileSpan, file_pack
-from contracts.control import GateFacts
 from contracts.errors import Conflict, Refused
+from contracts.jobs import GateFacts
 from contracts.manifest import Chunk, Digest, Engine, Limits, Manifest, PinnedFile, Tensor
 from contracts.push import Plan, PlannedChunk
 from contracts.signature import Signature

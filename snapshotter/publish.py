@@ -15,8 +15,9 @@ from blobstore.file_packs import encode_file_index
 from blobstore.packs import PackEntry, encode_footer, encode_table, place
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
 from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt
-from contracts.control import SealAttestation, SealJob, VersionRegistration
+from contracts.control import VersionRegistration
 from contracts.errors import Conflict, Refused
+from contracts.jobs import SealAttestation, SealJob
 from contracts.keys import draft_key, index_key, inputs_key, manifest_key, pack_key
 from contracts.manifest import Manifest, encode_manifest, version_of
 from contracts.push import CommitStep, Committed

@@ -8,8 +8,8 @@ from typing import Final
 
 from blake3 import blake3
 
-from contracts.control import GateFacts, GateJob
 from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, NotFound, Refused
+from contracts.jobs import GateFacts, GateJob
 from contracts.manifest import encode_manifest, version_of
 from contracts.names import dns_label
 from contracts.problem import is_retryable

@@ -14,7 +14,7 @@ from contracts.artifact_errors import (
     StorageQuotaExceeded,
 )
 from contracts.control import Principal, Scope
-from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused, ReplicaLost
+from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.manifest import Manifest
 from contracts.names import dns_label
 from contracts.push import (
@@ -28,6 +28,7 @@ from contracts.push import (
     PlanRequest,
 )
 from contracts.scopes import allows
+from contracts.traffic_errors import ReplicaLost
 from contracts.wire import decode, encode
 from service.openapi import described
 from service.principal import holder_of

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from contracts.errors import CapacityExceeded, Conflict, NotFound, Overloaded, Refused, Unavailable
+from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused, Unavailable
+from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
 from snapshotter.plans import ID_HEX, Declaration, PlanRecord
 from snapshotter.policy.quota import Promise

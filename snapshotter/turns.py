@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from contracts.errors import Overloaded, Refused
+from contracts.errors import Refused
+from contracts.traffic_errors import Overloaded
 
 TURN_S: Final = 10.0
 

@@ -6,7 +6,6 @@ from service.log import configure_logging
 from service.run import run_service
 from service.settings import log_level
 from service.startup import only_checks, refusing_bad_settings
-from weightcache.app import run
 from weightcache.settings import read_settings
 
 
@@ -18,6 +17,8 @@ def main() -> None:
             settings = read_settings()
             if only_checks():
                 return
+            from weightcache.app import run  # a check needs none of it
+
             run_service(lambda stop: run(settings, stop), settings.lifeline_fd)
     except BlockingIOError:
         sys.exit("weightcache: another cache agent is running over this data directory")

@@ -1,9 +1,10 @@
 """The agent's HTTP side: is it there, what does it hold, drop something. Weights go over the lease socket."""
 
 import asyncio
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import FastAPI, Request, Response
+from msgspec import Meta
 
 from contracts.errors import InvalidRequest, Refused, Unavailable
 from contracts.forecast import TierRate, Whereabouts
@@ -27,12 +28,15 @@ class Evict(Wire, frozen=True):
 
 
 class Prefetch(Wire, frozen=True):
-    """`POST /v1/prefetch`: bring the version to the tier. `urgent`: a start waits for it."""
+    """`POST /v1/prefetch`: bring the version to the tier. `urgent`: a start waits for it. `worth`: it is only expected
+    to be asked for, and has that share of the value of what was just used.
+    """
 
     tenant: str
     version: Digest
     tier: Literal["host", "nvme"] = "host"
     urgent: bool = False
+    worth: Annotated[float, Meta(gt=0, le=1)] | None = None
 
 
 class PrefetchState(Wire, frozen=True):
@@ -51,6 +55,12 @@ class Damaged(Wire, frozen=True):
     tenant: str
     chunk: Digest
     pids: tuple[int, ...]
+
+
+class Damages(Wire, frozen=True):
+    """`GET /v1/damages`: a part of the state, for who asks often."""
+
+    damaged: tuple[Damaged, ...]
 
 
 class HostState(Wire, frozen=True):
@@ -72,7 +82,7 @@ class HostState(Wire, frozen=True):
 
 class NvmeState(Wire, frozen=True):
     """Chunk files. `bytes_by_way` were read since the start: out of the page cache (`cached`), past it (`direct`) or,
-    where the file system refuses that, through it (`buffered`).
+    where the file system refuses that, through it (`buffered`). `recognised_bytes` of them were compared with a tag.
     """
 
     bytes: int
@@ -81,6 +91,7 @@ class NvmeState(Wire, frozen=True):
     bytes_by_tenant: dict[str, int]
     chunks: int
     bytes_by_way: dict[str, int]
+    recognised_bytes: int
 
 
 class State(Wire, frozen=True):
@@ -88,13 +99,15 @@ class State(Wire, frozen=True):
     by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code,
     versions that no trusted key signed where `require` or `warn` asks for it, chunks that were not kept on NVMe as
     their memory was needed, reads of the store that were asked twice, connections of other users, chunks that were
-    hashed anew. Reads that run, chunks that wait for their turn, by tier, and chunks that are to be written are of this
-    moment. Rates are of tiers below the host's.
+    hashed anew; bytes of versions that were only expected: `brought`, and of those `leased`, or `gone` before. Reads
+    that run, chunks that wait for their turn, by tier, and chunks that are to be written are of this moment. Rates are
+    of tiers below the host's.
     """
 
     host: HostState
     nvme: NvmeState
     prefetches: PrefetchState
+    foreseen_bytes: dict[str, int]
     connections: int
     leases: int
     holders: int
@@ -145,6 +158,10 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     async def state() -> Response:
         return Response(encode(state_of(cache, leases)), media_type="application/json")
 
+    @app.get("/v1/damages")
+    async def damages() -> Response:
+        return Response(encode(Damages(damaged=damages_of(cache, leases))), media_type="application/json")
+
     @app.get("/v1/whereabouts")
     async def whereabouts(request: Request) -> Response:
         named = {name: request.query_params.get(name, "") for name in ("tenant", "version")}
@@ -175,7 +192,10 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     @app.post("/v1/prefetch")
     async def prefetch(request: Request) -> Response:
         wish = decode(await request.body(), Prefetch)
-        cache.prefetcher.ask(Wish(dns_label(wish.tenant, "tenant"), wish.version, wish.tier, wish.urgent))
+        if wish.worth is not None and (wish.urgent or wish.tier == "nvme"):
+            raise Refused(InvalidRequest("worth", f"{wish.worth:g}", "is for the tier 'host', and for nothing urgent"))
+        tenant = dns_label(wish.tenant, "tenant")
+        cache.prefetcher.ask(Wish(tenant, wish.version, wish.tier, wish.urgent, wish.worth))
         return Response(status_code=202)
 
     return app
@@ -187,6 +207,12 @@ def rates_of(cache: Cache) -> dict[str, TierRate]:
         tier: TierRate(bytes_per_s=rate.bytes_per_s, fixed_s=rate.fixed_s, loads=rate.loads)
         for tier, rate in cache.residents.rates.by_tier.items()
     }
+
+
+def damages_of(cache: Cache, leases: LeaseServer) -> tuple[Damaged, ...]:
+    """Chunks that were found wrong in memory, where processes live that may have them mapped."""
+    found = ((each, leases.pids_with(each.digest, each.place)) for each in cache.examiner.damages())
+    return tuple(Damaged(tenant=each.tenant, chunk=each.digest, pids=pids) for each, pids in found if pids)
 
 
 def _is_digest(text: str) -> bool:
@@ -218,6 +244,7 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
             quota_bytes=cache.nvme.index.quota_bytes,
             bytes_by_tenant=cache.nvme.index.bytes_by_tenant,
             chunks=cache.nvme.index.file_count,
+            recognised_bytes=cache.nvme.recognised_bytes,
             bytes_by_way={str(way): nbytes for way, nbytes in cache.nvme.bytes_by_way.items()},
         ),
         prefetches=PrefetchState(
@@ -227,6 +254,7 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
             gave_way=counters.prefetches_gave_way,
             failed=dict(counters.prefetches_failed),
         ),
+        foreseen_bytes=dict(counters.foreseen_bytes),
         connections=leases.connections,
         leases=leases.active,
         holders=leases.holder_count,
@@ -236,10 +264,7 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         strangers=counters.strangers,
         examined_chunks=dict(counters.examined),
         sweeps=counters.sweeps,
-        damaged=tuple(
-            Damaged(tenant=each.tenant, chunk=each.digest, pids=leases.pids_of(each.holders))
-            for each in cache.examiner.damages()
-        ),
+        damaged=damages_of(cache, leases),
         chunk_reads=dict(counters.chunk_reads),
         bytes_read=dict(counters.bytes_read),
         chunk_faults=plain(counters.chunk_faults),

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from contracts.errors import Overloaded, Refused
+from contracts.errors import Refused
+from contracts.traffic_errors import Overloaded
 from weightcache.policy.extents import Place
 from weightcache.policy.host import HostIndex, Reservation
 from weightcache.slabs import Slab, SlabPool
@@ -26,14 +27,16 @@ class Arena:
     def __repr__(self) -> str:
         return f"<Arena {self.index!r} {self.pool!r}>"
 
-    def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
+    def reserve(
+        self, tenant: str, chunks: Sequence[tuple[str, int]], now: float, worth: float | None = None
+    ) -> Reservation:
         """See `HostIndex.reserve`. Slabs that it needs begin to be had at once."""
         while True:
             try:
-                reservation = self.index.reserve(tenant, chunks, now)
+                reservation = self.index.reserve(tenant, chunks, now, worth)
                 break
             except Refused as refused:
-                if not isinstance(refused.failure, Overloaded) or not self.on_full():
+                if not isinstance(refused.failure, Overloaded) or worth is not None or not self.on_full():
                     raise
         self._end(reservation.evicted)
         for number in reservation.fresh:
@@ -44,6 +47,13 @@ class Arena:
         """The place's bytes, writable; alive while its slab is pinned. Raises `Refused(Unavailable)`."""
         slab = await asyncio.shield(self._slabs[place.slab])
         return slab.view(place.offset, place.length)
+
+    async def made(self, slabs: Iterable[int]) -> bool:
+        """Whether there is memory for all of these, once that is known."""
+        tasks = [self._slabs[number] for number in slabs]
+        if tasks:
+            await asyncio.wait(tasks)
+        return not any(task.cancelled() or task.exception() for task in tasks)
 
     def slab(self, number: int) -> Slab:
         """The memory of a slab whose chunks are ready."""

@@ -16,9 +16,10 @@ from blake3 import blake3
 from blobstore.store import BlobNotFound, BlobStore
 from contracts.artifact_errors import AttestationInvalid, VersionUnverified
 from contracts.attestation import Origin, Sealed, read_origin, read_seal
-from contracts.control import SealAttestation
 from contracts.errors import Refused
+from contracts.jobs import SealAttestation
 from contracts.keys import attestations_prefix
+from contracts.wire import decoder
 from service.trust import Trust
 from weightcache.counters import Counters
 from weightcache.files import Kind
@@ -174,4 +175,4 @@ def _unpack(raw: bytes) -> _Objects:
     body = raw[_DIGEST_HEX:]
     if blake3(body).hexdigest().encode() != raw[:_DIGEST_HEX]:
         raise ValueError("its bytes do not match their digest")
-    return msgspec.json.decode(body, type=_Objects)
+    return decoder(_Objects).decode(body)

@@ -19,14 +19,17 @@ from weightcache.attestations import Attestations
 from weightcache.counters import Counters
 from weightcache.examine import Examiner
 from weightcache.fetching import Fetcher
+from weightcache.foreseen import Foreseen
 from weightcache.keeper import Keeper
 from weightcache.loader import Loader
+from weightcache.mending import Mender
 from weightcache.nvme import NvmeTier
 from weightcache.papers import Papers
 from weightcache.peering import Peering, open_peers
 from weightcache.policy.disk import DiskIndex
 from weightcache.policy.hedging import HedgeRule, Hedging
 from weightcache.policy.host import HostIndex
+from weightcache.policy.line import Line
 from weightcache.policy.rates import Rates
 from weightcache.policy.reload import file_reload, slab_reload
 from weightcache.policy.spare import spare_of
@@ -35,11 +38,14 @@ from weightcache.policy.trust import Policy
 from weightcache.prefetch import Prefetcher
 from weightcache.ranges import Ranges
 from weightcache.remote import StoreTier
-from weightcache.residents import TIERS, Residents, Tally
+from weightcache.resident import TIERS, Tally
+from weightcache.residents import Residents
 from weightcache.scrub import Report, Scrubber, check
 from weightcache.settings import CacheSettings
 from weightcache.slabs import SlabPool
 from weightcache.sources import Source, Verify, is_digest_of
+from weightcache.tags import Recheck, Tags
+from weightcache.verifying import Verifier
 from weightcache.waiting import Waiting
 
 SETTLE_S: Final = 60.0
@@ -120,7 +126,8 @@ async def open_cache(
         reads = stack.enter_context(ThreadPoolExecutor(threads.read, "read"))
         hashes = stack.enter_context(ThreadPoolExecutor(threads.hash, "hash"))
         making = stack.enter_context(ThreadPoolExecutor(threads.make, "slab"))
-        nvme = NvmeTier(settings.cache, disk, reads, time.time, verify, threads.chunks)
+        verifier = Verifier(hashes, verify, counters, Tags() if settings.recheck is Recheck.TAG else None)
+        nvme = NvmeTier(settings.cache, disk, reads, time.time, verifier, threads.chunks)
         await nvme.open()
         stack.callback(nvme.close)
         limit = settings.host_bytes // settings.slab_bytes
@@ -130,26 +137,27 @@ async def open_cache(
         arena = Arena(HostIndex(settings.slab_bytes, limit, quota, slab_reload(rates, disk.holds)), pool)
         stack.push_async_callback(arena.close)
         arena.pool.ensure_spare()
-        ranges = Ranges(store, Hedging(HedgeRule(settings.hedge_percent / 100)), counters)
-        remote = StoreTier(store, ranges, settings.store_reads)
-        peering = await stack.enter_async_context(
-            open_peers(settings.peers, arena, nvme, remote, hashes, verify, counters)
-        )
+        hedging = Hedging(HedgeRule(settings.hedge_percent / 100))
+        remote = StoreTier(store, Ranges(store, hedging, Line(settings.store_reads), counters))
+        peering = await stack.enter_async_context(open_peers(settings.peers, arena, nvme, remote, verifier, counters))
         below: tuple[Source, ...] = (remote,) if peering is None else (peering.tier, peering.store)
         peers = None if peering is None else peering.tier
-        fetcher = Fetcher((nvme, *below), hashes, counters, verify, peers)
-        admissions = Admissions(arena, nvme.admit, counters, lambda: fetcher.turns.running[nvme.tier] > 0)
+        fetcher = Fetcher((nvme, *below), verifier, counters, peers)
+        admissions = Admissions(
+            arena, nvme.admit, counters, lambda: fetcher.turns.running[nvme.tier] > 0, disk.has_room
+        )
         loader = Loader(arena, fetcher, admissions)
         stack.push_async_callback(loader.close)
         papers = Papers(store, nvme, counters)
         attestations = Attestations(store, nvme, counters, trust, settings.verify)
         waiting = Waiting()
-        residents = Residents(arena, loader, papers, attestations, waiting, rates)
+        residents = Residents(arena, loader, papers, attestations, waiting, Foreseen(counters), rates)
         stack.push_async_callback(residents.close)
-        keeper = Keeper(arena, nvme, Fetcher(below, hashes, counters, verify, peers), counters)
+        keeper = Keeper(arena, nvme, Fetcher(below, verifier, counters, peers), counters)
         prefetcher = Prefetcher(residents, papers, attestations, keeper, waiting, counters)
         stack.push_async_callback(prefetcher.close)
-        examiner = Examiner(arena, nvme, hashes, verify, counters, residents.forget)
+        mender = Mender(arena, keeper, remote, counters)
+        examiner = Examiner(arena, nvme, verifier, counters, residents.forget, mender.mend)
         if settings.scrub_s:
             scrubber = Scrubber(examiner, settings.scrub_s, lambda: bool(loader.loading) or waiting.is_busy(), counters)
             scrubbing = asyncio.create_task(scrubber.run())

@@ -7,7 +7,7 @@ stream sums up in the device's own memory what arrived, while the next copies ru
 import ctypes
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -15,10 +15,11 @@ from typing import Final, Protocol
 import torch
 
 from contracts.artifact_errors import AttestationInvalid, ChunkCorrupt
-from contracts.control import SealAttestation
 from contracts.errors import Failure, Refused
+from contracts.jobs import SealAttestation
 from contracts.manifest import Manifest
-from weightcache.checksum import BLOCK_BYTES, blocks_of, fold, keys_on, sum_blocks, sums_of
+from weightcache.checksum import BLOCK_BYTES, blocks_of, checksum_of, fold, keys_on, sum_blocks, sums_of
+from weightcache.policy.spans import Span
 from weightcache.ring import SLOT_BYTES, SLOTS, Lane, send_all
 from weightcache.sources import is_digest_of
 from weightcache.tensors import DTYPES
@@ -91,10 +92,11 @@ def copy_in_parts(threads: ThreadPoolExecutor, to: int, address: int, nbytes: in
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """`tensors` are views of `arena`, which holds the version's linear space."""
+    """`tensors` are views of `arena`, which holds the version's linear space and has this checksum."""
 
     arena: torch.Tensor
     tensors: dict[str, torch.Tensor]
+    checksum: str
 
 
 class Leased(Protocol):
@@ -121,7 +123,11 @@ class Leased(Protocol):
         ...
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """That part of it."""
+        """That part of it, once it may be read."""
+        ...
+
+    def arriving(self) -> Iterator[Span]:
+        """What of it may be read, each part once, as it becomes so. Blocking. Raises `Refused`."""
         ...
 
 
@@ -132,20 +138,40 @@ def checksum_in(attestations: Iterable[SealAttestation]) -> str | None:
 
 
 def copy_to_device(lease: Leased, lane: Lane, expected: str | None) -> DeviceWeights:
-    """Returns when all bytes are there and proved to be. The lease may be closed then.
+    """Returns when all bytes are there and proved to be. The lease may be closed then. What of it is ready is copied
+    while the rest is on its way.
 
-    `expected` is the checksum that sealing took of the version's bytes; without one it is taken of the lease's, which
-    takes longer than the copy. Raises `Refused` where other bytes arrive, twice, and torch.OutOfMemoryError.
+    `expected` is the checksum that a seal has of the version's bytes; without one it is taken of the lease's, hashed
+    again for it, which takes longer than the copy. Raises `Refused` where other bytes arrive, twice, or the lease's
+    can't be had, and torch.OutOfMemoryError.
     """
     total = lease.total_bytes
-    want = expected or fold(sums_of(lease.view(0, total)), total)
+    want = expected
     for attempt in range(1, ATTEMPTS + 1):
-        arena, sums = send_all(lane, lease.address, total, (total,))
+        arena, sums = send_all(lane, lease.address, total, lease.arriving())
+        want = want or _first_checksum(lease)
         if fold(sums, total) == want:
-            return DeviceWeights(arena, _views(lease.manifest, arena))
+            return DeviceWeights(arena, _views(lease.manifest, arena), want)
         log.error("other bytes arrived on the device", extra={"version": lease.version, "attempt": attempt})
         del arena  # before the next one is asked for
     raise Refused(_blamed(lease, sums))
+
+
+def _first_checksum(lease: Leased) -> str:
+    """It will be signed: memory that changed since it was verified must not get into it."""
+    if (wrong := _wrong_chunk(lease)) is not None:
+        raise Refused(ChunkCorrupt(wrong, "host"))
+    return checksum_of(lease.view(0, lease.total_bytes))
+
+
+def _wrong_chunk(lease: Leased) -> str | None:
+    """The first chunk that is not what its digest says, on the host."""
+    begin = 0
+    for chunk in lease.manifest.chunks:
+        if not is_digest_of(lease.view(begin, chunk.length), chunk.digest):
+            return chunk.digest
+        begin += chunk.length
+    return None
 
 
 def _views(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -165,9 +191,6 @@ def _blamed(lease: Leased, sums: torch.Tensor) -> Failure:
         if differing[begin // BLOCK_BYTES : blocks_of(end)].any():
             return ChunkCorrupt(chunk.digest, "device")
         begin = end
-    begin = 0
-    for chunk in lease.manifest.chunks:
-        if not is_digest_of(lease.view(begin, chunk.length), chunk.digest):
-            return ChunkCorrupt(chunk.digest, "host")
-        begin += chunk.length
+    if (wrong := _wrong_chunk(lease)) is not None:
+        return ChunkCorrupt(wrong, "host")
     return AttestationInvalid(lease.version, "its checksum is not that of the version's bytes")

@@ -1,64 +1,64 @@
 """Look again at one chunk that is kept: in memory or in a file, it is hashed anew, and dropped where it is wrong.
 
 A chunk of the host tier that changed after its check is in no lease from then on: its versions are no longer resident,
-and the next one brings it anew, into another place. Processes that have its slab mapped still see it: who they are is
-told for as long as they live.
+and the next one brings it anew, into another place. Processes that have the old one mapped still see it: where it lies
+is told for as long as its slab is there. A file that was wrong is set aside, and its chunk kept anew from a good copy.
 """
 
 import logging
 import mmap
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from blobstore.threads import to_the_end
 from contracts.errors import Refused
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.nvme import NvmeTier
+from weightcache.policy.extents import Place
 from weightcache.policy.healing import FAULTS, Outcome
-from weightcache.sources import Verify
+from weightcache.verifying import Verifier
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A chunk in memory that is not what it was, and the holders of its slab that live."""
+    """A chunk that is not what it was, and where in memory it lies."""
 
     tenant: str
     digest: str
-    slab: int
-    holders: frozenset[int]
+    place: Place
 
 
 class Examiner:
-    """One chunk after another. `forget` is told the slab of each that was wrong in memory."""
+    """One chunk after another. `forget` is told the slab of each that was wrong in memory; `mend` has a tenant's chunk
+    on NVMe again.
+    """
 
     def __init__(
         self,
         arena: Arena,
         nvme: NvmeTier,
-        hashes: Executor,
-        verify: Verify,
+        verifier: Verifier,
         counters: Counters,
         forget: Callable[[int], None],
+        mend: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._arena = arena
         self._nvme = nvme
-        self._hashes = hashes
-        self._verify = verify
+        self._verifier = verifier
         self._counters = counters
         self._forget = forget
-        self._wrong: dict[tuple[str, str, int], None] = {}
+        self._mend = mend
+        self._wrong: dict[Damage, None] = {}
 
     def __repr__(self) -> str:
-        return f"<Examiner damages={len(self.damages())}>"
+        return f"<Examiner damages={len(self._wrong)}>"
 
     def damages(self) -> tuple[Damage, ...]:
-        """Chunks that were found wrong in memory which living processes may have mapped."""
-        self._wrong = {key: None for key in self._wrong if self._arena.index.holders_of(key[2])}
-        return tuple(Damage(*key, self._arena.index.holders_of(key[2])) for key in self._wrong)
+        """Chunks that were found wrong in memory which is still in use: processes may have them mapped."""
+        self._wrong = {damage: None for damage in self._wrong if self._arena.index.has_slab(damage.place.slab)}
+        return tuple(self._wrong)
 
     def kept(self) -> Iterable[tuple[str, tuple[str, str], int]]:
         """(tier, (tenant, digest), length) of all that is kept now."""
@@ -70,9 +70,11 @@ class Examiner:
         outcome = await (self._in_memory if tier == "host" else self._in_file)(tenant, digest)
         self._counters.examined[tier] += outcome is not Outcome.ABSENT
         if outcome in FAULTS:
-            self._counters.chunk_faults[tier][outcome] += 1
             seen = {"tenant": tenant, "chunk": digest, "tier": tier, "kind": outcome}
             log.error("a kept chunk is faulty", extra=seen)
+        if tier == "nvme" and outcome in FAULTS:
+            await self.examine("host", tenant, digest)  # what is kept anew is kept from what is right now
+            await self._mend(tenant, digest)
         return outcome
 
     async def _in_memory(self, tenant: str, digest: str) -> Outcome:
@@ -82,11 +84,12 @@ class Examiner:
             return Outcome.ABSENT
         index.pin((place.slab,))
         try:
-            if await to_the_end(self._hashes, self._verify, await self._arena.view(place), digest):
+            if await self._verifier.is_right(await self._arena.view(place), digest):
                 return Outcome.WHOLE
+            self._counters.chunk_faults["host"][Outcome.DIGEST] += 1
             self._forget(place.slab)
             index.condemn(tenant, digest)
-            self._wrong[tenant, digest, place.slab] = None
+            self._wrong[Damage(tenant, digest, place)] = None
             return Outcome.DIGEST
         finally:
             self._arena.unpin((place.slab,))
@@ -101,8 +104,4 @@ class Examiner:
             outcome = await self._nvme.look(tenant, digest, buffer)
         except Refused:  # the disk does not answer now: says nothing about the file
             return Outcome.AWAY
-        if outcome is Outcome.WHOLE and not await to_the_end(self._hashes, self._verify, buffer, digest):
-            outcome = Outcome.DIGEST
-        if outcome in FAULTS:
-            await self._nvme.quarantine(tenant, digest)
-        return outcome
+        return await self._verifier.check(self._nvme, outcome, tenant, digest, buffer)

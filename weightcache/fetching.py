@@ -6,18 +6,17 @@ is known how the load ended: healed from a tier, or refused.
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 
-from blobstore.threads import to_the_end
 from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import Failure, Refused
 from weightcache.counters import Counters
 from weightcache.peer_tier import Elsewhere, PeerTier
 from weightcache.policy.healing import NOT_THERE, Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
-from weightcache.sources import Source, Verify
+from weightcache.sources import Source, Turn
 from weightcache.telling import tell_faults
 from weightcache.turns import Turns
+from weightcache.verifying import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +27,16 @@ class Fetcher:
     def __init__(
         self,
         sources: Sequence[Source],
-        hashes: Executor,
+        verifier: Verifier,
         counters: Counters,
-        verify: Verify,
         peers: PeerTier | None = None,
     ) -> None:
         self._sources = sources
         self._rules = tuple(Rule(source.tier, source.attempts) for source in sources)
-        self._hashes = hashes
+        self._verifier = verifier
         self._counters = counters
-        self._verify = verify
         self._peers = peers
-        self.turns = Turns({source.tier: source.limit for source in sources})
+        self.turns = Turns({source.tier: source.room for source in sources})
 
     def __repr__(self) -> str:
         return f"<Fetcher {[rule.tier for rule in self._rules]}>"
@@ -83,13 +80,13 @@ class Fetcher:
         """In turn, unless the source has none: then it is no reason to wait."""
         if not source.may_have(tenant, digest):
             return Trial(source.tier, Outcome.ABSENT)
-        async with self.turns.at(source.tier, (tenant, digest), into.nbytes):
-            return await self._try(source, tenant, digest, into)
+        async with self.turns.at(source.tier, (tenant, digest), into.nbytes) as turn:
+            return await self._try(source, tenant, digest, into, turn)
 
-    async def _try(self, source: Source, tenant: str, digest: str, into: memoryview) -> Trial:
+    async def _try(self, source: Source, tenant: str, digest: str, into: memoryview, turn: Turn) -> Trial:
         """One read, verified; a faulty copy is set aside."""
         try:
-            outcome = await source.fetch(tenant, digest, into)
+            outcome = await source.fetch(tenant, digest, into, turn)
         except Refused as refused:
             if not refused.failure.retryable:
                 raise
@@ -97,13 +94,7 @@ class Fetcher:
             return Trial(source.tier, Outcome.AWAY, refused.failure)
         if outcome not in NOT_THERE:
             self._counters.read(source.tier, into.nbytes)
-        if outcome is Outcome.WHOLE and not await to_the_end(self._hashes, self._verify, into, digest):
-            outcome = Outcome.DIGEST
-        trial = Trial(source.tier, outcome)
-        if trial.is_fault:
-            self._counters.chunk_faults[source.tier][outcome] += 1
-            await source.quarantine(tenant, digest)
-        return trial
+        return Trial(source.tier, await self._verifier.check(source, outcome, tenant, digest, into))
 
 
 def _failure(digest: str, decisive: Trial) -> Failure:

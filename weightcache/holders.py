@@ -1,13 +1,21 @@
-"""Processes that were sent slabs: known by a pidfd, forgotten when they die, and their slabs with them."""
+"""Processes that were sent slabs: known by a pidfd, forgotten with their slabs when they die, or let all of them go.
+
+What each may have mapped is known by chunk and place, so that who has a wrong one can be told from who only shares
+its slab, or had it brought anew into another place of it.
+"""
 
 import asyncio
 import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
+
+from weightcache.policy.extents import Place
 
 _SO_PEERPIDFD: Final = 77  # Linux 6.5: names the process itself, whatever became of its number
 
@@ -20,14 +28,26 @@ class Holder:
     pid: int
     pidfd: int
     leases: set[asyncio.Event] = field(default_factory=set)
+    places: dict[int, Mapping[str, Place]] = field(default_factory=dict)  # of each version as it was lent, by identity
+    times_lent: int = 0
+
+    def lend(self, places: Mapping[str, Place]) -> None:
+        """It was sent the slabs of these chunks, and may have them mapped until it dies."""
+        self.places[id(places)] = places
+        self.times_lent += 1
+
+    def has(self, digest: str, place: Place) -> bool:
+        """Whether a version was lent to it that has the chunk there."""
+        return any(places.get(digest) == place for places in self.places.values())
 
 
 class Holders:
-    """One holder per process, however many leases it has. `forget` is called with the number of each that died."""
+    """One holder per process, however many leases it has. `forget` is called with the number of each that is gone."""
 
     def __init__(self, forget: Callable[[int], None]) -> None:
         self._forget = forget
         self._by_pid: dict[int, Holder] = {}
+        self._asking: set[asyncio.Task[None]] = set()
         self._next = 0
 
     def __repr__(self) -> str:
@@ -38,9 +58,14 @@ class Holders:
         """Living processes that may have slabs mapped."""
         return len(self._by_pid)
 
-    def pids_of(self, numbers: Collection[int]) -> tuple[int, ...]:
-        """The processes of these holders, as far as they live."""
-        return tuple(sorted(holder.pid for holder in self._by_pid.values() if holder.number in numbers))
+    @property
+    def asking(self) -> int:
+        """Questions to the kernel that are not answered."""
+        return len(self._asking)
+
+    def pids_with(self, digest: str, place: Place) -> tuple[int, ...]:
+        """The living processes that may have the chunk mapped from that place."""
+        return tuple(sorted(holder.pid for holder in self._by_pid.values() if holder.has(digest, place)))
 
     def of(self, peer: socket.socket) -> Holder:
         """The process that connected. Raises ProcessLookupError where it is dead already."""
@@ -61,12 +86,35 @@ class Holders:
         asyncio.get_running_loop().add_reader(pidfd, self._died, holder)
         return holder
 
-    def close(self) -> None:
+    def let_go(self, holder: Holder, inodes: Collection[int]) -> None:
+        """A lease of the process has ended. Where that was its last, the kernel is asked, in a thread; if it finds none
+        of the memory files `inodes` with the process, that is forgotten as if it were dead.
+        """
+        if self._is_idle(holder):
+            task = asyncio.create_task(self._ask(holder, holder.times_lent, inodes))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def close(self) -> None:
         """Stop watching; the dead and the living are forgotten alike."""
+        for task in self._asking:
+            task.cancel()
+        if self._asking:
+            await asyncio.wait(self._asking)
         for holder in self._by_pid.values():
             asyncio.get_running_loop().remove_reader(holder.pidfd)
             os.close(holder.pidfd)
         self._by_pid.clear()
+
+    def _is_idle(self, holder: Holder) -> bool:
+        """Whether it is known, and has no lease."""
+        return self._by_pid.get(holder.pid) is holder and not holder.leases
+
+    async def _ask(self, holder: Holder, times_lent: int, inodes: Collection[int]) -> None:
+        """What it was sent while the kernel was asked, the answer may not tell of."""
+        may_see = await asyncio.to_thread(_may_see, holder.pid, inodes)
+        if not may_see and self._is_idle(holder) and holder.times_lent == times_lent:
+            self._died(holder)
 
     def _died(self, holder: Holder) -> None:
         asyncio.get_running_loop().remove_reader(holder.pidfd)
@@ -102,3 +150,26 @@ def _is_dead(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _may_see(pid: int, inodes: Collection[int]) -> bool:
+    """Whether the process has one of these memory files mapped or open, by the kernel's word (proc(5)), not its own.
+    Where the kernel does not say, it may: of the dead as well, of whom pidfds tell.
+
+    Only files' numbers are compared, so that in doubt one more is found. What it is just being sent is not seen. For
+    a thread: it takes the longer the more mappings and files the process has.
+    """
+    wanted = set(inodes)
+    proc = Path(f"/proc/{pid}")
+    try:
+        maps = (proc / "maps").read_bytes().splitlines()
+        # Range, mode, offset, device, inode, name.
+        if not maps or any(int(line.split(None, 5)[4]) in wanted for line in maps):
+            return True
+        for fd in os.listdir(proc / "fd"):
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if os.stat(proc / "fd" / fd).st_ino in wanted:
+                    return True
+    except OSError:
+        return True
+    return False

@@ -23,12 +23,13 @@ class Keeper:
     def __repr__(self) -> str:
         return f"<Keeper of {self._nvme!r}>"
 
-    async def ensure(self, tenant: str, digest: str, length: int) -> None:
-        """The chunk is on NVMe, or there is no room for it. What is just being loaded is admitted by its load.
-        Raises `Refused` where no source has good bytes.
+    async def ensure(self, tenant: str, digest: str, length: int) -> str | None:
+        """The chunk is on NVMe, or there is no room for it. Returns the tier that it was kept from; None where it was
+        there already, or is just being loaded: it is admitted by its load. Raises `Refused` where no source has good
+        bytes.
         """
         if self._nvme.index.holds((tenant, digest)) or self._arena.index.is_loading(tenant, digest):
-            return
+            return None
         place = self._arena.index.try_place(tenant, digest)
         if place is not None:
             self._arena.index.pin((place.slab,))
@@ -36,16 +37,17 @@ class Keeper:
                 await self._admit(tenant, digest, await self._arena.view(place))
             finally:
                 self._arena.unpin((place.slab,))
-            return
+            return "host"
         with self._nvme.coming(tenant, digest):
             buffer = memoryview(mmap.mmap(-1, length))
             flow = object()
             self._below.turns.enter(flow, {(tenant, digest): 0})
             try:
-                await self._below.fetch(tenant, digest, buffer)
+                tier = await self._below.fetch(tenant, digest, buffer)
             finally:
                 self._below.turns.leave(flow)
             await self._admit(tenant, digest, buffer)
+        return tier
 
     async def _admit(self, tenant: str, digest: str, data: memoryview) -> None:
         admitted = await self._nvme.admit(tenant, digest, data)

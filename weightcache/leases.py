@@ -1,4 +1,7 @@
-"""The lease socket: one request and one lease per connection, ended by the connection's end or the process's."""
+"""The lease socket: one request and one lease per connection, ended by the connection's end or the process's.
+
+Whoever asks for a progressive lease is sent the slabs while they are being filled, and told which parts are ready.
+"""
 
 import asyncio
 import logging
@@ -6,8 +9,13 @@ import os
 import socket
 import time
 from array import array
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from contracts.errors import Failure, InvalidRequest, Refused
 from contracts.names import dns_label
@@ -16,15 +24,30 @@ from contracts.wire import decode, encode
 from service.cause import begin
 from weightcache.arena import Arena
 from weightcache.counters import Counters
+from weightcache.filling import Filling
 from weightcache.holders import Holder, Holders, uid_of
-from weightcache.residents import Arrival, Residents
+from weightcache.policy.extents import Place
+from weightcache.policy.spans import merged
+from weightcache.resident import Resident
+from weightcache.residents import Residents
 from weightcache.wire import MAX_MESSAGE_BYTES, LeaseReply, LeaseRequest, SlabFact
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 1024
 REQUEST_TIMEOUT_S: Final = 5.0
+SAY_TIMEOUT_S: Final = 60.0
 LOAD_TIMEOUT_S: Final = 900.0  # a client that waits less hangs up, which cancels
+
+
+@dataclass(slots=True)
+class _Lent:
+    """One connection: which slabs its process was sent, how they will be taken off the books, the process's end."""
+
+    sock: socket.socket
+    stack: ExitStack
+    resident: Resident | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class LeaseServer:
@@ -53,9 +76,9 @@ class LeaseServer:
         """Living processes that may have slabs mapped."""
         return self._holders.count
 
-    def pids_of(self, holders: Collection[int]) -> tuple[int, ...]:
-        """Numbers of the processes."""
-        return self._holders.pids_of(holders)
+    def pids_with(self, digest: str, place: Place) -> tuple[int, ...]:
+        """Living processes that may have the chunk mapped from that place."""
+        return self._holders.pids_with(digest, place)
 
     def open(self) -> None:
         """Begin to accept."""
@@ -72,7 +95,7 @@ class LeaseServer:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        self._holders.close()
+        await self._holders.close()
 
     def _accept(self) -> None:
         try:
@@ -107,23 +130,19 @@ class LeaseServer:
 
     async def _lease(self, sock: socket.socket, raw: bytes) -> None:
         """Returns where it was refused; otherwise lasts until it is cancelled or the process dies."""
-        try:
-            self._check_user(sock)
-            request = decode(raw, LeaseRequest, what="lease request")
-            dns_label(request.tenant, "tenant")
-            if request.request_id is not None:
-                begin(request.request_id)
-            holder, ended = await self._grant(sock, request)
-        except Refused as refused:
-            self._refuse(sock, refused.failure)
-            return
-        self.active += 1
-        holder.leases.add(ended)
-        try:
-            await ended.wait()
-        finally:
-            holder.leases.discard(ended)
-            self.active -= 1
+        with ExitStack() as stack:
+            lent = _Lent(sock, stack)
+            try:
+                self._check_user(sock)
+                request = decode(raw, LeaseRequest, what="lease request")
+                dns_label(request.tenant, "tenant")
+                if request.request_id is not None:
+                    begin(request.request_id)
+                await self._grant(lent, request)
+            except Refused as refused:
+                await self._refuse(sock, refused.failure)
+                return
+            await lent.ended.wait()
 
     def _check_user(self, sock: socket.socket) -> None:
         """The directory's mode keeps others out; where that was loosened, this does. Raises `Refused`."""
@@ -133,41 +152,84 @@ class LeaseServer:
             log.warning("another user asked for a lease", extra={"uid": uid})
             raise Refused(InvalidRequest("uid", str(uid), "must be root's, or that of the weight cache's own user"))
 
-    async def _grant(self, sock: socket.socket, request: LeaseRequest) -> tuple[Holder, asyncio.Event]:
+    async def _grant(self, lent: _Lent, request: LeaseRequest) -> None:
         """Send the answer. Raises OSError where the client is gone."""
-        async with self._residents.pinned(request.tenant, request.version, LOAD_TIMEOUT_S, request.engines) as arrival:
-            # No awaiting from here on: between sending and holding nothing may be evicted, nor the process forgotten.
-            holder = self._holders.of(sock)
-            self._send(sock, arrival)
-            self._arena.index.hold(holder.number, arrival.resident.slabs, time.monotonic())
+        early = partial(self._tell, lent) if request.progressive else None
+        residents = self._residents
+        async with residents.pinned(request.tenant, request.version, LOAD_TIMEOUT_S, request.engines, early) as arrival:
+            whole = LeaseReply(ok=True, chunks_by_tier=arrival.tally.chunks, bytes_by_tier=arrival.tally.bytes)
+            if lent.resident is arrival.resident:
+                await _say(lent.sock, whole)
+            else:
+                self._lend(lent, arrival.resident, whole)
             self._counters.leases_granted += 1
             self._counters.leases_hot += arrival.tally is arrival.resident.tally
             seen = {"tenant": request.tenant, "version": request.version, "chunks_by_tier": arrival.tally.chunks}
             log.info("leased", extra=seen)
-            return holder, asyncio.Event()
 
-    def _send(self, sock: socket.socket, arrival: Arrival) -> None:
-        resident = arrival.resident
+    def _let_go(self, holder: Holder) -> None:
+        """A process that lives on and has unmapped its leases' slabs holds none of them any more."""
+        slabs = self._arena.index.held_by(holder.number)
+        self._holders.let_go(holder, [os.fstat(self._arena.slab(number).fd).st_ino for number in slabs])
+
+    async def _tell(self, lent: _Lent, filling: Filling) -> None:
+        """Answer as soon as that is possible; then which parts are ready, until it is cancelled."""
+        resident = await filling.placed()
+        if not await self._arena.made(resident.slabs) or filling.resident is not resident:
+            return
+        self._lend(lent, resident, LeaseReply(ok=True, whole=False))
+        told = 0
+        while spans := await filling.after(resident, told):
+            await _say(lent.sock, LeaseReply(ok=True, whole=False, ready=merged(spans)))
+            told += len(spans)
+
+    def _lend(self, lent: _Lent, resident: Resident, reply: LeaseReply) -> None:
+        """Send the reply with the slabs, which stay until the process has none of them. They are pinned now, and
+        nothing awaits in here: between sending and holding nothing may be evicted, nor the process forgotten.
+        """
+        holder = self._holders.of(lent.sock)
         slabs = [self._arena.slab(number) for number in resident.slabs]
-        reply = LeaseReply(
-            ok=True,
+        reply = replace(
+            reply,
             manifest_bytes=resident.manifest_bytes,
             layout_bytes=resident.layout_bytes,
             slabs=tuple(SlabFact(id=n, bytes=slab.length) for n, slab in zip(resident.slabs, slabs, strict=True)),
-            chunks_by_tier=arrival.tally.chunks,
-            bytes_by_tier=arrival.tally.bytes,
         )
         descriptors = array("i", [resident.papers.fd, *(slab.fd for slab in slabs)])
-        sock.sendmsg([encode(reply)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        lent.sock.sendmsg([encode(reply)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        self._arena.index.hold(holder.number, resident.slabs, time.monotonic())
+        holder.lend(resident.places)
+        if lent.resident is None:
+            lent.stack.enter_context(self._counted(holder, lent.ended))
+        lent.resident = resident
 
-    def _refuse(self, sock: socket.socket, failure: Failure) -> None:
+    @contextmanager
+    def _counted(self, holder: Holder, ended: asyncio.Event) -> Iterator[None]:
+        """The process has a lease while the block runs; its death sets `ended`."""
+        self.active += 1
+        holder.leases.add(ended)
+        try:
+            yield
+        finally:
+            holder.leases.discard(ended)
+            self.active -= 1
+            if self.accepting:
+                self._let_go(holder)
+
+    async def _refuse(self, sock: socket.socket, failure: Failure) -> None:
         self._counters.leases_refused[code_of(failure)] += 1
-        sock.send(encode(LeaseReply(ok=False, failure=to_wire(failure))))
+        await _say(sock, LeaseReply(ok=False, failure=to_wire(failure)))
 
 
 def may_lease(uid: int) -> bool:
     """Whether a process of this user may be sent weights: of our own, or of root, who can read them anyway."""
     return uid in (0, os.geteuid())
+
+
+async def _say(sock: socket.socket, reply: LeaseReply) -> None:
+    """Raises OSError or TimeoutError where the client is gone, or does not read what it was sent before."""
+    async with asyncio.timeout(SAY_TIMEOUT_S):
+        await asyncio.get_running_loop().sock_sendall(sock, encode(reply))
 
 
 async def _first(work: Awaitable[object], end: Awaitable[object]) -> None:

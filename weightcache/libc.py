@@ -1,5 +1,5 @@
-"""What Python's `mmap` and `fcntl` don't offer: reserved ranges, fixed places, advice on any range, seals' numbers,
-what of a file the page cache holds.
+"""What Python's `mmap` and `fcntl` don't offer: reserved ranges, fixed places, advice on and protection of any range,
+seals' numbers, what of a file the page cache holds.
 
 Addresses are integers; whoever maps a range unmaps it.
 """
@@ -14,6 +14,7 @@ from weightcache.policy.extents import HUGE_PAGE
 PROT_NONE: Final = 0
 PROT_READ: Final = 1
 PROT_READ_WRITE: Final = 3
+MADV_NOHUGEPAGE: Final = 15
 MADV_POPULATE_READ: Final = 22  # Linux 5.14
 MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 MADV_COLLAPSE: Final = 25  # Linux 6.1
@@ -41,6 +42,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)  # releases the GIL in each cal
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 _libc.syscall.restype = ctypes.c_long
@@ -65,6 +67,12 @@ def map_shared(address: int, length: int, fd: int, offset: int, *, writable: boo
     _mapped(_libc.mmap(address, length, protection, _MAP_SHARED | _MAP_FIXED, fd, offset))
 
 
+def protect(address: int, length: int, protection: int) -> None:
+    """What may be done with the mapped range from now on. Raises OSError."""
+    if _libc.mprotect(address, length, protection) != 0:
+        _fail("mprotect")
+
+
 def unmap(address: int, length: int) -> None:
     """The range is free again. Raises OSError."""
     if _libc.munmap(address, _pages(length)) != 0:
@@ -87,18 +95,18 @@ def zero(address: int, length: int) -> None:
     ctypes.memset(address, 0, length)
 
 
-def is_cached(fd: int, length: int) -> bool:
-    """Whether the page cache holds the file's first `length` bytes. Nothing is read for it, or thrown away.
+def missing_pages(fd: int, length: int) -> int:
+    """How many pages of the file's first `length` bytes the page cache lacks. Nothing is read for it, or thrown away.
 
     (A read with RWF_NOWAIT would tell as well, but has the kernel read ahead what it did not find.) Raises OSError.
     """
     pages = -(-length // _PAGE)
     try:
-        return _cached_pages(fd, length) >= pages
+        return max(0, pages - _cached_pages(fd, length))
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
             raise
-    return length == 0 or _mapped_pages(fd, length) >= pages
+    return 0 if length == 0 else pages - _mapped_pages(fd, length)
 
 
 def _cached_pages(fd: int, length: int) -> int:

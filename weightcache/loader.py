@@ -6,16 +6,19 @@ bytes, all who wait are refused by name. When which chunk is read is `turns`' af
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from contracts.errors import Cancelled, Failure, Internal, Refused
+from contracts.errors import Failure, Internal, Refused
+from contracts.traffic_errors import Cancelled
 from weightcache.admissions import Admissions
 from weightcache.arena import Arena
 from weightcache.fetching import Fetcher
 from weightcache.policy.extents import Place
 from weightcache.policy.host import Reservation
-from weightcache.policy.sharing import FULL_WEIGHT, Flow, by_position
+from weightcache.policy.sharing import FULL_WEIGHT
+from weightcache.policy.wants import Flow, by_position
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,7 @@ class _Job:
     """One chunk on its way. Its outcome is the tier that it came from, or why it didn't."""
 
     place: Place
+    spare: bool  # nobody has asked for it
     outcome: asyncio.Future[str | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -47,22 +51,38 @@ class Loader:
         """Chunks on their way."""
         return len(self._jobs)
 
+    @property
+    def unsettled(self) -> int:
+        """Chunks that have their slabs in use: on their way, or to be kept elsewhere, too."""
+        return len(self._jobs) + self._admissions.waiting
+
     async def bring(
-        self, reservation: Reservation, flow: Flow | None = None, weight: float = FULL_WEIGHT
+        self,
+        reservation: Reservation,
+        flow: Flow | None = None,
+        weight: float = FULL_WEIGHT,
+        on_ready: Callable[[str], None] = lambda _: None,
+        *,
+        spare: bool = False,
     ) -> dict[str, str]:
         """Returns the tier that each chunk came from, all chunks being ready. Raises the first `Refused` otherwise;
         what is still queued then, or when cancelled, is given up unless others wait for it.
 
         It gets `weight` parts of each source beside what others have. `flow` is a name for `weigh`, of this call alone.
+        `on_ready` hears of each chunk that was not there yet when it is, until this returns or raises. What is
+        `spare` is kept on NVMe only where there is room.
         """
         tenant = reservation.tenant
         for digest in reservation.load:
-            self._start(tenant, digest, reservation.places[digest])
+            self._start(tenant, digest, reservation.places[digest], spare)
         jobs = {digest: self._jobs[tenant, digest] for digest in (*reservation.load, *reservation.wait)}
         flow = object() if flow is None else flow
         wanted = by_position(reservation.places, tenant)
         self._turns.enter(flow, {key: wanted[key] for key in wanted if key[1] in jobs}, weight)
         tiers = dict.fromkeys(reservation.places, "host")
+        heard = {digest: partial(_hear, on_ready, digest) for digest in jobs}
+        for digest, job in jobs.items():
+            job.outcome.add_done_callback(heard[digest])
         try:
             for digest, job in jobs.items():
                 outcome = await asyncio.shield(job.outcome)
@@ -71,6 +91,8 @@ class Loader:
                 tiers[digest] = outcome
         finally:
             self._turns.leave(flow)
+            for digest, job in jobs.items():
+                job.outcome.remove_done_callback(heard[digest])
         return tiers
 
     def weigh(self, flow: Flow, weight: float) -> None:
@@ -91,8 +113,8 @@ class Loader:
             await asyncio.wait(self._tasks)
         await self._admissions.close()
 
-    def _start(self, tenant: str, digest: str, place: Place) -> None:
-        self._jobs[tenant, digest] = _Job(place)
+    def _start(self, tenant: str, digest: str, place: Place, spare: bool) -> None:
+        self._jobs[tenant, digest] = _Job(place, spare)
         self._arena.index.pin((place.slab,))
         self._own(self._load(tenant, digest))
 
@@ -119,6 +141,11 @@ class Loader:
             else:
                 self._arena.index.mark_ready(tenant, digest)
                 if outcome != "nvme":
-                    self._admissions.offer(tenant, digest, job.place)
+                    self._admissions.offer(tenant, digest, job.place, spare=job.spare)
             self._arena.unpin((job.place.slab,))
             job.outcome.set_result(outcome)
+
+
+def _hear(on_ready: Callable[[str], None], digest: str, outcome: "asyncio.Future[str | Failure]") -> None:
+    if not isinstance(outcome.result(), Failure):
+        on_ready(digest)

@@ -23,9 +23,13 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_chunk_faults_total", "Copies that were faulty.", ("tier", "kind"), _faults)
     counter("kelvin_healed_chunks_total", "Those for which a good one was found there.", tier, _healed)
     counter("kelvin_refused_chunks_total", "Chunks without any.", ("outcome",), lambda now: _codes(now.refused_chunks))
+    counter("kelvin_examined_chunks_total", "Chunks hashed anew.", tier, lambda now: by(now.examined_chunks.items()))
+    counter("kelvin_scrub_passes_total", "Passes over all that is kept.", (), lambda now: {(): now.sweeps})
+    page.read("kelvin_damaged_processes", "Those with wrong memory mapped.", Kind.GAUGE, (), lambda: _damaged(state()))
     counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)
     counter("kelvin_leases_refused_total", "Leases refused.", ("outcome",), lambda now: _codes(now.leases_refused))
     counter("kelvin_prefetches_total", "Versions that were to be brought ahead.", ("outcome",), _prefetches)
+    counter("kelvin_foreseen_bytes_total", "Brought ahead of expected calls.", ("outcome",), _foreseen)
     counter("kelvin_unverified_versions_total", "Loads of versions that nobody vouches for.", (), _unverified)
     counter("kelvin_unkept_chunks_total", "Chunks not kept on NVMe.", (), lambda now: {(): now.unkept_chunks})
     counter("kelvin_hedges_total", "Reads of the store asked twice, by which answer came first.", ("first",), _hedges)
@@ -64,8 +68,16 @@ def _healed(now: State) -> dict[Labels, float]:
     return by(now.healed_chunks.items())
 
 
+def _damaged(now: State) -> dict[Labels, float]:
+    return {(): len({pid for each in now.damaged for pid in each.pids})}
+
+
 def _prefetches(now: State) -> dict[Labels, float]:
     return {("ok",): now.prefetches.done, **_codes(now.prefetches.failed)}
+
+
+def _foreseen(now: State) -> dict[Labels, float]:
+    return by(now.foreseen_bytes.items())
 
 
 def _unverified(now: State) -> dict[Labels, float]:

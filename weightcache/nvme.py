@@ -15,16 +15,19 @@ from weightcache.policy.disk import DiskIndex, Key
 from weightcache.policy.healing import Outcome
 from weightcache.policy.sharing import Limit
 from weightcache.reading import Way
-from weightcache.sources import Verify
+from weightcache.sources import ALL_AT_ONCE, Turn
+from weightcache.verifying import Verdict, Verifier
 
 log = logging.getLogger(__name__)
 
 
 class NvmeTier:
-    """A `Source`. `wall_s` is the wall clock, as recency is kept in the files' times.
+    """A `Source` that verifies what it fetches. `wall_s` is the wall clock, as recency is kept in the files' times.
 
-    What was copied out of the page cache is verified by the thread that copied it: it has it in its core's cache, and
-    would otherwise only wait. A thread that reads the disk hands its bytes on, so that the disk never waits for a hash.
+    What a file holds is compared with its digest once, and with the tag that was taken then, if one was, whenever it is
+    read again.
+    A thread that copied a file out of the page cache, or only has to compare a tag, does it at once: it would otherwise
+    only wait. One that read the disk hands its bytes on to be hashed, so that the disk never waits for a hash.
     """
 
     tier = "nvme"
@@ -36,17 +39,18 @@ class NvmeTier:
         index: DiskIndex,
         threads: Executor,
         wall_s: Callable[[], float],
-        verify: Verify,
+        verifier: Verifier,
         chunks_at_once: int,
     ) -> None:
         self._files = ChunkFiles(root)
         self.index = index
         self.bytes_by_way: Counter[Way] = Counter()
+        self.recognised_bytes = 0
         self._threads = threads
         self._wall_s = wall_s
-        self._verify = verify
+        self._verifier = verifier
         self._coming: dict[Key, asyncio.Event] = {}
-        self.limit = Limit(chunks_at_once)
+        self.room = Limit(chunks_at_once)
 
     def __repr__(self) -> str:
         return f"<NvmeTier {self.index!r}>"
@@ -66,30 +70,43 @@ class NvmeTier:
         """See `Source`."""
         return self.index.holds((tenant, digest)) or (tenant, digest) in self._coming
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
         """See `Source`. A chunk that is just being brought here is waited for: nobody else need fetch it."""
         key = (tenant, digest)
         if (coming := self._coming.get(key)) is not None:
             await coming.wait()
         if not self.index.holds(key):
             return Outcome.ABSENT
-        reading = await to_the_end(self._threads, self._read, self._files.chunk(*key), digest, into)
+        path, tag = self._files.chunk(*key), self.index.tag(key)
+        reading, verdict = await to_the_end(self._threads, self._read, path, digest, into, tag)
         self._count(reading, into.nbytes)
-        outcome = reading.outcome
+        if verdict is None and reading.outcome is Outcome.WHOLE:
+            verdict = await self._verifier.compared(into, digest)
+        outcome = reading.outcome if verdict is None else verdict.outcome
         if outcome is Outcome.MISSING and not self.index.holds(key):
             return Outcome.ABSENT  # it was evicted meanwhile
         if outcome is Outcome.MISSING:
             self.index.drop(key)
         else:
             self.index.touch(key, self._wall_s())
+            self._note(key, verdict)
+            self.recognised_bytes += into.nbytes * (verdict is not None and verdict.recognised)
         return outcome
 
-    def _read(self, path: Path, digest: str, into: memoryview) -> Reading:
+    def _read(self, path: Path, digest: str, into: memoryview, tag: bytes | None) -> tuple[Reading, Verdict | None]:
         """In a thread."""
         reading = self._files.read(path, into)
-        if reading.way is not Way.CACHED:
-            return reading
-        return Reading(Outcome.VERIFIED if self._verify(into, digest) else Outcome.DIGEST, Way.CACHED)
+        if reading.outcome is not Outcome.WHOLE:
+            return reading, None
+        verdict = self._verifier.recognise(into, digest, tag)
+        if verdict is None and reading.way is Way.CACHED:
+            verdict = self._verifier.compare(into, digest)
+        return reading, verdict
+
+    def _note(self, key: Key, verdict: Verdict | None) -> None:
+        """What was right is recognised when it is read again."""
+        if verdict is not None and verdict.tag is not None:
+            self.index.mark_verified(key, verdict.tag)
 
     def _count(self, reading: Reading, length: int) -> None:
         if reading.way is None:
@@ -99,11 +116,19 @@ class NvmeTier:
         self.bytes_by_way[reading.way] += length
 
     async def look(self, tenant: str, digest: str, into: memoryview) -> Outcome:
-        """As `fetch`, but for nobody: the file is no more recent for it. Raises `Refused(Unavailable)`."""
+        """As `fetch`, but for nobody: from the disk itself, held against the digest whatever tag there is, and the
+        file is no more recent for it. Raises `Refused(Unavailable)`.
+        """
         key = (tenant, digest)
         read = partial(self._files.read, touch=False)
-        outcome = (await to_the_end(self._threads, read, self._files.chunk(*key), into)).outcome
-        return Outcome.ABSENT if outcome is Outcome.MISSING and not self.index.holds(key) else outcome
+        reading = await to_the_end(self._threads, read, self._files.chunk(*key), into)
+        if reading.outcome is Outcome.MISSING and not self.index.holds(key):
+            return Outcome.ABSENT
+        if reading.outcome is not Outcome.WHOLE:
+            return reading.outcome
+        verdict = await self._verifier.compared(into, digest)
+        self._note(key, verdict)
+        return verdict.outcome
 
     async def strangers(self) -> tuple[Key, ...]:
         """Files that are named as chunks, and that the index does not know."""

@@ -52,7 +52,7 @@ class Board:
     ) -> None:  # fmt: skip
         self.node = node
         self.peers = list(peers)
-        self.moved = 0  # chunks whose load ended
+        self.moved = 0  # loads that ended, and parts of chunks that arrived
         self.moved_at = clock()  # when the last one did
         self._is_here = is_here
         self._clock = clock
@@ -84,9 +84,13 @@ class Board:
             chunk.users -= 1
             if not chunk.users:
                 del self._chunks[key]
-            self.moved += 1
-            self.moved_at = self._clock()
+            self.note_moved()
             self._stir()
+
+    def note_moved(self) -> None:
+        """Something arrived here: who waits for us goes on waiting."""
+        self.moved += 1
+        self.moved_at = self._clock()
 
     def claim(self, key: Key) -> None:
         """It is being read here, from disk or store: others may wait for it."""

@@ -103,7 +103,7 @@ class Peer:
 
         Nothing writes to `into` any more when this returns, raises or is cancelled.
         """
-        self.pace.begin(into.nbytes, self._clock())
+        transfer = self.pace.begin(into.nbytes, self._clock())
         moved = 0
         try:
             for resumed in range(RESUMES + 1):
@@ -122,7 +122,7 @@ class Peer:
             self._fail(error)
             raise Refused(Unavailable("a peer of the weight cache")) from error
         finally:
-            self.pace.end(into.nbytes, moved, self._clock())
+            self.pace.end(transfer, moved, self._clock())
 
     def set_aside(self) -> None:
         """It sent wrong bytes: nothing is asked of it for a while."""

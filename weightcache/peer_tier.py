@@ -7,6 +7,7 @@ nobody up, and decides again when its turn at the store has come. What comes is 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -17,14 +18,13 @@ from weightcache.policy.healing import NOT_THERE, Outcome
 from weightcache.policy.mixing import Await, Choice, FromPeer, FromStore, Pause, choose
 from weightcache.policy.pace import Pace
 from weightcache.policy.sharing import Limit
-from weightcache.sources import Source
+from weightcache.sources import ALL_AT_ONCE, Source, Turn
 
 SETTLE_S: Final = 0.05  # what nodes that begin in the same moment have to hear of one another
 PATIENCE_S: Final = 30.0  # for which others are waited for while no chunk at all arrives here
 LOOK_S: Final = 2.0  # a wait is looked at again
 PAUSE_S: Final = 0.02
 READS_AT_ONCE: Final = 8  # from all peers
-UNMEASURED_STORE_S: Final = 1.0  # what a read is taken to need: a peer that is far slower has the store tried
 
 
 class Elsewhere(Exception):
@@ -48,7 +48,8 @@ class PeerTier:
         self, board: Board, is_local: Callable[[str, str], bool], clock: Callable[[], float], reads: int = READS_AT_ONCE
     ) -> None:
         self.board = board
-        self.limit = Limit(reads)
+        self.room = Limit(reads)
+        self.pace = Pace()  # of all peers
         self.store_pace = Pace()
         self._is_local = is_local
         self._clock = clock
@@ -92,7 +93,7 @@ class PeerTier:
         """See `Source`. What was decided to come from the store passes by."""
         return self._plans.get((tenant, digest), _Plan.STORE) is not _Plan.STORE
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
         """See `Source`. `ABSENT` where no node that answers has it now."""
         key = tenant, digest
         if self._plans.get(key) is _Plan.LOCAL:  # our own copy is wrong
@@ -108,7 +109,7 @@ class PeerTier:
             if peer is None:
                 break
             try:
-                outcome = await peer.fetch(tenant, digest, into)
+                outcome = await self._fetch(peer, tenant, digest, into)
             except PeerBusy:
                 continue
             except Refused as refused:
@@ -123,6 +124,16 @@ class PeerTier:
         if away is not None:
             raise away
         return Outcome.ABSENT
+
+    async def _fetch(self, peer: Peer, tenant: str, digest: str, into: memoryview) -> Outcome:
+        """Measured."""
+        transfer, moved = self.pace.begin(into.nbytes, self._clock()), 0
+        try:
+            outcome = await peer.fetch(tenant, digest, into)
+            moved = 0 if outcome in NOT_THERE else into.nbytes
+        finally:
+            self.pace.end(transfer, moved, self._clock())
+        return outcome
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`: who sent it is not asked for anything for a while."""
@@ -149,7 +160,8 @@ class PeerTier:
             self.board.node,
             key[1],
             self.board.others(key, nbytes),
-            store_s=self.store_pace.expected_s(nbytes) or UNMEASURED_STORE_S,
+            store_s=self.store_pace.alone_s(nbytes),
+            peers_s=self.pace.alone_s(nbytes),
             settled=asked_at is not None and now - since > SETTLE_S,
             patient=now - max(since, self.board.moved_at) < PATIENCE_S,
         )
@@ -157,6 +169,23 @@ class PeerTier:
     def _claim(self, key: Key, plan: _Plan) -> None:
         self._plans[key] = plan
         self.board.claim(key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """A turn of which the board hears part by part: others wait for a node as long as something arrives there."""
+
+    turn: Turn
+    board: Board
+
+    async def part(self, nbytes: int) -> int:
+        """See `Turn`."""
+        return await self.turn.part(nbytes)
+
+    def came(self, nbytes: int) -> None:
+        """See `Turn`."""
+        self.board.note_moved()
+        self.turn.came(nbytes)
 
 
 class SharedStore:
@@ -168,7 +197,7 @@ class SharedStore:
         self._clock = clock
         self.tier = inner.tier
         self.attempts = inner.attempts
-        self.limit = inner.limit
+        self.room = inner.room
 
     def __repr__(self) -> str:
         return f"<SharedStore {self._inner!r} {self._peers.store_pace!r}>"
@@ -177,17 +206,17 @@ class SharedStore:
         """See `Source`."""
         return self._inner.may_have(tenant, digest)
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
         """See `Source`."""
         if not self._peers.try_claim((tenant, digest), into.nbytes):
             raise Elsewhere
         pace, moved = self._peers.store_pace, 0
-        pace.begin(into.nbytes, self._clock())
+        transfer = pace.begin(into.nbytes, self._clock())
         try:
-            outcome = await self._inner.fetch(tenant, digest, into)
+            outcome = await self._inner.fetch(tenant, digest, into, _Moving(turn, self._peers.board))
             moved = 0 if outcome in NOT_THERE else into.nbytes
         finally:
-            pace.end(into.nbytes, moved, self._clock())
+            pace.end(transfer, moved, self._clock())
         return outcome
 
     async def quarantine(self, tenant: str, digest: str) -> None:

@@ -24,7 +24,7 @@ class Have(Wire, frozen=True):
 
 
 class Holdings(Wire, frozen=True):
-    """The answer: one letter for each chunk (`policy/mixing.Standing`), and how many arrived there since its start."""
+    """The answer: one letter for each chunk (`policy/mixing.Standing`), and a count that grows as bytes arrive."""
 
     node: str
     standings: str

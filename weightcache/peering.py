@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -23,7 +22,8 @@ from weightcache.peer_server import PeerServer
 from weightcache.peer_tier import READS_AT_ONCE, PeerTier, SharedStore
 from weightcache.settings import PeerSettings
 from weightcache.shelf import Shelf
-from weightcache.sources import Source, Verify
+from weightcache.sources import Source
+from weightcache.verifying import Verifier
 
 BACKLOG: Final = 256
 QUESTIONS_AT_ONCE: Final = 8  # connections beside those of reads
@@ -63,15 +63,14 @@ class Peering:
 
 @asynccontextmanager
 async def open_peers(
-    settings: PeerSettings, arena: Arena, nvme: NvmeTier, store: Source, hashes: Executor, verify: Verify,
-    counters: Counters,
-) -> AsyncIterator[Peering | None]:  # fmt: skip
+    settings: PeerSettings, arena: Arena, nvme: NvmeTier, store: Source, verifier: Verifier, counters: Counters
+) -> AsyncIterator[Peering | None]:
     """None where there are to be no peers."""
     if not settings.secrets:
         yield None
         return
     tls, clock = NodeTls(settings.secrets), asyncio.get_running_loop().time
-    shelf = Shelf(arena, nvme, hashes, verify, counters)
+    shelf = Shelf(arena, nvme, verifier, counters)
     connector = aiohttp.TCPConnector(
         ssl=tls.client(), limit=0, limit_per_host=READS_AT_ONCE + QUESTIONS_AT_ONCE, keepalive_timeout=KEPT_S
     )

@@ -2,7 +2,7 @@
 
 A prefetch is for nobody yet, so it waits while leases load, one after another, and gives way to a lease that comes
 meanwhile: what has arrived by then stays. An urgent one is part of a start and does neither. Where the host tier has
-no room for a version, its chunks are brought to NVMe.
+no room for a version, its chunks are brought to NVMe; not where it is only expected to be asked for: then it is left.
 """
 
 import asyncio
@@ -10,8 +10,9 @@ import logging
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from contracts.errors import CapacityExceeded, DeadlineExceeded, Failure, Internal, Overloaded, Refused
+from contracts.errors import CapacityExceeded, Failure, Internal, Refused
 from contracts.problem import code_of
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from weightcache.attestations import Attestations
 from weightcache.counters import Counters
 from weightcache.keeper import Keeper
@@ -28,12 +29,13 @@ RETRY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A version, and the tier that it should be in."""
+    """A version, and the tier that it should be in; what that is worth, where it is only expected to be asked for."""
 
     tenant: str
     version: str
     tier: Literal["host", "nvme"]
     urgent: bool = False
+    worth: float | None = None
 
 
 class Prefetcher:
@@ -120,7 +122,9 @@ class Prefetcher:
     async def _bring(self, wish: Wish) -> None:
         self.running += 1
         try:
-            if wish.tier == "nvme" or not await self._try_host(wish):
+            if wish.worth is not None:
+                await self._to_host(wish)
+            elif wish.tier == "nvme" or not await self._try_host(wish):
                 await self._to_nvme(wish)
         finally:
             self.running -= 1
@@ -128,12 +132,15 @@ class Prefetcher:
     async def _try_host(self, wish: Wish) -> bool:
         """False where the host tier has no room for it."""
         try:
-            await self._residents.bring(wish.tenant, wish.version, self._deadline_s, urgent=wish.urgent)
+            await self._to_host(wish)
         except Refused as refused:
             if isinstance(refused.failure, CapacityExceeded | Overloaded):
                 return False
             raise
         return True
+
+    async def _to_host(self, wish: Wish) -> None:
+        await self._residents.bring(wish.tenant, wish.version, self._deadline_s, urgent=wish.urgent, worth=wish.worth)
 
     async def _to_nvme(self, wish: Wish) -> None:
         _, manifest = await self._papers.manifest(wish.tenant, wish.version)

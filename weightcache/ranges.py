@@ -1,4 +1,5 @@
-"""Ranges of the store, side by side, each tried again for itself; one that is late is asked for a second time.
+"""Ranges of the store, side by side as turns come, each tried again for itself; one that is late is asked for a second
+time.
 
 The first right answer counts. The second read has memory of its own: nothing but the first one writes where the chunk
 will lie, and nothing at all once a read is over.
@@ -7,41 +8,63 @@ will lie, and nothing at all once a read is over.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
 
 from blobstore.abreast import end_all
 from blobstore.places import RangeReader
 from weightcache.counters import Counters
 from weightcache.policy.hedging import Hedging
-
-RANGE_BYTES: Final = 4 << 20  # half a chunk: one connection to S3 brings some 0.1 GB/s
+from weightcache.policy.line import Line
+from weightcache.sources import Turn
 
 
 class Ranges:
-    """A `RangeReader` over a store that is safe to ask many things at once. `clock` gives seconds."""
+    """Reads of a store that is safe to ask many things at once. `line` hears of each; `clock` gives seconds."""
 
     def __init__(
-        self, store: RangeReader, hedging: Hedging, counters: Counters, clock: Callable[[], float] = time.monotonic
+        self,
+        store: RangeReader,
+        hedging: Hedging,
+        line: Line,
+        counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.line = line
         self._store = store
         self._hedging = hedging
         self._counters = counters
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<Ranges {self._hedging!r}>"
+        return f"<Ranges {self._hedging!r} {self.line!r}>"
 
-    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """See `BlobStore`."""
-        starts = range(0, into.nbytes, RANGE_BYTES)
-        if len(starts) < 2:
-            await self._read(key, offset, into)
-            return
-        reads = [asyncio.create_task(self._read(key, offset + at, into[at : at + RANGE_BYTES])) for at in starts]
+    def within(self, turn: Turn) -> RangeReader:
+        """A reader whose ranges are as long, and begin, as `turn` has it."""
+        return _Within(self, turn)
+
+    async def read(self, key: str, offset: int, into: memoryview, turn: Turn) -> None:
+        """See `RangeReader.read_into`."""
+        reads: list[asyncio.Task[None]] = []
+        at = 0
         try:
+            while not any(map(_is_lost, reads)):
+                nbytes = await turn.part(into.nbytes - at)
+                reads.append(asyncio.create_task(self._part(key, offset + at, into[at : at + nbytes], turn)))
+                at += nbytes
+                if at >= into.nbytes:
+                    break
             await asyncio.gather(*reads)
         finally:
             await end_all(reads)
+
+    async def _part(self, key: str, offset: int, into: memoryview, turn: Turn) -> None:
+        came, read = 0, self.line.begin(into.nbytes, self._clock())
+        try:
+            await self._read(key, offset, into)
+            came = into.nbytes
+        finally:
+            self.line.end(read, came, self._clock())
+        turn.came(came)
 
     async def _read(self, key: str, offset: int, into: memoryview) -> None:
         began = self._clock()
@@ -79,11 +102,25 @@ class Ranges:
             await end_all((second,))
 
 
+@dataclass(frozen=True, slots=True)
+class _Within:
+    ranges: Ranges
+    turn: Turn
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        """See `BlobStore`."""
+        await self.ranges.read(key, offset, into, self.turn)
+
+
 async def _until_one_is_well(tasks: tuple[asyncio.Task[None], asyncio.Task[None]]) -> None:
     """Or until none can be any more."""
     left = set(tasks)
     while left and not any(map(_is_well, tasks)):
         _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _is_lost(task: asyncio.Task[None]) -> bool:
+    return task.done() and not _is_well(task)
 
 
 def _is_well(task: asyncio.Task[None]) -> bool:

@@ -18,9 +18,10 @@ from blobstore.places import Place, RangeReader, decode_index, place_of, read_pl
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from contracts.errors import Refused
 from weightcache.policy.healing import Outcome
-from weightcache.policy.sharing import Limit
-from weightcache.ranges import RANGE_BYTES
+from weightcache.policy.sharing import Limit, Room
+from weightcache.ranges import Ranges
 from weightcache.settings import DISK_READS
+from weightcache.sources import ALL_AT_ONCE, Turn
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +51,15 @@ class _Table:
 
 
 class StoreTier:
-    """A `Source` over a `BlobStore`, of which chunks are read by `ranges` (default: the store itself), so many ranges
-    at once.
-    """
+    """A `Source` over a `BlobStore`, of which chunks are read by `ranges`, by default each at once."""
 
     tier = "store"
     attempts = 2  # what came wrong once may be right in the store: a cache or a line on the way, or another pack
 
-    def __init__(self, store: BlobStore, ranges: RangeReader | None = None, reads_at_once: int = DISK_READS) -> None:
+    def __init__(self, store: BlobStore, ranges: Ranges | None = None) -> None:
         self._store = store
-        self._ranges = ranges or store
-        self.limit = Limit(reads_at_once, RANGE_BYTES)
+        self._ranges = ranges
+        self.room: Room = Limit(DISK_READS) if ranges is None else ranges.line
         self._tables: dict[str, _Table] = {}
         self.unreadable_packs = 0
 
@@ -71,14 +70,20 @@ class StoreTier:
         """See `Source`. Another machine may have put it there a moment ago."""
         return True
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
         """See `Source`."""
+        reader = self._store if self._ranges is None else self._ranges.within(turn)
         places = await self._locate(tenant, digest, stale=())
-        outcome = await self._read_one(tenant, digest, places, into)
+        outcome = await self._read_one(tenant, digest, places, into, reader)
         if outcome is Outcome.ABSENT and places:  # its packs were collected: it may have moved
             places = await self._locate(tenant, digest, stale=places)
-            outcome = await self._read_one(tenant, digest, places, into)
+            outcome = await self._read_one(tenant, digest, places, into, reader)
         return outcome
+
+    async def length_of(self, tenant: str, digest: str) -> int | None:
+        """The chunk's length, by the packs' tables; None where no pack has it. Raises `Refused`."""
+        places = await self._locate(tenant, digest, stale=())
+        return places[0].length if places else None
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`. The store is the snapshotter's and its objects never change: `kelvin fsck` says how to mend.
@@ -88,12 +93,14 @@ class StoreTier:
         if known := table.chunks.get(digest):
             table.put_last(digest, known[0])
 
-    async def _read_one(self, tenant: str, digest: str, places: Iterable[Place], into: memoryview) -> Outcome:
+    async def _read_one(
+        self, tenant: str, digest: str, places: Iterable[Place], into: memoryview, reader: RangeReader
+    ) -> Outcome:
         """From the first place that has a copy and answers. Raises BlobUnavailable where none has and one didn't."""
         away: BlobUnavailable | None = None
         for place in places:
             try:
-                outcome = await self._read(tenant, place, into)
+                outcome = await self._read(tenant, place, into, reader)
             except BlobUnavailable as error:
                 outcome, away = Outcome.AWAY, error
             if outcome not in (Outcome.ABSENT, Outcome.AWAY):
@@ -103,11 +110,11 @@ class StoreTier:
             raise away
         return Outcome.ABSENT
 
-    async def _read(self, tenant: str, place: Place, into: memoryview) -> Outcome:
+    async def _read(self, tenant: str, place: Place, into: memoryview, reader: RangeReader) -> Outcome:
         if place.length != into.nbytes:
             return Outcome.LENGTH
         try:
-            await read_place_into(self._ranges, f"{tenant}/packs/{place.pack}", place, into)
+            await read_place_into(reader, f"{tenant}/packs/{place.pack}", place, into)
         except BlobNotFound:
             return Outcome.ABSENT
         except BlobShort:

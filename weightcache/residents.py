@@ -1,94 +1,51 @@
 """Versions in the host tier: brought there once however many ask, and pinned while an answer to them is being made."""
 
 import asyncio
-import fcntl
 import logging
-import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
-import msgspec
-
-from contracts.control import SealAttestation
-from contracts.errors import CapacityExceeded, DeadlineExceeded, Failure, Internal, Refused
+from contracts.errors import CapacityExceeded, Failure, Internal, Refused
 from contracts.manifest import Manifest
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from weightcache.arena import Arena
 from weightcache.attestations import Attestations
-from weightcache.libc import F_ADD_SEALS, PAPER_SEALS
+from weightcache.filling import Filling
+from weightcache.foreseen import Foreseen
 from weightcache.loader import Loader
 from weightcache.papers import Papers
-from weightcache.policy.extents import extents_of
 from weightcache.policy.host import Reservation
 from weightcache.policy.rates import Rates
 from weightcache.policy.sharing import FULL_WEIGHT, LOW_WEIGHT
+from weightcache.resident import Arrival, Resident, Tally, resident_of, tally_of
 from weightcache.waiting import Waiting
-from weightcache.wire import MAX_SLABS, Layout
+from weightcache.wire import MAX_SLABS
 
 log = logging.getLogger(__name__)
 
-TIERS = ("host", "nvme", "peer", "store")
+GIVE_WAY_S: Final = 5.0  # for what a prefetch was just reading
+LOOK_S: Final = 0.01
 
-
-class SealedFile:
-    """Immutable bytes behind a descriptor that other processes may be given. Closed with its last reference."""
-
-    def __init__(self, parts: Iterable[bytes]) -> None:
-        self.fd = os.memfd_create("kelvin-papers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        for part in parts:
-            left = memoryview(part)
-            while left:
-                left = left[os.write(self.fd, left) :]
-        fcntl.fcntl(self.fd, F_ADD_SEALS, PAPER_SEALS)
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """Distinct chunks of a version, and their bytes, by the tier that this lease found them in."""
-
-    chunks: dict[str, int]
-    bytes: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """A version whose chunks are all ready, and the answer to whoever leases it from now on."""
-
-    slabs: tuple[int, ...]
-    papers: SealedFile
-    manifest_bytes: int
-    layout_bytes: int
-    engines: frozenset[tuple[str, str]]  # library and device class of each seal
-    tally: Tally  # everything in the host tier
-
-    def knows(self, engines: tuple[tuple[str, str], ...]) -> bool:
-        """Whether there are known answers of one of these, or of any where none is named: if not, there may be news."""
-        return not self.engines.isdisjoint(engines) if engines else bool(self.engines)
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A resident version and where its chunks came from."""
-
-    resident: Resident
-    tally: Tally
+Early = Callable[[Filling], Awaitable[None]]
 
 
 @dataclass(eq=False, slots=True)
 class _Claim:
-    """A flight's name for its share of the sources, and how large that is."""
+    """A flight's name for its share of the sources, and how large that is; what it is worth, where nobody asked."""
 
     weight: float
+    worth: float | None = None
 
 
 @dataclass(slots=True)
 class _Flight:
     task: asyncio.Task[Arrival | Failure]
     claim: _Claim
+    filling: Filling
     waiting: int = 0
     leased: bool = False  # somebody who waited, or waits, wants a lease
 
@@ -103,6 +60,7 @@ class Residents:
         papers: Papers,
         attestations: Attestations,
         waiting: Waiting,
+        foreseen: Foreseen,
         rates: Rates | None = None,
     ) -> None:
         self._arena = arena
@@ -111,6 +69,8 @@ class Residents:
         self._attestations = attestations
         self.rates = rates or Rates()
         self._waiting = waiting
+        self._foreseen = foreseen
+        self._gave_way_s = float("-inf")
         self._hot: dict[tuple[str, str], Resident] = {}
         self._flights: dict[tuple[str, str], _Flight] = {}
         self._owed: dict[tuple[str, str], Tally] = {}  # what an urgent prefetch found, for the first lease
@@ -131,25 +91,38 @@ class Residents:
 
     @asynccontextmanager
     async def pinned(
-        self, tenant: str, version: str, timeout_s: float, engines: tuple[tuple[str, str], ...] = ()
+        self,
+        tenant: str,
+        version: str,
+        timeout_s: float,
+        engines: tuple[tuple[str, str], ...] = (),
+        early: Early | None = None,
     ) -> AsyncIterator[Arrival]:
-        """For a lease: the version, whole, verified and kept from eviction while the block runs. Raises `Refused`."""
+        """For a lease: the version, whole, verified and kept from eviction while the block runs. Raises `Refused`, and
+        what `early` raises: where the version has to be brought first, it runs meanwhile, and is cancelled, if it still
+        runs, when that is over.
+        """
         key = (tenant, version)
-        async with self._arrival(key, timeout_s, engines, leased=True) as arrival:
+        async with self._arrival(key, timeout_s, engines, leased=True, early=early) as arrival:
+            self._foreseen.leased(key)
             owed = self._owed.pop(key, None)
             is_hot = arrival.tally is arrival.resident.tally
             yield Arrival(arrival.resident, owed) if is_hot and owed is not None else arrival
 
-    async def bring(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
+    async def bring(
+        self, tenant: str, version: str, timeout_s: float, *, urgent: bool, worth: float | None = None
+    ) -> None:
         """For nobody yet: the version is here when this returns, and may be evicted from then on. Raises `Refused`.
 
         An urgent one is part of a start: the lease that comes for it is told where its chunks were found. Others have
-        a small share beside it, until somebody waits.
+        a small share beside it, until somebody waits. One that is only expected has its `worth` (`HostIndex.reserve`).
         """
         key = (tenant, version)
         weight = FULL_WEIGHT if urgent else LOW_WEIGHT
-        async with self._arrival(key, timeout_s, (), leased=False, weight=weight) as arrival:
-            self._arena.index.touch(arrival.resident.slabs, time.monotonic())
+        async with self._arrival(key, timeout_s, (), leased=False, weight=weight, worth=worth) as arrival:
+            self._arena.index.touch(arrival.resident.slabs, time.monotonic(), 1.0 if worth is None else worth)
+            if worth is not None and arrival.tally is not arrival.resident.tally and key in self._hot:
+                self._foreseen.brought(key, sum(count for tier, count in arrival.tally.bytes.items() if tier != "host"))
             if urgent and arrival.tally is not arrival.resident.tally and key in self._hot:
                 self._owed[key] = arrival.tally
 
@@ -162,6 +135,8 @@ class Residents:
         *,
         leased: bool,
         weight: float = FULL_WEIGHT,
+        worth: float | None = None,
+        early: Early | None = None,
     ) -> AsyncIterator[Arrival]:
         hot = self._hot.get(key)
         if hot is not None and hot.knows(engines):
@@ -171,7 +146,11 @@ class Residents:
             finally:
                 self._arena.unpin(hot.slabs)
             return
-        flight = self._flights.get(key) or self._depart(key, weight)
+        flight = self._flights.get(key)
+        if flight is None or (flight.task.done() and worth is None and flight.claim.worth is not None):
+            flight = self._depart(key, weight, worth)  # what a mere expectation was refused says nothing to others
+        if worth is None:
+            flight.claim.worth = None
         if weight > flight.claim.weight:
             flight.claim.weight = weight
             self._loader.weigh(flight.claim, weight)
@@ -179,7 +158,7 @@ class Residents:
         flight.leased |= leased
         try:
             with self._waiting.leasing(key) if leased else nullcontext():
-                arrival = await _within(flight.task, timeout_s)
+                arrival = await _within(flight, timeout_s, early)
             yield arrival if leased or not flight.leased else Arrival(arrival.resident, arrival.resident.tally)
         finally:
             flight.waiting -= 1
@@ -195,9 +174,9 @@ class Residents:
             await asyncio.wait(tasks)
         self._hot.clear()
 
-    def _depart(self, key: tuple[str, str], weight: float) -> _Flight:
-        claim = _Claim(weight)
-        flight = _Flight(asyncio.create_task(self._fly(*key, claim)), claim)
+    def _depart(self, key: tuple[str, str], weight: float, worth: float | None) -> _Flight:
+        claim, filling = _Claim(weight, worth), Filling()
+        flight = _Flight(asyncio.create_task(self._fly(*key, claim, filling)), claim, filling)
         self._flights[key] = flight
 
         def done(_: object) -> None:
@@ -210,6 +189,8 @@ class Residents:
     def _land(self, key: tuple[str, str], flight: _Flight) -> None:
         """The last who waited has left: what the flight pinned for them is unpinned."""
         if not flight.task.done():
+            if not flight.leased:
+                self._gave_way_s = time.monotonic()
             if self._flights.get(key) is flight:
                 del self._flights[key]
             flight.task.cancel()
@@ -221,46 +202,75 @@ class Residents:
         if not task.cancelled() and isinstance(arrival := task.result(), Arrival):
             self._arena.unpin(arrival.resident.slabs)
 
-    async def _fly(self, tenant: str, version: str, claim: _Claim) -> Arrival | Failure:
+    async def _fly(self, tenant: str, version: str, claim: _Claim, filling: Filling) -> Arrival | Failure:
         """The version's slabs stay pinned where this returns an arrival."""
         began_s = time.monotonic()
         try:
             raw, manifest = await self._papers.manifest(tenant, version)
             attestations = await self._attestations.of(tenant, version)
-            reservation, tiers = await self._brought(tenant, manifest, claim)
-            try:
-                resident = _resident(raw, manifest, attestations, reservation)
-            except BaseException:
-                self._arena.unpin(reservation.slabs)
-                raise
+
+            def placed(reservation: Reservation) -> Resident:
+                return resident_of(raw, manifest, attestations, reservation)
+
+            arrival = await self._brought(tenant, manifest, placed, claim, filling)
         except Refused as refused:
             return refused.failure
         except Exception:
             log.exception("a version did not arrive", extra={"tenant": tenant, "version": version})
             return Internal()
-        self._hot[tenant, version] = resident
-        tally = _tally(reservation, tiers)
-        self.rates.observe(tally.bytes, time.monotonic() - began_s)
-        return Arrival(resident, tally)
+        self._hot[tenant, version] = arrival.resident
+        self.rates.observe(arrival.tally.bytes, time.monotonic() - began_s)
+        return arrival
 
-    async def _brought(self, tenant: str, manifest: Manifest, claim: _Claim) -> tuple[Reservation, dict[str, str]]:
-        """A reservation whose chunks are ready; what was found wrong while others were loading is brought anew."""
+    async def _brought(
+        self,
+        tenant: str,
+        manifest: Manifest,
+        placed: Callable[[Reservation], Resident],
+        claim: _Claim,
+        filling: Filling,
+    ) -> Arrival:
+        """At a reservation whose chunks are ready; what was found wrong while others were loading is brought anew."""
         tiers: dict[str, str] = {}
+        chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]
         while True:
-            reservation = self._reserve(tenant, manifest)
+            reservation = await self._room_for(tenant, chunks, claim)
             try:
-                found = await self._loader.bring(reservation, claim, claim.weight)
+                resident = placed(reservation)
+                with filling.towards(resident, chunks, reservation.ready):
+                    ready = partial(filling.add, resident)
+                    found = await self._loader.bring(
+                        reservation, claim, claim.weight, ready, spare=claim.worth is not None
+                    )
             except BaseException:
                 self._arena.unpin(reservation.slabs)
                 raise
             tiers = {**found, **{digest: tier for digest, tier in tiers.items() if found[digest] == "host"}}
             if self._arena.index.is_current(reservation):
-                return reservation, tiers
+                return Arrival(resident, tally_of(reservation, tiers))
             self._arena.unpin(reservation.slabs)
 
-    def _reserve(self, tenant: str, manifest: Manifest) -> Reservation:
-        chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]
-        reservation = self._arena.reserve(tenant, chunks, time.monotonic())
+    async def _room_for(self, tenant: str, chunks: Sequence[tuple[str, int]], claim: _Claim) -> Reservation:
+        """A prefetch that gives way holds its place until what it was reading was read and kept: that is waited for."""
+        until_s = time.monotonic() + GIVE_WAY_S
+        while True:
+            try:
+                return self._reserve(tenant, chunks, claim.worth)
+            except Refused as refused:
+                if not isinstance(refused.failure, Overloaded) or claim.worth is not None:
+                    raise
+                if time.monotonic() > until_s or not self._loader.unsettled or not self._gives_way(claim):
+                    raise
+            await asyncio.sleep(LOOK_S)
+
+    def _gives_way(self, to: _Claim) -> bool:
+        """Whether a prefetch does, or did a moment ago."""
+        others = (flight for flight in self._flights.values() if flight.claim is not to)
+        leaving = any(not flight.leased and flight.claim.weight < FULL_WEIGHT for flight in others)
+        return leaving or time.monotonic() - self._gave_way_s < GIVE_WAY_S
+
+    def _reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], worth: float | None) -> Reservation:
+        reservation = self._arena.reserve(tenant, chunks, time.monotonic(), worth)
         if len(reservation.slabs) > MAX_SLABS:
             self._arena.unpin(reservation.slabs)
             raise Refused(CapacityExceeded("slabs of a lease", len(reservation.slabs), MAX_SLABS))
@@ -270,14 +280,17 @@ class Residents:
         """The slab is gone, or something in it: versions that have chunks in it are no longer resident."""
         for key in [key for key, resident in self._hot.items() if slab in resident.slabs]:
             del self._hot[key]
+            self._foreseen.gone(key)
             self._owed.pop(key, None)
 
 
-async def _within(task: asyncio.Task[Arrival | Failure], timeout_s: float) -> Arrival:
+async def _within(flight: _Flight, timeout_s: float, early: Early | None) -> Arrival:
     began = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
-            outcome = await asyncio.shield(task)
+            if early is not None:
+                await _beside(early(flight.filling), flight.task)
+            outcome = await asyncio.shield(flight.task)
     except TimeoutError as error:
         raise Refused(DeadlineExceeded(time.monotonic() - began, "restoring weights")) from error
     if isinstance(outcome, Failure):
@@ -285,25 +298,13 @@ async def _within(task: asyncio.Task[Arrival | Failure], timeout_s: float) -> Ar
     return outcome
 
 
-def _resident(
-    raw: bytes, manifest: Manifest, attestations: tuple[SealAttestation, ...], reservation: Reservation
-) -> Resident:
-    slabs = reservation.slabs
-    position = {slab: index for index, slab in enumerate(slabs)}
-    chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]
-    extents = tuple(
-        (extent.virtual, position[extent.slab], extent.offset, extent.length)
-        for extent in extents_of(chunks, reservation.places)
-    )
-    layout = msgspec.json.encode(Layout(total_bytes=manifest.total_bytes, extents=extents, attestations=attestations))
-    all_hot = _tally(reservation, dict.fromkeys(reservation.places, "host"))
-    engines = frozenset((seal.fingerprint.torch, seal.fingerprint.device_class) for seal in attestations)
-    return Resident(slabs, SealedFile((raw, layout)), len(raw), len(layout), engines, all_hot)
-
-
-def _tally(reservation: Reservation, tiers: dict[str, str]) -> Tally:
-    tally = Tally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
-    for digest, tier in tiers.items():
-        tally.chunks[tier] += 1
-        tally.bytes[tier] += reservation.places[digest].length
-    return tally
+async def _beside(work: Awaitable[None], flight: asyncio.Task[Arrival | Failure]) -> None:
+    """Until the work or the flight is over; the work is gone then. Raises what the work raises."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((working, flight), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        await asyncio.wait((working,))
+    if not working.cancelled():
+        working.result()

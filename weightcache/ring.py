@@ -1,4 +1,5 @@
-"""Bytes through a ring of buffers to a device: in order, few and large copies, no buffer filled before it was drained.
+"""Bytes through a ring of buffers to a device, as they become ready: few and large copies, no buffer filled before it
+was drained.
 
 What a buffer is, and how a copy out of it runs beside everything else, is the lane's; `device.py` has CUDA's.
 """
@@ -9,6 +10,7 @@ from typing import Final, Protocol
 import torch
 
 from weightcache.checksum import BLOCK_BYTES, blocks_of
+from weightcache.policy.spans import Span, Spans, completed
 
 SLOT_BYTES: Final = 32 << 20
 SLOTS: Final = 4
@@ -48,24 +50,24 @@ class Lane(Protocol):
         ...
 
 
-def send_all(lane: Lane, address: int, total: int, ready: Iterable[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def send_all(lane: Lane, address: int, total: int, ready: Iterable[Span]) -> tuple[torch.Tensor, torch.Tensor]:
     """The device's copy of `total` bytes at `address`, and its sums; complete on return.
 
-    `ready` gives offsets up to which the bytes may be read, growing, `total` the last: it may block until there are
-    more. What becomes ready in small pieces is sent in whole buffers. Whatever it raises is raised, after the last
-    copy ended.
+    `ready` gives the parts that may be read, in any order, each once, until that is all: it may block until there are
+    more. A buffer's worth is sent once all of it may be read, so that a part that is late keeps no other waiting.
+    Whatever `ready` raises is raised, after the last copy ended.
     """
     arena, sums = lane.begin(total)
-    begin = step = 0
+    there, step = Spans(total), 0
     try:
-        for edge in ready:
-            while edge - begin >= lane.slot_bytes or (begin < edge == total):
-                end, slot = min(begin + lane.slot_bytes, edge), step % lane.slots
+        for span in ready:
+            for begin, end in completed(span, there.add(*span), lane.slot_bytes, total):
+                slot = step % lane.slots
                 lane.wait(slot)
                 lane.stage(slot, address + begin, end - begin)
                 lane.send(slot, end - begin, arena[begin:end], sums[begin // BLOCK_BYTES : blocks_of(end)])
-                begin, step = end, step + 1
+                step += 1
     finally:
         lane.finish()
-    assert begin == total, "ready ends with all of it"
+    assert there.is_whole, "ready ends with all of it"
     return arena, sums

@@ -16,6 +16,7 @@ from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 from weightcache.policy.extents import HUGE_PAGE
 from weightcache.policy.trust import Policy
+from weightcache.tags import Recheck
 
 SLAB_BYTES: Final = 256 << 20
 DISK_READS: Final = 12  # of a store that is a directory, two for each chunk: a disk is as busy with these as with more
@@ -57,6 +58,7 @@ class CacheSettings:
     host_quota: int = 100
     nvme_quota: int = 100
     scrub_s: float = 0.0
+    recheck: Recheck = Recheck.TAG
     verify: Policy = Policy.OFF
     trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
@@ -102,6 +104,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         host_quota=settings.integer(env, "KELVIN_HOST_QUOTA", 100, low=1, high=100),
         nvme_quota=settings.integer(env, "KELVIN_NVME_QUOTA", 100, low=1, high=100),
         scrub_s=settings.number(env, "KELVIN_SCRUB_S", 3600.0, low=0, high=31_536_000),
+        recheck=Recheck(settings.choice(env, "KELVIN_RECHECK", Recheck.TAG, tuple(Recheck))),
         lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
         store_reads=settings.integer(env, "KELVIN_STORE_READS", LINE_READS if far else DISK_READS, low=1, high=128),
         hedge_percent=settings.number(env, "KELVIN_HEDGE_PERCENT", 5.0 if far else 0.0, low=0.0, high=50.0),

@@ -5,17 +5,16 @@ What is handed out stays in place until the block that has it is left, and so mu
 
 import mmap
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import Final
 
-from blobstore.threads import to_the_end
-from contracts.errors import NotFound, Overloaded, Refused
+from contracts.errors import NotFound, Refused
+from contracts.traffic_errors import Overloaded
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.nvme import NvmeTier
-from weightcache.policy.healing import FAULTS, Outcome
-from weightcache.sources import Verify
+from weightcache.policy.healing import ARRIVED
+from weightcache.verifying import Verifier
 
 MAX_OUT: Final = 64  # answers
 MAX_OUT_BYTES: Final = 512 << 20  # of chunks; a larger one goes alone
@@ -26,13 +25,12 @@ class Shelf:
     """Over the tiers of one agent."""
 
     def __init__(
-        self, arena: Arena, nvme: NvmeTier, hashes: Executor, verify: Verify, counters: Counters, *,
+        self, arena: Arena, nvme: NvmeTier, verifier: Verifier, counters: Counters, *,
         max_out: int = MAX_OUT, max_out_bytes: int = MAX_OUT_BYTES,
     ) -> None:  # fmt: skip
         self._arena = arena
         self._nvme = nvme
-        self._hashes = hashes
-        self._verify = verify
+        self._verifier = verifier
         self._counters = counters
         self._max_out = max_out
         self._max_out_bytes = max_out_bytes
@@ -60,7 +58,9 @@ class Shelf:
         try:
             if place is None:
                 with mmap.mmap(-1, length) as memory, memoryview(memory) as view:
-                    await self._read(tenant, digest, view)
+                    read = await self._nvme.fetch(tenant, digest, view)
+                    if await self._verifier.check(self._nvme, read, tenant, digest, view) not in ARRIVED:
+                        raise Refused(NotFound("chunk", digest))
                     with view.toreadonly() as lent:
                         yield lent
             else:
@@ -71,16 +71,3 @@ class Shelf:
                     self._arena.unpin((place.slab,))
         finally:
             self.out, self.out_bytes = self.out - 1, self.out_bytes - length
-
-    async def _read(self, tenant: str, digest: str, into: memoryview) -> None:
-        """From NVMe. A copy that is wrong is set aside here, so that no other node is sent it."""
-        outcome = await self._nvme.fetch(tenant, digest, into)
-        if outcome is Outcome.WHOLE:
-            verified = await to_the_end(self._hashes, self._verify, into, digest)
-            outcome = Outcome.VERIFIED if verified else Outcome.DIGEST
-        if outcome is Outcome.VERIFIED:
-            return
-        if outcome in FAULTS:
-            self._counters.chunk_faults[self._nvme.tier][outcome] += 1
-            await self._nvme.quarantine(tenant, digest)
-        raise Refused(NotFound("chunk", digest))

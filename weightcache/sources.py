@@ -1,14 +1,38 @@
 """Where a chunk's bytes may come from, in order. A source only fetches: the fetcher verifies, whoever fetched."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from blake3 import blake3
 
 from weightcache.policy.healing import Outcome
-from weightcache.policy.sharing import Limit
+from weightcache.policy.sharing import Room
 
 Verify = Callable[[memoryview, str], bool]
+
+
+class Turn(Protocol):
+    """A chunk's, at a source that is read in parts."""
+
+    async def part(self, nbytes: int) -> int:
+        """Of the next `nbytes` to be read so many may be now, at least one of them where there is one. Waits for it."""
+
+    def came(self, nbytes: int) -> None:
+        """So many bytes are there: others may begin."""
+
+
+class AllAtOnce:
+    """A `Turn` of who waits for none."""
+
+    async def part(self, nbytes: int) -> int:
+        """All of them."""
+        return nbytes
+
+    def came(self, nbytes: int) -> None:
+        """Nobody was waiting."""
+
+
+ALL_AT_ONCE: Final[Turn] = AllAtOnce()
 
 
 class Source(Protocol):
@@ -25,14 +49,15 @@ class Source(Protocol):
         """
 
     @property
-    def limit(self) -> Limit:
+    def room(self) -> Room:
         """How much it is asked for at once."""
 
     def may_have(self, tenant: str, digest: str) -> bool:
         """False where it has no copy and knows it without asking anyone: such a chunk waits for no turn here."""
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
-        """Fill `into` (page-aligned, whole pages). Raises `Refused(Unavailable)`, which says nothing about the bytes.
+    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
+        """Fill `into` (page-aligned, whole pages), in parts as `turn` has it where the source is read in parts. Raises
+        `Refused(Unavailable)`, which says nothing about the bytes.
 
         When this returns, raises or is cancelled, nothing writes to `into` any more.
         """

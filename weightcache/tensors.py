@@ -22,6 +22,7 @@ def tensors(lease: Lease) -> dict[str, torch.Tensor]:
     # A ctypes buffer claims to be writable: a read-only one would make torch warn for each tensor.
     buffer = (ctypes.c_ubyte * lease.total_bytes).from_address(lease.address)
     buffer._lease = lease  # type: ignore[attr-defined]
+    lease.lend(buffer)
     return {tensor.name: _viewed(buffer, tensor) for tensor in lease.manifest.tensors}
 
 

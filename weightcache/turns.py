@@ -1,61 +1,126 @@
-"""Turns at each source: so many chunks at once, the next one by shares. Which source is asked, the fetcher says."""
+"""Turns at each source: so much at once, the next one by shares. Which source is asked, the fetcher says.
+
+A chunk's turn is the one of its first part. Where a source gives less at once, whoever reads asks for the next part's
+turn when there is something to read.
+"""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from contracts.errors import Cancelled, Refused
-from weightcache.policy.sharing import FULL_WEIGHT, Flow, Key, Limit, Sharing
+from contracts.errors import Refused
+from contracts.traffic_errors import Cancelled
+from weightcache.policy.sharing import FULL_WEIGHT, Room, Sharing
+from weightcache.policy.wants import Flow, Key, Wants
 
 
-@dataclass(slots=True)
 class _Lane:
-    """One source's. A future is True once the turn has come, False where nobody wanted the chunk any more."""
+    """One source's: what waits there, and what is under way."""
 
-    limit: Limit
-    free: int
-    sharing: Sharing
-    waiting: dict[Key, tuple[int, asyncio.Future[bool]]] = field(default_factory=dict)
+    def __init__(self, room: Room, wants: Wants) -> None:
+        self.room = room
+        self.wants = wants
+        self.sharing = Sharing(wants)
+        self.waiting: dict[Key, asyncio.Future[int | None]] = {}
+        self.parts = 0
+        self.nbytes = 0
+
+    def queue(self, key: Key, nbytes: int) -> "asyncio.Future[int | None]":
+        """How much of it has begun, once it has; None once nobody wants it any more."""
+        turn: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.sharing.add(key, nbytes)
+        self.waiting[key] = turn
+        self.begin()
+        return turn
 
     def begin(self) -> None:
         """All that is next and fits."""
-        while (key := self.sharing.next()) is not None:
-            slots, turn = self.waiting[key]
+        while (following := self.sharing.next()) is not None:
+            key, left = following
+            turn = self.waiting[key]
             if turn.cancelled():  # its task has yet to hear of it
                 self.withdraw(key)
                 continue
-            if slots > self.free:
+            part = self.room.part(self.parts, self.nbytes, left)
+            if part is None:
                 return
-            self.sharing.take()
+            self.sharing.take(part)
             del self.waiting[key]
-            self.free -= slots
-            turn.set_result(True)
+            self.parts += 1
+            self.nbytes += part
+            turn.set_result(part)
 
     def withdraw(self, key: Key) -> None:
         self.sharing.remove(key)
         del self.waiting[key]
 
-    def end(self, slots: int) -> None:
-        self.free += slots
+    def leave(self, flow: Flow) -> None:
+        for key in self.sharing.leave(flow):
+            turn = self.waiting.pop(key)
+            if not turn.done():
+                turn.set_result(None)
+        self.begin()  # the next one may need less
+
+    def end(self, key: Key, part: int) -> None:
+        self.sharing.end(key)
+        self.parts -= 1
+        self.nbytes -= part
         self.begin()
 
 
-class Turns:
-    """By tier. A slow source keeps nobody from another one: each has slots and a queue of its own."""
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A `Turn`. Of its parts those that count are under way, and end when as many bytes came."""
 
-    def __init__(self, limits: Mapping[str, Limit]) -> None:
-        self._lanes = {tier: _Lane(limit, limit.at_once, Sharing()) for tier, limit in limits.items()}
-        self._flows: dict[Flow, Mapping[Key, int]] = {}
-        self._wanted: dict[Key, dict[Flow, int]] = {}
+    lane: _Lane
+    key: Key
+    first: int | None  # bytes that have begun, until somebody asks for them
+    counted: deque[int] = field(default_factory=deque)
+    came_bytes: int = 0
+
+    async def part(self, nbytes: int) -> int:
+        """See `Turn`."""
+        if self.first is not None:
+            begun, self.first = min(self.first, nbytes), None
+            self.lane.nbytes -= self.counted[0] - begun  # it was more than there is to read
+            self.counted[0] = begun
+            self.lane.begin()
+            return begun
+        part = await _wait(self.lane, self.key, nbytes) if self.lane.wants.of(self.key) else None
+        if part is None:  # nobody wants it any more: what has begun runs to its end
+            return self.lane.room.part(0, 0, nbytes) or nbytes
+        self.counted.append(part)
+        return part
+
+    def came(self, nbytes: int) -> None:
+        """See `Turn`."""
+        self.came_bytes += nbytes
+        while self.counted and self.came_bytes >= self.counted[0]:
+            self.came_bytes -= self.counted[0]
+            self.lane.end(self.key, self.counted.popleft())
+
+    def end(self) -> None:
+        """Nothing of it is under way any more."""
+        while self.counted:
+            self.lane.end(self.key, self.counted.popleft())
+
+
+class Turns:
+    """By tier. A slow source keeps nobody from another one: each has room and a queue of its own."""
+
+    def __init__(self, rooms: Mapping[str, Room]) -> None:
+        self._wants = Wants()
+        self._lanes = {tier: _Lane(room, self._wants) for tier, room in rooms.items()}
 
     def __repr__(self) -> str:
         return f"<Turns running={self.running} queued={self.queued}>"
 
     @property
     def running(self) -> dict[str, int]:
-        """Slots in use, by tier."""
-        return {tier: lane.limit.at_once - lane.free for tier, lane in self._lanes.items()}
+        """Chunks, or parts of them, that are under way, by tier."""
+        return {tier: lane.parts for tier, lane in self._lanes.items()}
 
     @property
     def queued(self) -> dict[str, int]:
@@ -64,64 +129,51 @@ class Turns:
 
     def is_wanted(self, key: Key) -> bool:
         """Whether anyone waits for the chunk."""
-        return key in self._wanted
+        return bool(self._wants.of(key))
 
     def enter(self, flow: Flow, wanted: Mapping[Key, int], weight: float = FULL_WEIGHT) -> None:
         """Someone waits for these chunks, in the order of their positions, until `leave`."""
-        self._flows[flow] = wanted
+        self._wants.enter(flow, wanted)
         for lane in self._lanes.values():
             lane.sharing.enter(flow, weight)
-        for key, position in wanted.items():
-            self._wanted.setdefault(key, {})[flow] = position
-            for lane in self._lanes.values():
-                lane.sharing.want(key, flow, position)
 
     def weigh(self, flow: Flow, weight: float) -> None:
         """See `Sharing.weigh`; nothing where it has left, or not entered yet."""
-        if flow in self._flows:
+        if flow in self._wants:
             for lane in self._lanes.values():
                 lane.sharing.weigh(flow, weight)
 
     def leave(self, flow: Flow) -> None:
         """Nobody waits there any more: what no other wants loses its place in the queues."""
-        for key in self._flows.pop(flow):
-            flows = self._wanted[key]
-            del flows[flow]
-            if not flows:
-                del self._wanted[key]
+        self._wants.leave(flow)
         for lane in self._lanes.values():
-            for key in lane.sharing.leave(flow):
-                _, turn = lane.waiting.pop(key)
-                if not turn.done():
-                    turn.set_result(False)
-            lane.begin()  # the next one may need fewer slots
+            lane.leave(flow)
 
     @asynccontextmanager
-    async def at(self, tier: str, key: Key, nbytes: int) -> AsyncIterator[None]:
+    async def at(self, tier: str, key: Key, nbytes: int) -> AsyncIterator[_Turn]:
         """While the block reads the chunk from there. Raises `Refused(Cancelled)` once nobody wants it any more."""
         lane = self._lanes[tier]
-        slots = lane.limit.slots(nbytes)
-        await self._wait(lane, key, nbytes, slots)
-        try:
-            yield
-        finally:
-            lane.end(slots)
-
-    async def _wait(self, lane: _Lane, key: Key, nbytes: int, slots: int) -> None:
-        came = False
-        while not came:
-            if (wanted := self._wanted.get(key)) is None:
+        first: int | None = None
+        while first is None:
+            if not self.is_wanted(key):
                 raise Refused(Cancelled())
-            turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            lane.sharing.add(key, nbytes, wanted)
-            lane.waiting[key] = slots, turn
-            lane.begin()
-            try:
-                came = await turn  # where not, it may be wanted again meanwhile: it queues anew
-            except asyncio.CancelledError:
-                if turn.cancelled():
-                    if lane.waiting.get(key, (0, None))[1] is turn:
-                        lane.withdraw(key)
-                elif turn.result():
-                    lane.end(slots)
-                raise
+            first = await _wait(lane, key, nbytes)  # where nobody did, it may be wanted again meanwhile
+        turn = _Turn(lane, key, first, deque([first]))
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+
+async def _wait(lane: _Lane, key: Key, nbytes: int) -> int | None:
+    """See `_Lane.queue`. When cancelled neither its place nor its room is lost."""
+    turn = lane.queue(key, nbytes)
+    try:
+        return await turn
+    except asyncio.CancelledError:
+        if turn.cancelled():
+            if lane.waiting.get(key) is turn:
+                lane.withdraw(key)
+        elif (part := turn.result()) is not None:
+            lane.end(key, part)
+        raise

@@ -1,4 +1,8 @@
-"""What client and agent say on the lease socket: one JSON message each way, descriptors with the answer.
+"""What client and agent say on the lease socket: one JSON message to the agent; one or more back, with descriptors.
+
+An answer is whole: all bytes are there and verified. Whoever asks for a progressive lease may be answered before that:
+then parts follow that have become ready, and at last one that it is whole, or a failure. An answer with descriptors
+that comes after such a one replaces it, and is whole.
 
 The first descriptor is a sealed memfd: the manifest's canonical bytes, then a `Layout`. It holds what may outgrow a
 socket message. The rest are the slabs, in the order in which extents number them.
@@ -6,7 +10,7 @@ socket message. The rest are the slabs, in the order in which extents number the
 
 from typing import Final
 
-from contracts.control import SealAttestation
+from contracts.jobs import SealAttestation
 from contracts.manifest import Digest, Offset, Size
 from contracts.problem import WireFailure
 from contracts.wire import Wire
@@ -14,6 +18,7 @@ from contracts.wire import Wire
 SOCKET: Final = "lease.sock"
 MAX_MESSAGE_BYTES: Final = 64 << 10
 MAX_SLABS: Final = 252  # 253 descriptors fit a message (SCM_MAX_FD)
+MAX_SPANS: Final = 1000  # of a message
 
 
 class LeaseRequest(Wire, frozen=True):
@@ -23,6 +28,7 @@ class LeaseRequest(Wire, frozen=True):
     version: Digest
     request_id: str | None = None  # for which it is wanted, where that is known
     engines: tuple[tuple[str, str], ...] = ()  # library and device class: known answers of one are wanted
+    progressive: bool = False  # whether to answer as soon as it is known where the bytes will be
 
 
 class SlabFact(Wire, frozen=True):
@@ -33,9 +39,13 @@ class SlabFact(Wire, frozen=True):
 
 
 class LeaseReply(Wire, frozen=True):
-    """The agent's message: `ok`, or a failure and no descriptors."""
+    """The agent's message: `ok`, or a failure and no descriptors. `ready` are parts of the linear space, first byte and
+    the first byte after it, that no earlier message had.
+    """
 
     ok: bool
+    whole: bool = True
+    ready: tuple[tuple[Offset, Offset], ...] = ()
     failure: WireFailure | None = None
     manifest_bytes: Size = 0
     layout_bytes: Size = 0

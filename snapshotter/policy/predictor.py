@@ -14,8 +14,8 @@ import msgspec
 from msgspec import structs
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.control import GateFacts
 from contracts.errors import Refused
+from contracts.jobs import GateFacts
 from contracts.push import PlanRequest, SmallFile
 from contracts.signature import (
     OPEN,
@@ -28,7 +28,7 @@ from contracts.signature import (
     find_signature_fault,
     sign,
 )
-from contracts.wire import MAX_RULE
+from contracts.wire import MAX_RULE, convert
 from snapshotter.policy.files import ONNX_FILE, PREDICTOR, SIGNATURE_FILE, max_bytes_of
 from snapshotter.policy.onnx_graph import read_graph
 from snapshotter.policy.strict_json import is_text, parse_object
@@ -109,7 +109,7 @@ def _reject(path: str, reason: str) -> NoReturn:
 
 def _read_signature(raw: bytes) -> _SignatureFile:
     try:
-        return msgspec.convert(parse_object(raw, SIGNATURE_FILE), _SignatureFile)
+        return convert(parse_object(raw, SIGNATURE_FILE), _SignatureFile)
     except msgspec.ValidationError as error:
         _reject(SIGNATURE_FILE, str(error))
 

@@ -7,8 +7,8 @@ import msgspec
 from blake3 import blake3
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.control import GateFacts
 from contracts.errors import Refused
+from contracts.jobs import GateFacts
 from contracts.manifest import ENGINE_INTERFACE, FORMAT, Chunk, Engine, Limits, Manifest, PinnedFile, Tensor
 from contracts.signature import Signature
 from snapshotter.policy.config import EngineDtype

@@ -20,6 +20,7 @@ class _File:
     length: int
     used_at: float
     written: bool
+    tag: bytes | None = None  # of the bytes, once they were verified
 
 
 class DiskIndex:
@@ -54,6 +55,10 @@ class DiskIndex:
     def file_count(self) -> int:
         """Files that can be read."""
         return sum(file.written for file in self._files.values())
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so much more fits without anything having to go."""
+        return self._total + nbytes <= self.budget_bytes
 
     def found(self, key: Key, length: int, used_at: float) -> None:
         """A file from before this process, last used then."""
@@ -106,6 +111,16 @@ class DiskIndex:
         """The file has its name and can be read."""
         assert not self._files[key].written
         self._files[key].written = True
+
+    def tag(self, key: Key) -> bytes | None:
+        """What the file's bytes are recognised by; None where they were not verified yet, or there is none."""
+        file = self._files.get(key)
+        return None if file is None else file.tag
+
+    def mark_verified(self, key: Key, tag: bytes) -> None:
+        """The file's bytes were right, and have this tag; the file may be gone meanwhile."""
+        if (file := self._files.get(key)) is not None:
+            file.tag = tag
 
     def touch(self, key: Key, now: float) -> None:
         """It was read, if it is still there."""

@@ -2,7 +2,8 @@
 
 A chunk is *loading* from the moment its place is reserved and *ready* once its bytes are there and verified. A slab is
 freed whole, and only when nothing pins it (a reservation, a load, a write to NVMe) and no living process holds it: a
-process that was sent the slab may have it mapped until it dies, whatever became of its lease.
+process that was sent the slab may have it mapped, whatever became of its lease, until it dies or the kernel says that
+it has not.
 """
 
 from collections import Counter
@@ -11,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from contracts.artifact_errors import ChunkCorrupt
-from contracts.errors import CapacityExceeded, Overloaded, Refused
-from weightcache.policy.evict import Candidate, Shares, choose
+from contracts.errors import CapacityExceeded, Refused
+from contracts.traffic_errors import Overloaded
+from weightcache.policy.evict import Candidate, Shares, choose, rank, used_as_if
 from weightcache.policy.extents import Place, Room, Wanted, fresh_needed, place, wanted_of
 
 RETRY_S: Final = 1.0
 HALF_LIFE_S: Final = 600.0  # of an idle slab's value
+EDGE: Final = 1.0  # in powers of two: what is only expected replaces what is worth less than half of it
 
 ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]  # seconds to have a tenant's (digest, length) again
 
@@ -31,6 +34,12 @@ class Reservation:
     wait: tuple[str, ...]  # digests that another's load will bring
     fresh: tuple[int, ...]  # slabs that begin with this reservation, empty
     evicted: tuple[int, ...]  # slabs that ended for it
+
+    @property
+    def ready(self) -> tuple[str, ...]:
+        """Digests that were ready when it was made."""
+        coming = {*self.load, *self.wait}
+        return tuple(digest for digest in self.places if digest not in coming)
 
     @property
     def slabs(self) -> tuple[int, ...]:
@@ -104,10 +113,15 @@ class HostIndex:
         """Slabs that each tenant has."""
         return Counter(slab.tenant for slab in self._slabs.values())
 
-    def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
+    def reserve(
+        self, tenant: str, chunks: Sequence[tuple[str, int]], now: float, worth: float | None = None
+    ) -> Reservation:
         """Places for all of (digest, length), or nothing changes: `CapacityExceeded` where the tier could never hold
         them, or the tenant's quota, `Overloaded` where too much of it is in use. Whatever is there already stays where
         it is, if that fits.
+
+        `worth` is for what nobody has asked for: the share (above 0, up to 1) of a used version's value that it has. It
+        takes the place of what is worth less than half of it, and stays within the tenant's quota.
         """
         wanted = wanted_of(chunks)
         longest = max((chunk.length for chunk in wanted), default=0)
@@ -119,12 +133,16 @@ class HostIndex:
         if alone > self.quota:
             what = "slabs of the weight cache that one tenant may have (KELVIN_HOST_QUOTA)"
             raise Refused(CapacityExceeded(what, alone, self.quota))
-        plan = self._plan(tenant, wanted, keep_idle=True) or self._plan(tenant, wanted, keep_idle=False)
+        used_at = now if worth is None else used_as_if(now, worth, HALF_LIFE_S)
+        if worth is None:
+            plan = self._plan(tenant, wanted, keep_idle=True) or self._plan(tenant, wanted, keep_idle=False)
+        else:
+            plan = self._plan(tenant, wanted, keep_idle=True, used_at=used_at)
         if plan is None and self.slabs_by_tenant[tenant] + alone > self.quota < self.max_slabs:
             raise Refused(Overloaded("this tenant's share of the weight cache", self.quota, RETRY_S))
         if plan is None:
             raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S))
-        return self._apply(tenant, wanted, *plan, now)
+        return self._apply(tenant, wanted, *plan, used_at)
 
     def mark_ready(self, tenant: str, digest: str) -> None:
         """Its bytes are in place and verified."""
@@ -155,9 +173,13 @@ class HostIndex:
         """((tenant, digest), length) of each that may be served."""
         return tuple((key, entry.place.length) for key, entry in self._chunks.items() if entry.ready)
 
-    def holders_of(self, slab: int) -> frozenset[int]:
-        """Living processes that may have it mapped."""
-        return frozenset(self._slabs[slab].holders) if slab in self._slabs else frozenset()
+    def has_slab(self, slab: int) -> bool:
+        """Whether it has not ended yet."""
+        return slab in self._slabs
+
+    def held_by(self, holder: int) -> tuple[int, ...]:
+        """Slabs that the process may have mapped."""
+        return tuple(number for number, slab in self._slabs.items() if holder in slab.holders)
 
     def is_ready(self, tenant: str, digest: str) -> bool:
         """Whether the chunk may be served."""
@@ -174,10 +196,11 @@ class HostIndex:
         entry = self._chunks.get((tenant, digest))
         return entry.place if entry is not None and entry.ready else None
 
-    def touch(self, slabs: Iterable[int], now: float) -> None:
-        """Somebody is about to need them."""
+    def touch(self, slabs: Iterable[int], now: float, worth: float = 1.0) -> None:
+        """Somebody is about to need them, or may be: see `reserve`."""
         for number in slabs:
-            self._slabs[number].used_at = now
+            slab = self._slabs[number]
+            slab.used_at = max(slab.used_at, used_as_if(now, worth, HALF_LIFE_S))
 
     def pin(self, slabs: Iterable[int]) -> None:
         """Keep these slabs; each pin is undone by one `unpin`."""
@@ -199,8 +222,8 @@ class HostIndex:
             self._slabs[number].used_at = now
 
     def drop_holder(self, holder: int) -> tuple[int, ...]:
-        """The process is dead. Returns the slabs that ended with it because they hold nothing."""
-        held = [number for number, slab in self._slabs.items() if holder in slab.holders]
+        """The process is dead, or maps none of them. Returns the slabs that ended with it because they hold nothing."""
+        held = self.held_by(holder)
         for number in held:
             self._slabs[number].holders.discard(holder)
         return self._end_empty(held)
@@ -238,10 +261,11 @@ class HostIndex:
             assert end <= slab.used <= self.slab_bytes
 
     def _plan(
-        self, tenant: str, wanted: Sequence[Wanted], *, keep_idle: bool
+        self, tenant: str, wanted: Sequence[Wanted], *, keep_idle: bool, used_at: float | None = None
     ) -> tuple[dict[str, Place], tuple[int, ...]] | None:
         """What stays where it is, and which slabs end. Without `keep_idle`, chunks in idle slabs are placed anew:
-        scattered over many slabs they could keep out the very version that they belong to.
+        scattered over many slabs they could keep out the very version that they belong to. With `used_at`, only what
+        is worth less than half of the version, had it been used then.
         """
         present: dict[str, Place] = {}
         ended: set[int] = set()
@@ -257,23 +281,37 @@ class HostIndex:
                 ended.add(entry.place.slab)
         missing = [chunk for chunk in wanted if chunk.digest not in present]
         kept = {spot.slab for spot in present.values()}
+        own = None if used_at is None else rank(self._as_candidate(tenant, missing, used_at), HALF_LIFE_S)[0]
         while True:
             rooms = self._rooms(tenant, ended)
             free = self.max_slabs - len(self._slabs) + len(ended)
             fresh = fresh_needed(missing, rooms, self.slab_bytes)
+            held = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
+            held[tenant] += fresh
             if fresh <= free:
+                if own is not None and fresh and held[tenant] > self.quota:
+                    return None
                 return present, tuple(sorted(ended))
-            idle = (
+            idle: Iterable[Candidate[int]] = (
                 Candidate(number, 1, slab.used_at, self._reload_of(slab), slab.tenant)
                 for number, slab in self._slabs.items()
                 if not slab.busy and number not in kept and number not in ended
             )
-            held = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
-            held[tenant] += fresh
+            if own is not None:
+                idle = [each for each in idle if rank(each, HALF_LIFE_S)[0] + EDGE < own]
             least = choose(idle, fresh - free, HALF_LIFE_S, Shares(held, self.quota, tenant))
             if least is None:
                 return None
             ended |= set(least)  # they may have been rooms: look again
+
+    def _as_candidate(self, tenant: str, chunks: Sequence[Wanted], used_at: float) -> Candidate[int]:
+        """Chunks that are not here yet, as their slabs would be weighed: each by what it costs to have again."""
+        parts: list[list[tuple[str, int]]] = [[]]
+        for chunk in chunks:
+            if sum(length for _, length in parts[-1]) + chunk.length > self.slab_bytes:
+                parts.append([])
+            parts[-1].append((chunk.digest, chunk.length))
+        return Candidate(-1, len(parts), used_at, sum(self._reload_s(tenant, part) for part in parts))
 
     def _reload_of(self, slab: _Slab) -> float:
         lengths = ((digest, self._chunks[slab.tenant, digest].place.length) for digest in slab.chunks)
@@ -287,7 +325,7 @@ class HostIndex:
         ]
 
     def _apply(
-        self, tenant: str, wanted: Sequence[Wanted], present: dict[str, Place], ended: tuple[int, ...], now: float
+        self, tenant: str, wanted: Sequence[Wanted], present: dict[str, Place], ended: tuple[int, ...], used_at: float
     ) -> Reservation:
         missing = [chunk for chunk in wanted if chunk.digest not in present]
         for number in ended:
@@ -297,7 +335,7 @@ class HostIndex:
         fresh = tuple(range(self._next, self._next + count))
         self._next += count
         for number in fresh:
-            self._slabs[number] = _Slab(tenant, now)
+            self._slabs[number] = _Slab(tenant, used_at)
         placed = place(missing, rooms, fresh, self.slab_bytes)
         for digest, spot in placed.items():
             self._chunks[tenant, digest] = _Entry(spot)
@@ -309,7 +347,7 @@ class HostIndex:
         wait = tuple(digest for digest in present if not self._chunks[tenant, digest].ready)
         reservation = Reservation(tenant, places, tuple(placed), wait, fresh, ended)
         for number in reservation.slabs:
-            self._slabs[number].used_at = now
+            self._slabs[number].used_at = max(self._slabs[number].used_at, used_at)
         self.pin(reservation.slabs)
         return reservation
 

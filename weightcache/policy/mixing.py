@@ -13,7 +13,8 @@ from typing import Final
 
 from blake3 import blake3
 
-RELUCTANCE: Final = 8.0  # the store has to be so many times as quick as a node: all others share it, and it is paid for
+RELUCTANCE: Final = 8.0  # the store has to be so many times as quick as nodes are: all share it, and it is paid for
+TRY_STORE_S: Final = 5.0  # until from a node: then a store that was never measured is tried
 
 
 class Standing(StrEnum):
@@ -69,17 +70,26 @@ def rank(node: str, digest: str) -> bytes:
 
 
 def choose(
-    me: str, digest: str, others: Sequence[Other], *, store_s: float | None, settled: bool, patient: bool
+    me: str,
+    digest: str,
+    others: Sequence[Other],
+    *,
+    store_s: float | None,
+    peers_s: float | None,
+    settled: bool,
+    patient: bool,
 ) -> Choice:
-    """First rule that holds. `store_s` is what a read of the store is expected to take, where that was measured;
-    `settled`: who would begin at the same moment has had the time to say so; `patient`: waiting has not taken too long.
+    """First rule that holds. `store_s` is how long the store takes for as many bytes, `peers_s` all nodes together;
+    None: not measured. `settled`: who would begin at the same moment has had the time to say so; `patient`: waiting has
+    not taken too long.
     """
     holders = [other for other in others if other.standing is Standing.READY]
     free = [other for other in holders if not other.busy]
     if free:
         best = min(free, key=lambda other: (other.expected_s or 0.0, rank(other.node, digest)))
-        slower = best.expected_s is not None and store_s is not None and store_s * RELUCTANCE < best.expected_s
-        return FromStore() if slower else FromPeer(best.node)
+        sharing = 1 + sum(other.standing is Standing.WANTED for other in others)
+        share_s = None if store_s is None else store_s * sharing
+        return FromStore() if _is_far_slower(best, peers_s, share_s) else FromPeer(best.node)
     if not patient:
         return FromStore()
     if holders:
@@ -98,6 +108,16 @@ def choose(
     if not settled and any(rank(other.node, digest) > own for other in others):
         return Pause()
     return FromStore()
+
+
+def _is_far_slower(best: Other, peers_s: float | None, store_s: float | None) -> bool:
+    """What all nodes together bring counts, not what waits at one of them, or what it has left for us; and of the store
+    the share that would be ours if all who want the chunk turned there: while they take it from one another the store
+    has little to do, which is no reason to.
+    """
+    if store_s is None:
+        return best.expected_s is not None and best.expected_s > TRY_STORE_S
+    return peers_s is not None and peers_s > RELUCTANCE * store_s
 
 
 def _first(others: Sequence[Other], digest: str) -> Other:

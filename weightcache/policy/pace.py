@@ -1,52 +1,69 @@
 """How fast a source moves bytes, measured as they move. Pure: whoever moves them says when.
 
 What counts is what a source does for us altogether, not the rate of one transfer: eight at once are each slow, and the
-ninth waits for them.
+ninth waits for them. A transfer's own rate, times how many there were at once, is that of all of them (Little, 1961);
+unlike bytes over time it does not matter whether they end one by one or together.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-WEIGHT: Final = 0.3  # of the newest sample; the rest is what was known before
-FEW: Final = 3  # samples
-SAMPLE_S: Final = 0.02  # shorter stretches tell more of the clock than of the source
+WEIGHT: Final = 0.3  # of the newest transfer; the rest is what was known before
+FEW: Final = 3  # transfers
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One that is under way."""
+
+    nbytes: int
+    began: float
+    seen: float  # transfers under way, times seconds, by then
 
 
 @dataclass(slots=True)
 class Pace:
-    """Bytes per second over the times in which something was under way, as a moving average; None before the first.
+    """Bytes per second while something is under way, as a moving average; None before the first.
 
-    It is gone by after a few samples: the first ones tell of connections that were made.
+    `alone_s` goes by it after a few transfers: the first ones tell of connections that were made.
     """
 
     rate: float | None = None
     queued: int = 0  # bytes under way
+    _under_way: int = 0
     _samples: int = 0
-    _moved: int = 0  # since the last sample
-    _busy_s: float = 0.0
-    _since: float = 0.0
+    _seen: float = 0.0
+    _at: float = 0.0
 
-    def begin(self, nbytes: int, now: float) -> None:
+    def begin(self, nbytes: int, now: float) -> Transfer:
         """A transfer was asked for."""
-        if self.queued == 0:
-            self._since = now  # an idle source is not a slow one
+        self._look(now)
+        self._under_way += 1
         self.queued += nbytes
+        return Transfer(nbytes, now, self._seen)
 
-    def end(self, nbytes: int, moved: int, now: float) -> None:
-        """It is over: of `nbytes` that were asked for so many came."""
-        self.queued -= nbytes
-        if moved or self.queued:  # a refusal is not a slow transfer
-            self._moved += moved
-            self._busy_s += now - self._since
-        self._since = now
-        if self._moved and self._busy_s >= SAMPLE_S:
-            sample = self._moved / self._busy_s
+    def end(self, transfer: Transfer, moved: int, now: float) -> None:
+        """It is over, and so many bytes came; 0 teaches nothing: a refusal is not a slow transfer."""
+        self._look(now)
+        self._under_way -= 1
+        self.queued -= transfer.nbytes
+        took_s = now - transfer.began
+        if moved and took_s > 0:
+            at_once = (self._seen - transfer.seen) / took_s  # on average, itself included
+            sample = moved / took_s * at_once
             self.rate = sample if self.rate is None else WEIGHT * sample + (1 - WEIGHT) * self.rate
             self._samples += 1
-            self._moved, self._busy_s = 0, 0.0
 
-    def expected_s(self, nbytes: int) -> float | None:
-        """Until that many more bytes would be here, behind those under way; None where too little was measured yet."""
+    def alone_s(self, nbytes: int) -> float | None:
+        """How long that many bytes would take by themselves; None where too little was measured yet."""
         if self.rate is None or self._samples < FEW:
             return None
-        return (self.queued + nbytes) / max(self.rate, 1.0)
+        return nbytes / max(self.rate, 1.0)
+
+    def expected_s(self, nbytes: int) -> float | None:
+        """Until that many more bytes would be here, behind those under way; None as above."""
+        return self.alone_s(self.queued + nbytes)
+
+    def _look(self, now: float) -> None:
+        self._seen += self._under_way * (now - self._at)
+        self._at = now

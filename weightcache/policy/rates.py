@@ -13,6 +13,7 @@ WEIGHT: Final = 0.3  # of the newest load
 LEAST_SHARE: Final = 1e-3  # of a large load's time that its bytes took, whatever is said to be fixed
 LEAST_BYTES_PER_S: Final = 1e3
 MOST_BYTES_PER_S: Final = 1e12
+LEAST_S: Final = 1e-6  # a load that a clock calls shorter took about that
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Rates:
         moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in self._rates}
         if not moved or seconds <= 0:
             return
+        seconds = max(seconds, LEAST_S)
         moving_s = sum(count / self._rates[tier].bytes_per_s for tier, count in moved.items())
         fixed_s = max(self._rates[tier].fixed_s for tier in moved)
         if sum(moved.values()) < LARGE_BYTES:

@@ -1,34 +1,42 @@
 """Whose chunk a source is asked for next: by shares over the versions that are waited for, not by who came first. Pure.
 
-Start-time fair queueing with many requests under way (SFQ(D): Goyal, Vin and Cheng, 1996; Jin, Chase and Kaur, 2004). A
-version's chunk is tagged with the virtual time at which its share allows it to start; the lowest tag is next. Of two
-versions that wait, neither is ahead by more than a chunk for each, over their weights.
+Start-time fair queueing with many requests under way (SFQ(D): Goyal, Vin and Cheng, 1996; MSF-SFQ(D): Jin, Chase and
+Kaur, 2004). A part of a version's chunk is tagged with the virtual time at which its share allows it to start; the
+lowest tag is next. Of two versions that wait, neither is ahead by more than a part for each, over their weights.
+Virtual time is the lowest tag of what is under way: whoever comes now was as good as there when that began, so that the
+first of a storm, whose chunks took all turns there were, waits until the others have as many.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, Protocol
 
-Flow = Hashable  # one who waits for a version, for as long as they wait
-Key = tuple[str, str]  # tenant, digest
+from weightcache.policy.wants import Flow, Key, Wants
 
 FULL_WEIGHT: Final = 1.0  # of what somebody waits for
 LOW_WEIGHT: Final = 1 / 16  # of what nobody waits for yet
+MADE_UP_BYTES: Final = 64 << 20  # over its weight, for who has entered and is kept from queueing: by memory, by a peer
+
+
+class Room(Protocol):
+    """How much of a source may be under way."""
+
+    def part(self, parts: int, nbytes: int, left: int) -> int | None:
+        """How many bytes of a chunk may begin that lacks `left` yet, beside `parts` of chunks that have `nbytes`
+        together; None: nothing now. Where nothing is under way, something may begin.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A source has `at_once` slots. A chunk takes one for each `slot_bytes` of its length; None: one, however long."""
+    """A `Room` for so many chunks, however long, each in one part."""
 
     at_once: int
-    slot_bytes: int | None = None
 
-    def slots(self, nbytes: int) -> int:
-        """That a chunk of `nbytes` takes; never more than there are."""
-        if self.slot_bytes is None:
-            return 1
-        return min(self.at_once, max(1, -(-nbytes // self.slot_bytes)))
+    def part(self, parts: int, nbytes: int, left: int) -> int | None:
+        """See `Room`."""
+        return left if parts < self.at_once else None
 
 
 @dataclass(slots=True)
@@ -39,23 +47,20 @@ class _Share:
     order: list[tuple[int, Key]] = field(default_factory=list)  # a heap; what is not queued any more is skipped
 
 
-@dataclass(slots=True)
-class _Queued:
-    nbytes: int
-    flows: set[Flow]
-
-
 class Sharing:
-    """Chunks that wait for one source. Each is wanted by one version or more; the first whose turn comes pays for it.
+    """Chunks that wait for one source, or for it to go on. Each is wanted by one version or more; the first whose turn
+    comes pays. By whom, `wants` says: a flow enters and leaves there first.
 
     Within a version chunks come in the order of its linear space, which is the order in which a model needs them.
     Between versions with equal tags, the one that was asked for first is first.
     """
 
-    def __init__(self) -> None:
-        self._now = 0.0  # virtual: bytes per weight; the tag of what was started last
+    def __init__(self, wants: Wants) -> None:
+        self._wants = wants
+        self._now = 0.0  # virtual: bytes per weight; what was under way never had a lower tag
+        self._running: dict[Key, deque[float]] = {}  # tags of its parts, as they began
         self._shares: dict[Flow, _Share] = {}
-        self._queued: dict[Key, _Queued] = {}
+        self._queued: dict[Key, int] = {}  # bytes
         self._entered = 0
 
     def __repr__(self) -> str:
@@ -65,11 +70,16 @@ class Sharing:
         return len(self._queued)
 
     def enter(self, flow: Flow, weight: float = FULL_WEIGHT) -> None:
-        """It gets `weight` parts beside what others have, from now on: nothing is made up for."""
+        """It gets `weight` parts beside what others have, from now on, also where it queues a little later. What was
+        given away before is not made up for.
+        """
         assert weight > 0
         assert flow not in self._shares
-        self._shares[flow] = _Share(weight, self._entered, self._now)
+        share = self._shares[flow] = _Share(weight, self._entered, self._now)
         self._entered += 1
+        for key, position in self._wants.by(flow).items():
+            if key in self._queued:
+                heappush(share.order, (position, key))
 
     def weigh(self, flow: Flow, weight: float) -> None:
         """Change its weight; what it is ahead by counts by the new one."""
@@ -82,65 +92,77 @@ class Sharing:
         """Nobody waits there any more. Returns the chunks that are not queued any more, as nobody wants them."""
         gone: list[Key] = []
         for _, key in self._shares.pop(flow).order:
-            if (queued := self._queued.get(key)) is not None:
-                queued.flows.discard(flow)
-                if not queued.flows:
-                    del self._queued[key]
-                    gone.append(key)
+            if key in self._queued and not self._wants.of(key):
+                del self._queued[key]
+                gone.append(key)
         return tuple(gone)
 
-    def add(self, key: Key, nbytes: int, wanted: Mapping[Flow, int]) -> None:
-        """Queue a chunk that these versions want, each at a position of its own."""
+    def add(self, key: Key, nbytes: int) -> None:
+        """Queue a chunk that somebody wants."""
         assert key not in self._queued
+        wanted = self._wants.of(key)
         assert wanted
-        self._queued[key] = _Queued(nbytes, set(wanted))
+        self._queued[key] = nbytes
         for flow, position in wanted.items():
-            heappush(self._shares[flow].order, (position, key))
-
-    def want(self, key: Key, flow: Flow, position: int) -> None:
-        """One more wants it, if it is still queued."""
-        if (queued := self._queued.get(key)) is not None:
-            queued.flows.add(flow)
             heappush(self._shares[flow].order, (position, key))
 
     def remove(self, key: Key) -> None:
         """It is not asked for after all."""
         del self._queued[key]
 
-    def next(self) -> Key | None:
-        """What `take` would start now."""
+    def next(self) -> tuple[Key, int] | None:
+        """What `take` would start now, and how many bytes it was queued with."""
         chosen = self._choose()
-        return None if chosen is None else chosen[1]
+        return None if chosen is None else (chosen[1], self._queued[chosen[1]])
 
-    def take(self) -> Key:
-        """Start the next chunk, at the cost of the version whose turn it was."""
+    def take(self, nbytes: int | None = None) -> Key:
+        """Start so many bytes (default: all) of the next chunk, at the cost of the version whose turn it was. They are
+        under way until `end`; the chunk is not queued any more.
+        """
         chosen = self._choose()
         assert chosen is not None
         share, key = chosen
-        self._now = max(self._now, share.finish)
-        share.finish = self._now + self._queued.pop(key).nbytes / share.weight
+        start = self._start(share)
+        self._running.setdefault(key, deque()).append(max(self._now, start))
+        queued = self._queued.pop(key)
+        share.finish = start + (queued if nbytes is None else nbytes) / share.weight
+        self._now = self._lowest()
         return key
+
+    def end(self, key: Key) -> None:
+        """A part of it was read, or won't be: whichever it is, the one that began first counts."""
+        tags = self._running[key]
+        tags.popleft()
+        if not tags:
+            del self._running[key]
+        # Nothing may begin in its place: who waits since before is as far behind as it was.
+        waiting = self._choose()
+        self._now = self._lowest() if waiting is None else min(self._lowest(), max(self._now, self._start(waiting[0])))
 
     def check_integrity(self) -> None:
         """Raises AssertionError where two facts contradict each other."""
-        for key, queued in self._queued.items():
-            assert queued.flows, "what nobody wants is not queued"
-            assert all(key in {each for _, each in self._shares[flow].order} for flow in queued.flows)
+        assert all(tag >= self._now for tags in self._running.values() for tag in tags), "virtual time never goes back"
+        for key in self._queued:
+            wanted = self._wants.of(key)
+            assert wanted, "what nobody wants is not queued"
+            assert all((position, key) in self._shares[flow].order for flow, position in wanted.items())
+
+    def _lowest(self) -> float:
+        return min((tag for tags in self._running.values() for tag in tags), default=self._now)
 
     def _choose(self) -> tuple[_Share, Key] | None:
-        heads = [(share, key) for flow, share in self._shares.items() if (key := self._head(flow, share)) is not None]
-        return min(heads, key=lambda head: (max(self._now, head[0].finish), head[0].entered), default=None)
+        heads = [(share, key) for share in self._shares.values() if (key := self._head(share)) is not None]
+        return min(heads, key=lambda head: (self._start(head[0]), head[0].entered), default=None)
 
-    def _head(self, flow: Flow, share: _Share) -> Key | None:
+    def _start(self, share: _Share) -> float:
+        """The tag of its next part."""
+        return max(self._now - MADE_UP_BYTES, share.finish)
+
+    def _head(self, share: _Share) -> Key | None:
         """The version's first chunk that is queued."""
         while share.order:
             key = share.order[0][1]
-            if (queued := self._queued.get(key)) is not None and flow in queued.flows:
+            if key in self._queued:
                 return key
             heappop(share.order)
         return None
-
-
-def by_position(digests: Iterable[str], tenant: str) -> dict[Key, int]:
-    """Chunks in the order of their version's linear space, by that order."""
-    return {(tenant, digest): position for position, digest in enumerate(digests)}

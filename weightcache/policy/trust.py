@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from contracts.attestation import Sealed, short
-from contracts.control import SealAttestation
+from contracts.jobs import SealAttestation
 
 
 class Policy(StrEnum):

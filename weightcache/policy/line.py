@@ -1,0 +1,61 @@
+"""How much may be under way at the store: what its line moves in half a second, as measured. Pure: the caller's clock.
+
+What is under way is in nobody's hands any more: on a slow line a bound in bytes alone keeps whoever comes late waiting
+for seconds, and whoever came first far ahead. By Little's law (1961) what is under way is the rate times the time that
+each waits, so that the rate and the time that one should wait say how much that is.
+"""
+
+from typing import Final
+
+from weightcache.policy.pace import Pace, Transfer
+
+PATIENCE_S: Final = 0.5  # many times what a store needs to begin an answer: less would leave its line idle
+RANGE_BYTES: Final = 4 << 20  # half a chunk: one connection to S3 brings some 0.1 GB/s
+LEAST_RANGE_BYTES: Final = 1 << 20  # each is a request, that waits and is paid for
+ABREAST: Final = 16  # ranges; before they are fewer they get shorter
+FIRST_BYTES: Final = 8 << 20  # until the rate is known
+LEAST_BYTES: Final = 4 << 20  # keeps any line busy
+TELLING_BYTES: Final = 256 << 10  # a shorter read tells of the way there and back
+
+
+class Line:
+    """At most `at_once` ranges, of one lane or of several. Call `begin` and `end` for each read."""
+
+    def __init__(self, at_once: int) -> None:
+        self.at_once = at_once
+        self._pace = Pace()
+
+    def __repr__(self) -> str:
+        return f"<Line window={self.window} range={self.range_bytes} rate={self.rate}>"
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second, of all reads together; None before the first."""
+        return self._pace.rate
+
+    @property
+    def window(self) -> int:
+        """Bytes that may be under way."""
+        wanted = FIRST_BYTES if self.rate is None else max(LEAST_BYTES, self.rate * PATIENCE_S)
+        return int(min(wanted, self.at_once * RANGE_BYTES))
+
+    @property
+    def range_bytes(self) -> int:
+        """Of one read at most: a power of two, so that reads of a size can be compared."""
+        fitting = self.window // min(ABREAST, self.at_once)
+        return min(RANGE_BYTES, max(LEAST_RANGE_BYTES, 1 << fitting.bit_length() - 1))
+
+    def part(self, parts: int, nbytes: int, left: int) -> int | None:
+        """See `Room`."""
+        size = min(left, self.range_bytes)
+        if parts >= self.at_once or (parts and nbytes + size > self.window):
+            return None
+        return size
+
+    def begin(self, nbytes: int, now: float) -> Transfer:
+        """A read was asked for."""
+        return self._pace.begin(nbytes, now)
+
+    def end(self, read: Transfer, moved: int, now: float) -> None:
+        """It brought so many bytes; 0: it failed."""
+        self._pace.end(read, moved if moved >= TELLING_BYTES else 0, now)
