@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from contracts.errors import Cancelled
 from contracts.frames import Counts
+from contracts.traffic_errors import Cancelled
 from contracts.usage import Origin, RequestRecord
 
 

@@ -13,20 +13,11 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from contracts.control import Bind
-from contracts.errors import (
-    BodyTooLarge,
-    Cancelled,
-    DeadlineExceeded,
-    Failure,
-    Internal,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    Refused,
-)
+from contracts.errors import BodyTooLarge, Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
+from contracts.jobs import Bind
 from contracts.kinds import PATHS, other_kind
 from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, status_of
+from contracts.traffic_errors import Cancelled, DeadlineExceeded
 from contracts.usage import Receipt, Receipts
 from contracts.wire import decode
 from runtime.accounts import Account

@@ -8,8 +8,8 @@ from typing import Final
 import torch
 from fastapi import FastAPI
 
-from contracts.control import Bind, SealAttestation, SealJob
 from contracts.errors import Refused
+from contracts.jobs import Bind, SealAttestation, SealJob
 from runtime import jobs
 from runtime.api import ServingApi
 from runtime.control_api import attach
@@ -77,24 +77,30 @@ def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
     """What this replica can do, over the real weight cache."""
     lanes = Lanes()
 
-    def acquire_on(device: torch.device) -> Acquire:
-        def on_device(lease: client.Lease) -> Weights:
-            there = copy_to_device(lease, lanes.to(device), checksum_in(lease.attestations))
-            return Weights(lease, there.tensors, renew=lambda: on_device(lease))
+    def acquire_on(device: torch.device, *, progressive: bool) -> Acquire:
+        def on_device(lease: client.Lease, expected: str | None) -> Weights:
+            there = copy_to_device(lease, lanes.to(device), expected)
+            checksum = there.checksum  # `renew` must not hold the arena
+            return Weights(lease, there.tensors, checksum, renew=lambda: on_device(lease, checksum))
 
         def acquire(tenant: str, version: str) -> Weights:
-            lease = client.acquire(directory, tenant, version, timeout_s, engines_on(device))
+            engines = engines_on(device)
+            lease = client.acquire(directory, tenant, version, timeout_s, engines, progressive=progressive)
             if device.type == "cpu":
                 return Weights(lease, tensors(lease))
-            return on_device(lease)
+            try:
+                return on_device(lease, checksum_in(lease.attestations))
+            except BaseException:
+                lease.close()
+                raise
 
         return acquire
 
     def do_restore(request: Bind, wiring: Wiring) -> Served:
-        return restore(request, wiring, acquire_on(device_of(request.device_class)))
+        return restore(request, wiring, acquire_on(device_of(request.device_class), progressive=True))
 
     def do_seal(job: SealJob) -> SealAttestation:
-        return jobs.seal(job, acquire_on(torch.device("cpu")))
+        return jobs.seal(job, acquire_on(torch.device("cpu"), progressive=False), for_devices=lanes.has_device)
 
     return Work(restore=do_restore, gate=jobs.gate, seal=do_seal, warm_up=(*WarmUp().steps, lanes.prepare))
 

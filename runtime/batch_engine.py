@@ -15,9 +15,10 @@ from typing import Final, Generic, TypeVar
 import torch
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.control import Probe
-from contracts.errors import Failure, Internal, InvalidRequest, Overloaded
+from contracts.errors import Failure, Internal, InvalidRequest
 from contracts.frames import Counts
+from contracts.jobs import Probe
+from contracts.traffic_errors import Overloaded
 from runtime.engine.interface import (
     Cancelled,
     EmbeddingRequest,

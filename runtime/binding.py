@@ -23,6 +23,7 @@ from transformers.utils import logging as library_logging
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.manifest import Manifest
+from runtime.comparing import is_same
 from runtime.engine import attention
 from runtime.families import SERVED, Family, Fusion
 
@@ -68,12 +69,18 @@ def bind(
         config = parse_config(family, config_json, dtype)
         module = _bind_fast(family, config, tensors) if how == "fast" else _bind_by_library(family, config, tensors)
         module.requires_grad_(False).eval()
-        _check_complete(family, module, tensors)
+        check_complete(family, module, tensors)
     except BindingFault as fault:
         raise Refused(ArtifactRejected("config.json", str(fault))) from fault
     if device.type != "cpu":
         _move(module, device)
     return BoundModel(module, _config_of(module))
+
+
+def may_read(manifest: Manifest) -> bool:
+    """Whether binding by hand may read the tensors: those that make one parameter are copied where they are apart."""
+    family = SERVED.get(manifest.engine.architecture)
+    return family is None or bool(family.fusions)
 
 
 def parse_config(family: Family, config_json: bytes, dtype: torch.dtype) -> PreTrainedConfig:
@@ -146,7 +153,7 @@ def _bind_fast(family: Family, config: PreTrainedConfig, tensors: Mapping[str, t
             name = f"{prefix}.{leaf}" if prefix else leaf
             tensor = tensors.get(name)
             if tensor is None and (fusion := family.fusion_of(name)) is not None:
-                tensor = fuse(_stored(fusion, name, parameter, tensors), tuple(parameter.shape))
+                tensor = fuse(stored(fusion, name, parameter, tensors), tuple(parameter.shape))
             if tensor is None:
                 missing.add(name)
                 continue
@@ -157,7 +164,7 @@ def _bind_fast(family: Family, config: PreTrainedConfig, tensors: Mapping[str, t
     return module
 
 
-def _stored(
+def stored(
     fusion: Fusion, name: str, parameter: nn.Parameter, tensors: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
     """The tensors that `parameter` is made of, in order."""
@@ -233,7 +240,7 @@ def _buffers(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
     ]
 
 
-def _check_complete(family: Family, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def check_complete(family: Family, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Every parameter is one of `tensors`, in memory too, or made of exactly those that it is to be made of; every one
     of `tensors` is used; nothing is left on meta."""
     dtype: torch.dtype = _config_of(module).dtype
@@ -243,7 +250,7 @@ def _check_complete(family: Family, module: nn.Module, tensors: Mapping[str, tor
         if parameter.dtype != dtype:
             raise BindingFault(f"'{name}' is {parameter.dtype}, not {dtype}")
         if name not in tensors and (fusion := family.fusion_of(name)) is not None:
-            pieces = _stored(fusion, name, parameter, tensors)
+            pieces = stored(fusion, name, parameter, tensors)
             if parameter.is_meta or not _is_made_of(parameter, pieces):
                 raise BindingFault(f"'{name}' is not the verified tensors")
             unused.difference_update(piece for piece, _ in fusion.pieces(name, tuple(parameter.shape)))
@@ -262,72 +269,11 @@ def _is_made_of(parameter: torch.Tensor, pieces: Sequence[torch.Tensor]) -> bool
     """Whether the parameter's values are those of `pieces`, one after another."""
     flat, at = parameter.detach().reshape(-1), 0
     for piece in pieces:
-        if not _same(flat[at : at + piece.numel()], piece.reshape(-1)):
+        if not is_same(flat[at : at + piece.numel()], piece.reshape(-1)):
             return False
         at += piece.numel()
     return at == flat.numel()
 
 
-def compare(fast: nn.Module, library: nn.Module) -> tuple[str, ...]:
-    """Every difference that could change an answer, in words; () where `fast` is exactly the library's module."""
-    differences: list[str] = []
-
-    def check(what: str, mine: Mapping[str, object], theirs: Mapping[str, object]) -> None:
-        for name in sorted({*mine, *theirs}):
-            one, other = mine.get(name, "nothing"), theirs.get(name, "nothing")
-            if one != other:
-                differences.append(f"{what} '{name}': {one} instead of {other}")
-
-    check("module", _module_facts(fast), _module_facts(library))
-    check("config", _config_facts(fast), _config_facts(library))
-    for kind, mine, theirs in (
-        ("parameter", _named(fast.named_parameters), _named(library.named_parameters)),
-        ("buffer", _named(fast.named_buffers), _named(library.named_buffers)),
-    ):
-        facts, their_facts = ({name: _tensor_facts(t) for name, t in tensors.items()} for tensors in (mine, theirs))
-        check(kind, facts, their_facts)
-        alike = [name for name in facts if facts[name] == their_facts.get(name)]
-        differences.extend(f"{kind} '{name}': other values" for name in alike if not _same(mine[name], theirs[name]))
-    check("ties of", _ties(fast), _ties(library))
-    return tuple(differences)
-
-
 def _config_of(module: nn.Module) -> PreTrainedConfig:
     return module.config
-
-
-def _config_facts(module: nn.Module) -> dict[str, object]:
-    return {key: value for key, value in _config_of(module).to_dict().items() if not key.startswith("_")}
-
-
-def _named(iterate: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    return dict(iterate(remove_duplicate=False))
-
-
-def _module_facts(module: nn.Module) -> dict[str, object]:
-    """Tree, classes, mode, and the plain numbers and texts that forwards read (`layer_idx`, `scaling`, ...)."""
-    plain = (bool, int, float, str, type(None))
-    facts: dict[str, object] = {}
-    for name, child in module.named_modules():
-        facts[name] = type(child).__qualname__
-        for key, value in vars(child).items():
-            if isinstance(value, plain) and not key.startswith("_") and key != "name_or_path":
-                facts[f"{name}.{key}"] = value
-    return facts
-
-
-def _tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
-
-
-def _same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    # The same memory holds the same values: then nothing has to be read.
-    return mine.data_ptr() == theirs.data_ptr() or torch.equal(mine, theirs)
-
-
-def _ties(module: nn.Module) -> dict[str, object]:
-    """By name of a tied parameter, all names of it."""
-    groups: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
-    return {name: names for names in groups.values() if len(names) > 1 for name in names}

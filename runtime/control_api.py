@@ -1,10 +1,10 @@
-"""The control routes, for the control plane: bind, sleep, wake, jobs, state, drain, health. Bodies are strict."""
+"""The control routes, for the control plane: bind, sleep, drop, wake, jobs, state, drain, condemn, health; strict."""
 
 from typing import TypeVar, cast
 
 from fastapi import FastAPI, Request, Response
 
-from contracts.control import Bind, GateJob, RuntimeState, SealJob
+from contracts.jobs import Bind, GateJob, RuntimeState, SealJob
 from contracts.wire import decode, encode
 from runtime.meters import metrics_of
 from runtime.replica import Replica
@@ -28,6 +28,11 @@ def build_control_app() -> FastAPI:
         await _replica(request).sleep()
         return Response(status_code=204)
 
+    @app.post("/control/drop")
+    async def drop(request: Request) -> Response:
+        await _replica(request).drop()
+        return Response(status_code=204)
+
     @app.post("/control/wake")
     async def wake(request: Request) -> Response:
         return _json(await _replica(request).wake(await _body(request, Bind)))
@@ -47,6 +52,11 @@ def build_control_app() -> FastAPI:
     @app.post("/control/drain")
     async def drain(request: Request) -> Response:
         _replica(request).drain()
+        return Response(status_code=202)
+
+    @app.post("/control/condemn")
+    async def condemn(request: Request) -> Response:
+        _replica(request).condemn()
         return Response(status_code=202)
 
     @app.get("/metrics")

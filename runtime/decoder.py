@@ -3,8 +3,8 @@
 from typing import Final
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.control import Probe
 from contracts.errors import Refused
+from contracts.jobs import Probe
 from runtime import probe as known_answers
 from runtime.binding import BoundModel
 from runtime.gate import examine

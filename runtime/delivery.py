@@ -13,10 +13,11 @@ from typing import Final
 import msgspec
 from starlette.types import Receive, Send
 
-from contracts.errors import Cancelled, Failure, Internal, Refused
+from contracts.errors import Failure, Internal, Refused
 from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame, failed_frame
 from contracts.problem import to_wire
 from contracts.timeline import Span, Stage
+from contracts.traffic_errors import Cancelled
 from runtime.answer import Feed
 from runtime.engine.interface import Failed, Finished
 from runtime.stream import Stream

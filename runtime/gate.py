@@ -16,8 +16,9 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedConfig
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.control import GateFacts, GateJob
 from contracts.errors import Refused
+from contracts.jobs import GateFacts, GateJob
+from contracts.wire import decoder
 from runtime.binding import DTYPES, parse_config
 from runtime.families import DECODERS, Family
 
@@ -74,7 +75,7 @@ def rejected(path: str, reason: str) -> Refused:
 def config_values(config_json: str) -> dict[str, Any]:
     """The config's object, without a key that no model may have."""
     try:
-        values = msgspec.json.decode(config_json, type=dict[str, Any])
+        values = decoder(dict[str, Any]).decode(config_json)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, RecursionError) as error:
         raise rejected(CONFIG, f"is not a JSON object: {error}") from error
     for key, reason in _FORBIDDEN.items():

@@ -3,13 +3,14 @@
 Which way of binding is exact, what the model answers, that our own engine answers the same, that its text codec loads.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import torch
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.control import GateFacts, GateJob, Probe, SealAttestation, SealJob
 from contracts.errors import Refused
+from contracts.jobs import GateFacts, GateJob, Probe, SealAttestation, SealJob
 from runtime import decoder
 from runtime.binding import BoundModel
 from runtime.compatibility import check_reading, check_text, check_vocabulary
@@ -30,6 +31,7 @@ from runtime.weights import (
     pinned_files,
     prove,
 )
+from weightcache.checksum import checksum_of
 
 _BLOCKS: Final = 8  # room for the probe and an engine around it
 
@@ -39,13 +41,17 @@ def gate(job: GateJob) -> GateFacts:
     return (encoder.WAYS if job.recipe else decoder.WAYS).examine(job)
 
 
-def seal(job: SealJob, acquire: Acquire, device_class: str = "cpu") -> SealAttestation:
-    """Raises `Refused`: what is wrong with the draft, in the words of whatever found it."""
+def seal(job: SealJob, acquire: Acquire, device_class: str = "cpu", *, for_devices: bool = False) -> SealAttestation:
+    """Raises `Refused`: what is wrong with the draft, in the words of whatever found it. With `for_devices` it says
+    what a device has to find that is given the bytes; it takes 0.65 s of a core per GB.
+    """
     device = device_of(device_class)
     weights = acquire(job.tenant, job.version)
     manifest, files = weights.lease.manifest, pinned_files(weights.lease)
     if manifest.engine.kind == "predict":
         return predictor.seal(job.version, weights.lease)
+    if for_devices:
+        weights = replace(weights, device_checksum=checksum_of(weights.lease.view(0, manifest.total_bytes)))
     ways = encoder.WAYS if manifest.engine.kind == "embed" else decoder.WAYS
     facts = ways.examine(gate_job(manifest, files))
     check_reading(files[TOKENIZER])

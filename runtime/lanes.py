@@ -24,9 +24,14 @@ class Lanes:
         self._count = count
         self._lanes: dict[torch.device, Lane] = {}
 
+    @property
+    def has_device(self) -> bool:
+        """Whether this machine has one."""
+        return self._count() > 0
+
     def prepare(self) -> None:
         """A step of a parked standby's warm-up."""
-        if self._count():
+        if self.has_device:
             self.to(torch.device("cuda", 0))
 
     def to(self, device: torch.device) -> Lane:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from contracts import wire
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.manifest import Limits
 from contracts.wire import MAX_RULE
@@ -204,7 +205,7 @@ _MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`"
 def convert(value: dict[str, Any], kind: type[T]) -> T:
     """The request as `kind`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
     try:
-        return msgspec.convert(value, kind)
+        return wire.convert(value, kind)
     except msgspec.ValidationError as error:
         # "RULE - at `$PATH`": the rule may repeat a value of the caller's, the path has names of ours alone.
         rule, at, path = str(error).rpartition(" - at `$")

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from contracts.control import Probe
+from contracts.jobs import Probe
 from runtime.binding import BoundModel
 
 POSITIONS: Final = 8

@@ -13,17 +13,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from contracts.control import (
-    Bind,
-    Bound,
-    GateFacts,
-    GateJob,
-    RuntimeReport,
-    RuntimeState,
-    SealAttestation,
-    SealJob,
-)
+from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
+from contracts.jobs import Bind, Bound, GateFacts, GateJob, RuntimeReport, RuntimeState, SealAttestation, SealJob
 from contracts.meter import Phase
 from contracts.push import KeepSeal
 from runtime.engine.interface import Event
@@ -45,7 +37,10 @@ MOVES: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
     RuntimeState.STANDBY: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING}),
     RuntimeState.RESTORING: frozenset({RuntimeState.READY, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.READY: frozenset({RuntimeState.ASLEEP, RuntimeState.DRAINING, RuntimeState.FAILED}),
-    RuntimeState.ASLEEP: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.ASLEEP: frozenset(
+        {RuntimeState.ASLEEP2, RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}
+    ),
+    RuntimeState.ASLEEP2: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.DRAINING: frozenset({RuntimeState.FAILED}),
     RuntimeState.FAILED: frozenset(),
 }
@@ -153,10 +148,29 @@ class Replica:
                 self.meter.enter(Phase.STANDBY)
         log.info("asleep")
 
+    async def drop(self) -> None:
+        """Asleep, give the weights back as well. Raises `Refused`: Conflict in any other state, else it has failed."""
+        async with self._one_at_a_time:
+            self._require(RuntimeState.ASLEEP, "to drop its weights")
+            kept = self._kept
+            assert kept is not None
+            try:
+                await run_in_thread("drop", kept.drop)
+            except Refused as refused:
+                self.fail(refused.failure)
+                raise
+            except Exception:
+                self.fail(Internal())
+                raise
+            if self._state is RuntimeState.ASLEEP:
+                self._move(RuntimeState.ASLEEP2)
+        log.info("asleep without weights")
+
     async def wake(self, request: Bind) -> Bound:
         """Serve the same version again. Raises `Refused`: Conflict for another one, else the process has failed."""
         async with self._one_at_a_time:
-            self._require(RuntimeState.ASLEEP, "to wake")
+            if had_weights := self._state is not RuntimeState.ASLEEP2:
+                self._require(RuntimeState.ASLEEP, "to wake")
             kept, bind = self._kept, self._bind
             assert kept is not None
             assert bind is not None
@@ -167,7 +181,7 @@ class Replica:
             as_before = msgspec.structs.replace(request, device_class=bind.device_class)  # what its life is billed by
             serving = await self._become_ready("wake", lambda wiring: kept.again(as_before, wiring))
             self._kept = None
-        return self._bound(serving, {})
+        return self._bound(serving, {} if had_weights else dict(serving.bytes_by_tier))
 
     async def _become_ready(self, name: str, make: Callable[[Wiring], Served]) -> Served:
         """Serve what `make` gives, or fail with it. Raises what it raises."""
@@ -231,6 +245,18 @@ class Replica:
             log.info("draining", extra={"in_flight": len(self._streams or ())})
         self._end_if_empty()
 
+    def condemn(self) -> None:
+        """The version's bytes in host memory were found wrong: what is computed over them ends now, with that failure.
+        What is computed over copies on a device, which were compared when they were made, is finished as in a drain.
+        Raises `Refused(Conflict)` where no version was taken.
+        """
+        if self._bind is None:
+            raise Refused(Conflict("state", f"is {self._state.value}; must have a version to have it damaged"))
+        if self._serving is not None and self._serving.kept is not None and self._serving.kept.copied:
+            self.drain()
+        else:
+            self.fail(WeightsDamaged(self._bind.version))
+
     def cut_off(self) -> None:
         """The drain has lasted long enough: end what is still in flight."""
         if self._streams is not None:
@@ -282,7 +308,7 @@ class Replica:
             waiting=0 if engine is None else engine.waiting,
             kv_blocks_free=0 if engine is None else engine.kv_blocks_free,
             kv_blocks_total=0 if engine is None else engine.kv_blocks_total,
-            leases=0 if serving is None and self._kept is None else 1,
+            leases=0 if self._state is RuntimeState.ASLEEP2 or (serving is None and self._kept is None) else 1,
             open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # the listing's own
             spans=() if serving is None else serving.spans,
         )

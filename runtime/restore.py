@@ -3,24 +3,24 @@
 What may go wrong at each step is a `Refused`, after which the process serves nothing.
 """
 
-import gc
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
-from contracts.control import Bind, Probe, SealAttestation
+from contracts.errors import Refused
+from contracts.jobs import Bind, Probe, SealAttestation
 from contracts.timeline import Span, Stage
 from runtime import decoder
 from runtime.compatibility import check_text
+from runtime.dormant import Dormant
 from runtime.encoder import sealing as encoder
 from runtime.encoder.codec import EmbeddingCodec
 from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
 from runtime.encoder.serving import EmbeddingServing
-from runtime.engine.attention import detach
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Engine
 from runtime.engine.thread import EngineThread
@@ -31,12 +31,23 @@ from runtime.predictor.engine import PredictorEngine
 from runtime.predictor.serving import PredictorServing
 from runtime.serving import Kept, Served, Serving, Wiring
 from runtime.tokenizer import TextCodec
-from runtime.weights import Acquire, Lease, Proven, Weights, bind_proven, device_of, pinned_files
+from runtime.weights import Acquire, Lease, Proven, Weights, bind_proven, binds_unread, device_of, pinned_files
 
-PROBE_AFTER_S: Final = 0.05  # a woken replica's first request comes at once; without one the probe runs alone
+# A woken replica's first request comes at once, but on busy cores "at once" takes its time, and a probe that runs alone
+# just before it costs it a whole forward. Where nobody comes, the probe runs alone, and nobody waits for it.
+PROBE_AFTER_S: Final = 0.25
 
 
 Stamp = Callable[[Stage], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the first restore of a version has made and learned that outlasts a sleep."""
+
+    files: PinnedFiles
+    proven: Proven
+    codec: TextCodec | EmbeddingCodec
 
 
 def restore(request: Bind, wiring: Wiring, acquire: Acquire) -> Served:
@@ -44,13 +55,19 @@ def restore(request: Bind, wiring: Wiring, acquire: Acquire) -> Served:
     spans, stamp = _clock()
     torch.set_num_threads(request.threads)
     weights = acquire(request.tenant, request.version)
-    stamp(Stage.LEASED)
     if weights.lease.manifest.engine.kind == "predict":
-        return _predictor(request, wiring, weights.lease, stamp, spans)
+        weights.lease.until_whole()
+        stamp(Stage.LEASED)
+        return _predictor(request, wiring, weights, acquire, stamp, spans)
     files = pinned_files(weights.lease)
+    if not binds_unread(weights.lease, device_of(request.device_class)):
+        weights.lease.until_whole()
+    if not (late := not weights.lease.is_whole):
+        stamp(Stage.LEASED)
     proven = _proven(request, weights, files)
     stamp(Stage.BOUND)
-    return _served(request, wiring, weights, files, proven, stamp, spans)
+    known = _Known(files, proven, _codec(weights.lease, files, proven))
+    return _served(request, wiring, weights, known, _kept(weights, known, acquire), stamp, spans, late=late)
 
 
 def _clock() -> tuple[list[Span], Stamp]:
@@ -65,31 +82,38 @@ def _proven(request: Bind, weights: Weights, files: PinnedFiles) -> Proven:
     return bind_proven(request.version, weights, files, device_of(request.device_class), ways)
 
 
+def _codec(lease: Lease, files: PinnedFiles, proven: Proven) -> TextCodec | EmbeddingCodec:
+    if lease.manifest.engine.kind == "embed":
+        return EmbeddingCodec(files, proven.facts.vocab_size)
+    text = TextCodec(files)
+    check_text(text, proven.facts.vocab_size)
+    return text
+
+
 def _served(
     request: Bind,
     wiring: Wiring,
     weights: Weights,
-    files: PinnedFiles,
-    proven: Proven,
+    known: _Known,
+    kept: Kept,
     stamp: Stamp,
     spans: list[Span],
+    *,
+    late: bool = False,
+    prove: bool = False,
 ) -> Served:
-    """Engine and codec over a bound model."""
-    limits = weights.lease.manifest.limits
-    embeds = weights.lease.manifest.engine.kind == "embed"
-    engine = _encoder(request, proven, files) if embeds else _decoder(request, proven, limits.max_streams)
-    # As many again may wait: a cancelled request leaves with the next step, its successor is there at once.
-    thread = EngineThread(
-        engine,
-        on_events=wiring.on_events,
-        on_busy=wiring.on_busy,
-        limit=2 * limits.max_streams,
-        probe_after_s=PROBE_AFTER_S,
-    )
+    """An engine over a bound model. `late`: its weights may be on their way still; none is read before all of them are
+    there. To `prove`, it gives the known answers before anything else. Raises `Refused`.
+    """
+    limits, proven, codec = weights.lease.manifest.limits, known.proven, known.codec
+    embeds = isinstance(codec, EmbeddingCodec)
+    engine = _encoder(request, proven, known.files) if embeds else _decoder(request, proven, limits.max_streams)
+    thread = _thread(engine, wiring, limits.max_streams, prove=prove)
+    stamp(Stage.READY)
+    if late:
+        _until_whole(weights.lease, spans, stamp)
     serving: Served
-    if embeds:
-        codec = EmbeddingCodec(files, proven.facts.vocab_size)
-        stamp(Stage.READY)
+    if isinstance(codec, EmbeddingCodec):
         serving = EmbeddingServing(
             request,
             limits,
@@ -100,66 +124,83 @@ def _served(
             tuple(spans),
             weights.lease.bytes_by_tier,
             proven.recorded,
-            _kept(weights, files, proven),
+            kept,
         )
     else:
-        text = TextCodec(files)
-        check_text(text, proven.facts.vocab_size)
-        stamp(Stage.READY)
         serving = Serving(
             bind=request,
             limits=limits,
             context_tokens=min(proven.facts.max_positions, engine.kv_blocks_total * BLOCK_SIZE),
-            codec=text,
-            defaults=sampling_defaults(files),
+            codec=codec,
+            defaults=sampling_defaults(known.files),
             engine=engine,
             thread=thread,
             spans=tuple(spans),
             bytes_by_tier=weights.lease.bytes_by_tier,
             recorded=proven.recorded,
-            kept=_kept(weights, files, proven),
+            kept=kept,
         )
     thread.start()
     return serving
 
 
-def _kept(weights: Weights, files: PinnedFiles, proven: Proven) -> Kept:
-    """Of views the bound model is kept as it is; of copies on a device nothing but the lease that they are made of."""
-    if (renew := weights.renew) is not None:
-        probe = proven.probe
-        return Kept(_collect, lambda request, wiring: _bound_again(request, wiring, renew, files, probe))
-    module, known = proven.bound.module, replace(proven, recorded=None)
+def _until_whole(lease: Lease, spans: list[Span], stamp: Stamp) -> None:
+    """What was done beside the bytes was over no sooner than they were there."""
+    lease.until_whole()
+    beside = spans.copy()
+    spans.clear()
+    stamp(Stage.LEASED)
+    leased_us = spans[0].after_us
+    spans += [Span(span.stage, max(span.after_us, leased_us)) for span in beside]
+
+
+def _thread(engine: Engine, wiring: Wiring, max_streams: int, *, prove: bool) -> EngineThread:
+    """Not started yet. Raises `Refused` where an engine that is to `prove` itself does not."""
+    if prove and (failure := engine.run_probe_alone()) is not None:
+        raise Refused(failure)
+    # As many again may wait: a cancelled request leaves with the next step, its successor is there at once.
+    return EngineThread(
+        engine,
+        on_events=wiring.on_events,
+        on_busy=wiring.on_busy,
+        limit=2 * max_streams,
+        probe_after_s=PROBE_AFTER_S,
+    )
+
+
+def _kept(weights: Weights, known: _Known, acquire: Acquire) -> Kept:
+    """Answers that were known before are asked for again: what a wake recorded itself would prove nothing.
+
+    Where weights come back they are asked for at once, not in the first batch: who waits for the wake is served by
+    another replica then, instead of failing with this one.
+    """
+    dormant = Dormant(weights, known.proven.bound, acquire)
+    before = replace(known, proven=replace(known.proven, recorded=None))
 
     def again(request: Bind, wiring: Wiring) -> Served:
         spans, stamp = _clock()
         torch.set_num_threads(request.threads)
-        return _served(request, wiring, weights, files, known, stamp, spans)
+        prove = dormant.is_dropped
+        fresh = dormant.rouse(request, stamp)
+        kept = _kept(fresh, before, acquire)
+        return _served(request, wiring, fresh, before, kept, stamp, spans, prove=prove)
 
-    return Kept(lambda: detach(module), again)
-
-
-def _bound_again(
-    request: Bind, wiring: Wiring, renew: Callable[[], Weights], files: PinnedFiles, probe: Probe
-) -> Served:
-    """Held against the answers that were known before: what a wake records itself would prove nothing."""
-    spans, stamp = _clock()
-    torch.set_num_threads(request.threads)
-    weights = renew()
-    proven = replace(_proven(request, weights, files), probe=probe, recorded=None)
-    stamp(Stage.BOUND)
-    return _served(request, wiring, weights, files, proven, stamp, spans)
-
-
-def _collect() -> None:
-    """What nothing refers to any more is freed, modules and their cycles included, and goes back to the device."""
-    gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
+    return Kept(dormant.release, again, dormant.drop, copied=weights.renew is not None)
 
 
 def _predictor(
-    request: Bind, wiring: Wiring, lease: Lease, stamp: Stamp, spans: list[Span], known: Probe | None = None
+    request: Bind,
+    wiring: Wiring,
+    weights: Weights,
+    acquire: Acquire,
+    stamp: Stamp,
+    spans: list[Span],
+    known: Probe | None = None,
+    *,
+    prove: bool = False,
 ) -> Served:
+    """Of a graph nothing is bound: its session is made anew out of the lease's bytes. Raises `Refused`."""
+    lease = weights.lease
     limits, signature = lease.manifest.limits, predictor.signature_of(lease.manifest, request.version)
     session = predictor.open_session(lease, request.version, request.threads)
     probe = known
@@ -168,17 +209,14 @@ def _predictor(
         probe, recorded = predictor.known_answers_of(request.version, lease, session)
     stamp(Stage.BOUND)
     engine = PredictorEngine(session, signature, version=request.version, max_rows=limits.max_input_tokens, probe=probe)
-    thread = EngineThread(
-        engine,
-        on_events=wiring.on_events,
-        on_busy=wiring.on_busy,
-        limit=2 * limits.max_streams,
-        probe_after_s=PROBE_AFTER_S,
-    )
+    thread = _thread(engine, wiring, limits.max_streams, prove=prove)
+    dormant = Dormant(weights, None, acquire)
 
     def again(request: Bind, wiring: Wiring) -> Served:
         fresh, stamp_again = _clock()
-        return _predictor(request, wiring, lease, stamp_again, fresh, probe)
+        prove = dormant.is_dropped
+        found = dormant.rouse(request, stamp_again)
+        return _predictor(request, wiring, found, acquire, stamp_again, fresh, probe, prove=prove)
 
     stamp(Stage.READY)
     thread.start()
@@ -191,7 +229,7 @@ def _predictor(
         tuple(spans),
         lease.bytes_by_tier,
         recorded,
-        Kept(_collect, again),
+        Kept(dormant.release, again, dormant.drop),
     )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from contracts.control import Bind, SealAttestation
 from contracts.errors import Failure
+from contracts.jobs import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
 from runtime.answer import Answer, Feed
@@ -121,12 +121,14 @@ class Served(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A version's weights in host memory, without an engine over them."""
+    """A version without an engine over it. First its weights stay in host memory, then they may be dropped."""
 
-    release: Callable[[], None]  # drop what an engine left on them, its KV with it
-    again: Callable[
-        [Bind, Wiring], Served
-    ]  # the same anew: its engine proves itself before any token. Raises `Refused`
+    release: Callable[[], None]  # free what an engine left on them, its KV with it
+    # The same anew: its engine proves itself before any token, and before this returns where weights were dropped.
+    # Raises `Refused`.
+    again: Callable[[Bind, Wiring], Served]
+    drop: Callable[[], None]  # give the weights back; `again` leases them anew. Raises `Refused`
+    copied: bool = False  # the engine computes over copies on a device, not over these
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from contracts.errors import Cancelled, Failure, Internal, Overloaded, Refused, SlowReader
+from contracts.errors import Failure, Internal, Refused
+from contracts.traffic_errors import Cancelled, Overloaded, SlowReader
 from runtime.engine import interface
 from runtime.engine.interface import Event, Failed, Finished, Generated, Request
 

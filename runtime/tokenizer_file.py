@@ -11,6 +11,8 @@ from typing import Any, Final
 import msgspec
 from tokenizers import AddedToken, Tokenizer, models
 
+from contracts.wire import decoder
+
 LARGE: Final = 1 << 20  # bytes; below it the library's way takes some 100 ms at most
 
 
@@ -66,8 +68,8 @@ def is_read_alike(raw: bytes, large: int = LARGE) -> bool:
 def _try_fast(raw: bytes) -> Any:
     """None where the file is of another kind, or a token has another id than the file says."""
     try:
-        file = msgspec.json.decode(raw, type=_File)
-        rest = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) | {"added_tokens": _NONE, "model": _MODEL}
+        file = decoder(_File).decode(raw)
+        rest = decoder(dict[str, msgspec.Raw]).decode(raw) | {"added_tokens": _NONE, "model": _MODEL}
         tokenizer: Any = Tokenizer.from_buffer(msgspec.json.encode(rest))
         model = file.model
         given = {
@@ -94,9 +96,9 @@ def _try_fast(raw: bytes) -> Any:
 def _pairs(merges: msgspec.Raw) -> list[tuple[str, str]]:
     """Raises an error of msgspec, or ValueError."""
     try:
-        return msgspec.json.decode(merges, type=list[tuple[str, str]])
+        return decoder(list[tuple[str, str]]).decode(merges)
     except msgspec.ValidationError:  # at the first of them, where they are texts
-        return [_pair(text) for text in msgspec.json.decode(merges, type=list[str])]
+        return [_pair(text) for text in decoder(list[str]).decode(merges)]
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import torch
 
-from contracts.control import GateFacts
 from contracts.frames import Counts
+from contracts.jobs import GateFacts
 from contracts.manifest import Engine, Limits, Manifest
+from runtime import heap
 from runtime.answer import Answer
 from runtime.binding import INTERFACE, BoundModel, bind, parse_config, skeleton
 from runtime.engine.core import ModelEngine
@@ -77,7 +78,7 @@ class WarmUp:
     @property
     def steps(self) -> Sequence[Callable[[], None]]:
         """Short ones: a bind may have to wait for one of them."""
-        return (self._text, self._model, self._engine)
+        return (self._text, self._model, self._engine, heap.keep)
 
     def _text(self) -> None:
         config = {"chat_template": _TEMPLATE}

@@ -11,12 +11,12 @@ from typing import Final, Protocol
 import torch
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.control import Fingerprint, GateFacts, GateJob, Probe, SealAttestation
 from contracts.errors import Refused
+from contracts.jobs import Fingerprint, GateFacts, GateJob, Probe, SealAttestation
 from contracts.manifest import Manifest
-from runtime.binding import DTYPES, BoundModel, How, bind, compare
+from runtime.binding import DTYPES, BoundModel, How, bind, may_read
+from runtime.comparing import compare
 from runtime.pinned import PinnedFiles
-from weightcache.checksum import checksum_of
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ CONFIG: Final = "config.json"
 
 
 class Lease(Protocol):
-    """A version's verified bytes, mapped read-only for as long as this process lives."""
+    """A version's verified bytes, mapped read-only until it is closed, or this process ends."""
 
     @property
     def manifest(self) -> Manifest:
@@ -41,19 +41,39 @@ class Lease(Protocol):
         """Where they came from."""
         ...
 
+    @property
+    def in_use(self) -> bool:
+        """Whether tensors over it live."""
+        ...
+
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """That part of the linear space."""
+        """That part of the linear space, once it is there. Raises `Refused`."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is known to be there."""
+        ...
+
+    def until_whole(self) -> None:
+        """Returns when all of it is there: before that no tensor may be read. Blocking. Raises `Refused`."""
+        ...
+
+    def close(self) -> None:
+        """Unmap it, and tell who lent it. Whoever looks into it afterwards crashes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A lease and its tensors: views of it, which live as long as it does, or copies on a device that `renew` makes
-    again.
+    """A lease and its tensors: views of it, which live as long as it does and may be read once it is whole, or copies
+    on a device that `renew` makes again. `device_checksum` is that of the bytes, where a device has them or will be
+    given them.
     """
 
     lease: Lease
     tensors: dict[str, torch.Tensor]
+    device_checksum: str | None = None
     renew: "Callable[[], Weights] | None" = None
 
 
@@ -133,11 +153,16 @@ def bind_fast_if_exact(
     return None if compare(fast.module, library.module) else fast
 
 
+def binds_unread(lease: Lease, device: torch.device) -> bool:
+    """Whether `bind_proven` reads no tensor, so that they may be on their way still."""
+    found = _attested(lease, device)
+    return found is not None and found.fast_bind and not may_read(lease.manifest)
+
+
 def bind_proven(version: str, weights: Weights, files: PinnedFiles, device: torch.device, ways: Ways) -> Proven:
     """Bound as the attestation of this fingerprint allows; without one as the library does, and proven here first."""
     lease = weights.lease
-    wanted = fingerprint_of(lease.manifest, device)
-    found = next((item for item in lease.attestations if item.fingerprint == wanted), None)
+    found = _attested(lease, device)
     if found is not None:
         how: How = "fast" if found.fast_bind else "library"
         return Proven(bind_weights(weights, files, how, device), found.probe, found.gate)
@@ -145,6 +170,12 @@ def bind_proven(version: str, weights: Weights, files: PinnedFiles, device: torc
     facts = ways.examine(gate_job(lease.manifest, files))
     bound, seal = prove(version, weights, files, facts, device, ways)
     return Proven(bound, seal.probe, facts, seal)
+
+
+def _attested(lease: Lease, device: torch.device) -> SealAttestation | None:
+    """What is known of the version under this process's fingerprint."""
+    wanted = fingerprint_of(lease.manifest, device)
+    return next((item for item in lease.attestations if item.fingerprint == wanted), None)
 
 
 def prove(
@@ -161,6 +192,6 @@ def prove(
         fast_bind=fast is not None,
         probe=probe,
         gate=facts,
-        device_checksum=checksum_of(weights.lease.view(0, weights.lease.manifest.total_bytes)),
+        device_checksum=weights.device_checksum,
     )
     return fast or library, seal

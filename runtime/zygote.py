@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Final
 
-from contracts.errors import Failure, Overloaded, Refused
+from contracts.errors import Failure, Refused
 from contracts.names import dns_label
 from contracts.problem import WireFailure, to_wire
+from contracts.traffic_errors import Overloaded
 from contracts.wire import Wire, decode, encode
 from runtime.forking import count_threads, fork_orphan
 from runtime.settings import RuntimeSettings, from_environment

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from contracts.control import GateFacts, Probe
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
+from contracts.jobs import GateFacts, Probe
 from runtime.batch_engine import BatchEngine, Part
 from runtime.binding import BoundModel
 from runtime.encoder import probe as known_answers

@@ -2,7 +2,7 @@
 
 import torch
 
-from contracts.control import Probe
+from contracts.jobs import Probe
 from runtime.binding import BoundModel
 from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import Recipe

@@ -11,6 +11,7 @@ import msgspec
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
+from contracts.wire import decoder
 from runtime.pinned import PinnedFiles, json_object
 
 MODULES: Final = "modules.json"
@@ -78,7 +79,7 @@ def _modules(files: PinnedFiles) -> list[_Module]:
     if MODULES not in files:
         _reject(MODULES, "is missing")
     try:
-        return msgspec.json.decode(files[MODULES], type=list[_Module])
+        return decoder(list[_Module]).decode(files[MODULES])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         _reject(MODULES, f"is not a list of modules: {error}")
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.control import GateFacts, GateJob, Probe
 from contracts.errors import Refused
+from contracts.jobs import GateFacts, GateJob, Probe
 from runtime import gate
 from runtime.binding import DTYPES, BoundModel
 from runtime.encoder import probe as known_answers

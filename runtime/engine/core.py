@@ -11,8 +11,9 @@ from typing import Final
 import torch
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.control import GateFacts, Probe
-from contracts.errors import CapacityExceeded, Failure, Internal, InvalidRequest, Overloaded, Refused
+from contracts.errors import CapacityExceeded, Failure, Internal, InvalidRequest, Refused
+from contracts.jobs import GateFacts, Probe
+from contracts.traffic_errors import Overloaded
 from runtime import probe as known_answers
 from runtime.binding import BoundModel
 from runtime.engine.admission import Room, judge

@@ -4,16 +4,27 @@ Measured on a CPU in bfloat16: query heads that share a key head are packed into
 repeated keys are 5-7 times slower; gathering a sequence's blocks costs nothing against a contiguous pool.
 """
 
+import mmap
+from contextlib import suppress
+from typing import Final
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from contracts.control import GateFacts
+from contracts.jobs import GateFacts
 from runtime.engine.batch import Batch, Span
 from runtime.policy.blocks import BLOCK_SIZE
+from weightcache import libc
+
+PAGE: Final = mmap.PAGESIZE
 
 
 class SdpaBackend:
-    """Pool: per layer keys [Hkv, slots, D] and values [Hkv, slots, Dv]; pages are touched when first written."""
+    """Pool: per layer keys [Hkv, slots, D] and values [Hkv, slots, Dv]; pages are touched when first written.
+
+    Small pages: a block has a piece under each head, so that with huge ones (a kernel's `always`) the first sequence
+    would have nearly all of the pool zeroed, and kept.
+    """
 
     def __init__(self, facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> None:
         slots = (blocks + 1) * BLOCK_SIZE  # the trash block
@@ -24,7 +35,10 @@ class SdpaBackend:
 
     @staticmethod
     def _pool(heads: int, slots: int, dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(heads, slots, dim, dtype=dtype, device=device)
+        pool = torch.empty(heads, slots, dim, dtype=dtype, device=device)
+        if device.type == "cpu":
+            _keep_small(pool.data_ptr(), pool.nbytes)
+        return pool
 
     def begin(self, batch: Batch) -> None:
         """Masks are shared by the layers of one forward."""
@@ -77,6 +91,14 @@ class SdpaBackend:
             mask = _lower_right_mask(count, length, window, q.device)
             self._masks[count, length, window] = mask
         return sdpa(q, k, v, attn_mask=mask, scale=scaling)
+
+
+def _keep_small(address: int, nbytes: int) -> None:
+    """Never huge pages for the whole pages of this range."""
+    begin, end = -(-address // PAGE) * PAGE, (address + nbytes) // PAGE * PAGE
+    if end > begin:
+        with suppress(OSError):  # a kernel that has no huge pages
+            libc.advise(begin, end - begin, libc.MADV_NOHUGEPAGE)
 
 
 def _visible(span: Span, window: int | None) -> torch.Tensor:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from contracts.errors import Failure, Internal, Overloaded, Refused, Unavailable
+from contracts.errors import Failure, Internal, Refused, Unavailable
 from contracts.frames import Counts
+from contracts.traffic_errors import Overloaded
 from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Request
 
 _log = logging.getLogger(__name__)

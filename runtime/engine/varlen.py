@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from contracts.control import GateFacts
+from contracts.jobs import GateFacts
 from runtime.engine.batch import Batch
 from runtime.policy.blocks import BLOCK_SIZE
 

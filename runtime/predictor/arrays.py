@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from contracts.control import KnownTensor
+from contracts.jobs import KnownTensor
 from contracts.signature import Datatype, TensorSpec, Value
 
 Array = npt.NDArray[Any]

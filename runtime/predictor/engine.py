@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from contracts.control import Probe
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
+from contracts.jobs import Probe
 from contracts.signature import Signature
 from runtime.batch_engine import BatchEngine, Part
 from runtime.engine.interface import Event, Predicted, PredictionRequest, Request

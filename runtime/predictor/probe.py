@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from contracts.control import KnownTensor, Probe
+from contracts.jobs import KnownTensor, Probe
 from contracts.signature import Signature, TensorSpec, Value
 from runtime.predictor.arrays import Array, Arrays, as_array, is_finite, known, restored
 from runtime.predictor.session import NotAsPromised, Session, first_line

@@ -3,8 +3,8 @@
 import logging
 
 from contracts.artifact_errors import ArtifactRejected, ManifestCorrupt, ProbeFailed
-from contracts.control import Fingerprint, GateFacts, Probe, SealAttestation
 from contracts.errors import Refused
+from contracts.jobs import Fingerprint, GateFacts, Probe, SealAttestation
 from contracts.manifest import Manifest
 from contracts.signature import Signature
 from runtime.predictor import probe as known_answers

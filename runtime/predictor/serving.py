@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from contracts.control import Bind, SealAttestation
+from contracts.jobs import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature
 from contracts.timeline import Span
