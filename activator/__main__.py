@@ -3,7 +3,6 @@
 import resource
 from functools import partial
 
-from activator.app import run
 from activator.settings import from_environment
 from service.log import configure_logging
 from service.private import keep_secrets
@@ -22,6 +21,8 @@ def main() -> None:
         settings = from_environment()
         if only_checks():
             return
+        from activator.app import run  # a check needs none of it
+
         run_service(partial(run, settings), settings.lifeline_fd)
 
 

@@ -12,6 +12,7 @@ from activator.account import Account
 from activator.exchange import ClientGone, Exchange, Headers, now_us
 from activator.usage import Usage
 from contracts.errors import Failure, Internal, Refused
+from contracts.frames import Counts
 from contracts.problem import OPENAI_CONTENT_TYPE, ErrorForm, headers_of, openai_error, sse_error, status_of
 from contracts.timeline import Stage
 from contracts.wire import encode
@@ -19,7 +20,7 @@ from contracts.wire import encode
 log = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
-LAST_WORD_S: Final = 1.0
+AT_ONCE: Final = 64 << 10  # a whole answer up to that leaves in one write, behind its record
 _SSE: Final = b"text/event-stream; charset=utf-8"
 _JSON: Final = OPENAI_CONTENT_TYPE.encode()
 DONE: Final = b"data: [DONE]\n\n"
@@ -47,6 +48,7 @@ class Answer:
         self._remaining_s = remaining_s
         self._timer: asyncio.TimerHandle | None = None
         self._heart: asyncio.Task[None] | None = None
+        self._said = False  # the client has some of it
         self._held = b""  # the whole answer, where it doesn't stream; else its last event
 
     def hold(self) -> None:
@@ -64,28 +66,47 @@ class Answer:
         if self._held:
             data = data[: -len(DONE)]
         if data:
+            self._said = True
             await self._commit()
             await self._exchange.write(data)
         self._account.delivered_tokens = completion_tokens
+
+    def try_forget(self) -> bool:
+        """Drop what a replica said, for another one to say it all anew; False where the client has some of it."""
+        if self._said:
+            return False
+        self._held = b""
+        self._account.seen, self._account.delivered_tokens = Counts(), 0
+        return True
 
     async def complete(self) -> None:
         """The replica has said all. Raises Refused where the record can't be made durable, ClientGone."""
         account, exchange = self._account, self._exchange
         if account.stream:
             await self._commit()
-            last = self._held
+            await self._settle()
+            await exchange.finish(self._timeline() + self._held)
+            return
+        account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
+        head = [*self._head(_JSON), (b"content-length", str(len(self._held)).encode())]
+        late = self._held
+        if len(late) > AT_ONCE:
+            await exchange.start(200, head)
+            await exchange.write(late[:-1])
+            late = late[-1:]
         else:
-            account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
-            length = str(len(self._held)).encode()
-            await exchange.start(200, [*self._head(_JSON), (b"content-length", length)])
-            if len(self._held) > 1:
-                await exchange.write(self._held[:-1])
-            account.delivered_tokens = account.seen.completion_tokens
-            last = self._held[-1:]
-        exchange.connection.unwatch()
-        account.timeline.stamp(Stage.DONE, now_us())
-        await self._usage.settle(account)
-        await exchange.finish(self._timeline() + last if account.stream else last)
+            await exchange.delivered()  # nothing was sent: only a client that has gone is no longer there
+        account.delivered_tokens = account.seen.completion_tokens
+        await self._settle()
+        if not exchange.started:
+            await exchange.start(200, head)
+        await exchange.finish(late)
+
+    async def _settle(self) -> None:
+        """From here on the record stands, whether or not the client stays for the rest."""
+        self._exchange.connection.unwatch()
+        self._account.timeline.stamp(Stage.DONE, now_us())
+        await self._usage.settle(self._account)
 
     async def fail(self, failure: Failure) -> None:
         """The answer ends here: with its true status while the head is held, else as the stream's last event."""

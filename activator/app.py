@@ -5,6 +5,7 @@ import contextlib
 import errno
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -13,24 +14,27 @@ from typing import Final
 
 from activator.authenticate import Authenticator
 from activator.authority import Authority
+from activator.certificate_files import BadCertificate, CertificateFiles
 from activator.certificates import LOOK_AGAIN_S, Certificates
 from activator.completions import Completions
 from activator.door import Door
-from activator.edge import Gate
 from activator.endings import Endings
 from activator.errands import Errands
 from activator.exchange import new_request_id
 from activator.feed import FeedClient
+from activator.gate import Gate
 from activator.gauges import describe
-from activator.health import health
+from activator.health import health, readiness
 from activator.key_uses import KeyUses
+from activator.last_feed import LastFeed
 from activator.lists import Lists
 from activator.meters import Meters
+from activator.oidc import open_tokens
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
 from activator.proxy import Upstreams
 from activator.reporter import Reporter
-from activator.server import listen, serve_tls
+from activator.server import serve_tls
 from activator.settings import ActivatorSettings
 from activator.table import Table
 from activator.throttler import Throttler
@@ -41,6 +45,7 @@ from contracts.control import Feed
 from contracts.deadline import Deadline
 from contracts.settings import BadSetting
 from service.client import ServiceClient
+from service.listener import listen
 from service.run import Stop, serve_until
 from service.unix import SocketDirectory
 from spool import Post, Shipper, Spool, recover
@@ -51,13 +56,15 @@ log = logging.getLogger(__name__)
 FLUSH_S: Final = 5.0
 RECOVER_AGAIN_S: Final = 10.0
 PREFIX: Final = "activator-"
+FIRST_FEED_S: Final = 5.0
 
 
 async def run(settings: ActivatorSettings, stop: Stop) -> None:
     """Serve until `stop`; then drain, flush the spool, and return."""
     name = PREFIX + new_request_id().removeprefix("req_")  # one process lifetime, and the spool's source
     authority = Authority.load_or_make(settings.data / "ca.pem", settings.data / "tls" / "ca.key")
-    certificates = Certificates(authority, settings.domain)
+    files = _certificate_files(settings)
+    certificates = Certificates(authority, settings.domain, files)
     async with AsyncExitStack() as ladder:
         telemetry = await ladder.enter_async_context(open_telemetry("activator", settings.telemetry))
         directory = SocketDirectory(settings.run)
@@ -95,11 +102,18 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             if line.tenants:
                 tenants.set()
 
-        feed = FeedClient(control, apply)
+        last = LastFeed(directory, table, settings.feed_age_s)
+
+        def hear(line: Feed) -> None:
+            apply(line)
+            last.heard(line)
+
+        feed = FeedClient(control, hear)
         limits, uses = settings.request, KeyUses(control)
-        authenticator = Authenticator(table, uses)
+        tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page))
+        authenticator = Authenticator(table, uses, tokens, counts=last.counts)
         door = Door(
-            Completions(authenticator, table, throttler, waker, reporter, upstreams, usage, limits),
+            Completions(authenticator, table, throttler, reporter, upstreams, usage, limits),
             Lists(authenticator, table, timelines, control),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             OpenInference(authenticator, table),
@@ -107,29 +121,72 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             limits,
             meters,
         )
-        describe(telemetry.page, door, throttler, shipper, feed)
+        describe(telemetry.page, door, throttler, shipper, feed, last)
         listener = _listen(settings)
         ladder.callback(listener.close)
         own = directory.listen("activator.sock")
         ladder.callback(own.close)
         log.info("listening", extra={"host": settings.host, "port": listener.getsockname()[1], "source": name})
 
-        well = health(lambda: feed.synced.is_set() and not stop.is_set())
+        gate = Gate(certificates.listener, settings.edge, meters)
+
+        def relieve() -> None:
+            gate.relieved = True
+            stop.set()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relieve)
+        well = health(
+            lambda: feed.synced.is_set() and last.counts() and not stop.is_set(), lambda: readiness(feed, last)
+        )
         background = [
             feed.run(),
+            feed.begin_without(last.try_load, apply),
+            last.run(),
             reporter.run(),
             uses.run(),
             _recover(settings, post),
             _follow_tenants(certificates, table, tenants),
+            *([] if tokens is None else [tokens.run()]),
+            *([] if files is None else [files.follow()]),
         ]
         await _while_serving(
             background,
-            serve_tls(door, Gate(certificates.listener, settings.edge), listener, stop, settings.drain_s),
+            _serve(settings, serve_tls(door, gate, listener, stop, settings.drain_s), feed, stop),
             lambda ended: serve_until(telemetry.exposing(well), own, ended, 1),
         )
 
 
+async def _serve(
+    settings: ActivatorSettings, front: Coroutine[object, object, None], feed: FeedClient, stop: Stop
+) -> None:
+    """Accept; from a socket that is kept open for us only once we know who may call: until then callers can wait."""
+    if settings.listener_fd is not None:
+        either = [asyncio.ensure_future(feed.synced.wait()), asyncio.ensure_future(stop.wait())]
+        try:
+            await asyncio.wait(either, timeout=FIRST_FEED_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in either:
+                waiting.cancel()
+    await front
+
+
+def _certificate_files(settings: ActivatorSettings) -> CertificateFiles | None:
+    if settings.certificates is None:
+        return None
+    try:
+        return CertificateFiles(settings.certificates)
+    except BadCertificate as bad:
+        raise BadSetting("KELVIN_CERTIFICATES", str(settings.certificates), str(bad)) from bad
+
+
 def _listen(settings: ActivatorSettings) -> socket.socket:
+    if settings.listener_fd is not None:
+        try:
+            given = socket.socket(fileno=settings.listener_fd)
+        except OSError as error:
+            raise BadSetting("KELVIN_LISTENER_FD", str(settings.listener_fd), "is no socket") from error
+        given.set_inheritable(False)
+        return given
     try:
         return listen(settings.host, settings.port)
     except socket.gaierror as error:

@@ -2,7 +2,7 @@
 
 A good key is looked up and let through, whatever its address did before: others behind the same address must not pay
 for a guesser. A bad one is answered alike whether it is unknown, expired or revoked, and the more of them an address
-shows, the later (`policy/guesses`).
+shows, the later (`policy/guesses`). So is a signed token (`oidc`), where the operator trusts an issuer of such.
 """
 
 import asyncio
@@ -13,11 +13,13 @@ from typing import Never
 
 from activator.exchange import Exchange
 from activator.key_uses import KeyUses
+from activator.oidc import MAX_TOKEN, Tokens
 from activator.policy.guesses import Guesses, Penalty, source_of
 from activator.table import Table
 from contracts.control import Principal, Scope
-from contracts.errors import Forbidden, Refused, TenantSuspended, TooManyFailures, Unauthenticated, Unavailable
+from contracts.errors import Forbidden, Refused, TenantSuspended, Unauthenticated, Unavailable
 from contracts.scopes import allows
+from contracts.traffic_errors import TooManyFailures
 
 log = logging.getLogger(__name__)
 
@@ -25,39 +27,59 @@ MAX_KEY = 512
 
 
 class Authenticator:
-    """Knows the table, and what it costs to be wrong."""
+    """Knows the table, whether it still counts, and what it costs to be wrong."""
 
     def __init__(
-        self, table: Table, uses: KeyUses, guesses: Guesses | None = None, *, wall_s: Callable[[], float] = time.time
+        self,
+        table: Table,
+        uses: KeyUses,
+        tokens: Tokens | None = None,
+        guesses: Guesses | None = None,
+        *,
+        counts: Callable[[], bool] = lambda: True,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._table = table
         self._uses = uses
+        self._tokens = tokens
         self._guesses = guesses or Guesses()
+        self._counts = counts
         self._wall_s = wall_s
 
     def __repr__(self) -> str:
         return f"<Authenticator {self._guesses!r}>"
 
     async def authenticate(self, exchange: Exchange, *scopes: Scope) -> Principal:
-        """Who calls, with a key for one of these scopes. Raises Refused, ClientGone.
+        """Who calls, with a key or token for one of these scopes. Raises Refused, ClientGone.
 
-        Unauthenticated, TooManyFailures; TenantSuspended, Forbidden for a good key; Unavailable before the feed.
+        Unauthenticated, TooManyFailures; TenantSuspended, Forbidden for a good one; Unavailable before the feed and
+        once it is too old, and where an issuer's keys can't be had.
         """
-        if not self._table.revision:  # every key would look wrong
+        if not self._table.revision or not self._counts():  # every key would look wrong, or a revoked one good
             raise Refused(Unavailable("the table of keys"))
         authorization = exchange.header(b"authorization")
         now_s = self._wall_s()
         principal = find(self._table, authorization, now_s)
-        if principal is None:
-            if authorization is None:  # nothing was guessed
-                raise Refused(Unauthenticated())
-            await self._refuse(exchange)
-        self._uses.note(principal.key_id, now_s)
+        if principal is not None:
+            self._uses.note(principal.key_id, now_s)
+        elif authorization is None:  # nothing was guessed
+            raise Refused(Unauthenticated())
+        else:
+            principal = await self._of_token(authorization)
+            if principal is None:
+                await self._refuse(exchange)
         if self._table.is_suspended(principal.tenant):
             raise Refused(TenantSuspended())
         if not any(allows(principal.scopes, scope) for scope in scopes):
             raise Refused(Forbidden(scopes[0]))
         return principal
+
+    async def _of_token(self, authorization: bytes) -> Principal | None:
+        """Whom a signed token names, where that tenant is there."""
+        if self._tokens is None or (token := bearer(authorization, MAX_TOKEN)) is None or token.count(".") != 2:
+            return None
+        principal = await self._tokens.principal(token)
+        return principal if principal is not None and self._table.has_tenant(principal.tenant) else None
 
     async def _refuse(self, exchange: Exchange) -> Never:
         source = source_of(exchange.peer)
@@ -82,8 +104,12 @@ class Authenticator:
 
 
 def find(table: Table, authorization: bytes | None, now_s: float) -> Principal | None:
-    """`Authorization: Bearer KEY` (RFC 6750, 2.1); None for everything that is no good key."""
-    scheme, _, key = (authorization or b"").strip().partition(b" ")
-    if scheme.lower() != b"bearer" or len(key) > MAX_KEY:
-        return None
-    return table.principal(key.strip().decode("latin-1"), now_s)
+    """Whose key it is; None for everything that is no good one."""
+    key = bearer(authorization, MAX_KEY)
+    return None if key is None else table.principal(key, now_s)
+
+
+def bearer(authorization: bytes | None, most: int) -> str | None:
+    """What `Authorization: Bearer …` bears (RFC 6750, 2.1), where that is not more than `most` bytes."""
+    scheme, _, borne = (authorization or b"").strip().partition(b" ")
+    return None if scheme.lower() != b"bearer" or len(borne) > most else borne.strip().decode("latin-1")

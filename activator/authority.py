@@ -80,7 +80,7 @@ class Authority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        return _server_context(leaf.public_bytes(serialization.Encoding.PEM) + _pem(key))
+        return server_context(leaf.public_bytes(serialization.Encoding.PEM) + _pem(key))
 
 
 def _make_ca(certificate_path: Path, key_path: Path) -> None:
@@ -123,7 +123,8 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _server_context(pem: bytes) -> ssl.SSLContext:
+def server_context(pem: bytes) -> ssl.SSLContext:
+    """The door's side of TLS, with the key and chain in `pem`. Raises ssl.SSLError, also of a key that is another's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

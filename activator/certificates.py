@@ -1,6 +1,7 @@
 """The certificates that the door shows: one default, one per tenant, chosen by the name the client asks for.
 
-All are leaves of the local CA, made at start and again at half of their life, so that a process may run for years.
+All are leaves of the local CA, made at start and again at half of their life, so that a process may run for years; but
+for names that there are files for (`certificate_files`).
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from activator.authority import LEAF_DAYS, Authority
+from activator.certificate_files import CertificateFiles
 
 MAX_TENANTS: Final = 10_000
 RENEW_AFTER: Final = datetime.timedelta(days=LEAF_DAYS) / 2
@@ -25,9 +27,10 @@ class _Shown:
 class Certificates:
     """The listener's context, and those behind it. Used from one event loop."""
 
-    def __init__(self, authority: Authority, domain: str) -> None:
+    def __init__(self, authority: Authority, domain: str, files: CertificateFiles | None = None) -> None:
         self._authority = authority
         self._domain = domain
+        self._files = files
         self._by_tenant: dict[str, _Shown] = {}
         self._default = self._make(None)
         self.listener = self._default.context
@@ -60,8 +63,11 @@ class Certificates:
         return _Shown(self._authority.context([f"*.{tenant}.{self._domain}"], []), made)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
-        """MODEL.TENANT.DOMAIN gets the tenant's leaf, every other name and none the default one."""
+        """What a file is for; MODEL.TENANT.DOMAIN gets the tenant's leaf, every other name and none the default one."""
         name = (name or "").lower()
+        if self._files is not None and (given := self._files.choose(name)) is not None:
+            tls.context = given
+            return
         inner = name.removesuffix("." + self._domain)
         shown = self._by_tenant.get(inner.rpartition(".")[2]) if inner != name and inner.count(".") == 1 else None
         tls.context = (shown or self._default).context

@@ -10,11 +10,12 @@ from starlette.types import Receive, Scope, Send
 from activator.answer import internal
 from activator.completions import Completions
 from activator.edge_http import EXTENSION
-from activator.exchange import ClientGone, Connection, Exchange, Headers
+from activator.exchange import ClientGone, Connection, Exchange
 from activator.lists import Lists
 from activator.meters import Meters
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
+from activator.refusal import rendered
 from activator.routes import (
     Asked,
     Complete,
@@ -26,20 +27,11 @@ from activator.routes import (
     Wrong,
     host_of,
     route,
-    speaks_open_inference,
 )
 from activator.settings import RequestLimits
-from contracts.errors import Failure, InvalidRequest, Overloaded, Refused, Unavailable
-from contracts.problem import (
-    OPENAI_CONTENT_TYPE,
-    PROBLEM_CONTENT_TYPE,
-    headers_of,
-    open_inference_error,
-    openai_error,
-    problem_details,
-    status_of,
-)
+from contracts.errors import Failure, InvalidRequest, Refused, Unavailable
 from contracts.trace import within
+from contracts.traffic_errors import Overloaded
 from service.cause import begin
 
 log = logging.getLogger(__name__)
@@ -120,20 +112,9 @@ class Door:
 
 
 async def _refuse(exchange: Exchange, failure: Failure) -> None:
-    """Problem details below the inner APIs, the Open Inference Protocol's form below its own, also where there is no
-    such route; OpenAI's shape for everything else.
-
-    Nothing once an answer has begun.
-    """
+    """Nothing once an answer has begun."""
     if exchange.started:
         exchange.connection.abort()
         return
-    headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
-    if status_of(failure) == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if exchange.path.startswith((b"/admin/", b"/push/")):
-        kind, body = PROBLEM_CONTENT_TYPE, problem_details(failure)
-    else:
-        form = open_inference_error if speaks_open_inference(exchange.path) else openai_error
-        kind, body = OPENAI_CONTENT_TYPE, form(failure, exchange.request_id)
-    await exchange.respond(status_of(failure), kind.encode(), body, headers)
+    status, kind, body, headers = rendered(failure, exchange.path, exchange.request_id)
+    await exchange.respond(status, kind, body, headers)

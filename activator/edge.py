@@ -4,25 +4,14 @@ Sits between the listening socket and `edge_http`. Why it is written this way: d
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from activator.edge_http import HttpProtocol
-from activator.settings import EdgeLimits
-
-
-@dataclass(slots=True)
-class Gate:
-    """What all connections of one listener share: the certificate's choice, the limits, how many are open."""
-
-    context: ssl.SSLContext
-    limits: EdgeLimits
-    open: int = 0
+from activator.gate import Gate
 
 
 def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
@@ -34,7 +23,7 @@ def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        return Edge(gate, HttpProtocol(gate.limits, config, server_state, app_state, _loop))
+        return Edge(gate, HttpProtocol(gate, config, server_state, app_state, _loop))
 
     return cast(type[asyncio.Protocol], make)
 
@@ -49,10 +38,12 @@ class Edge(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = cast(asyncio.Transport, transport)
-        if self._gate.open >= self._gate.limits.connections:
+        peer = raw.get_extra_info("peername") or ("",)  # none of one that is gone again
+        may, self._source = self._gate.try_enter(peer[0], self._loop.time())
+        if not may:
             raw.abort()
             return
-        self._gate.open += 1
+        self._http.source = self._source
         raw.set_write_buffer_limits(high=0)
         self._http.raw = self._raw = raw
         # The first step of start_tls must run now: as a task it would run after the first read, and lose it.
@@ -83,6 +74,7 @@ class Edge(asyncio.Protocol):
 
     def _finish(self, _: object) -> None:
         """The handshake has ended; this runs before the first request is decrypted."""
+        self._gate.shaken()
         try:
             self._handshake.send(None)
         except StopIteration as end:
@@ -101,7 +93,7 @@ class Edge(asyncio.Protocol):
         tls.set_write_buffer_limits(high=1, low=0)
 
     def _closed(self) -> None:
-        self._gate.open -= 1
+        self._gate.left(self._source)
 
 
 class _Drain(asyncio.BufferedProtocol):

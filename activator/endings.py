@@ -4,8 +4,9 @@ import logging
 
 from activator.account import Account
 from activator.meters import Meters
-from contracts.errors import Failure, Overloaded
+from contracts.errors import Failure
 from contracts.problem import code_of, status_of
+from contracts.traffic_errors import Overloaded
 from telemetry.policy.spans import RequestFacts
 from telemetry.telemetry import Telemetry
 

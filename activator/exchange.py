@@ -10,8 +10,9 @@ from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from contracts.errors import BodyTooLarge, DeadlineExceeded, InvalidRequest, Refused
+from contracts.errors import BodyTooLarge, InvalidRequest, Refused
 from contracts.trace import TraceContext, parse
+from contracts.traffic_errors import DeadlineExceeded
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -72,8 +73,8 @@ class Exchange:
     """Used by one task. Each write returns when the client-side socket has taken it."""
 
     __slots__ = (
-        "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller", "connection", "headers",
-        "hosts", "last", "method", "path", "peer", "query", "request_id", "standing", "started",
+        "_first", "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller", "connection",
+        "headers", "hosts", "last", "method", "path", "peer", "query", "request_id", "standing", "started",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
@@ -87,6 +88,7 @@ class Exchange:
         self.path: bytes = scope["raw_path"]
         self.query: bytes = scope["query_string"]
         self.headers: Headers = scope["headers"]
+        self._first = dict(reversed(self.headers))  # of each name the first value
         self._more = self.header(b"transfer-encoding") is not None or self.header(b"content-length") not in (None, b"0")
         self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id = new_request_id()
@@ -105,10 +107,7 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        return self._first.get(name)
 
     async def read_body(self, limit_bytes: int, within_s: float) -> bytes:
         """The whole body. Raises Refused: BodyTooLarge, DeadlineExceeded; ClientGone."""

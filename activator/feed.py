@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Final
 
 import aiohttp
@@ -11,6 +12,7 @@ import msgspec
 
 from contracts.control import Feed
 from contracts.errors import Refused
+from contracts.wire import decoder
 from service.client import ServiceClient
 
 log = logging.getLogger(__name__)
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 PATH: Final = "/internal/v1/feed"
 SILENCE_S: Final = 15.0  # three heartbeats
 MAX_LINE: Final = 256 << 20
+PATIENCE_S: Final = 1.0  # with the control plane, at the start
 FIRST_BACKOFF_S: Final = 0.05
 LAST_BACKOFF_S: Final = 1.0
 
@@ -27,7 +30,9 @@ class BrokenFeed(Exception):
 
 
 class FeedClient:
-    """Calls `apply` with every line, in order, on the event loop. `synced` is set by the first snapshot."""
+    """Calls `apply` with every line, in order, on the event loop. `synced` is set by the first snapshot, or by what was
+    kept of an earlier one.
+    """
 
     def __init__(self, control: ServiceClient, apply: Callable[[Feed], None]) -> None:
         self._control = control
@@ -51,12 +56,20 @@ class FeedClient:
             self.connected = False
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
 
+    async def begin_without(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:
+        """Go on from what `load` finds, where the control plane says nothing for a moment. Its own word replaces it."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.synced.wait(), PATIENCE_S)
+        if not self.synced.is_set() and (line := load()) is not None:
+            apply(line)
+            self.synced.set()
+
     async def _follow(self) -> None:
         async with self._control.open("GET", PATH) as answer:
             full = False
             async for raw in _lines(answer.content):
                 try:
-                    line = msgspec.json.decode(raw, type=Feed)
+                    line = decoder(Feed).decode(raw)
                 except msgspec.MsgspecError as error:
                     raise BrokenFeed(f"a line does not decode: {error}") from error
                 full = full or line.full

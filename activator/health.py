@@ -1,18 +1,40 @@
 """Liveness and readiness on the activator's own Unix socket. Plain ASGI: two routes and nothing else."""
 
 from collections.abc import Callable
+from math import isfinite
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from activator.feed import FeedClient
+from activator.last_feed import LastFeed
+from contracts.wire import Wire, encode
 
-def health(ready: Callable[[], bool]) -> ASGIApp:
-    """`/healthz` is 200 once the loop runs; `/readyz` is 200 while `ready()`, else 503."""
+
+class Readiness(Wire, frozen=True):
+    """Body of `/readyz`."""
+
+    feed: str  # "live"; "kept" while the control plane is not heard; "none" before it ever was
+    age_s: float | None  # since it was last heard
+
+
+def health(ready: Callable[[], bool], told: Callable[[], Readiness]) -> ASGIApp:
+    """`/healthz` is 200 once the loop runs; `/readyz` is 200 while `ready()`, else 503, and says what it stands on."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         known = path in ("/healthz", "/readyz")
         status = 404 if not known else 200 if path == "/healthz" or ready() else 503
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
+        body = encode(told()) if path == "/readyz" else b""
+        headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers[: 2 if body else 1]})
+        await send({"type": "http.response.body", "body": body})
 
     return app
+
+
+def readiness(feed: FeedClient, last: LastFeed) -> Readiness:
+    """Of the moment."""
+    age_s = last.age_s()
+    if not isfinite(age_s):
+        return Readiness("none", None)
+    return Readiness("live" if feed.connected else "kept", round(age_s, 1))

@@ -3,7 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from activator.policy.queue import Fifo
+from activator.policy.ask import Ask
+from activator.policy.fair import FairQueue
 from contracts.control import ReplicaRow
 
 
@@ -38,7 +39,7 @@ class Waiter:
 class Line:
     """One version: its replicas and who waits for them."""
 
-    waiting: Fifo[Waiter]
+    waiting: FairQueue[Waiter]
     replicas: dict[str, Replica] = field(default_factory=dict)
     ready_at_s: float | None = None  # when a first replica is expected, where that was said (monotonic)
 
@@ -51,10 +52,11 @@ class Line:
         return all(replica.is_closed for replica in self.replicas.values())
 
 
-def next_waiter(line: Line) -> Waiter | None:
-    """The first who still waits. A task's cancellation ends its future at once, and leaves the line a moment later."""
+def next_waiter(line: Line) -> tuple[Waiter, Ask] | None:
+    """The next who still waits. A task's cancellation ends its future at once, and leaves the line a moment later."""
     while len(line.waiting):
-        waiter = line.waiting.take()
+        waiter, ask = line.waiting.take()
         if not waiter.granted.done():
-            return waiter
+            return waiter, ask
+        line.waiting.settle(ask, 0)
     return None

@@ -29,6 +29,11 @@ class Meters:
         self._refusals = page.counter(
             "kelvin_refusals_total", "Requests that left no record: bad keys, unknown names.", ("outcome", "status")
         )
+        self._cut = page.counter(
+            "kelvin_connections_refused_total",
+            "Connections that were ended before TLS, by whose places ran out.",
+            ("limit",),
+        )
         self._first = page.histogram(
             "kelvin_first_token_seconds", "From arrival to an answer's first bytes.", (*_WHOSE, "start"), SECONDS
         )
@@ -43,6 +48,14 @@ class Meters:
     def refused(self, failure: Failure) -> None:
         """A request ended before it had an account."""
         self._refusals.add((outcome_of(code_of(failure)), str(status_of(failure))))
+
+    def malformed(self, status: int) -> None:
+        """What was sent is no request that anybody serves; nothing of ours has seen it."""
+        self._refusals.add(("http", str(status)))
+
+    def cut(self, limit: str) -> None:
+        """A connection was not let in: `all` places are taken, or those of its `address`."""
+        self._cut.add((limit,))
 
     def ended(self, account: Account, outcome: str, status: int) -> None:
         """A request ended, one way or another."""

@@ -11,7 +11,8 @@ from activator.authenticate import Authenticator
 from activator.exchange import ClientGone, Exchange, Headers
 from activator.settings import RequestLimits
 from contracts.control import Scope
-from contracts.errors import BodyTooLarge, DeadlineExceeded, Refused, Unavailable
+from contracts.errors import BodyTooLarge, Refused, Unavailable
+from contracts.traffic_errors import DeadlineExceeded
 from contracts.wire import encode
 from service.client import ServiceClient
 

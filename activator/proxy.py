@@ -1,34 +1,29 @@
-"""One request at one replica: frames come back; leaving early cancels it there. Who retries is `completions`'."""
+"""One request at one replica: frames come back; leaving early cancels it there. Who retries is `attempts`'."""
 
 import asyncio
-import io
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-import aiohttp
 import msgspec
 
 from activator.errands import Errands
 from activator.line import Replica
-from activator.receipts import Desk
-from contracts.errors import Failure, Internal, RemoteFailure, ReplicaLost
+from activator.sessions import Session
+from activator.upstream_http import Answer
+from contracts.errors import Failure, Internal, RemoteFailure
 from contracts.frames import Frame, FrameDecoder, FrameKind
+from contracts.traffic_errors import ReplicaLost
 from contracts.usage import Receipt
+from contracts.wire import decoder
 from service.cause import TRACEPARENT, cause
 from service.unix import SocketDirectory
 
 log = logging.getLogger(__name__)
 
-BUFFER: Final = 64 << 10
-CONNECT_S: Final = 2.0
 ERRAND_S: Final = 2.0
-LARGE: Final = 1 << 20
-KEEP_S: Final = 30.0
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-_NO_HEADERS: Final = ("User-Agent", "Accept", "Accept-Encoding")
 
 
 class Lost(Exception):
@@ -63,7 +58,7 @@ class Upstreams:
     def __init__(self, directory: SocketDirectory, errands: Errands) -> None:
         self._directory = directory
         self._errands = errands
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
 
     def __repr__(self) -> str:
         return f"<Upstreams sockets={len(self._sessions)}>"
@@ -73,7 +68,7 @@ class Upstreams:
         address = replica.row.address
         session = self._sessions.get(address)
         if session is None:
-            session = self._sessions[address] = _Session(self._directory.address(address), self._errands)
+            session = self._sessions[address] = Session(self._directory.address(address), self._errands)
         return Upstream(session, self._errands, path, body, told)
 
     def retain(self, addresses: set[str]) -> None:
@@ -84,43 +79,14 @@ class Upstreams:
     async def close(self) -> None:
         """End all connections."""
         for session in self._sessions.values():
-            await session.http.close()
+            session.http.close()
         self._sessions.clear()
-
-
-class _Session:
-    """Connections to one socket."""
-
-    def __init__(self, path: str, errands: Errands) -> None:
-        # Slots bound the connections; acknowledgements and cancellations need some beside them.
-        connector = aiohttp.UnixConnector(path=path, limit=0, keepalive_timeout=KEEP_S)
-        self.http = aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_NO_HEADERS,
-            timeout=_TIMEOUT,
-            read_bufsize=BUFFER,
-        )
-        self.desk = Desk(self.http, errands)
-        self.busy = 0
-        self._retired = False
-
-    async def retire(self) -> None:
-        """Close now, or by whoever leaves last."""
-        self._retired = True
-        await self.left()
-
-    async def left(self) -> None:
-        """Close if it was to be closed and nobody uses it."""
-        if self._retired and self.busy == 0:
-            await self.http.close()
 
 
 class Upstream:
     """One request. Iterating gives whole frames, as many as have come; reads no faster than it is asked."""
 
-    def __init__(self, session: _Session, errands: Errands, path: str, body: bytes, told: "Told") -> None:
+    def __init__(self, session: Session, errands: Errands, path: str, body: bytes, told: "Told") -> None:
         self._session = session
         self._errands = errands
         self._path = path
@@ -135,7 +101,7 @@ class Upstream:
         }
         if (asked := cause()) is not None and asked.trace is not None:
             self._headers[TRACEPARENT] = str(asked.trace)
-        self._answer: aiohttp.ClientResponse | None = None
+        self._answer: Answer | None = None
         self._decoder = FrameDecoder()
         self._began = False  # a byte of the answer has come
         self._over = False  # nothing is left to cancel
@@ -144,13 +110,11 @@ class Upstream:
     async def __aenter__(self) -> "Upstream":
         self._session.busy += 1
         try:
-            self._answer = await self._session.http.post(
-                f"http://replica{self._path}", data=_payload(self._body), headers=self._headers
-            )
+            self._answer = await self._session.http.send("POST", self._path, self._body, self._headers.items())
             if self._answer.status != 200:
                 self._over = True
                 raise Declined(await self._failure(self._answer))
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             self._over = True
             await self._leave()
             raise Lost(untouched=True) from error
@@ -167,12 +131,11 @@ class Upstream:
     async def batches(self) -> AsyncIterator[list[Frame]]:
         """Frames in order; the last batch ends with END or FAILED. Raises Lost where that never comes."""
         assert self._answer is not None
-        content = self._answer.content
         while not self._over:
             try:
-                data = await content.readany()
+                data = await self._answer.some()
                 frames = self._decoder.feed(data) if data else None
-            except (aiohttp.ClientError, OSError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 if isinstance(error, ValueError):
                     log.error("not our frames", extra={"request_id": self._request_id, "error": str(error)})
                 else:
@@ -199,7 +162,7 @@ class Upstream:
     async def _leave(self) -> None:
         """Keep the connection where the answer is whole; otherwise cancel first, close then."""
         answer = self._answer
-        if self._over and (answer is None or answer.content.at_eof()):
+        if self._over and (answer is None or answer.at_end):
             if answer is not None:
                 answer.release()
             await self._gone()
@@ -210,25 +173,27 @@ class Upstream:
             task = self._errands.start(self._cancel(answer), ERRAND_S)
             await asyncio.shield(task)
 
-    async def _rest(self, answer: aiohttp.ClientResponse | None) -> None:
+    async def _rest(self, answer: Answer | None) -> None:
         """Only the end of the body is missing."""
         try:
             if answer is not None:
-                if await answer.content.readany():
-                    answer.close()
+                await answer.some()
                 answer.release()
-        except (aiohttp.ClientError, OSError):
+        except OSError:
             return
         finally:
-            if answer is not None and not answer.closed:
+            if answer is not None:
                 answer.close()
             await self._gone()
 
-    async def _cancel(self, answer: aiohttp.ClientResponse | None) -> None:
+    async def _cancel(self, answer: Answer | None) -> None:
         try:
-            async with self._session.http.delete(f"http://replica/v1/requests/{self._request_id}") as deleted:
+            deleted = await self._session.http.send("DELETE", f"/v1/requests/{self._request_id}")
+            try:
                 await deleted.read()
-        except (aiohttp.ClientError, OSError, RuntimeError):
+            finally:
+                deleted.release()
+        except OSError:
             return  # closing tells it, too
         finally:
             if answer is not None:
@@ -239,23 +204,18 @@ class Upstream:
         self._session.busy -= 1
         await self._session.left()
 
-    async def _failure(self, answer: aiohttp.ClientResponse) -> Failure:
+    async def _failure(self, answer: Answer) -> Failure:
         """The OpenAI error that the replica answered with, as a fact."""
         raw = await answer.read()
         try:
-            error = msgspec.json.decode(raw, type=_ErrorBody).error
+            error = decoder(_ErrorBody).decode(raw).error
         except msgspec.MsgspecError:
             return Internal() if answer.status != 503 else ReplicaLost()
-        after = answer.headers.get("retry-after", "")
+        after = answer.fields.get(b"retry-after", b"")
         after_s = float(after) if after.isdigit() else None
         return RemoteFailure(
             error.code or "internal", answer.status, error.message, error.param, answer.status >= 500, after_s
         )
-
-
-def _payload(body: bytes) -> bytes | io.BytesIO:
-    """aiohttp writes bytes in one go, which holds up the loop where they are many."""
-    return body if len(body) < LARGE else io.BytesIO(body)
 
 
 class _Error(msgspec.Struct):

@@ -1,26 +1,35 @@
-"""Tell a replica what was delivered and what is recorded: one call at a time, so that under load one tells of many."""
+"""Tell a replica what was delivered and what is recorded: one call at a time, which tells of many.
 
+What was delivered goes at once: a replica charges by it if we die. That a record is durable only lets the replica
+forget, so it waits a moment for company.
+"""
+
+import asyncio
+from contextlib import suppress
 from typing import Final
 
-import aiohttp
-
 from activator.errands import Errands
+from activator.upstream_http import Client
 from contracts.usage import Receipt, Receipts
 from contracts.wire import encode
 
 MAX_RECEIPTS: Final = 256  # of 200 bytes at the most: what a replica reads of one body
 TOLD_S: Final = 2.0
-_PATH: Final = "http://replica/v1/receipts"
+LINGER_S: Final = 0.02  # far less than a replica waits for receipts at its end
+_PATH: Final = "/v1/receipts"
+_JSON: Final = (("content-type", "application/json"),)
 
 
 class Desk:
     """Of one replica. What it is not told is no loss: it keeps the account, and in the ledger our record stands."""
 
-    def __init__(self, http: aiohttp.ClientSession, errands: Errands) -> None:
+    def __init__(self, http: Client, errands: Errands, linger_s: float = LINGER_S) -> None:
         self._http = http
         self._errands = errands
+        self._linger_s = linger_s
         self._due: dict[str, Receipt] = {}
-        self._telling = False
+        self._telling: asyncio.Task[None] | None = None
+        self._urgent = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Desk due={len(self._due)}>"
@@ -28,22 +37,35 @@ class Desk:
     def tell(self, receipt: Receipt) -> None:
         """Soon; a later one of the same request takes its place."""
         self._due[receipt.request_id] = receipt
-        if not self._telling:
+        if not receipt.recorded:
+            self._urgent.set()
+        if self._telling is None:
             self._begin()
 
+    async def close(self) -> None:
+        """Returns once what was to be told until now has been, or can't be."""
+        while self._telling is not None:
+            self._urgent.set()
+            await asyncio.wait((self._telling,))
+
     def _begin(self) -> None:
-        self._telling = True
-        self._errands.start(self._tell(), TOLD_S)
+        self._telling = self._errands.start(self._tell(), TOLD_S)
 
     async def _tell(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._linger_s):
+                await self._urgent.wait()
+        self._urgent.clear()
         some = [self._due.pop(request_id) for request_id in list(self._due)[:MAX_RECEIPTS]]
-        headers = {"content-type": "application/json"}
         try:
-            async with self._http.post(_PATH, data=encode(Receipts(receipts=tuple(some))), headers=headers) as answer:
+            answer = await self._http.send("POST", _PATH, encode(Receipts(receipts=tuple(some))), _JSON)
+            try:
                 await answer.read()
-        except (aiohttp.ClientError, OSError, RuntimeError):
+            finally:
+                answer.release()
+        except OSError:
             return  # it is gone, or its session is closed
         finally:
-            self._telling = False
+            self._telling = None
             if self._due:
                 self._begin()

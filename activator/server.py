@@ -9,43 +9,37 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from activator.edge import Gate, edge_protocol
+from activator.edge import edge_protocol
+from activator.gate import Gate
 from service.run import Stop
 
-BACKLOG: Final = 2048
-# What the kernel holds for a client that does not read: the less, the sooner its producer stops.
-SEND_BUFFER: Final = 64 << 10
 ABORT_S: Final = 5.0
+SHAKING_S: Final = 0.02  # between two looks
 ORPHAN_DRAIN_S: Final = 1  # less than the lifeline's grace
 
 
 class _Server(uvicorn.Server):
     """Signals are the service's: uvicorn would raise them again after its shutdown, and the status be theirs."""
 
+    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+        super().__init__(config)
+        self._gate = gate
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    async def _wait_tasks_to_complete(self) -> None:
+        while self._gate.shaking:  # noqa: ASYNC110 -- accepted, and not yet among those that uvicorn polls likewise
+            await asyncio.sleep(SHAKING_S)
+        await super()._wait_tasks_to_complete()
 
 
 async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Stop, drain_s: int) -> None:
     """Accept until `stop`, then finish what is in flight for at most `drain_s` seconds, then cancel the rest.
 
-    An orphan has less time, and every request under way must be told and recorded in it.
+    An orphan has less time, and every request under way must be told and recorded in it. With `gate.relieved` set
+    before `stop`, another process accepts from the same socket: clients are told before a connection ends.
     """
     config = uvicorn.Config(
         app,
@@ -60,7 +54,7 @@ async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Sto
         timeout_keep_alive=gate.limits.idle_s,
         timeout_graceful_shutdown=drain_s,
     )
-    server = _Server(config)
+    server = _Server(config, gate)
 
     async def end_with_stop() -> None:
         await stop.wait()

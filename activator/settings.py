@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from activator.issuers import TrustedIssuer, read_issuers
 from activator.policy.admission import QueueLimits
-from activator.policy.queue import Bound
+from activator.policy.bounds import Bound
+from activator.policy.edge_rates import AddressLimits, networks
 from contracts import settings
 from contracts.names import dns_label
 from telemetry.settings import OFF, TelemetrySettings
@@ -23,7 +25,11 @@ class EdgeLimits:
     head_s: float
     handshake_s: float
     idle_s: int
+    lame_duck_s: int  # the same, once another process has taken over
     connections: int
+    headers: int
+    body_rate: float  # bytes/s, over each `head_s`
+    address: AddressLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class ActivatorSettings:
 
     data: Path
     lifeline_fd: int | None
+    listener_fd: int | None
     host: str
     port: int
     domain: str
@@ -53,7 +60,10 @@ class ActivatorSettings:
     edge: EdgeLimits
     request: RequestLimits
     queue: QueueLimits
+    certificates: Path | None = None  # a directory of those that somebody else issues
     telemetry: TelemetrySettings = OFF
+    issuers: tuple[TrustedIssuer, ...] = ()
+    feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
 
     @property
     def run(self) -> Path:
@@ -69,9 +79,11 @@ class ActivatorSettings:
 def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
     """Raises `BadSetting`, naming variable, value and rule."""
     lifeline = settings.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
+    listener = settings.integer(env, "KELVIN_LISTENER_FD", -1, low=-1)
     return ActivatorSettings(
         data=Path(settings.text(env, "KELVIN_DATA")).absolute(),
         lifeline_fd=None if lifeline < 0 else lifeline,
+        listener_fd=None if listener < 0 else listener,
         host=settings.text(env, "KELVIN_HOST", "127.0.0.1"),
         port=settings.integer(env, "KELVIN_PORT", 8443, low=0, high=65535),
         domain=_domain(env),
@@ -81,7 +93,11 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             head_s=settings.number(env, "KELVIN_HEAD_S", 5.0, low=0.05, high=60),
             handshake_s=settings.number(env, "KELVIN_HANDSHAKE_S", 5.0, low=0.05, high=60),
             idle_s=settings.integer(env, "KELVIN_IDLE_S", 75, low=1, high=3600),
+            lame_duck_s=settings.integer(env, "KELVIN_LAME_DUCK_S", 3, low=0, high=600),
             connections=settings.integer(env, "KELVIN_CONNECTIONS", 8192, low=1),
+            headers=settings.integer(env, "KELVIN_HEADERS", 100, low=8, high=10_000),
+            body_rate=settings.number(env, "KELVIN_BODY_RATE", 1024.0, low=0),
+            address=_address(env),
         ),
         request=RequestLimits(
             body_bytes=settings.integer(env, "KELVIN_BODY_BYTES", 8 * MIB, low=1024),
@@ -96,20 +112,54 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             per_version=Bound(
                 settings.integer(env, "KELVIN_QUEUE_REQUESTS", 1024, low=1),
                 settings.integer(env, "KELVIN_QUEUE_BYTES", 64 * MIB, low=1024),
+                settings.integer(env, "KELVIN_QUEUE_TOKENS", 8 << 20, low=1),
+            ),
+            per_tenant=Bound(
+                settings.integer(env, "KELVIN_QUEUE_REQUESTS_PER_TENANT", 2048, low=1),
+                settings.integer(env, "KELVIN_QUEUE_BYTES_PER_TENANT", 128 * MIB, low=1024),
+                settings.integer(env, "KELVIN_QUEUE_TOKENS_PER_TENANT", 16 << 20, low=1),
             ),
             in_all=Bound(
                 settings.integer(env, "KELVIN_QUEUE_REQUESTS_IN_ALL", 4096, low=1),
                 settings.integer(env, "KELVIN_QUEUE_BYTES_IN_ALL", 256 * MIB, low=1024),
+                settings.integer(env, "KELVIN_QUEUE_TOKENS_IN_ALL", 32 << 20, low=1),
             ),
             wait_s=settings.number(env, "KELVIN_QUEUE_S", 600.0, low=0.1, high=86400),
         ),
+        certificates=_certificates(env),
         telemetry=read_telemetry(env),
+        feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
+        issuers=read_issuers(Path(env["KELVIN_OIDC"])) if env.get("KELVIN_OIDC") else (),
     )
 
 
 def from_environment() -> ActivatorSettings:
     """This process's settings."""
     return read_settings(os.environ)
+
+
+def _certificates(env: Mapping[str, str]) -> Path | None:
+    if "KELVIN_CERTIFICATES" not in env:
+        return None
+    place = settings.text(env, "KELVIN_CERTIFICATES")
+    if not place.startswith("/"):
+        raise settings.BadSetting("KELVIN_CERTIFICATES", place, "must be an absolute path")
+    return Path(place)
+
+
+def _address(env: Mapping[str, str]) -> AddressLimits:
+    """Whoever is on this machine is trusted: a proxy, a bench."""
+    trusted = settings.text(env, "KELVIN_TRUSTED_ADDRESSES", "127.0.0.0/8,::1")
+    try:
+        found = networks(trusted)
+    except ValueError:
+        rule = "must be networks as 10.0.0.0/8, separated by commas, or none"
+        raise settings.BadSetting("KELVIN_TRUSTED_ADDRESSES", trusted, rule) from None
+    return AddressLimits(
+        connections=settings.integer(env, "KELVIN_ADDRESS_CONNECTIONS", 1024, low=1),
+        rate=settings.number(env, "KELVIN_ADDRESS_RATE", 1000.0, low=1),
+        trusted=found,
+    )
 
 
 def _domain(env: Mapping[str, str]) -> str:

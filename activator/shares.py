@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from contracts.errors import Refused, TenantBusy
+from contracts.errors import Refused
+from contracts.traffic_errors import TenantBusy
 
 RETRY_AFTER_S: Final = 1.0
 

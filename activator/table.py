@@ -50,6 +50,10 @@ class Table:
         row = self._tenants.get(tenant)
         return row is not None and row.suspended
 
+    def has_tenant(self, tenant: str) -> bool:
+        """Whether there is one of that name, suspended or not."""
+        return tenant in self._tenants
+
     def limits(self, tenant: str) -> TenantLimits:
         """What it may use, where that is not the installation's setting."""
         row = self._tenants.get(tenant)
@@ -67,6 +71,21 @@ class Table:
     def tenants(self) -> frozenset[str]:
         """All there are, suspended ones included."""
         return frozenset(self._tenants)
+
+    def rows(self) -> Feed:
+        """All that is known here, as a snapshot of it would say."""
+        entries = [entry for models in self._models.values() for entry in models.values()]
+        return Feed(
+            revision=self.revision,
+            full=True,
+            tenants=tuple(self._tenants.values()),
+            keys=tuple(_row(sha, holder) for sha, holder in self._holders.items()),
+            models=tuple(
+                ModelRow(tenant=entry.tenant, model=entry.model, aliases=entry.aliases, created_at_s=entry.created_at_s)
+                for entry in entries
+            ),
+            versions=tuple(row for entry in entries for row in entry.versions),
+        )
 
     def apply(self, line: Feed) -> None:
         """Take one line over; replicas and failures are the throttler's."""
@@ -132,3 +151,12 @@ class Table:
         models = self._models.get(tenant, {})
         if (entry := models.get(model)) is not None:
             models[model] = replace(entry, versions=tuple(row for row in entry.versions if row.version != version))
+
+
+def _row(sha: str, holder: _Holder) -> KeyRow:
+    who = holder.principal
+    expires_at_s = None if holder.expires_at_s == inf else int(holder.expires_at_s)
+    return KeyRow(
+        key_id=who.key_id, secret_sha256=sha, tenant=who.tenant, scopes=who.scopes, models=who.models,
+        expires_at_s=expires_at_s,
+    )  # fmt: skip

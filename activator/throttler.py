@@ -1,7 +1,8 @@
-"""Give each request a slot at a replica of its version, in order of arrival, and wake who waits as capacity rises.
+"""Give each request a slot at a replica of its version, in fair order, and wake who waits as capacity rises.
 
 Everything here happens on one event loop, in one step: it is the one writer of every version's slots. Whether a request
-may wait is `policy/admission`'s, which replica it gets `policy/balance`'s, telling the decider `wake`'s.
+may wait is `policy/admission`'s, when it is its turn `policy/fair`'s, which replica it gets `slots`', telling the
+decider `wake`'s.
 """
 
 import asyncio
@@ -13,12 +14,15 @@ from typing import Final, Protocol
 from activator.keys import VersionKey
 from activator.line import Line, Replica, Waiter, next_waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
-from activator.policy.balance import Occupancy, less_loaded
-from activator.policy.queue import Fifo, Load
+from activator.policy.ask import Ask
+from activator.policy.bounds import Loads
+from activator.policy.fair import FairQueue
+from activator.slots import Slot, take_slot
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
-from contracts.errors import DeadlineExceeded, Failure, ModelNotFound, Refused, RemoteFailure
+from contracts.errors import Failure, ModelNotFound, Refused, RemoteFailure
 from contracts.forecast import Forecast
+from contracts.traffic_errors import DeadlineExceeded
 
 SUSPECT_S: Final = 1.0
 
@@ -56,18 +60,18 @@ class Throttler:
         self._draw = draw
         self._lines: dict[VersionKey, Line] = {}
         self._where: dict[str, VersionKey] = {}  # runtime_id -> its line
-        self.load = Load()
+        self.loads = Loads()
 
     def __repr__(self) -> str:
         running = sum(replica.running for line in self._lines.values() for replica in line.replicas.values())
-        return f"<Throttler versions={len(self._lines)} running={running} queued={self.load.entries}>"
+        return f"<Throttler versions={len(self._lines)} running={running} queued={self.loads.in_all.entries}>"
 
-    def slot(self, key: VersionKey, nbytes: int, deadline: Deadline) -> "Slot":
-        """`async with` it: the replica, for as long as the block lasts. Raises Refused: Overloaded, DeadlineExceeded,
+    def slot(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Slot:
+        """`async with` it: a replica's, for as long as the block lasts. Raises Refused: Overloaded, DeadlineExceeded,
 
         or why the start failed. Cancelling while it waits leaves nothing behind.
         """
-        return Slot(self, key, nbytes, deadline)
+        return Slot(self, key, ask, deadline)
 
     def is_asleep(self, key: VersionKey) -> bool:
         """Whether no replica of the version takes requests."""
@@ -120,30 +124,34 @@ class Throttler:
         if self.is_wanted(key):
             self._waking.ensure(key)
 
-    async def acquire(self, key: VersionKey, nbytes: int, deadline: Deadline) -> Replica:
+    async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Replica:
         """`slot` without its end: whoever calls this calls `release`."""
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(Fifo(self.load))
+            line = self._lines[key] = Line(FairQueue(self.loads))
         now = self._clock()
         free = line.free
-        facts = AdmissionFacts(free, nbytes, line.waiting.own, self.load, self._limits, deadline)
+        facts = AdmissionFacts(free, ask, line.waiting.own, self.loads, self._limits, deadline)
         match decide(facts, now):
             case Admit():
-                return self._take(line)
+                line.waiting.pass_by(ask)
+                return take_slot(line, self._draw)
             case Shed(failure):
                 self._tidy(key, line)
                 raise Refused(failure)
             case Hold(until_s):
-                return await self._wait(key, line, nbytes, until_s, now)
+                return await self._wait(key, line, ask, until_s, now)
 
-    def release(self, replica: Replica) -> None:
-        """Give the slot back; the next in line has it before this returns."""
+    def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
+        """Give the slot back that was had for `ask`, which took `tokens` (None: as estimated); the next in line has it
+        before this returns.
+        """
         assert replica.running > 0
         replica.running -= 1
-        key = VersionKey(replica.row.tenant, replica.row.model, replica.row.version)
         line = self._lines.get(key)
         if line is not None:
+            if tokens is not None:
+                line.waiting.settle(ask, tokens)
             self._grant(key, line)
 
     def check_integrity(self) -> None:
@@ -156,55 +164,39 @@ class Throttler:
             for runtime_id, replica in line.replicas.items():
                 assert self._where[runtime_id] == key
                 assert replica.running >= 0
-        assert total == self.load.entries
+        assert total == self.loads.in_all.entries
         assert len(self._where) == sum(len(line.replicas) for line in self._lines.values())
 
-    async def _wait(self, key: VersionKey, line: Line, nbytes: int, until_s: float, began_s: float) -> Replica:
+    async def _wait(self, key: VersionKey, line: Line, ask: Ask, until_s: float, began_s: float) -> Replica:
         waiter = Waiter(asyncio.get_running_loop().create_future())
-        line.waiting.put(waiter, nbytes)
+        line.waiting.put(waiter, ask, until_s)
         if line.is_asleep:
             self._waking.ensure(key)
         try:
             async with asyncio.timeout(max(0.0, until_s - self._clock())):
                 return await waiter.granted
         except BaseException as error:
-            self._leave(key, line, waiter)
+            self._leave(key, line, waiter, ask)
             if isinstance(error, TimeoutError):
                 stage = "waiting for a replica to start" if line.is_asleep else "queued"
                 raise Refused(DeadlineExceeded(self._clock() - began_s, stage)) from None
             raise
 
-    def _leave(self, key: VersionKey, line: Line, waiter: Waiter) -> None:
+    def _leave(self, key: VersionKey, line: Line, waiter: Waiter, ask: Ask) -> None:
         """A waiter that ends without its slot: out of the line, or the slot that it was just given back."""
         granted = waiter.granted
         if line.waiting.discard(waiter):
             granted.cancel()
         elif granted.done() and not granted.cancelled() and granted.exception() is None:
-            self.release(granted.result())
+            self.release(key, granted.result(), ask, 0)
         if not self.is_wanted(key):
             self._waking.rest(key)
         self._tidy(key, line)
 
-    def _take(self, line: Line) -> Replica:
-        """A free slot of the less loaded of two replicas drawn among the free."""
-        free = [replica for replica in line.replicas.values() if replica.free]
-        chosen = free[0]
-        if len(free) > 1:
-            first = self._draw(len(free))
-            second = self._draw(len(free) - 1)
-            second += second >= first
-            chosen, other = free[first], free[second]
-            if less_loaded(
-                Occupancy(chosen.running, chosen.row.max_streams), Occupancy(other.running, other.row.max_streams)
-            ):
-                chosen = other
-        chosen.running += 1
-        return chosen
-
     def _grant(self, key: VersionKey, line: Line) -> None:
         free = line.free
-        while free and (waiter := next_waiter(line)) is not None:
-            waiter.granted.set_result(self._take(line))
+        while free and (found := next_waiter(line)) is not None:
+            found[0].granted.set_result(take_slot(line, self._draw))
             free -= 1
         self._tidy(key, line)
 
@@ -217,7 +209,7 @@ class Throttler:
             key = VersionKey(row.tenant, row.model, row.version)
             if self._where.get(row.runtime_id, key) != key:
                 self._remove(row.runtime_id)
-            line = self._lines.setdefault(key, Line(Fifo(self.load)))
+            line = self._lines.setdefault(key, Line(FairQueue(self.loads)))
             known = line.replicas.get(row.runtime_id)
             if known is None:
                 line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waking.poked_us(key))
@@ -263,7 +255,9 @@ class Throttler:
     def _refuse(self, key: VersionKey, line: Line, failure: Failure) -> None:
         self._waking.rest(key)
         line.ready_at_s = None
-        while (waiter := next_waiter(line)) is not None:
+        while (found := next_waiter(line)) is not None:
+            waiter, ask = found
+            line.waiting.settle(ask, 0)
             waiter.granted.set_exception(Refused(failure))
         self._tidy(key, line)
 
@@ -274,25 +268,3 @@ class Throttler:
             self._grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
-
-
-class Slot:
-    """One request's place at a replica; `waited` says whether it had to wait for it."""
-
-    __slots__ = ("_deadline", "_key", "_nbytes", "_replica", "_throttler")
-
-    def __init__(self, throttler: Throttler, key: VersionKey, nbytes: int, deadline: Deadline) -> None:
-        self._throttler = throttler
-        self._key = key
-        self._nbytes = nbytes
-        self._deadline = deadline
-        self._replica: Replica | None = None
-
-    async def __aenter__(self) -> Replica:
-        self._replica = await self._throttler.acquire(self._key, self._nbytes, self._deadline)
-        return self._replica
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._replica is not None:
-            self._throttler.release(self._replica)
-            self._replica = None

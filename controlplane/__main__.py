@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from controlplane.app import run
 from controlplane.settings import load
 from service.log import configure_logging
 from service.private import keep_secrets
@@ -19,6 +18,8 @@ def main() -> None:
         settings = load()
         if only_checks():
             return
+        from controlplane.app import run  # a check needs none of it
+
         run_service(partial(run, settings), settings.lifeline_fd)
 
 

@@ -26,7 +26,8 @@ from controlplane.access_answers import (
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, answer, nothing, read
 from controlplane.clock import Clock
-from controlplane.keys import Key, KeyStore
+from controlplane.key_rows import Key
+from controlplane.keys import KeyStore
 from controlplane.policy.access import Grant, TenantState, whose
 from controlplane.registry import Registry
 from controlplane.removal import Removal

@@ -30,6 +30,7 @@ from controlplane.economy import Economy
 from controlplane.explained import Starts, starts_of
 from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.forecasts import Forecasts
+from controlplane.foresight import Foresight
 from controlplane.idle_explained import IdleModel, idle_of
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers
@@ -56,6 +57,7 @@ def router(
     economy: Economy,
     clock: Clock,
     pool: StandbyPool,
+    foresight: Foresight,
 ) -> APIRouter:
     """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
     routes = APIRouter(prefix="/admin/v1")
@@ -97,7 +99,7 @@ def router(
     @routes.get("/models/{model}/idle", **described(IdleModel, *NO_MODEL))
     async def idle(request: Request, model: str) -> Response:
         principal = admin_of(request)
-        return answer(idle_of(registry.model(principal.tenant, model), table, autoscaler, economy, clock))
+        return answer(idle_of(registry.model(principal.tenant, model), table, autoscaler, economy, clock, foresight))
 
     @routes.post("/models/{model}/deploy", **described(Deployed, *NO_MODEL, Conflict, takes=Deploy))
     async def deploy(request: Request, model: str) -> Response:

@@ -57,7 +57,7 @@ class VersionStatus(Wire, frozen=True):
 
     version: str
     aliases: tuple[str, ...]
-    state: str  # "zero", "asleep", "restoring" or "ready"
+    state: str  # "zero", "asleep2", "asleep", "restoring" or "ready"
     health: str  # "ready", "faulty" or "deleted"
     fault: str | None
     created_at_s: int
@@ -133,10 +133,19 @@ class DeviceStatus(Wire, frozen=True):
     zygote: Memory
 
 
+class CacheDamage(msgspec.Struct, frozen=True):
+    """A chunk in memory that was found wrong, and the processes that have it mapped."""
+
+    tenant: str
+    chunk: str
+    pids: tuple[int, ...]
+
+
 class CacheStatus(msgspec.Struct, frozen=True):
     """What the weight cache found faulty since it started, of all that it says of itself: by tier and kind; healed by
     the tier that had a good copy, refused by the failure's code. Unverified: loads of versions without a trusted
-    signature, where one is asked for.
+    signature, where one is asked for. Chunks that were hashed anew by tier, passes over all of them, and the wrong ones
+    in memory that living processes have mapped.
     """
 
     chunk_faults: dict[str, dict[str, int]]
@@ -146,6 +155,9 @@ class CacheStatus(msgspec.Struct, frozen=True):
     healed_chunks: dict[str, int]
     healed_manifests: dict[str, int]
     refused_chunks: dict[str, int]
+    examined_chunks: dict[str, int]
+    sweeps: int
+    damaged: tuple[CacheDamage, ...]
 
 
 class CacheFault(Wire, frozen=True):

@@ -22,6 +22,7 @@ from controlplane.economy import Economy
 from controlplane.examiner import Examiner
 from controlplane.feed import FeedHub
 from controlplane.forecasts import Forecasts
+from controlplane.foresight import Foresight
 from controlplane.internal_api import Internals
 from controlplane.jobs import JobDesk
 from controlplane.keys import KeyStore
@@ -109,8 +110,13 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         prefetcher = Prefetcher(peers.prefetch, tasks)
         registry.on_named = prefetcher.named
         autoscaler.on_placing = actuator.on_placing = prefetcher.placing
+        foresight = Foresight(
+            registry, autoscaler.gaps, actuator.live,
+            lambda key, total: forecasts.history.start(key, total).seconds,
+            prefetcher.expected, clock, least_s=settings.foresight_s, bytes_per_s=settings.foresight_bytes,
+        )  # fmt: skip
 
-        damages = DamageLoop(peers.damaged_pids, fleet, actuator.drain)
+        damages = DamageLoop(peers.damaged_pids, fleet, actuator.condemn, telemetry.page)
         adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
         adopted = await adopter.sweep()
         pool.balance()
@@ -118,6 +124,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         tasks.start(adopter.run(), "adopter")
         tasks.start(autoscaler.run(), "autoscaler")
         tasks.start(damages.run(), "damages")
+        tasks.start(foresight.run(), "foresight")
         tasks.start(_end_with(feed, stop), "end of the feed")
         sweep(settings.data)
         backups = Backups(settings.data, database, journal)
@@ -131,7 +138,9 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
 
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, forecasts, economy, clock, peers.zygote_answers)
-        app = compose(internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups, pool)
+        app = compose(
+            internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups, pool, foresight
+        )
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
 
@@ -171,6 +180,7 @@ def compose(
     telemetry: Telemetry,
     backups: Backups,
     pool: StandbyPool,
+    foresight: Foresight,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -182,8 +192,8 @@ def compose(
     app.include_router(metrics_api.router(telemetry, peers, table))
     registry, autoscaler, clock = internals.registry, internals.autoscaler, internals.clock
     removal = Removal(registry, access.tenants, access.keys, table, autoscaler, clock)
-    explaining = (internals.forecasts, internals.economy, clock)
-    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining, pool))
+    explaining = (internals.forecasts, internals.economy, clock, pool, foresight)
+    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining))
     app.include_router(access_api.router(access, registry, autoscaler, removal, clock))
     app.include_router(
         billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])

@@ -31,8 +31,8 @@ class Actuator(Protocol):
     def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
         """Idempotent. Accepted on return, not done."""
 
-    def sleep(self, key: VersionKey) -> None:
-        """Have the version's only replica asleep. Idempotent; nothing happens where none is ready."""
+    def sleep(self, key: VersionKey, level: Level) -> None:
+        """Have the version's only replica asleep. Idempotent; one level at a time: asked again, it sleeps deeper."""
 
     def ready(self, key: VersionKey) -> int: ...
 
@@ -178,7 +178,7 @@ class Autoscaler:
         ready = self._actuator.ready(key)
         want = scaled.decide(*found, ready=ready, live=live, steps=lambda: self._economy.steps(*found), now=now)
         if isinstance(want, Level):
-            self._actuator.sleep(key)
+            self._actuator.sleep(key, want)
             return
         if want is None:
             return

@@ -3,7 +3,6 @@
 A place belongs to one installation: another one, or a fresh one on a new disk, would thin out what the first needs.
 """
 
-import os
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -13,11 +12,12 @@ from typing import Final
 from contracts.backup import SUFFIX
 from contracts.settings import BadSetting
 from controlplane.backups import INSTALLATION, sweep
+from service.whole_file import drafted, remove_drafts, write_whole
 
 SETTING: Final = "KELVIN_BACKUP"
 _PREFIX: Final = "kelvin-"
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
-_PART: Final = ".part"
+_MODE: Final = 0o600
 
 
 def claim_place(place: Path, data: Path) -> None:
@@ -33,8 +33,7 @@ def claim_place(place: Path, data: Path) -> None:
             _write(data / INSTALLATION, ours)
         if theirs is None:
             _write(place / INSTALLATION, ours)
-        for part in place.glob(f"{_PREFIX}*{_PART}"):  # of a process that was killed
-            part.unlink()
+        remove_drafts(place, f"{_PREFIX}*")
         sweep(place)
     except OSError as error:
         raise BadSetting(SETTING, str(place), f"can't be used: {error.strerror}") from error
@@ -51,30 +50,12 @@ def name_of(moment_s: int) -> str:
     return f"{_PREFIX}{datetime.fromtimestamp(moment_s, UTC).strftime(_STAMP)}{SUFFIX}"
 
 
-def write_whole(path: Path, pieces: Iterable[bytes]) -> int:
-    """Write the file, mode 0600, whole and durable or not at all; its size. Raises OSError and what `pieces` raise."""
-    part = path.with_name(path.name + _PART)
-    size = 0
-    try:
-        with open(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
-            for piece in pieces:
-                size += file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
-    sync_directory(path.parent)
+def write_backup(path: Path, pieces: Iterable[bytes]) -> int:
+    """Write the file, whole and durable or not at all; its size. Raises OSError and what `pieces` raise."""
+    with drafted(path, _MODE) as draft:
+        size = sum(draft.file.write(piece) for piece in pieces)
+        draft.keep()
     return size
-
-
-def sync_directory(path: Path) -> None:
-    """Makes created, renamed and removed names durable. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _moment_of(path: Path) -> int | None:
@@ -93,4 +74,4 @@ def _try_read(path: Path) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    write_whole(path, [text.encode() + b"\n"])
+    write_whole(path, text.encode() + b"\n", _MODE)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from contracts.settings import BadSetting
-from controlplane.backup_place import SETTING, backups_in, claim_place, name_of, write_whole
+from controlplane.backup_place import SETTING, backups_in, claim_place, name_of, write_backup
 from controlplane.backups import Backups, Stopped
 from controlplane.clock import Clock
 from controlplane.journal import LedgerJournal
@@ -85,7 +85,7 @@ class BackupLoop:
         path = self._place / name_of(moment.made_at_us // 1_000_000)
         try:
             pieces = self._backups.pieces(moment, self._place, self._stop)
-            size = await asyncio.to_thread(write_whole, path, pieces)
+            size = await asyncio.to_thread(write_backup, path, pieces)
         except Stopped:
             return None
         self._state, self.done_at_s = state, time.time()

@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import Connection, Row, Select, insert, select
 
 from contracts.billing import BillingReport
-from contracts.wire import encode
+from contracts.wire import decoder, encode
 from controlplane.chains import Chains
 from controlplane.journal import Closing
 from controlplane.ledger_schema import CLOSING_VALUES, closings
@@ -17,7 +17,7 @@ from controlplane.policy.rating import PriceBook
 def frozen_report(connection: Connection, tenant: str, month: str) -> BillingReport | None:
     """The bill of a closed month."""
     row = _closing(connection, tenant, month)
-    return None if row is None else msgspec.json.decode(row.report, type=BillingReport)
+    return None if row is None else decoder(BillingReport).decode(row.report)
 
 
 def frozen_book(connection: Connection, tenant: str, month: str) -> PriceBook | None:
@@ -42,7 +42,7 @@ def currencies(connection: Connection) -> set[str]:
 
 def prices_of(text: str) -> PriceBook:
     """A closing's price book."""
-    return msgspec.json.decode(text, type=PriceBook)
+    return decoder(PriceBook).decode(text)
 
 
 def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> str:

@@ -23,8 +23,10 @@ class Bill:
     wait: float  # of a caller who waits
     warm_bytes: int
     asleep_bytes: int
+    asleep2_bytes: int
     start: Restore
     wake: Restore
+    refill: Restore  # of who sleeps without weights
 
     @property
     def rungs(self) -> tuple[Rung, ...]:
@@ -33,6 +35,7 @@ class Bill:
         return (
             Rung(Level.WARM, self.idle + self.memory * self.warm_bytes / GIB, 0.0),
             Rung(Level.ASLEEP, self.memory * self.asleep_bytes / GIB, self.wake.seconds * per_s),
+            Rung(Level.ASLEEP2, self.memory * self.asleep2_bytes / GIB, self.refill.seconds * per_s),
             Rung(Level.ZERO, 0.0, self.start.seconds * per_s),
         )
 
@@ -69,9 +72,15 @@ class Economy:
             wait=model.scale.wait_price,
             warm_bytes=total + self._kv_bytes + PROCESS_BYTES,
             asleep_bytes=total + PROCESS_BYTES,
+            asleep2_bytes=PROCESS_BYTES,
             start=self._history.start(version.key, total),
             wake=self._history.wake(version.key, total),
+            refill=self._history.refill(version.key, total),
         )
+
+    def fetches(self, key: VersionKey) -> dict[str, Restore]:
+        """What a version's own leases took, by the slowest tier that bytes came from."""
+        return self._history.fetches(key)
 
     def steps(self, model: Model, version: Version) -> tuple[Step, ...]:
         """When the version's last replica goes where."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from contracts.billing import Examining
-from contracts.errors import Internal, Overloaded, Refused
+from contracts.errors import Internal, Refused
+from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
 from controlplane.examine import Order, Read, Report
 

@@ -4,8 +4,9 @@ from contracts.forecast import TierRate, Whereabouts
 from contracts.wire import Wire
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.forecasts import Forecasts
+from controlplane.policy.breakeven import Level
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.replicas import ReplicaTable
+from controlplane.replicas import Replica, ReplicaTable
 
 
 class PastForecast(Wire, frozen=True):
@@ -67,12 +68,16 @@ async def _start(model: Model, version: Version, table: ReplicaTable, forecasts:
         aliases=tuple(sorted(alias for alias, target in model.aliases.items() if target == key.version)),
         standbys=standbys,
         expected=None if whereabouts is None else _expected(key, whereabouts, forecasts, parked=standbys > 0),
-        wake_s=forecasts.history.wake(key, version.registration.total_bytes).seconds if table.sleepers(key) else None,
+        wake_s=next((_waking_s(each, version, forecasts) for each in table.sleepers(key)), None),
         past=tuple(
             PastForecast(predicted_s=miss.predicted_s, actual_s=miss.actual_s, tier=miss.tier)
             for miss in forecasts.history.misses(key)
         ),
     )
+
+
+def _waking_s(sleeper: Replica, version: Version, forecasts: Forecasts) -> float:
+    return forecasts.waking_s(version.key, version.registration.total_bytes, Level(sleeper.state))
 
 
 def _expected(key: VersionKey, whereabouts: Whereabouts, forecasts: Forecasts, *, parked: bool) -> Expected:

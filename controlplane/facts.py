@@ -27,7 +27,7 @@ class VersionKey:
 Replicas = Annotated[int, Meta(ge=0, le=1000)]
 Target = Annotated[float, Meta(gt=0, le=1_000_000)]
 GraceS = Annotated[float, Meta(ge=0, le=3600)]
-Idle = Literal["zero", "sleep", "warm", "auto"]  # where the last replica goes when nobody asks
+Idle = Literal["zero", "sleep2", "sleep", "warm", "auto"]  # where the last replica goes when nobody asks
 WaitPrice = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 

@@ -15,6 +15,7 @@ from contracts.usage import RequestRecord
 from controlplane.clock import Clock
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
+from controlplane.policy.breakeven import Level
 from controlplane.policy.eta import Estimate, History, Miss
 from controlplane.replicas import Replica
 from controlplane.tasks import Tasks
@@ -35,7 +36,7 @@ class _Open:
 
     asked_us: int
     parked: bool
-    wakes: bool
+    wakes: Level | None  # from which sleep; None: it starts
     estimate: Estimate | None = None
 
 
@@ -57,14 +58,20 @@ class Forecasts:
     def __repr__(self) -> str:
         return f"<Forecasts open={len(self._open)} {self.history!r}>"
 
-    def starting(self, key: VersionKey, asked_us: int, *, parked: bool, wakes: bool) -> None:
-        """A start was accepted: of a process, which is `parked` already or not, or of one that sleeps."""
+    def starting(self, key: VersionKey, asked_us: int, *, parked: bool, wakes: Level | None) -> None:
+        """A start was accepted: of a process, which is `parked` already or not, or of one that sleeps so deep."""
         start = self._open[key] = _Open(asked_us, parked, wakes)
         self._tasks.start(self._forecast(key, start), f"forecast of {key}")
 
     def estimate(self, key: VersionKey, whereabouts: Whereabouts, *, parked: bool) -> Estimate:
         """Of a start that would begin now."""
         return self.history.estimate(key, _total(whereabouts), whereabouts.bytes_s, parked=parked)
+
+    def waking_s(self, key: VersionKey, total_bytes: int, level: Level) -> float:
+        """Mean seconds from asking for a replica that sleeps so deep until it is ready."""
+        history = self.history
+        restore = history.refill(key, total_bytes) if level is Level.ASLEEP2 else history.wake(key, total_bytes)
+        return restore.seconds
 
     async def whereabouts(self, key: VersionKey) -> Whereabouts | None:
         """As the agent says; None where it does not answer."""
@@ -81,15 +88,18 @@ class Forecasts:
         if start is None or found is None or not replica.restore:
             return
         took_s = max(span.after_us for span in replica.restore) / 1e6
-        total = found[1].registration.total_bytes
-        if start.wakes:
-            self.history.woke(replica.key, total, took_s)
+        total, tier = found[1].registration.total_bytes, slowest_tier(dict(replica.bytes_by_tier))
+        if start.wakes is not None:
+            # By what it did: it may have dropped its weights in the moment in which it was asked for.
+            if any(span.stage is Stage.LEASED for span in replica.restore):
+                self.history.refilled(replica.key, total, replica.restore, tier)
+            else:
+                self.history.woke(replica.key, total, took_s)
             return
         said = start.estimate
         bytes_s = None if said is None else said.bytes_s
-        self.history.started(replica.key, total, replica.restore, parked=start.parked, bytes_s=bytes_s)
+        self.history.started(replica.key, total, replica.restore, parked=start.parked, bytes_s=bytes_s, tier=tier)
         if said is not None:
-            tier = slowest_tier(dict(replica.bytes_by_tier))
             miss = Miss(said.ready_s, took_s, tier)
             self.history.missed(replica.key, miss)
             self._ratios.observe((tier,), miss.ratio)
@@ -112,9 +122,9 @@ class Forecasts:
                 self.history.answered(key, (at_us[Stage.FIRST_TOKEN] - at_us[Stage.READY]) / 1e6)
 
     async def _forecast(self, key: VersionKey, start: _Open) -> None:
-        if start.wakes:
+        if start.wakes is not None:
             found = self._find(key)
-            left_s = 0.0 if found is None else self.history.wake(key, found[1].registration.total_bytes).seconds
+            left_s = 0.0 if found is None else self.waking_s(key, found[1].registration.total_bytes, start.wakes)
         else:
             whereabouts = await self.whereabouts(key)
             if whereabouts is None or self._open.get(key) is not start:

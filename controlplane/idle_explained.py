@@ -7,15 +7,18 @@ from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock
 from controlplane.economy import Economy
 from controlplane.facts import Model, Version, VersionKey
+from controlplane.foresight import Foresight, Seen
 from controlplane.policy.breakeven import Level, Rung, Step, best, by_length, cost, next_step, plan
+from controlplane.policy.eta import Restore
 from controlplane.policy.rating import ANY_CLASS
-from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.recurrence import Expected, Unexpected
+from controlplane.policy.replica_life import SLEEPING, ReplicaState
 from controlplane.replicas import ReplicaTable
 
 
 class IdlePrices(Wire, frozen=True):
     """Micro-units per second: of the device while idle and while it restores, of a GiB of host memory, of a caller who
-    waits; and the host memory that a warm and a sleeping replica take.
+    waits; and the host memory that a replica takes at each level.
     """
 
     currency: str
@@ -25,6 +28,7 @@ class IdlePrices(Wire, frozen=True):
     wait: float
     warm_bytes: int
     asleep_bytes: int
+    asleep2_bytes: int
 
 
 class LevelCost(Wire, frozen=True):
@@ -40,6 +44,16 @@ class LevelCost(Wire, frozen=True):
     from_s: float | None
 
 
+class Fetch(Wire, frozen=True):
+    """What a lease of the version took, on its way up from zero or from `asleep2`, where `tier` was the slowest that it
+    had bytes from: the mean of `seen`. Part of `wake_s`, where all tiers are in one mean.
+    """
+
+    tier: str
+    seconds: float
+    seen: int
+
+
 class Pauses(Wire, frozen=True):
     """The last pauses of at least two seconds between requests: how many, by length (up to so many seconds), and what
     they would have cost by break-even, at each level throughout, and with foresight.
@@ -51,6 +65,23 @@ class Pauses(Wire, frozen=True):
     by_break_even: float
     throughout: dict[str, float]
     with_foresight: float
+
+
+class Foreseen(Wire, frozen=True):
+    """When the next call is expected, in seconds from now, as so many `alike` of the pauses `of` that length say; if
+    the weights were asked for ahead of it; what became of earlier expectations. `why` nothing is: `off`, `in use`,
+    `few` such pauses, `scattered` ones.
+    """
+
+    why: str | None
+    opens_in_s: float | None
+    closes_in_s: float | None
+    alike: int
+    of: int
+    brought: bool
+    came: int
+    early: int
+    missed: int
 
 
 class IdleVersion(Wire, frozen=True):
@@ -65,7 +96,9 @@ class IdleVersion(Wire, frozen=True):
     next_in_s: float | None
     prices: IdlePrices
     levels: tuple[LevelCost, ...]
+    fetches: tuple[Fetch, ...]
     pauses: Pauses
+    foresight: Foreseen
 
 
 class IdleModel(Wire, frozen=True):
@@ -76,27 +109,44 @@ class IdleModel(Wire, frozen=True):
     versions: tuple[IdleVersion, ...]
 
 
-def idle_of(model: Model, table: ReplicaTable, autoscaler: Autoscaler, economy: Economy, clock: Clock) -> IdleModel:
+def idle_of(
+    model: Model,
+    table: ReplicaTable,
+    autoscaler: Autoscaler,
+    economy: Economy,
+    clock: Clock,
+    foresight: Foresight,
+) -> IdleModel:
     """Of each version that is not deleted."""
     now_us = clock.monotonic_us()
     alive = [version for version in model.versions if not version.is_deleted]
     return IdleModel(
         model=model.model,
         setting=model.scale.idle,
-        versions=tuple(_version(model, each, table, autoscaler, economy, now_us) for each in alive),
+        versions=tuple(_version(model, each, table, autoscaler, economy, now_us, foresight) for each in alive),
     )
 
 
 def _version(
-    model: Model, version: Version, table: ReplicaTable, autoscaler: Autoscaler, economy: Economy, now_us: int
+    model: Model,
+    version: Version,
+    table: ReplicaTable,
+    autoscaler: Autoscaler,
+    economy: Economy,
+    now_us: int,
+    foresight: Foresight,
 ) -> IdleVersion:
     key = version.key
     level, since_us, device_class = _level(table, key)
     bill = economy.bill(model, version, device_class)
     steps, idle_s = plan(bill.rungs), autoscaler.gaps.idle_s(key, now_us / 1e6)
     after = None if idle_s is None else _after(model, level, steps, idle_s)
-    seen = {Level.WARM: 0, Level.ASLEEP: bill.wake.seen, Level.ZERO: bill.start.seen}
-    wake_s = {Level.WARM: 0.0, Level.ASLEEP: bill.wake.seconds, Level.ZERO: bill.start.seconds}
+    restores = {
+        Level.WARM: Restore(0.0, 0),
+        Level.ASLEEP: bill.wake,
+        Level.ASLEEP2: bill.refill,
+        Level.ZERO: bill.start,
+    }
     from_s = {step.level: step.from_s for step in steps}
     return IdleVersion(
         version=key.version,
@@ -114,29 +164,52 @@ def _version(
             wait=bill.wait,
             warm_bytes=bill.warm_bytes,
             asleep_bytes=bill.asleep_bytes,
+            asleep2_bytes=bill.asleep2_bytes,
         ),
         levels=tuple(
             LevelCost(
                 level=rung.level,
                 hold=rung.hold,
-                wake_s=wake_s[rung.level],
-                seen=seen[rung.level],
+                wake_s=restores[rung.level].seconds,
+                seen=restores[rung.level].seen,
                 wake=rung.wake,
                 from_s=from_s.get(rung.level),
             )
             for rung in bill.rungs
         ),
+        fetches=tuple(
+            Fetch(tier=tier, seconds=mean.seconds, seen=mean.seen) for tier, mean in economy.fetches(key).items()
+        ),
         pauses=_pauses(autoscaler.gaps.of(key), bill.rungs, steps),
+        foresight=_foreseen(foresight.of(key), idle_s, is_on=foresight.least_s > 0),
+    )
+
+
+def _foreseen(seen: Seen, idle_s: float | None, *, is_on: bool) -> Foreseen:
+    view, counts = seen.view, seen.counts
+    expected = view if isinstance(view, Expected) and idle_s is not None else None
+    why = None if expected else "off" if not is_on else view.why if isinstance(view, Unexpected) else "in use"
+    return Foreseen(
+        why=why,
+        opens_in_s=None if expected is None or idle_s is None else max(0.0, expected.opens_s - idle_s),
+        closes_in_s=None if expected is None or idle_s is None else max(0.0, expected.closes_s - idle_s),
+        alike=0 if expected is None else expected.alike,
+        of=0 if expected is None else expected.of,
+        brought=seen.is_brought,
+        came=counts.came,
+        early=counts.early,
+        missed=counts.missed,
     )
 
 
 def _level(table: ReplicaTable, key: VersionKey) -> tuple[Level, int | None, str]:
     """The level now, since when, and on which class of devices."""
     awake = [r for r in table.of(key) if r.state in (ReplicaState.READY, ReplicaState.RESTORING, ReplicaState.DOZING)]
-    for level, found in ((Level.WARM, awake), (Level.ASLEEP, list(table.sleepers(key)))):
-        if found:
-            return level, found[0].since_us, found[0].device_class or ANY_CLASS
-    return Level.ZERO, None, ANY_CLASS
+    found = next(iter((*awake, *table.sleepers(key))), None)
+    if found is None:
+        return Level.ZERO, None, ANY_CLASS
+    level = Level(found.state) if found.state in SLEEPING else Level.WARM
+    return level, found.since_us, found.device_class or ANY_CLASS
 
 
 def _after(model: Model, level: Level, steps: Sequence[Step], idle_s: float) -> Step | None:
@@ -151,6 +224,8 @@ def _after(model: Model, level: Level, steps: Sequence[Step], idle_s: float) -> 
             return Step(Level.ZERO, patience_s)
         case "sleep" if level is Level.WARM:
             return Step(Level.ASLEEP, patience_s)
+        case "sleep2" if level is not Level.ASLEEP2:
+            return Step(Level.ASLEEP2, patience_s)
         case _:
             return None
 

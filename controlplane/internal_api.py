@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from contracts.control import GateJob, NamedVersions, SealJob, Stats, TimelineAnswer, VersionRegistration
+from contracts.control import NamedVersions, Stats, TimelineAnswer, VersionRegistration
 from contracts.errors import InvalidRequest, NotFound, Refused
+from contracts.jobs import GateJob, SealJob
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
 from controlplane.clock import Clock

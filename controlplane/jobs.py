@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from contracts.control import GateFacts, GateJob, SealAttestation, SealJob
-from contracts.errors import Overloaded, Refused
+from contracts.errors import Refused
+from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
+from contracts.traffic_errors import Overloaded
 from controlplane.policy.replica_life import ReplicaEvent
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool

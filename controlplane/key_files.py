@@ -6,12 +6,12 @@ between the two is mended at the next start, from the file.
 
 import base64
 import hashlib
-import os
 import secrets
 from pathlib import Path
 from typing import Final
 
 from contracts.secrets import KEY_TEXT
+from service.whole_file import drafted
 
 _ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 _ID_LENGTH: Final = 12
@@ -42,23 +42,11 @@ def ensure_key_file(path: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         pass
-    text, draft = new_key_text(), path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, text.encode() + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    try:
-        os.link(draft, path)  # fails where another has made it, unlike a rename
-    except FileExistsError:
-        return path.read_text().strip()
-    finally:
-        draft.unlink()
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    text = new_key_text()
+    with drafted(path, 0o600) as draft:
+        draft.file.write(text.encode() + b"\n")
+        try:
+            draft.keep(replace=False)
+        except FileExistsError:  # another has made it meanwhile
+            return path.read_text().strip()
     return text

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import Connection, select, update
 
 from contracts.control import KeyRow, Principal, Scope, TenantRow
-from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
+from contracts.errors import CapacityExceeded, Conflict, Refused
 from controlplane import audit, schema
 from controlplane.audit import Action
 from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text
+from controlplane.key_rows import Key, find_key, insert_key, lasting_operators, load_keys, set_columns
 from controlplane.policy.access import (
     OPERATORS,
     Grant,
@@ -23,7 +24,6 @@ from controlplane.policy.access import (
     after_overlap,
     check_grant,
     check_not_last,
-    key_state,
     may_touch,
     successors_end,
 )
@@ -47,38 +47,6 @@ class KeyPublisher(Protocol):
     ) -> int: ...
 
     async def settled(self, revision: int, timeout_s: float) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key as it is stored."""
-
-    key_id: str
-    tenant: str
-    name: str
-    secret_sha256: str
-    scopes: tuple[Scope, ...]
-    models: tuple[str, ...]
-    created_at_s: int
-    expires_at_s: int | None = None
-    revoked_at_s: int | None = None
-    last_used_at_s: int | None = None
-    successor: str | None = None
-
-    def state(self, now_s: int) -> KeyState:
-        """Whether it is good."""
-        return key_state(self.expires_at_s, self.revoked_at_s, now_s)
-
-    def row(self) -> KeyRow:
-        """What activators know of it."""
-        return KeyRow(
-            key_id=self.key_id,
-            secret_sha256=self.secret_sha256,
-            tenant=self.tenant,
-            scopes=self.scopes,
-            models=self.models,
-            expires_at_s=self.expires_at_s,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +81,7 @@ class KeyStore:
 
         A key whose file was removed after the first start stays good and is not made anew. Raises BadKeyFile.
         """
-        present = await self._database.read(_load)
+        present = await self._database.read(load_keys)
         made: list[Key] = []
         if not any(key.tenant == DEFAULT_TENANT for key in present):
             for each in BOOTSTRAPS:
@@ -132,7 +100,7 @@ class KeyStore:
 
         def read(connection: Connection) -> list[Key]:
             find_tenant(connection, tenant)
-            found = _load(connection, tenant)
+            found = load_keys(connection, tenant)
             ended = [key.key_id for key in found if key.state(now_s) is not KeyState.ACTIVE]
             old = frozenset(ended[MAX_ENDED:])
             return [key for key in found if key.key_id not in old]
@@ -154,7 +122,7 @@ class KeyStore:
             good = len(good_keys(connection, tenant, now_s))
             if good >= MAX_KEYS:
                 raise Refused(CapacityExceeded(f"keys of tenant '{tenant}'", good + 1, MAX_KEYS))
-            _insert(connection, key)
+            insert_key(connection, key)
             audit.record(connection, by, now_s, tenant, Action.KEY_CREATED, key_id, _detail(key))
 
         async with self._turn:
@@ -172,7 +140,7 @@ class KeyStore:
         new_id, digest = parse_key_text(text)
 
         def write(connection: Connection) -> tuple[Key, Key]:
-            old = _find(connection, tenant, key_id)
+            old = find_key(connection, tenant, key_id)
             may_touch(by, old.scopes)
             if old.state(now_s) is not KeyState.ACTIVE:
                 raise Refused(Conflict(f"key {key_id}", f"is {old.state(now_s)}; create a new one"))
@@ -180,13 +148,13 @@ class KeyStore:
                 raise Refused(Conflict(f"key {key_id}", f"was rotated already; its successor is {old.successor}"))
             ends_s = successors_end(old.created_at_s, old.expires_at_s, now_s)
             new = Key(new_id, tenant, old.name, digest, old.scopes, old.models, now_s, ends_s)
-            _insert(connection, new)
+            insert_key(connection, new)
             expires_at_s = after_overlap(old.expires_at_s, now_s, overlap_s)
-            _set(connection, key_id, expires_at_s=expires_at_s, successor=new_id)
+            set_columns(connection, key_id, expires_at_s=expires_at_s, successor=new_id)
             detail = f"to {new_id}, ends after {overlap_s} s"
             audit.record(connection, by, now_s, tenant, Action.KEY_ROTATED, key_id, detail)
             audit.record(connection, by, now_s, tenant, Action.KEY_CREATED, new_id, _detail(new))
-            return new, _find(connection, tenant, key_id)
+            return new, find_key(connection, tenant, key_id)
 
         async with self._turn:
             new, old = await self._database.write(write)
@@ -201,13 +169,13 @@ class KeyStore:
         """
 
         def write(connection: Connection) -> Key:
-            key = _find(connection, tenant, key_id)
+            key = find_key(connection, tenant, key_id)
             may_touch(by, key.scopes)
             if key.revoked_at_s is None:
-                check_not_last(key_id, key.scopes, _lasting_operators(connection))
-                _set(connection, key_id, revoked_at_s=now_s)
+                check_not_last(key_id, key.scopes, lasting_operators(connection))
+                set_columns(connection, key_id, revoked_at_s=now_s)
                 audit.record(connection, by, now_s, tenant, Action.KEY_REVOKED, key_id)
-            return _find(connection, tenant, key_id)
+            return find_key(connection, tenant, key_id)
 
         async with self._turn:
             key = await self._database.write(write)
@@ -220,9 +188,9 @@ class KeyStore:
         def write(connection: Connection) -> list[Key]:
             ended = good_keys(connection, tenant, now_s)
             for key_id in ended:
-                _set(connection, key_id, revoked_at_s=now_s)
+                set_columns(connection, key_id, revoked_at_s=now_s)
                 audit.record(connection, by, now_s, tenant, Action.KEY_REVOKED, key_id, "its tenant is deleted")
-            return [_find(connection, tenant, key_id) for key_id in ended]
+            return [find_key(connection, tenant, key_id) for key_id in ended]
 
         async with self._turn:
             ended = await self._database.write(write)
@@ -265,66 +233,5 @@ def _begin(connection: Connection, keys: list[Key], now_s: int) -> None:
     if known.first() is None:
         insert_tenant(connection, audit.INSTALLATION, DEFAULT_TENANT, now_s)
     for key in keys:
-        _insert(connection, key)
+        insert_key(connection, key)
         audit.record(connection, audit.INSTALLATION, now_s, key.tenant, Action.KEY_CREATED, key.key_id, _detail(key))
-
-
-def _insert(connection: Connection, key: Key) -> None:
-    connection.execute(
-        insert(schema.keys).values(
-            key_id=key.key_id,
-            tenant=key.tenant,
-            secret_sha256=key.secret_sha256,
-            scopes=" ".join(key.scopes),
-            created_at_s=key.created_at_s,
-            name=key.name,
-            models=" ".join(key.models),
-            expires_at_s=key.expires_at_s,
-        )
-    )
-
-
-def _set(connection: Connection, key_id: str, **columns: int | str | None) -> None:
-    connection.execute(update(schema.keys).where(schema.keys.c.key_id == key_id).values(**columns))
-
-
-def _load(connection: Connection, tenant: str | None = None) -> list[Key]:
-    table = schema.keys
-    wanted = select(table).order_by(table.c.created_at_s.desc(), table.c.key_id)
-    if tenant is not None:
-        wanted = wanted.where(table.c.tenant == tenant)
-    return [_key(row) for row in connection.execute(wanted).mappings()]
-
-
-def _find(connection: Connection, tenant: str, key_id: str) -> Key:
-    """Raises Refused(NotFound): another tenant's looks like none."""
-    table = schema.keys
-    wanted = select(table).where(table.c.tenant == tenant, table.c.key_id == key_id)
-    row = connection.execute(wanted).mappings().first()
-    if row is None:
-        raise Refused(NotFound("key", key_id[:63]))
-    return _key(row)
-
-
-def _lasting_operators(connection: Connection) -> list[str]:
-    return [
-        key.key_id
-        for key in _load(connection, OPERATORS)
-        if Scope.OPERATOR in key.scopes and key.expires_at_s is None and key.revoked_at_s is None
-    ]
-
-
-def _key(row: RowMapping) -> Key:
-    return Key(
-        key_id=row["key_id"],
-        tenant=row["tenant"],
-        name=row["name"],
-        secret_sha256=row["secret_sha256"],
-        scopes=tuple(Scope(scope) for scope in row["scopes"].split()),
-        models=tuple(row["models"].split()),
-        created_at_s=row["created_at_s"],
-        expires_at_s=row["expires_at_s"],
-        revoked_at_s=row["revoked_at_s"],
-        last_used_at_s=row["last_used_at_s"],
-        successor=row["successor"],
-    )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-import msgspec
 from sqlalchemy import Connection, RowMapping, select, update
 
 from contracts.billing import ClosingReport
@@ -19,7 +18,7 @@ from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.timeline import Stage, Stamp
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
-from contracts.wire import encode
+from contracts.wire import decoder, encode
 from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
 from controlplane.closings import closing_entry
@@ -232,7 +231,7 @@ def booked_of(row: RowMapping) -> Booked:
     fields = {field: row[field] for field in _REQUEST_FIELDS}
     timeline, replaces = row["timeline"], row["replaces"]
     fields["origin"] = Origin(fields["origin"])
-    fields["timeline"] = None if timeline is None else msgspec.json.decode(timeline, type=tuple[Stamp, ...])
+    fields["timeline"] = None if timeline is None else decoder(tuple[Stamp, ...]).decode(timeline)
     return Booked(
         RequestRecord(**fields), row["month"], row["stands"], None if replaces is None else unpacked(replaces)
     )

@@ -40,7 +40,7 @@ class _Damaged(msgspec.Struct):
 
 
 class _Damages(msgspec.Struct):
-    """The part of the cache's state that counts here."""
+    """What the cache says of wrong memory."""
 
     damaged: tuple[_Damaged, ...]
 
@@ -101,8 +101,7 @@ class Peers:
 
     async def damaged_pids(self) -> frozenset[int]:
         """Processes that have memory mapped which the weight cache found wrong. Raises Refused."""
-        raw = await self._cache_state(ASK_S)
-        found = decode(raw, _Damages, what="state of the weight cache").damaged
+        found = (await self._clients[CACHE].call("GET", "/v1/damages", _Damages, timeout_s=ASK_S)).damaged
         return frozenset[int]().union(*(row.pids for row in found))
 
     async def check_cache(self) -> CacheCheck:

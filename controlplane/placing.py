@@ -1,12 +1,11 @@
 """Put restored files where an installation has them. What was there is moved aside, never removed."""
 
-import os
 import time
 from pathlib import Path
 from typing import Final
 
-from controlplane.backup_place import sync_directory
 from controlplane.backups import DATABASE, FILES
+from service.whole_file import sync
 
 STAGING: Final = ".restore"
 MARK: Final = "restoring"  # `kelvin/supervisor/up.py` knows it, too
@@ -32,20 +31,20 @@ def place(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...],
         raise OSError("the restored database was not closed: its log is still beside it")
     for path in (staging / DATABASE, *(staging / name for name in FILES)):
         if path.exists():
-            _sync(path)
+            sync(path)
     mark.touch(mode=0o600)
-    sync_directory(data)
+    sync(data)
     aside = _move_aside(data)
     placed = []
     for name in (*FILES, DATABASE):
         if (staging / name).exists():
             (data / name).parent.mkdir(mode=0o700, exist_ok=True)
             (staging / name).rename(data / name)
-            sync_directory((data / name).parent)
+            sync((data / name).parent)
             placed.append(name)
-    sync_directory(data)
+    sync(data)
     mark.unlink()
-    sync_directory(data)
+    sync(data)
     return tuple(placed), None if aside is None else str(aside)
 
 
@@ -61,10 +60,5 @@ def _move_aside(data: Path) -> Path | None:
     for name in there:
         (aside / name).parent.mkdir(mode=0o700, exist_ok=True)
         (data / name).rename(aside / name)
-    sync_directory(aside)
+    sync(aside)
     return aside
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, select
 
 from contracts.billing import Compared, Difference, ReconcileReport
 from contracts.usage import LifetimeRecord, RequestRecord
+from contracts.wire import decoder
 from controlplane.accounts import OpenRuntime, charged_orphans, kept_aside, lives, open_runtimes, received_ranges
 from controlplane.closings import frozen_book
 from controlplane.ledger_schema import LIFETIME_VALUES, lifetime_records, owned_by, request_records
@@ -41,8 +42,8 @@ from controlplane.verify import Tell, months_of
 MAX_DIFFERENCES: Final = 500  # listed; the rest is counted
 MAX_IDS: Final = 10
 _ROWS: Final = 2_000
-_REQUESTS: Final = msgspec.json.Decoder(RequestRecord)
-_LIVES: Final = msgspec.json.Decoder(LifetimeRecord)
+_REQUESTS: Final = decoder(RequestRecord)
+_LIVES: Final = decoder(LifetimeRecord)
 _NAMED: Final = frozenset((Kind.REQUESTS_MISSING, Kind.REQUESTS_EXTRA, Kind.LIFETIME_MISSING, Kind.DEVICE_TIME_OVER))
 
 
@@ -190,9 +191,9 @@ def _prices_of(connection: Connection, tenant: str, book: PriceBook) -> Callable
 
 
 def _record_of(raw: str) -> RequestRecord | LifetimeRecord | None:
-    for decoder in (_REQUESTS, _LIVES):
+    for kind in (_REQUESTS, _LIVES):
         with suppress(msgspec.MsgspecError):
-            return decoder.decode(raw)
+            return kind.decode(raw)
     return None
 
 

@@ -9,20 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import update
 
 from contracts.control import ModelRow, Principal, VersionRegistration, VersionRow
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, Refused
-from contracts.manifest import Limits
 from contracts.names import DEFAULT_ALIAS, DIGEST_HEX, dns_label
-from contracts.signature import Signature
-from contracts.wire import decode, encode
-from controlplane import audit, schema
-from controlplane.audit import Action
+from controlplane import schema
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
 from controlplane.policy.lifecycle import VersionEvent, VersionState, check_unused, move
+from controlplane.registry_rows import delete_model, insert_version, load_models, scale_columns
 from controlplane.store import Database
-from controlplane.tenants import find_tenant
 
 MIN_PREFIX: Final = 12
 
@@ -56,7 +52,7 @@ class Registry:
 
     async def load(self) -> None:
         """Read everything and publish it."""
-        for model in await self._database.read(_load):
+        for model in await self._database.read(load_models):
             self._models[model.tenant, model.model] = model
         if self._models:
             models = tuple(_model_row(model) for model in self._models.values())
@@ -111,7 +107,7 @@ class Registry:
             if model is None:
                 model = Model(tenant, name, now_s, aliases={DEFAULT_ALIAS: registration.version})
             after = replace(model, versions=(*model.versions, version))
-            await self._database.write(lambda connection: _insert(connection, after, version, first=first))
+            await self._database.write(lambda connection: insert_version(connection, after, version, first=first))
             self._show(after, version)
             if first:
                 self.on_named(version.key)
@@ -178,7 +174,7 @@ class Registry:
             keys = tuple(version.key for version in found.versions)
             if not force:
                 check_unused(model, tuple(found.aliases), sum(map(in_use, keys)))
-            await self._database.write(lambda connection: _delete(connection, by, found, now_s))
+            await self._database.write(lambda connection: delete_model(connection, by, found, now_s))
             del self._models[tenant, model]
             served = tuple((tenant, model, v.registration.version) for v in found.versions if not v.is_deleted)
             self._publisher.publish(removed_models=((tenant, model),), removed_versions=served)
@@ -191,7 +187,7 @@ class Registry:
             after = replace(found, scale=changed(found.scale, change))
             table, scale = schema.models, after.scale
             statement = (
-                update(table).where(table.c.tenant == tenant, table.c.model == model).values(_scale_columns(scale))
+                update(table).where(table.c.tenant == tenant, table.c.model == model).values(scale_columns(scale))
             )
             await self._database.write(lambda connection: connection.execute(statement))
             self._models[tenant, model] = after
@@ -255,88 +251,3 @@ def _version_row(version: Version) -> VersionRow:
         kind=of.kind,
         signature=of.signature,
     )
-
-
-def _scale_columns(scale: ScaleSettings) -> dict[str, float | int | str | None]:
-    return {
-        "min_replicas": scale.min,
-        "max_replicas": scale.max,
-        "target": scale.target,
-        "window_s": scale.window_s,
-        "grace_s": scale.grace_s,
-        "idle": scale.idle,
-        "wait_price": scale.wait_price,
-    }
-
-
-def _delete(connection: Connection, by: Principal, model: Model, now_s: int) -> None:
-    for table in (schema.aliases, schema.versions, schema.models):  # what refers first
-        connection.execute(delete(table).where(table.c.tenant == model.tenant, table.c.model == model.model))
-    versions = ", ".join(version.registration.version[:12] for version in model.versions)
-    audit.record(connection, by, now_s, model.tenant, Action.MODEL_DELETED, model.model, f"versions {versions}")
-
-
-def _insert(connection: Connection, model: Model, version: Version, *, first: bool) -> None:
-    of, owner = version.registration, {"tenant": model.tenant, "model": model.model}
-    find_tenant(connection, model.tenant)
-    if first:
-        row = {**owner, "created_at_s": model.created_at_s, **_scale_columns(model.scale)}
-        connection.execute(insert(schema.models).values(row))
-    connection.execute(
-        insert(schema.versions).values(
-            **owner,
-            version=of.version,
-            state=str(version.state),
-            fault=version.fault,
-            limits=encode(of.limits).decode(),
-            architecture=of.architecture,
-            weight_bytes=of.weight_bytes,
-            total_bytes=of.total_bytes,
-            kv_bytes_per_token=of.kv_bytes_per_token,
-            max_positions=of.max_positions,
-            kind=of.kind,
-            signature=None if of.signature is None else encode(of.signature).decode(),
-            created_at_s=version.created_at_s,
-        )
-    )
-    if first:
-        connection.execute(insert(schema.aliases).values(**owner, alias=DEFAULT_ALIAS, version=of.version))
-
-
-def _load(connection: Connection) -> list[Model]:
-    versions: dict[tuple[str, str], list[Version]] = {}
-    for row in connection.execute(select(schema.versions).order_by(schema.versions.c.created_at_s)).mappings():
-        stored = row["signature"]
-        registration = VersionRegistration(
-            tenant=row["tenant"],
-            model=row["model"],
-            version=row["version"],
-            limits=decode(row["limits"], Limits, what="stored limits"),
-            architecture=row["architecture"],
-            weight_bytes=row["weight_bytes"],
-            total_bytes=row["total_bytes"],
-            kv_bytes_per_token=row["kv_bytes_per_token"],
-            max_positions=row["max_positions"],
-            kind=row["kind"],
-            signature=None if stored is None else decode(stored, Signature, what="a stored signature"),
-        )
-        version = Version(registration, row["created_at_s"], VersionState(row["state"]), row["fault"])
-        versions.setdefault((row["tenant"], row["model"]), []).append(version)
-    aliases: dict[tuple[str, str], dict[str, str]] = {}
-    for row in connection.execute(select(schema.aliases)).mappings():
-        aliases.setdefault((row["tenant"], row["model"]), {})[row["alias"]] = row["version"]
-    models = []
-    for row in connection.execute(select(schema.models)).mappings():
-        name = (row["tenant"], row["model"])
-        scale = ScaleSettings(
-            min=row["min_replicas"],
-            max=row["max_replicas"],
-            target=row["target"],
-            window_s=row["window_s"],
-            grace_s=row["grace_s"],
-            idle=row["idle"],
-            wait_price=row["wait_price"],
-        )
-        found = tuple(versions.get(name, ()))
-        models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found))
-    return models

@@ -12,7 +12,7 @@ from typing import Any, Final
 from contracts.control import ReplicaRow
 from contracts.timeline import Span
 from controlplane.facts import VersionKey
-from controlplane.policy.replica_life import LIVE, ReplicaEvent, ReplicaState, move
+from controlplane.policy.replica_life import LIVE, SLEEPING, ReplicaEvent, ReplicaState, move
 from controlplane.scaling.process import socket_name
 
 UNBOUND: Final = frozenset({ReplicaState.FORKED, ReplicaState.STANDBY, ReplicaState.JOB})
@@ -75,7 +75,7 @@ class ReplicaTable:
     def held(self) -> int:
         """Device slots that are taken: by starts, and by processes of versions that don't sleep."""
         return len(self._starts) + sum(
-            each.key is not None and each.state is not ReplicaState.ASLEEP for each in self._replicas.values()
+            each.key is not None and each.state not in SLEEPING for each in self._replicas.values()
         )
 
     def of(self, key: VersionKey) -> tuple[Replica, ...]:
@@ -100,10 +100,7 @@ class ReplicaTable:
 
     def leaving(self) -> int:
         """Processes that hold a slot and will give it back: they drain or end."""
-        return sum(
-            each.key is not None and each.state not in LIVE and each.state is not ReplicaState.ASLEEP
-            for each in self._replicas.values()
-        )
+        return sum(each.key is not None and each.state not in LIVE | SLEEPING for each in self._replicas.values())
 
     def count(self, state: ReplicaState) -> int:
         """Processes in that state."""
@@ -128,11 +125,11 @@ class ReplicaTable:
     def sleepers(self, key: VersionKey | None = None) -> tuple[Replica, ...]:
         """Processes that sleep, of that version or of any, the one that has slept for longest first."""
         some = self._replicas.values() if key is None else self.of(key)
-        return tuple(sorted((r for r in some if r.state is ReplicaState.ASLEEP), key=lambda r: r.since_us))
+        return tuple(sorted((r for r in some if r.state in SLEEPING), key=lambda r: r.since_us))
 
     def wake(self, runtime_id: str, now_us: int) -> Replica:
         """Give a slot to a process that sleeps, or keeps the one that it had. Raises NoSlot, IllegalMove."""
-        if self._replicas[runtime_id].state is ReplicaState.ASLEEP and self.held >= self.slots:
+        if self._replicas[runtime_id].state in SLEEPING and self.held >= self.slots:
             raise NoSlot
         return self._move(runtime_id, ReplicaEvent.WAKE, now_us)
 

@@ -44,7 +44,7 @@ def idle_spec(scale: ScaleSettings, *, reachable: bool) -> IdleSpec:
 
 def may_sleep(scale: ScaleSettings) -> bool:
     """Whether the last replica may be asleep rather than gone."""
-    return scale.idle in ("sleep", "auto")
+    return scale.idle in ("sleep", "sleep2", "auto")
 
 
 class Scaled:
@@ -105,7 +105,7 @@ class Scaled:
     def decide(
         self, model: Model, version: Version, *, ready: int, live: int, steps: Callable[[], Sequence[Step]], now: float
     ) -> int | Level | None:
-        """Replicas to have now, or ASLEEP for the last one; None to leave it as it is. `steps` are by break-even."""
+        """Replicas to have now, or how the last one shall sleep; None to leave it as it is. `steps`: by break-even."""
         if self._needs_poke and live == 0 and not self._may_retry(model.scale.min, now) and not may_sleep(model.scale):
             return 0  # nothing starts, and nothing sleeps on
         scale, reachable = model.scale, version.registration.version in model.aliases.values()
@@ -135,6 +135,8 @@ class Scaled:
                 return want or None
             case "sleep":
                 return Level.ASLEEP if want == 0 else want
+            case "sleep2":
+                return Level.ASLEEP2 if want == 0 else want
             case "auto":
                 idle_s = now - self.asked_s
                 level = level_at(steps(), idle_s) if idle_s >= LEAST_GAP_S else Level.WARM

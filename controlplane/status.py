@@ -79,7 +79,7 @@ def _state(table: ReplicaTable, key: VersionKey) -> str:
         return "ready"
     if table.live(key):
         return "restoring"
-    return "asleep" if table.sleepers(key) else "zero"
+    return next((replica.state.value for replica in table.sleepers(key)), "zero")
 
 
 def _replica_status(replica: Replica) -> ReplicaStatus:

@@ -10,11 +10,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
 
-import msgspec
 from sqlalchemy import Column, Connection, Row, Table, func, select, union
 
 from contracts.billing import BillingReport, ChainReport, LedgerDifference, VerifyReport
 from contracts.usage import LifetimeRecord, Origin
+from contracts.wire import decoder
 from controlplane.closings import prices_of
 from controlplane.ledger import booked_of
 from controlplane.ledger_schema import (
@@ -217,7 +217,7 @@ class _Month:
 
     def _check_bill(self, closing: dict[str, Any]) -> LedgerDifference | None:
         """The bill that was frozen against the one that the rows make at the frozen prices."""
-        report = msgspec.json.decode(closing["report"], type=BillingReport)
+        report = decoder(BillingReport).decode(closing["report"])
         sheet = Sheet(Pricing(self._connection, prices_of(closing["prices"]), self._tenant, self._month))
         for (day, model, outcome, billable), sums in self._recount.requests.items():
             sheet.add_requests(day, model, outcome, billable, *sums)

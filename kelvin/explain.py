@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -54,12 +54,16 @@ def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[st
         f"  prices in {prices['currency']} micro-units a second: device {prices['device_idle']:g} idle, "
         f"{prices['device_restore']:g} restoring; {prices['memory_gib']:g} a GiB of memory; {prices['wait']:g} a caller"
     )
-    yield f"  memory: warm {_size(prices['warm_bytes'])}, asleep {_size(prices['asleep_bytes'])}"
+    held = (f"{level} {_size(prices[f'{level}_bytes'])}" for level in ("warm", "asleep", "asleep2"))
+    yield f"  memory: {', '.join(held)}"
     for level in version["levels"]:
         seen = "" if not level["wake_s"] else f" ({level['seen']} seen)" if level["seen"] else " (a guess)"
         best = "never the cheapest" if level["from_s"] is None else f"the cheapest from {level['from_s']:.1f} s on"
         wake = f"wakes in {seconds(level['wake_s'])}{seen} for {level['wake']:.0f}"
-        yield f"  {level['level']:>6}: {level['hold']:.3f} a second, {wake}; {best}"
+        yield f"  {level['level']:>7}: {level['hold']:.3f} a second, {wake}; {best}"
+    if version["fetches"]:
+        found = (f"{each['tier']} {seconds(each['seconds'])} ({each['seen']} seen)" for each in version["fetches"])
+        yield f"  of zero's and asleep2's, leases with their bytes: {', '.join(found)}"
     pauses = version["pauses"]
     if pauses["count"]:
         lengths = ", ".join(f"up to {bound} s: {count}" for bound, count in pauses["by_length"].items())
@@ -69,8 +73,30 @@ def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[st
             f"  they cost {pauses['by_break_even']:.0f} by break-even; {always}; "
             f"with foresight {pauses['with_foresight']:.0f}"
         )
+    yield _foreseen(version["foresight"])
     if setting != "auto":
         yield "  break-even is shown, not heeded: `kelvin scale --idle auto` heeds it"
+
+
+_UNFORESEEN: Final = {
+    "off": "no call is expected: KELVIN_FORESIGHT_S is 0",
+    "in use": "no call is expected while it is in use, or before it was",
+    "few": "no call is expected: too few pauses of such a length were seen",
+    "scattered": "no call is expected: its pauses are not alike",
+}
+
+
+def _foreseen(seen: dict[str, Any]) -> str:
+    """When the next call is expected, and how right that was."""
+    if seen["why"] is not None:
+        said = _UNFORESEEN[seen["why"]]
+    else:
+        ahead = "its weights were asked for" if seen["brought"] else "its weights will be brought before"
+        window = f"in {seen['opens_in_s']:.0f} to {seen['closes_in_s']:.0f} s"
+        said = f"a call is expected {window} ({seen['alike']} of {seen['of']} such pauses): {ahead}"
+    total = seen["came"] + seen["early"] + seen["missed"]
+    past = f"; {seen['came']} came, {seen['early']} came earlier, {seen['missed']} did not come" if total else ""
+    return f"  {said}{past}"
 
 
 def start_lines(model: str, version: dict[str, Any]) -> list[str]:

@@ -23,12 +23,14 @@ from contracts.manifest import Chunk, Manifest, decode_manifest
 from contracts.names import parse_reference
 from contracts.problem import code_of
 from contracts.push import AttestationEntry, AttestationList, Original
+from contracts.wire import decoder
 from kelvin.export_tensors import check_fits, check_original, convert
 from kelvin.openssf import SIGNATURE_FILE
 from kelvin.policy.bundles import find_bundle
 from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, lay_out, lay_out_original, pieces
 from kelvin.progress import Progress, shown_progress
 from kelvin.push_calls import Door, Patience, PushCalls, failure_of, open_door
+from service.whole_file import sync
 from snapshotter.policy.files import SINGLE_FILE
 
 RECEIVERS: Final = 4
@@ -120,20 +122,12 @@ def _appearing(directory: Path) -> Iterator[Path]:
     try:
         yield scratch
         for path in (*scratch.iterdir(), scratch):
-            _sync(path)
+            sync(path)
         scratch.rename(directory)
-        _sync(scratch.parent)
+        sync(scratch.parent)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _receive(calls: ExportCalls, manifest: Manifest, layout: ExportLayout, scratch: Path, progress: Progress) -> None:
@@ -193,7 +187,7 @@ def resolve(door: Door, reference: str) -> str:
     answer = door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S)
     if answer.status_code >= 400:
         raise Refused(failure_of(answer))
-    found = msgspec.json.decode(answer.content, type=_Model)
+    found = decoder(_Model).decode(answer.content)
     if named.alias is not None:
         fitting = [found.aliases[named.alias]] if named.alias in found.aliases else []
     else:

@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from contracts.wire import decoder
+
 CLOSE: Final = 1.25  # sizes that differ by more are not compared
 
 
@@ -27,7 +29,7 @@ class BadReport(Exception):
 def read_floor_us(report: Path, weight_bytes: int) -> int | None:
     """The host tier's floor for the measured size next to `weight_bytes`; None where none is near. Raises BadReport."""
     try:
-        rows = msgspec.json.decode(report.read_bytes(), type=_Report).rows
+        rows = decoder(_Report).decode(report.read_bytes()).rows
     except OSError as error:
         raise BadReport(f"{report}: {error.strerror}") from error
     except msgspec.MsgspecError as error:

@@ -30,6 +30,7 @@ from kelvin.models import (
 )
 from kelvin.push_command import push_command
 from kelvin.recovery import backup_command, restore_command
+from kelvin.restart import restart_command
 from kelvin.settings import default_data, load_up
 from kelvin.show import show_command
 from kelvin.tenants import tenants_command
@@ -90,7 +91,7 @@ def _place(context: click.Context, parameter: click.Parameter, value: object) ->
             context.obj = dataclasses.replace(context.obj, key=value)
 
 
-_OF_THIS_MACHINE = (up_command, backup_command, doctor_command, restore_command)
+_OF_THIS_MACHINE = (up_command, backup_command, doctor_command, restart_command, restore_command)
 
 
 def _located(command: click.Command) -> click.Command:
@@ -129,6 +130,7 @@ for _command in (
     logs_command,
     models_command,
     push_command,
+    restart_command,
     restore_command,
     scale_command,
     show_command,

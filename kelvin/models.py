@@ -12,6 +12,7 @@ from rich.table import Table
 
 from contracts.control import TimelineAnswer
 from contracts.names import parse_reference
+from contracts.wire import decoder
 from kelvin.client import DoorClosed, target
 from kelvin.floors import BadReport, read_floor_us
 from kelvin.policy.findings import as_bytes
@@ -89,8 +90,12 @@ def cache_line(cache: dict[str, Any] | None) -> str:
     refused = sum(cache["refused_chunks"].values())
     unverified = cache["unverified_versions"]
     doubts = f"; {unverified} loads of versions that nobody vouches for" if unverified else ""
+    examined = sum(cache["examined_chunks"].values())
+    pids = {pid for damage in cache["damaged"] for pid in damage["pids"]}
+    damaged = f"; {len(pids)} processes have wrong memory mapped, and are being replaced" if pids else ""
     return (
-        f"weight cache: faulty copies: {', '.join(faults) or 'none'}; healed {healed}, chunks refused {refused}{doubts}"
+        f"weight cache: faulty copies: {', '.join(faults) or 'none'}; healed {healed}, chunks refused {refused}; "
+        f"{examined} hashed anew in {cache['sweeps']} passes{damaged}{doubts}"
     )
 
 
@@ -144,7 +149,7 @@ def deploy_command(reference: str) -> None:
 @click.option("--grace", "grace_s", type=click.FloatRange(0, 3600), help="Seconds between idle and zero.")
 @click.option(
     "--idle",
-    type=click.Choice(["zero", "sleep", "warm", "auto"]),
+    type=click.Choice(["zero", "sleep2", "sleep", "warm", "auto"]),
     help="Where the last replica goes; auto: by break-even.",
 )
 @click.option("--wait-price", type=click.IntRange(0), help="Micro-units that a second of a caller's waiting is worth.")
@@ -188,7 +193,7 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
         _print_json(json.loads(raw))
         return
     try:
-        answer = msgspec.json.decode(raw, type=TimelineAnswer)
+        answer = decoder(TimelineAnswer).decode(raw)
         floor_us = None if floor_ms is None else round(floor_ms * 1000)
         if report is not None:
             floor_us = read_floor_us(report, _weight_bytes(answer))

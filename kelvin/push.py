@@ -12,10 +12,11 @@ from blake3 import blake3
 from msgspec import structs
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.errors import DeadlineExceeded, Refused
+from contracts.errors import Refused
 from contracts.names import dns_label
 from contracts.problem import code_of
 from contracts.push import AttestRequest, Committed, Committing, Missing, Plan, PlannedChunk
+from contracts.traffic_errors import DeadlineExceeded
 from kelvin.pace import Pace
 from kelvin.policy.rate import senders
 from kelvin.progress import Progress

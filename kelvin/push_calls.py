@@ -25,7 +25,7 @@ from contracts.push import (
     Plan,
     PlanRequest,
 )
-from contracts.wire import decode, encode
+from contracts.wire import decode, decoder, encode
 from kelvin.client import DoorClosed
 from kelvin.pace import Pace
 
@@ -209,7 +209,7 @@ def failure_of(answer: httpx.Response) -> RemoteFailure:
     status = answer.status_code
     passing = status in (429, 502, 503, 504)
     try:
-        problem = msgspec.json.decode(answer.content, type=_Problem)
+        problem = decoder(_Problem).decode(answer.content)
     except msgspec.MsgspecError:
         pass
     else:
@@ -219,7 +219,7 @@ def failure_of(answer: httpx.Response) -> RemoteFailure:
     after = answer.headers.get("retry-after", "")
     after_s = float(after) if after.isdecimal() else None
     try:
-        error = msgspec.json.decode(answer.content, type=_OpenAiError).error
+        error = decoder(_OpenAiError).decode(answer.content).error
     except msgspec.MsgspecError:
         return RemoteFailure("unavailable", status, f"the answer was {status}", None, passing, after_s)
     return RemoteFailure(error.code or "error", status, error.message, error.param, passing, after_s)

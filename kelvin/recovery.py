@@ -6,10 +6,8 @@ What is in a backup, and how it is read, is the control plane's: it makes the on
 import contextlib
 import hashlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -24,6 +22,7 @@ from kelvin.client import DoorClosed, target
 from kelvin.supervisor.lock import AlreadyRunning, data_lock
 from service.private import keep_secrets
 from service.unix import SocketDirectory
+from service.whole_file import drafted
 
 SILENCE_S: Final = 600.0  # while the database is copied nothing comes
 MISSING_EXIT: Final = 2
@@ -46,8 +45,12 @@ def backup_command(to: Path, as_json: bool) -> None:
         size, digest = _copy(sys.stdout.buffer)
     else:
         to = to / _name() if to.is_dir() else to
-        with _whole(to) as file:
-            size, digest = _copy(file)
+        try:
+            with drafted(to, 0o600) as draft:
+                size, digest = _copy(draft.file)
+                draft.keep()
+        except OSError as error:
+            raise DoorClosed(f"{to} can't be written: {error.strerror}") from error
     said = {"file": str(to), "bytes": size, "sha256": digest}
     if as_json:
         click.echo(json.dumps(said), err=to == _STDOUT)
@@ -57,26 +60,6 @@ def backup_command(to: Path, as_json: bool) -> None:
 
 def _name() -> str:
     return f"kelvin-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}{SUFFIX}"
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears when the block ends well, durable; nothing else does. Raises DoorClosed."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise DoorClosed(f"{path} can't be written: {error.strerror}") from error
-    try:
-        with open(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(descriptor)
-        draft.rename(path)
-    except OSError as error:
-        raise DoorClosed(f"{path} can't be written: {error.strerror}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _copy(file: BinaryIO) -> tuple[int, str]:

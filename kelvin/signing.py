@@ -15,6 +15,7 @@ from contracts.attestation import ORIGIN, Claims, Origin
 from contracts.errors import InvalidRequest, Refused
 from contracts.manifest import Manifest, decode_manifest
 from contracts.push import AttestRequest, Plan
+from contracts.wire import convert
 from kelvin.policy.own_bytes import LinearSpace, find_stranger
 from kelvin.push_directory import Source
 from service.signing import BadKey, Signer, load_signer
@@ -63,7 +64,7 @@ def read_claims(path: Path | None) -> Claims:
         return Claims()
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text())
-        return msgspec.convert(found, Claims)
+        return convert(found, Claims)
     except OSError as error:
         raise Refused(InvalidRequest("claims", str(path), error.strerror or "can't be read")) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:

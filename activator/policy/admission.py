@@ -2,30 +2,33 @@
 
 from dataclasses import dataclass
 
-from activator.policy.queue import Bound, Load
+from activator.policy.ask import Ask
+from activator.policy.bounds import Bound, Load, Loads
 from contracts.deadline import Deadline
-from contracts.errors import DeadlineExceeded, Failure, Overloaded
+from contracts.errors import Failure
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 
 RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How many requests, how many bytes of them, and for how long each, may wait."""
+    """How many requests, how many bytes and tokens of them, and for how long each, may wait."""
 
     per_version: Bound
+    per_tenant: Bound
     in_all: Bound
     wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionFacts:
-    """What is known when a request of `nbytes` arrives."""
+    """What is known when a request arrives."""
 
     free_slots: int
-    nbytes: int
-    queued: Load
-    queued_in_all: Load
+    ask: Ask
+    queued: Load  # for its version
+    loads: Loads
     limits: QueueLimits
     deadline: Deadline
 
@@ -58,9 +61,12 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
         return Shed(DeadlineExceeded(0.0, "admitting"))
     if facts.free_slots > 0 and facts.queued.entries == 0:
         return Admit()
-    limits = facts.limits
-    if not facts.queued.fits(facts.nbytes, limits.per_version):
-        return Shed(Overloaded("the queue of this model", limits.per_version.entries, RETRY_AFTER_S))
-    if not facts.queued_in_all.fits(facts.nbytes, limits.in_all):
-        return Shed(Overloaded("the queue", limits.in_all.entries, RETRY_AFTER_S))
+    ask, limits = facts.ask, facts.limits
+    for queue, load, bound in (
+        ("the queue of this model", facts.queued, limits.per_version),
+        ("the queue of your tenant", facts.loads.of(ask.tenant), limits.per_tenant),
+        ("the queue", facts.loads.in_all, limits.in_all),
+    ):
+        if (full := load.lacks(ask, bound)) is not None:
+            return Shed(Overloaded(f"{queue}, in {full.unit},", full.limit, RETRY_AFTER_S))
     return Hold(min(facts.deadline.at_s, now + limits.wait_s))

@@ -25,6 +25,7 @@ class Level(StrEnum):
 
     WARM = "warm"  # ready on its device slot
     ASLEEP = "asleep"  # weights in host memory, KV and device slot given back
+    ASLEEP2 = "asleep2"  # the weights given back as well: nothing but the process
     ZERO = "zero"  # no process
 
 
@@ -114,6 +115,10 @@ class Gaps(Generic[K]):
         """Since when nobody asks; None where nobody ever did."""
         busy_s = self._busy_s.get(key)
         return None if busy_s is None else max(0.0, now - busy_s)
+
+    def last_busy(self) -> Iterable[tuple[K, float]]:
+        """Until when each was asked for, the longest ago first."""
+        return self._busy_s.items()
 
     def of(self, key: K) -> tuple[float, ...]:
         """The last pauses, the oldest first."""

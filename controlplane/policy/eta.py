@@ -33,7 +33,7 @@ class Steps:
     """Seconds of what a start does beside its bytes."""
 
     lease_s: float  # a lease, beyond what its bytes take
-    bind_s: float  # from mapped bytes to ready
+    bind_s: float  # from the last byte to ready: what was not done beside the bytes
     answer_s: float  # from ready to the first token: known answers and prefill
 
 
@@ -90,13 +90,20 @@ class _Mean:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """What is known of one version, or of one size. `start` and `wake` are whole: from asking to ready."""
+    """What is known of one version, or of one size.
+
+    `fetch` is what a lease took, its bytes included, in starts and in wakes without weights alike; `start` and `refill`
+    are those two without it, `wake` is whole. So the two are compared over the same bytes, wherever those came from.
+    """
 
     lease: _Mean = _Mean(GUESS.lease_s)
-    bind: _Mean = _Mean(GUESS.bind_s)
+    bind: _Mean = _Mean(GUESS.bind_s)  # of bytes that were in memory
+    tail: _Mean = _Mean(GUESS.bind_s)  # of bytes that came, beside which most of it is done
     answer: _Mean = _Mean(GUESS.answer_s)
-    start: _Mean = _Mean(PARKED_S + GUESS.lease_s + GUESS.bind_s)
+    fetch: _Mean = _Mean(GUESS.lease_s)
+    start: _Mean = _Mean(PARKED_S + GUESS.bind_s)
     wake: _Mean = _Mean(0.05)
+    refill: _Mean = _Mean(GUESS.bind_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ class _Version:
     steps: _Steps
     size: int
     misses: tuple[Miss, ...] = ()
+    fetches: tuple[tuple[str, _Mean], ...] = ()  # by the slowest tier that bytes came from
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +138,22 @@ class History(Generic[K]):
         """Of a start now: its bytes would take `bytes_s`; whether a standby is `parked` for it."""
         process = self._parked if parked else self._forked
         version, size = self._versions.get(key), self._sizes.get(size_class(total_bytes))
-        found = version.steps if version is not None and version.steps.bind.count else size or _Steps()
+        found = version.steps if version is not None and version.steps.start.count else size or _Steps()
         known = Known.VERSION if version is not None and found is version.steps else Known.SIZE if size else Known.GUESS
-        steps = Steps(found.lease.value, found.bind.value, found.answer.value)
+        bind, tail = (self._mean(key, total_bytes, which) for which in ("bind", "tail"))
+        bind_s = tail.value if bytes_s and tail.count else bind.value
+        steps = Steps(found.lease.value, bind_s, found.answer.value)
         return Estimate(process.value, bytes_s, steps, known)
 
     def started(
-        self, key: K, total_bytes: int, spans: tuple[Span, ...], *, parked: bool, bytes_s: float | None
+        self, key: K, total_bytes: int, spans: tuple[Span, ...], *, parked: bool, bytes_s: float | None, tier: str
     ) -> None:
-        """A start went well. `bytes_s` is what its bytes were expected to take; None where nobody had asked."""
-        after_s = {span.stage: span.after_us / 1e6 for span in spans}
-        if not {Stage.PROMOTED, Stage.LEASED, Stage.READY} <= after_s.keys():
+        """A start went well. `bytes_s` is what its bytes were expected to take; None where nobody had asked. `tier` is
+        the slowest that it had bytes from.
+        """
+        if (found := _stages(spans)) is None:
             return
-        promoted_s, leased_s, ready_s = (after_s[stage] for stage in (Stage.PROMOTED, Stage.LEASED, Stage.READY))
+        promoted_s, fetch_s, bind_s = found
         if parked:
             self._parked = self._parked.with_one(promoted_s)
         else:
@@ -150,15 +161,32 @@ class History(Generic[K]):
 
         def learn(steps: _Steps) -> _Steps:
             # Only of leases that moved no bytes: the error of bytes that did is the tiers' to learn.
-            lease = steps.lease.with_one(leased_s - promoted_s) if bytes_s == 0.0 else steps.lease
-            bind, start = steps.bind.with_one(ready_s - leased_s), steps.start.with_one(ready_s)
-            return replace(steps, lease=lease, bind=bind, start=start)
+            lease = steps.lease.with_one(fetch_s) if bytes_s == 0.0 else steps.lease
+            bind = steps.bind.with_one(bind_s) if bytes_s == 0.0 else steps.bind
+            tail = steps.tail.with_one(bind_s) if bytes_s else steps.tail
+            fetch, start = steps.fetch.with_one(fetch_s), steps.start.with_one(promoted_s + bind_s)
+            return replace(steps, lease=lease, bind=bind, tail=tail, fetch=fetch, start=start)
 
         self._update(key, total_bytes, learn)
+        self._fetched(key, tier, fetch_s)
 
     def woke(self, key: K, total_bytes: int, seconds: float) -> None:
         """A sleeping replica was ready after so long."""
         self._update(key, total_bytes, lambda steps: replace(steps, wake=steps.wake.with_one(seconds)))
+
+    def refilled(self, key: K, total_bytes: int, spans: tuple[Span, ...], tier: str) -> None:
+        """A replica that slept without weights has them again, from `tier` and quicker ones."""
+        if (found := _stages(spans)) is None:
+            return
+        promoted_s, fetch_s, bind_s = found
+
+        def learn(steps: _Steps) -> _Steps:
+            return replace(
+                steps, fetch=steps.fetch.with_one(fetch_s), refill=steps.refill.with_one(promoted_s + bind_s)
+            )
+
+        self._update(key, total_bytes, learn)
+        self._fetched(key, tier, fetch_s)
 
     def answered(self, key: K, seconds: float) -> None:
         """Of a start: from ready to its caller's first token. Of versions that started here only."""
@@ -179,17 +207,38 @@ class History(Generic[K]):
 
     def start(self, key: K, total_bytes: int) -> Restore:
         """From zero to ready, by its own starts, else by those of its size."""
-        return self._whole(key, total_bytes, "start")
+        own = self._mean(key, total_bytes, "start")
+        return Restore(own.value + self._mean(key, total_bytes, "fetch").value, own.count)
 
     def wake(self, key: K, total_bytes: int) -> Restore:
-        """From asleep to ready, likewise."""
-        return self._whole(key, total_bytes, "wake")
+        """From asleep to ready, likewise. Before one was seen: no longer than without weights, as it does less."""
+        mean = self._mean(key, total_bytes, "wake")
+        seconds = mean.value if mean.count else min(mean.value, self.refill(key, total_bytes).seconds)
+        return Restore(seconds, mean.count)
 
-    def _whole(self, key: K, total_bytes: int, which: str) -> Restore:
+    def refill(self, key: K, total_bytes: int) -> Restore:
+        """From asleep without weights to ready, likewise. Before one was seen: a start's time without its process."""
+        own = self._mean(key, total_bytes, "refill")
+        start = self._mean(key, total_bytes, "start")
+        own_s = own.value if own.count or not start.count else max(0.0, start.value - self._parked.value)
+        return Restore(own_s + self._mean(key, total_bytes, "fetch").value, own.count)
+
+    def fetches(self, key: K) -> dict[str, Restore]:
+        """What the version's own leases took, by the slowest tier that bytes came from."""
+        version = self._versions.get(key)
+        return {tier: Restore(mean.value, mean.count) for tier, mean in (version.fetches if version else ())}
+
+    def _fetched(self, key: K, tier: str, seconds: float) -> None:
+        version = self._versions[key]
+        found = dict(version.fetches)
+        found[tier] = found.get(tier, _Mean(0.0)).with_one(seconds)
+        self._versions[key] = replace(version, fetches=tuple(found.items()))
+
+    def _mean(self, key: K, total_bytes: int, which: str) -> _Mean:
+        """The version's own where it has one, else its size's, else the guess."""
         version, size = self._versions.get(key), self._sizes.get(size_class(total_bytes))
-        means = [getattr(steps, which) for steps in (version.steps if version else None, size) if steps is not None]
-        mean = next((each for each in means if each.count), getattr(_Steps(), which))
-        return Restore(mean.value, mean.count)
+        means: list[_Mean] = [getattr(steps, which) for steps in (version and version.steps, size) if steps]
+        return next((each for each in means if each.count), getattr(_Steps(), which))
 
     def _update(self, key: K, total_bytes: int, learn: Callable[[_Steps], _Steps]) -> None:
         size = size_class(total_bytes)
@@ -198,6 +247,15 @@ class History(Generic[K]):
         while len(self._versions) > MAX_VERSIONS:
             self._versions.popitem(last=False)
         self._sizes[size] = learn(self._sizes.get(size, _Steps()))
+
+
+def _stages(spans: tuple[Span, ...]) -> tuple[float, float, float] | None:
+    """Seconds until promoted, then until leased, then until ready; None where one is missing."""
+    after_s = {span.stage: span.after_us / 1e6 for span in spans}
+    if not {Stage.PROMOTED, Stage.LEASED, Stage.READY} <= after_s.keys():
+        return None
+    promoted_s, leased_s, ready_s = after_s[Stage.PROMOTED], after_s[Stage.LEASED], after_s[Stage.READY]
+    return promoted_s, leased_s - promoted_s, ready_s - leased_s
 
 
 def size_class(total_bytes: int) -> int:

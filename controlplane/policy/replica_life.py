@@ -20,6 +20,7 @@ class ReplicaState(StrEnum):
     READY = "ready"
     DOZING = "dozing"  # was told to sleep: gets nothing new, holds its slot
     ASLEEP = "asleep"  # keeps the version's weights in host memory; holds no slot
+    ASLEEP2 = "asleep2"  # gave the weights back, too: keeps its process
     DRAINING = "draining"  # finishes what it has, gets nothing new
     ENDING = "ending"  # was told to end, is not dead yet
 
@@ -34,6 +35,7 @@ class ReplicaEvent(StrEnum):
     DOZE = "doze"
     SLEPT = "slept"
     ROUSED = "roused"  # it did not fall asleep
+    DROPPED = "dropped"  # it gave its weights back
     WAKE = "wake"
     DRAIN = "drain"
     END = "end"
@@ -55,11 +57,15 @@ MOVES: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
     (_S.DOZING, _E.ROUSED): _S.READY,
     (_S.DOZING, _E.WAKE): _S.RESTORING,  # once it sleeps: it is on its way to a caller
     (_S.DOZING, _E.DRAIN): _S.DRAINING,
+    (_S.ASLEEP, _E.DROPPED): _S.ASLEEP2,
     (_S.ASLEEP, _E.WAKE): _S.RESTORING,
     (_S.ASLEEP, _E.END): _S.ENDING,
+    (_S.ASLEEP2, _E.WAKE): _S.RESTORING,
+    (_S.ASLEEP2, _E.END): _S.ENDING,
     (_S.DRAINING, _E.END): _S.ENDING,
 }
 LIVE: Final = frozenset({_S.RESTORING, _S.READY})  # what counts as a replica of its version
+SLEEPING: Final = frozenset({_S.ASLEEP, _S.ASLEEP2})
 
 
 def move(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:

@@ -14,8 +14,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from contracts.control import RuntimeReport, RuntimeState
 from contracts.errors import Refused, Unavailable
+from contracts.jobs import RuntimeReport, RuntimeState
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.replica_life import ReplicaState
@@ -37,6 +37,7 @@ _STATES: Final = {
     RuntimeState.RESTORING: ReplicaState.RESTORING,
     RuntimeState.READY: ReplicaState.READY,
     RuntimeState.ASLEEP: ReplicaState.ASLEEP,
+    RuntimeState.ASLEEP2: ReplicaState.ASLEEP2,
     RuntimeState.DRAINING: ReplicaState.DRAINING,
     RuntimeState.FAILED: ReplicaState.ENDING,
 }
@@ -141,7 +142,7 @@ def _adopt(
                 actuator.announce(replica)
             case ReplicaState.READY | ReplicaState.DRAINING:
                 actuator.drain(process)
-            case ReplicaState.ASLEEP if replica.key is not None and known(replica.key):
+            case ReplicaState.ASLEEP | ReplicaState.ASLEEP2 if replica.key is not None and known(replica.key):
                 continue  # it sleeps on, for as long as the decider lets it
             case _:
                 fleet.tasks.start(process.end(), f"end {process.runtime_id}")

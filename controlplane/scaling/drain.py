@@ -1,4 +1,8 @@
-"""How a replica leaves: activators are told, then the runtime, and it ends once it is empty or out of time."""
+"""How a replica leaves: activators are told, then the runtime, and it ends once it is empty or out of time.
+
+One whose memory was found wrong is told that: what it computes over it ends at once, with an error. Where it can't be
+told, it is killed.
+"""
 
 import logging
 from typing import Final
@@ -18,8 +22,7 @@ TERM_S: Final = 40.0  # a runtime that is told to end drains once more, for 30 s
 
 async def drained(fleet: Fleet, feed: FeedHub, process: Process, revision: int, drain_s: float) -> None:
     """See a draining replica to its end. `revision` is the feed's that says it drains."""
-    if not await feed.settled(revision, TOLD_S):
-        log.warning("an activator may not know of a drain", extra={"runtime_id": process.runtime_id})
+    await _told(feed, process, revision)
     limit_us = fleet.clock.monotonic_us() + int(drain_s * 1e6)
     try:
         await process.drain()
@@ -32,3 +35,21 @@ async def drained(fleet: Fleet, feed: FeedHub, process: Process, revision: int, 
         if not await process.gone(LAST_BREATH_S):  # an empty runtime ends by itself, and stops listening before that
             log.warning("a drain was cut short", extra={"runtime_id": process.runtime_id, "why": str(refused)})
     fleet.end(process, TERM_S)
+
+
+async def condemned(fleet: Fleet, feed: FeedHub, process: Process, revision: int, drain_s: float) -> None:
+    """The same of one whose memory was found wrong. One that works on over a copy of its own is a drain from there."""
+    await _told(feed, process, revision)
+    try:
+        await process.condemn()
+    except Refused as refused:
+        if not await process.gone(LAST_BREATH_S):
+            log.error("a damaged replica is killed", extra={"runtime_id": process.runtime_id, "why": str(refused)})
+        fleet.end(process, term_s=0.0)
+        return
+    await drained(fleet, feed, process, revision, drain_s)
+
+
+async def _told(feed: FeedHub, process: Process, revision: int) -> None:
+    if not await feed.settled(revision, TOLD_S):
+        log.warning("an activator may not know of a drain", extra={"runtime_id": process.runtime_id})

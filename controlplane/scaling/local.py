@@ -6,22 +6,25 @@ should be is the autoscaler's to say, how one drains is `drain`'s, and what an e
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from contracts.control import Bind, Bound, RestoreFailure
-from contracts.errors import DeadlineExceeded, Failure, Internal, Overloaded, Refused, Unavailable
+from contracts.control import RestoreFailure
+from contracts.errors import Failure, Internal, Refused, Unavailable
+from contracts.jobs import Bind, Bound
 from contracts.problem import code_of, is_retryable, status_of
 from contracts.timeline import Span, Stage
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
+from controlplane.policy.breakeven import Level
 from controlplane.policy.pool import SETTLE_S
-from controlplane.policy.replica_life import LIVE, ReplicaEvent, ReplicaState
+from controlplane.policy.replica_life import LIVE, SLEEPING, ReplicaEvent, ReplicaState
 from controlplane.replicas import NoSlot, Replica, Start, replica_row
 from controlplane.scaling.device import Device
-from controlplane.scaling.drain import drained
+from controlplane.scaling.drain import condemned, drained
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
@@ -33,6 +36,9 @@ TAKE_S: Final = 20.0  # for a standby, where none is parked
 RESTORE_S: Final = 600.0  # Knative's progress deadline
 ATTEMPTS: Final = 3  # in a row, where the process is lost on the way
 DEATH_S: Final = 5.0  # for the slot of a lost process to come free
+WAKE: Final = 0  # instead of a start's number
+
+SeeOff = Callable[[Fleet, FeedHub, Process, int, float], Coroutine[Any, Any, None]]
 
 
 class Listener(Protocol):
@@ -51,7 +57,7 @@ class Listener(Protocol):
 class Starting(Protocol):
     """Who hears of starts that were accepted. Called from the event loop, on the path of a cold start."""
 
-    def __call__(self, key: VersionKey, asked_us: int, /, *, parked: bool, wakes: bool) -> None: ...
+    def __call__(self, key: VersionKey, asked_us: int, /, *, parked: bool, wakes: Level | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +139,20 @@ class LocalActuator:
         if replicas == 0:
             self._end_sleepers(key)
 
-    def sleep(self, key: VersionKey) -> None:
-        """Have the version's only replica asleep. Idempotent; nothing happens where it serves with others, or not."""
+    def sleep(self, key: VersionKey, level: Level) -> None:
+        """Have the version's only replica asleep, one level at a time. Idempotent; nothing happens where it serves with
+        others, or is as deep already.
+        """
         serving = [replica for replica in self._table.of(key) if replica.state is ReplicaState.READY]
         if len(serving) == self._table.live(key) == 1:
             self._bedroom.doze(serving[0], self)
+        elif level is Level.ASLEEP2:
+            for sleeper in self._with_weights(key):
+                self._bedroom.drop(sleeper)
+
+    def _with_weights(self, key: VersionKey | None = None) -> list[Replica]:
+        """Sleepers that keep memory of the weight cache's, the one that has slept for longest first."""
+        return [replica for replica in self._table.sleepers(key) if replica.state is ReplicaState.ASLEEP]
 
     def serve(
         self,
@@ -183,11 +198,18 @@ class LocalActuator:
 
     def drain(self, process: Process) -> None:
         """Let a replica that serves finish what it has, and end it."""
+        self._leave(process, drained)
+
+    def condemn(self, process: Process) -> None:
+        """As `drain`, of a replica whose memory was found wrong; also of one that drains. It says no more from it."""
+        self._leave(process, condemned)
+
+    def _leave(self, process: Process, see_off: SeeOff) -> None:
         replica = self._table[process.runtime_id]
         if replica.state is not ReplicaState.DRAINING:
             replica = self._table.move(process.runtime_id, ReplicaEvent.DRAIN, self._now())
         revision = self._feed.publish(replicas=(replica_row(replica),))
-        work = drained(self._fleet, self._feed, process, revision, self._drain_s)
+        work = see_off(self._fleet, self._feed, process, revision, self._drain_s)
         self._fleet.tasks.start(work, f"drain {process.runtime_id}")
 
     def _begin(self, key: VersionKey, asked_us: int) -> bool:
@@ -207,7 +229,7 @@ class LocalActuator:
             self._fleet.tasks.start(self._await_standby(asked), f"start {key}")
             self.on_placing(key)
         for starting in self._starting:
-            starting(key, asked_us, parked=process is not None, wakes=False)
+            starting(key, asked_us, parked=process is not None, wakes=None)
         return True
 
     def _wakes(self, key: VersionKey, asked_us: int) -> bool:
@@ -217,10 +239,11 @@ class LocalActuator:
         if replica is None:
             return False
         self._table.wake(replica.runtime_id, self._now())
-        self._roused[replica.runtime_id] = _Asked(Start(0, key, asked_us), self._now())
+        self._roused[replica.runtime_id] = _Asked(Start(WAKE, key, asked_us), self._now())
+        level = Level(replica.state) if replica.state in SLEEPING else Level.ASLEEP
         for starting in self._starting:
-            starting(key, asked_us, parked=True, wakes=True)
-        if replica.state is ReplicaState.ASLEEP:
+            starting(key, asked_us, parked=True, wakes=level)
+        if replica.state in SLEEPING:
             self.resume(self._fleet[replica.runtime_id])
         return True
 
@@ -229,12 +252,12 @@ class LocalActuator:
         asked = self._roused.pop(process.runtime_id)
         key = asked.start.key
         log.info("a replica wakes", extra={"version": str(key), "runtime_id": process.runtime_id})
-        work = self._restore(process, lambda: self._bedroom.wake(process, key), asked)
+        work = self._restore(process, lambda: self._bedroom.wake(process, key, RESTORE_S), asked)
         self._fleet.tasks.start(work, f"wake {key}")
 
     def _end_sleepers(self, key: VersionKey) -> None:
         for replica in self._table.of(key):
-            if replica.state is ReplicaState.ASLEEP:
+            if replica.state in SLEEPING:
                 self._fleet.end(self._fleet[replica.runtime_id])
             elif replica.state is ReplicaState.DOZING:
                 self.drain(self._fleet[replica.runtime_id])
@@ -292,10 +315,11 @@ class LocalActuator:
             return  # it was to end
         key = asked.start.key
         was_lost = isinstance(failure, Unavailable) or code_of(failure) == "conflict"  # dead, or not parked after all
+        was_lost |= asked.start.number == WAKE  # who did not wake says little of the version: another one tells
         if self._now() - began_us >= RESTORE_S * 1e6:
             failure, was_lost = DeadlineExceeded(RESTORE_S, "restoring the version"), False
         self._fleet.end(process, term_s=0.0 if was_lost else 1.0)
-        if code_of(failure) == Overloaded.code and (sleepers := self._table.sleepers()):
+        if code_of(failure) == Overloaded.code and (sleepers := self._with_weights()):
             # Memory that sleepers keep goes to whoever is asked for, the one that has slept for longest first.
             was_lost = await self._gives_way(self._fleet[sleepers[0].runtime_id])
             self._lost_starts.pop(key, None)

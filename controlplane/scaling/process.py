@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from contracts.control import Bind, Bound, GateFacts, GateJob, RuntimeReport, SealAttestation, SealJob
 from contracts.errors import Refused
+from contracts.jobs import Bind, Bound, GateFacts, GateJob, RuntimeReport, SealAttestation, SealJob
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 
@@ -84,9 +84,19 @@ class Process:
         async with self._client.open("POST", "/control/drain", timeout_s=DRAIN_CALL_S):
             pass
 
+    async def condemn(self) -> None:
+        """Tell it that its memory was found wrong. Raises Refused."""
+        async with self._client.open("POST", "/control/condemn", timeout_s=DRAIN_CALL_S):
+            pass
+
     async def sleep(self, timeout_s: float) -> None:
         """Tell a replica without work to give back all but its weights. Raises Refused."""
         async with self._client.open("POST", "/control/sleep", timeout_s=timeout_s):
+            pass
+
+    async def drop(self, timeout_s: float) -> None:
+        """Tell one that sleeps to give its weights back, too. Raises Refused."""
+        async with self._client.open("POST", "/control/drop", timeout_s=timeout_s):
             pass
 
     async def wake(self, bind: Bind, timeout_s: float) -> Bound:

@@ -1,6 +1,6 @@
-"""Puts replicas to sleep and wakes them: weights stay in host memory, the device slot is given back.
+"""Puts replicas to sleep and wakes them: the device slot is given back, weights stay in host memory or go as well.
 
-Who sleeps and when is the decider's to say. A replica that was asked for while it falls asleep wakes as soon as it
+Who sleeps how and when is the decider's to say. A replica that was asked for while it falls asleep wakes as soon as it
 sleeps; one that turns out to be busy serves on.
 """
 
@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from contracts.control import Bind, Bound, RuntimeState
-from contracts.errors import Refused
+from contracts.errors import Failure, Refused
+from contracts.jobs import Bind, Bound, RuntimeState
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
@@ -22,7 +22,6 @@ from controlplane.scaling.process import Process
 log = logging.getLogger(__name__)
 
 SLEEP_S: Final = 10.0  # to give everything back
-WAKE_S: Final = 120.0
 
 
 class Host(Protocol):
@@ -47,9 +46,11 @@ class Bedroom:
         self._feed = feed
         self._device = device
         self._roomy: list[Callable[[], None]] = []
+        self._dropping: set[str] = set()  # runtimes that were told to
 
     def __repr__(self) -> str:
-        return f"<Bedroom asleep={self._table.count(ReplicaState.ASLEEP)}>"
+        asleep, empty = (self._table.count(state) for state in (ReplicaState.ASLEEP, ReplicaState.ASLEEP2))
+        return f"<Bedroom asleep={asleep} asleep2={empty}>"
 
     def on_room(self, roomy: Callable[[], None]) -> None:
         """Tell `roomy` of each device slot that a sleeper gave back."""
@@ -62,8 +63,14 @@ class Bedroom:
         process = self._fleet[replica.runtime_id]
         self._fleet.tasks.start(self._fall_asleep(process, revision, host), f"sleep {process.runtime_id}")
 
-    async def wake(self, process: Process, key: VersionKey) -> Bound:
-        """Its engine is made anew over the weights that it kept. Raises Refused."""
+    def drop(self, replica: Replica) -> None:
+        """Have one that sleeps give its weights back. Idempotent; who is asked for meanwhile wakes right after it."""
+        if replica.runtime_id not in self._dropping:
+            self._dropping.add(replica.runtime_id)
+            self._fleet.tasks.start(self._drop(self._fleet[replica.runtime_id]), f"drop {replica.runtime_id}")
+
+    async def wake(self, process: Process, key: VersionKey, timeout_s: float) -> Bound:
+        """Its engine is made anew over the weights that it kept, or leases again. Raises Refused."""
         bind = Bind(
             tenant=key.tenant,
             model=key.model,
@@ -72,7 +79,7 @@ class Bedroom:
             threads=self._device.threads(self._table.held),
             kv_bytes=self._device.kv_bytes(),
         )
-        return await process.wake(bind, WAKE_S)
+        return await process.wake(bind, timeout_s)
 
     async def _fall_asleep(self, process: Process, revision: int, host: Host) -> None:
         runtime_id = process.runtime_id
@@ -101,6 +108,25 @@ class Bedroom:
                 host.resume(process)
             case _:
                 return  # it drains
+
+    async def _drop(self, process: Process) -> None:
+        runtime_id = process.runtime_id
+        try:
+            await process.drop(SLEEP_S)
+        except Refused as refused:
+            failure: Failure | None = refused.failure
+        else:
+            failure = None
+        finally:
+            self._dropping.discard(runtime_id)
+        if process.is_leaving or self._table[runtime_id].state is not ReplicaState.ASLEEP:
+            return  # it wakes, or ends
+        if failure is None:
+            self._table.move(runtime_id, ReplicaEvent.DROPPED, self._now())
+            log.info("a sleeper gave its weights back", extra={"runtime_id": runtime_id})
+        else:
+            log.warning("a sleeper kept its weights", extra={"runtime_id": runtime_id, "why": failure.message})
+            self._fleet.end(process)
 
     def _serve_on(self, runtime_id: str, event: ReplicaEvent, host: Host, **learned: Any) -> None:
         replica = self._table.move(runtime_id, event, self._now(), **learned)

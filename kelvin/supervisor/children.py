@@ -20,6 +20,7 @@ class ChildSpec:
     module: str
     socket: str | None
     uses_store: bool = False
+    listens: bool = False  # on the socket of the front door, which the supervisor keeps open
 
 
 # In order of start; they are ended the other way round, the door first.
@@ -28,7 +29,7 @@ SPECS: Final = (
     ChildSpec("cache", "weightcache", "cache.sock", uses_store=True),
     ChildSpec("controlplane", "controlplane", "control.sock"),
     ChildSpec("snapshotter", "snapshotter", "snapshotter.sock", uses_store=True),
-    ChildSpec("activator", "activator", "activator.sock"),
+    ChildSpec("activator", "activator", "activator.sock", listens=True),
 )
 
 
@@ -41,6 +42,7 @@ class Child:
     born_s: float = 0.0
     restarts: Restarts = field(default_factory=Restarts)
     refused: bool = False  # it said that its settings are wrong
+    is_kept: bool = True  # whether it comes back when it dies
 
     def __repr__(self) -> str:
         pid = self.process.pid if self.process else "down"
@@ -51,8 +53,8 @@ class Child:
         """Process id while it lives."""
         return self.process.pid if self.process else None
 
-    def start(self, logs: Path, environment: Mapping[str, str], lifeline_fd: int) -> None:
-        """Spawn it in a session of its own, so that a terminal's Ctrl-C reaches only the supervisor."""
+    def start(self, logs: Path, environment: Mapping[str, str], *fds: int) -> None:
+        """Spawn it with these descriptors, in a session of its own: a terminal's Ctrl-C reaches only the supervisor."""
         logs.mkdir(exist_ok=True)
         with (logs / f"{self.spec.name}.log").open("ab") as sink:
             self.process = subprocess.Popen(
@@ -61,7 +63,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                pass_fds=(lifeline_fd,),
+                pass_fds=fds,
                 start_new_session=True,
             )
         self.born_s = time.monotonic()

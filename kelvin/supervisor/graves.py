@@ -11,7 +11,7 @@ import msgspec
 
 from contracts.errors import Refused
 from contracts.meter import Meter, decode_meter
-from contracts.wire import encode
+from contracts.wire import decoder, encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
 from kelvin.supervisor.reaper import Reaped
 from spool.recovery import left_records
@@ -100,7 +100,7 @@ def recorded_lives(spools: Path) -> set[str]:
     lives = set()
     for raw in left_records(spools, lambda source: source.startswith(LIFETIME_PREFIX)):
         with suppress(msgspec.MsgspecError):  # what is no lifetime is the ledger's to refuse
-            lives.add(msgspec.json.decode(raw, type=_Named).runtime_id)
+            lives.add(decoder(_Named).decode(raw).runtime_id)
     return lives
 
 

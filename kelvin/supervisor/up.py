@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -21,9 +22,10 @@ from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import become_subreaper, children, reap
 from service.client import ServiceClient
+from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
 from service.settings import log_level
-from service.unix import SocketDirectory
+from service.unix import SocketDirectory, peer_pid
 from spool.shipper import Shipper
 from spool.spool import Spool
 
@@ -54,16 +56,25 @@ class Ready:
 class Supervisor:
     """Owns every process of one data directory. Nothing here is on the path of a request."""
 
-    def __init__(self, settings: UpSettings, directory: SocketDirectory, graves: Graves, lifeline_fd: int) -> None:
+    def __init__(
+        self,
+        settings: UpSettings,
+        directory: SocketDirectory,
+        graves: Graves,
+        lifeline_fd: int,
+        listener: socket.socket | None,
+    ) -> None:
         self._settings = settings
         self._directory = directory
         self._graves = graves
         self._lifeline_fd = lifeline_fd
+        self._listener = listener  # kept open while the door is changed: who calls meanwhile waits, and is not refused
         self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
         self._children = [Child(spec) for spec in SPECS]
         self._restarting: set[asyncio.Task[None]] = set()
         self._deaths = asyncio.Event()
         self._draining = False
+        self._succession: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._children}>"
@@ -74,8 +85,11 @@ class Supervisor:
             self._start(child)
 
     def _start(self, child: Child) -> None:
-        environment = self._environments[child.spec.uses_store]
-        child.start(self._settings.data / "logs", environment, self._lifeline_fd)
+        environment, fds = self._environments[child.spec.uses_store], [self._lifeline_fd]
+        if child.spec.listens and self._listener is not None:
+            fds.append(self._listener.fileno())
+            environment = {**environment, LISTENER_VARIABLE: str(fds[-1])}
+        child.start(self._settings.data / "logs", environment, *fds)
 
     def collect(self) -> None:
         """Reap what died: replicas become lifetime records, processes of ours come back."""
@@ -86,7 +100,9 @@ class Supervisor:
                 continue
             child.buried(reaped.status)
             log.warning("a process died", extra={"child": child.spec.name, "status": reaped.status})
-            if not self._draining:
+            if not child.is_kept:
+                self._children.remove(child)
+            elif not self._draining:
                 task = asyncio.get_running_loop().create_task(self._bring_back(child))
                 self._restarting.add(task)
                 task.add_done_callback(self._restarting.discard)
@@ -94,8 +110,47 @@ class Supervisor:
 
     async def _bring_back(self, child: Child) -> None:
         await asyncio.sleep(child.restarts.delay_s)
-        if not self._draining:
+        if child.is_kept and not self._draining:
             self._start(child)
+
+    def restart_door(self) -> None:
+        """Change the activator for another one, without a request that fails. Nothing where that is under way."""
+        if not self._draining and (self._succession is None or self._succession.done()):
+            self._succession = asyncio.get_running_loop().create_task(self._succeed())
+
+    async def _succeed(self) -> None:
+        """Start another beside it on the same socket; once that is ready, the first ends as a lame duck."""
+        old = next(child for child in self._children if child.spec.listens)
+        if self._listener is None or not await self._is_ready("control.sock", "controlplane"):
+            log.error("the door can't be changed now", extra={"child": old.spec.name})
+            return
+        new = Child(old.spec, is_kept=False)
+        self._children.append(new)
+        self._start(new)
+        limit = time.monotonic() + self._settings.ready_s
+        while not await self._is_at(new):
+            if new.pid is None or time.monotonic() > limit:
+                log.error("the new door is not ready; the old one stays", extra={"child": old.spec.name})
+                await self._end([new], KILL_AFTER_S)
+                return
+            await asyncio.sleep(POLL_S)
+        new.is_kept, old.is_kept = True, False
+        if old.pid is None:  # it died meanwhile
+            self._children.remove(old)
+            return
+        await self._end([old], self._settings.drain_s, signal.SIGUSR1)
+
+    async def _is_at(self, child: Child) -> bool:
+        """Whether this very process answers at its socket, and is ready."""
+        name = child.spec.socket
+        assert name is not None
+        try:
+            with self._directory.connect(name) as connected:
+                if peer_pid(connected) != child.pid:
+                    return False
+        except OSError:
+            return False
+        return await self._is_ready(name, child.spec.name)
 
     async def wait_ready(self) -> None:
         """Until every process says so. Raises NotReady."""
@@ -142,10 +197,12 @@ class Supervisor:
     async def drain(self, shipper: Shipper) -> None:
         """Door first, then replicas, then what they needed; the ledger last, once it has heard of every death."""
         self._draining = True
-        for task in tuple(self._restarting):
+        for task in (*self._restarting, *([self._succession] if self._succession is not None else [])):
             task.cancel()
+        if self._listener is not None:
+            self._listener.close()  # with the activator's own, so that callers are refused from then on
         by_name = {child.spec.name: child for child in self._children}
-        await self._end([by_name["activator"]], self._settings.drain_s)
+        await self._end([child for child in self._children if child.spec.listens], self._settings.drain_s)
         await self._end([by_name["zygote"]], KILL_AFTER_S)
         await self._end_replicas(self._settings.drain_s)
         if not await shipper.flush(Deadline.after(KILL_AFTER_S, time.monotonic())):
@@ -153,9 +210,9 @@ class Supervisor:
         await self._end([by_name["snapshotter"], by_name["cache"]], KILL_AFTER_S)
         await self._end([by_name["controlplane"]], KILL_AFTER_S)
 
-    async def _end(self, ending: list[Child], patience_s: float) -> None:
+    async def _end(self, ending: list[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
         for child in ending:
-            child.signal(signal.SIGTERM)
+            child.signal(number)
         if not await self._gone(lambda: all(child.pid is None for child in ending), patience_s):
             for child in ending:
                 log.error("killed after its time to drain", extra={"child": child.spec.name})
@@ -200,11 +257,13 @@ async def supervise(settings: UpSettings) -> None:
     desk = LedgerDesk(control, spools)
     shipper = Shipper(spool, desk.post_lifetimes)
     lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
-    supervisor = Supervisor(settings, directory, graves, lifeline_read)
+    listener = _try_listen(settings)
+    supervisor = Supervisor(settings, directory, graves, lifeline_read, listener)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGCHLD, supervisor.collect)
+    loop.add_signal_handler(signal.SIGUSR1, supervisor.restart_door)
     try:
         async with asyncio.TaskGroup() as tasks:
             keeping = [tasks.create_task(shipper.run()), tasks.create_task(desk.recover_forever())]
@@ -222,8 +281,18 @@ async def supervise(settings: UpSettings) -> None:
         await control.close()
         spool.close()
         directory.close()
+        if listener is not None:
+            listener.close()
         os.close(lifeline_read)
         os.close(lifeline_write)
+
+
+def _try_listen(settings: UpSettings) -> socket.socket | None:
+    """None where the address is refused: the activator finds the same, and says so."""
+    try:
+        return listen(settings.host, settings.port)
+    except OSError:
+        return None
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[object, object, None]) -> None:

@@ -1,0 +1,133 @@
+"""The attempts at one completion: a slot, a replica, its frames to the client; another one where that is safe."""
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from activator.answer import Answer
+from activator.call import Call
+from activator.exchange import now_us
+from activator.keys import VersionKey
+from activator.line import Replica
+from activator.policy.ask import Ask
+from activator.proxy import Declined, Lost, Told, Upstream, Upstreams
+from activator.slots import Slot
+from activator.throttler import Throttler
+from contracts.artifact_errors import WeightsDamaged
+from contracts.errors import Failure, Internal, Refused, Unavailable
+from contracts.frames import End, Frame, FrameKind
+from contracts.problem import WireFailure, code_of, from_wire
+from contracts.timeline import Stage
+from contracts.traffic_errors import ReplicaLost
+from contracts.usage import ACK_TOKENS
+from contracts.wire import decoder
+
+ATTEMPTS: Final = 3
+_ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another replica may answer
+
+
+class Attempts:
+    """At the replicas of any version. `source` is the spool that owes the records."""
+
+    def __init__(self, throttler: Throttler, upstreams: Upstreams, source: str) -> None:
+        self._throttler = throttler
+        self._upstreams = upstreams
+        self._source = source
+
+    async def serve(self, key: VersionKey, ask: Ask, call: Call, answer: Answer) -> None:
+        """The whole answer from some replica: another one only where the first was lost before its first byte, or says
+        that what it said was wrong before the client had any of it.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            waits_since_us = now_us()
+            call.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
+            async with self._throttler.slot(key, ask, call.deadline) as slot:
+                replica, account = slot.replica, call.account
+                _dispatched(call, replica, waits_since_us)
+                remaining_ms = call.deadline.remaining_ms(time.monotonic())
+                told = Told(account.request_id, account.principal.key_id, self._source, remaining_ms)
+                try:
+                    async with self._upstreams.send(replica, call.path, call.body, told) as upstream:
+                        call.upstream = upstream
+                        await _relay(call, answer, upstream, slot)
+                        return
+                except Lost as lost:
+                    self._throttler.report_lost(replica)
+                    if not lost.untouched:
+                        raise Refused(ReplicaLost()) from lost
+                    account.runtime_id = call.upstream = None  # it served nothing of this
+                    slot.tokens = 0
+                    if attempt == ATTEMPTS:
+                        raise Refused(ReplicaLost()) from lost
+                except Declined as declined:
+                    account.runtime_id = call.upstream = None
+                    slot.tokens = 0
+                    if code_of(declined.failure) not in _ELSEWHERE or attempt == ATTEMPTS:
+                        raise Refused(declined.failure) from declined
+                    self._throttler.report_lost(replica)  # it drains, and the feed has yet to say so
+
+
+def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:
+    """Stamp what the wait was made of; the restore's stages only where this request waited for that start."""
+    now, account = now_us(), call.account
+    account.queued_us += now - waits_since_us
+    account.runtime_id = replica.row.runtime_id
+    if replica.appeared_us > waits_since_us and replica.row.restore:
+        account.cold = True
+        longest_us = max(span.after_us for span in replica.row.restore)
+        # Told again since it was asked for: it can't have been ready later than its row came.
+        zero_us = min(replica.poked_us or replica.appeared_us, replica.appeared_us - longest_us)
+        account.timeline.stamp(Stage.POKED, max(zero_us, account.timeline.began_us))
+        late = [span for span in replica.row.restore if zero_us + span.after_us >= account.timeline.began_us]
+        account.timeline.graft(late, zero_us)
+    account.timeline.stamp(Stage.DISPATCHED, now)
+    call.dispatched_us = now
+    call.stage = "prefilling"
+
+
+async def _relay(call: Call, answer: Answer, upstream: Upstream, slot: Slot) -> None:
+    """Frames to the client, no faster than it takes them. Raises Refused for a failure that the replica tells,
+    Declined where another one may answer all the same.
+    """
+    account, acknowledged = call.account, 0
+    async for frames in upstream.batches():
+        seen = account.seen = frames[-1].counts
+        slot.tokens = seen.prompt_tokens + seen.completion_tokens
+        data = [frame for frame in frames if frame.kind is FrameKind.DATA]
+        if data:
+            call.stage = "streaming"
+            counts = data[-1].counts
+            await answer.pass_on(_joined(data), counts.completion_tokens)
+            if account.stream and counts.completion_tokens >= acknowledged + ACK_TOKENS:
+                acknowledged = counts.completion_tokens
+                upstream.acknowledge(acknowledged)
+        last = frames[-1]
+        if last.kind is FrameKind.FAILED:
+            failure = _failure(last)
+            if code_of(failure) == WeightsDamaged.code and answer.try_forget():
+                raise Declined(failure)
+            raise Refused(failure)
+        if last.kind is FrameKind.END:
+            if account.delivered_tokens > acknowledged:  # if we die before the record is durable, it is charged
+                upstream.acknowledge(account.delivered_tokens)
+            account.timeline.graft(_end(last).spans, call.dispatched_us)
+
+
+def _joined(frames: Sequence[Frame]) -> bytes:
+    return frames[0].payload if len(frames) == 1 else b"".join(frame.payload for frame in frames)
+
+
+def _failure(frame: Frame) -> Failure:
+    try:
+        return from_wire(decoder(WireFailure).decode(frame.payload))
+    except msgspec.MsgspecError:
+        return Internal()
+
+
+def _end(frame: Frame) -> End:
+    try:
+        return decoder(End).decode(frame.payload)
+    except msgspec.MsgspecError:
+        return End(finish_reason="stop")

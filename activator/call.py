@@ -1,0 +1,101 @@
+"""One completion under way: what is asked, of which model, until when. Nothing is recorded of what can't be one."""
+
+import time
+from dataclasses import dataclass
+
+from activator.account import Account
+from activator.exchange import Exchange
+from activator.keys import VersionKey
+from activator.policy.ask import Rank, read_rank
+from activator.policy.body import Body, read_body
+from activator.policy.traffic import ModelEntry, which_model
+from activator.proxy import Upstream
+from activator.routes import Complete
+from activator.table import Table
+from contracts.control import Principal
+from contracts.deadline import Deadline
+from contracts.errors import InvalidRequest, ModelNotFound, Refused
+from contracts.kinds import PATHS
+from contracts.names import ModelReference
+from contracts.timeline import Timeline
+
+
+@dataclass(slots=True)
+class Call:
+    """What was asked, and how far it has come."""
+
+    exchange: Exchange
+    path: str
+    body: bytes
+    wanted: Body  # what is read of it
+    rank: Rank
+    reference: ModelReference
+    entry: ModelEntry
+    account: Account
+    deadline: Deadline
+    schemas: tuple[str, ...] = ()  # hashes that the caller expects
+    stage: str = "admitting"
+    key: VersionKey | None = None  # once it is known which version answers
+    dispatched_us: int = 0
+    upstream: Upstream | None = None  # at the replica that the record will name
+
+    def remaining_s(self) -> float:
+        """Seconds until its deadline."""
+        return self.deadline.remaining_s(time.monotonic())
+
+
+def open_call(
+    exchange: Exchange, asked: Complete, raw: bytes, principal: Principal, table: Table, deadline_s: float
+) -> Call:
+    """Of a request whose body was read. Raises Refused: InvalidRequest; ModelNotFound for what the caller may not call.
+
+    `deadline_s` is the installation's.
+    """
+    body = read_body(raw, asked.path)
+    reference = which_model(asked.target.model, body.model if asked.named is None else asked.named)
+    entry = table.model(principal.tenant, reference.model)
+    is_own = asked.target.tenant in (None, principal.tenant) and principal.may_call(reference.model)
+    if entry is None or not is_own:
+        raise Refused(ModelNotFound(str(reference)))
+    if body.stream and asked.path in PATHS["embed"]:
+        raise Refused(InvalidRequest("stream", "true", "embeddings are not streamed"))
+    account = Account(
+        request_id=exchange.request_id,
+        principal=principal,
+        model=entry.model,
+        stream=body.stream,
+        started_at_us=exchange.arrived_at_us,
+        timeline=Timeline(exchange.arrived_us),
+        caller=exchange.caller,
+    )
+    return Call(
+        exchange,
+        asked.path,
+        raw,
+        body,
+        read_rank(exchange.header(b"x-kelvin-priority")),
+        reference,
+        entry,
+        account,
+        _deadline(exchange, deadline_s),
+        _schemas(exchange, asked, body),
+    )
+
+
+def _deadline(exchange: Exchange, seconds: float) -> Deadline:
+    """The earlier of the client's (`x-kelvin-deadline-ms`) and the installation's."""
+    raw = exchange.header(b"x-kelvin-deadline-ms")
+    if raw is not None:
+        if not raw.isdigit() or len(raw) > 12:
+            raise Refused(InvalidRequest("x-kelvin-deadline-ms", repr(raw[:20]), "must be whole milliseconds"))
+        seconds = min(seconds, int(raw) / 1000)
+    return Deadline.after(seconds, exchange.arrived_us / 1e6)
+
+
+def _schemas(exchange: Exchange, asked: Complete, body: Body) -> tuple[str, ...]:
+    """Of a prediction, the hashes of schemas that header and parameters name: each must hold."""
+    if asked.named is None:
+        return ()
+    header = exchange.header(b"x-kelvin-schema-hash")
+    given = (None if header is None else header.decode("latin-1"), body.schema_hash)
+    return tuple(each for each in given if each is not None)

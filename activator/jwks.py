@@ -1,0 +1,116 @@
+"""An issuer's public keys: fetched over HTTPS, again at an interval, and when a token names one that is not there.
+
+What was fetched last stands while the issuer does not answer, up to a stated age. One loop fetches; whoever asks for
+a key that is missing waits for its next round, or, within the pause after one, is told at once.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Final
+
+import aiohttp
+import jwt
+import msgspec
+
+from activator.issuers import Source
+from activator.policy.key_sets import Jwk, Name, usable
+from contracts.errors import Refused, Unavailable
+
+log = logging.getLogger(__name__)
+
+PAUSE_S: Final = 10.0  # between two fetches, whoever asks
+FETCH_S: Final = 5.0
+MAX_BYTES: Final = 256 << 10
+
+
+class KeySet:
+    """One issuer's. `run` is its one writer."""
+
+    def __init__(self, session: aiohttp.ClientSession, source: Source, algorithms: frozenset[str]) -> None:
+        self._session = session
+        self._source = source
+        self._algorithms = algorithms
+        self._jwks: dict[Name, Jwk] = {}
+        self._keys: dict[Name, jwt.PyJWK] = {}
+        self._fetched_s: float | None = None  # of the loop's clock
+        self._pauses = False
+        self._wanted, self._round = asyncio.Event(), asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<KeySet {self._source.url} keys={len(self._keys)} age={self.age_s():.0f} s>"
+
+    def age_s(self) -> float:
+        """Seconds since the issuer last said which keys are its own; infinite before it did."""
+        if self._fetched_s is None:
+            return float("inf")
+        return asyncio.get_running_loop().time() - self._fetched_s
+
+    def current(self, name: Name) -> jwt.PyJWK | None:
+        """The key of that name, where it is there and not too old. The same object while its bytes are the same."""
+        return self._keys.get(name) if self.age_s() <= self._source.max_age_s else None
+
+    async def find(self, name: Name) -> jwt.PyJWK | None:
+        """Likewise, once the issuer was asked for one that is missing. Raises Refused(Unavailable) where it has not
+        answered for too long: no key of it is known to be wrong then.
+        """
+        if (key := self.current(name)) is not None:
+            return key
+        if not self._pauses:
+            self._wanted.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._round.wait(), FETCH_S + 1)
+        if self.age_s() > self._source.max_age_s:
+            raise Refused(Unavailable("the issuer of the token"))
+        return self.current(name)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._wanted.clear()
+            went_well = await self._fetch()
+            self._pauses = True
+            told, self._round = self._round, asyncio.Event()
+            told.set()
+            await asyncio.sleep(PAUSE_S)
+            self._pauses = False
+            if went_well:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wanted.wait(), self._source.refresh_s - PAUSE_S)
+
+    async def _fetch(self) -> bool:
+        try:
+            found = usable(msgspec.json.decode(await self._load()), self._algorithms)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            cause = str(error) or type(error).__name__
+            log.warning("an issuer's keys can't be had", extra={"url": self._source.url, "error": cause[:400]})
+            return False
+        same = {name: key for name, key in self._keys.items() if self._jwks.get(name) == found.get(name)}
+        self._keys = {name: key for name, jwk in found.items() if (key := same.get(name) or _made(name, jwk))}
+        self._jwks = found
+        self._fetched_s = asyncio.get_running_loop().time()
+        return True
+
+    async def _load(self) -> bytes:
+        """The document. Redirects would lead to where nobody said that keys are."""
+        timeout = aiohttp.ClientTimeout(total=FETCH_S)
+        async with self._session.get(
+            self._source.url, ssl=self._source.tls, timeout=timeout, allow_redirects=False
+        ) as answer:
+            if answer.status != 200:
+                raise ValueError(f"the answer is {answer.status}")
+            content = bytearray()
+            async for part in answer.content.iter_any():
+                content += part
+                if len(content) > MAX_BYTES:
+                    raise ValueError(f"the answer is over {MAX_BYTES} bytes")
+            return bytes(content)
+
+
+def _made(name: Name, jwk: Jwk) -> jwt.PyJWK | None:
+    kid, algorithm = name
+    try:
+        return jwt.PyJWK(dict(jwk), algorithm=algorithm)
+    except (jwt.PyJWTError, ValueError) as error:
+        log.warning("an issuer's key can't be used", extra={"kid": kid[:80], "error": str(error)[:400]})
+        return None

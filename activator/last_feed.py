@@ -1,0 +1,140 @@
+"""The feed as it was last heard, on disk: an activator that starts while no control plane answers goes on from it.
+
+Digests of keys, no key. Written whole, mode 0600, on a change at most each `EVERY_S`, and else each `AGAIN_S` while the
+control plane is heard, since it tells when that was. Older than `max_age_s`, on disk or in memory, it counts for
+nothing: that bounds for how long an activator that is cut off takes a key that was revoked meanwhile.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from activator.table import Table
+from contracts.control import Feed, ReplicaRow
+from contracts.wire import Wire, decoder, encode
+from service.unix import SocketDirectory
+from service.whole_file import remove_drafts, write_whole
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "feed"
+FORMAT: Final = 1
+EVERY_S: Final = 2.0
+AGAIN_S: Final = 30.0
+AHEAD_S: Final = 60.0  # that a clock may have been set back
+
+
+class _Kept(Wire, frozen=True):
+    """What the file holds."""
+
+    format: int
+    heard_at_s: Annotated[float, Meta(ge=0)]  # of 1970
+    feed: Feed
+
+
+class LastFeed:
+    """Told of every line that is heard, after the table took it. Used on one event loop."""
+
+    def __init__(
+        self,
+        directory: SocketDirectory,
+        table: Table,
+        max_age_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._path = directory.path / NAME
+        self._table = table
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._wall_s = wall_s
+        self._heard_s: float | None = None  # of the clock
+        self._replicas: dict[str, ReplicaRow] = {}
+        self._written_s = float("-inf")
+        self._due = asyncio.Event()
+        self._fails = False
+
+    def __repr__(self) -> str:
+        return f"<LastFeed age={self.age_s():.1f} s of {self._max_age_s:g}>"
+
+    def age_s(self) -> float:
+        """Seconds since the control plane was last heard, by this process or the one before it; infinite before."""
+        return float("inf") if self._heard_s is None else max(0.0, self._clock() - self._heard_s)
+
+    def counts(self) -> bool:
+        """Whether what was heard is young enough to let anybody in."""
+        return self.age_s() <= self._max_age_s
+
+    def heard(self, line: Feed) -> None:
+        """The control plane said this now; a line without rows says that nothing changed."""
+        self._heard_s = self._clock()
+        self._follow(line)
+        if line != Feed(revision=line.revision) or self._heard_s - self._written_s >= AGAIN_S:
+            self._due.set()
+
+    def try_load(self) -> Feed | None:
+        """What the activator before this one heard, as a snapshot; replicas that listen no more are left out. None
+        where there is none that counts. Reads the disk.
+        """
+        try:
+            kept = decoder(_Kept).decode(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("the feed that was kept can't be read", extra={"error": str(error)[:400]})
+            return None
+        age_s = self._wall_s() - kept.heard_at_s
+        if kept.format != FORMAT or not -AHEAD_S <= age_s <= self._max_age_s:
+            log.warning("the feed that was kept does not count", extra={"format": kept.format, "age_s": int(age_s)})
+            return None
+        self._heard_s = self._clock() - max(0.0, age_s)
+        replicas = tuple(row for row in kept.feed.replicas if self._listens(row))
+        line = msgspec.structs.replace(kept.feed, full=True, replicas=replicas)
+        self._follow(line)
+        log.warning("no control plane answers; going on from the feed that was kept", extra={"age_s": int(age_s)})
+        return line
+
+    async def run(self) -> None:
+        """Write what is due, until cancelled."""
+        await asyncio.to_thread(remove_drafts, self._path.parent, NAME)
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            await self._write()
+            await asyncio.sleep(EVERY_S)
+
+    async def _write(self) -> None:
+        """Off the loop but for the gathering: the disk may be slow, and nobody waits for it."""
+        feed = msgspec.structs.replace(self._table.rows(), replicas=tuple(self._replicas.values()))
+        self._written_s = self._clock()
+        kept = _Kept(FORMAT, self._wall_s() - self.age_s(), feed)
+        try:
+            await asyncio.to_thread(lambda: write_whole(self._path, encode(kept), 0o600))
+        except OSError as error:
+            if not self._fails:
+                log.warning("the feed can't be kept", extra={"error": str(error)})
+            self._fails = True
+            self._due.set()
+        else:
+            self._fails = False
+
+    def _follow(self, line: Feed) -> None:
+        if line.full:
+            self._replicas.clear()
+        for runtime_id in line.removed_replicas:
+            self._replicas.pop(runtime_id, None)
+        self._replicas.update((row.runtime_id, row) for row in line.replicas)
+
+    def _listens(self, row: ReplicaRow) -> bool:
+        try:
+            self._directory.connect(row.address, timeout_s=1.0).close()
+        except (OSError, ValueError):
+            return False
+        return True

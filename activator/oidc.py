@@ -1,0 +1,140 @@
+"""A signed token to the principal that it names: read, judged, verified with its issuer's key, and remembered.
+
+Verified tokens are kept by digest until they expire, as a signature costs a quarter of a millisecond of the loop. Each
+is asked about once more when it comes again: whether the key that signed it is still its issuer's.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import isfinite
+from typing import Final
+
+import aiohttp
+import jwt
+
+from activator.issuers import TrustedIssuer
+from activator.jwks import KeySet
+from activator.policy.claims import Identity, Issuer, Token, Why, judge, read
+from activator.policy.key_sets import Name
+from activator.policy.spent import Spent
+from contracts.control import Principal
+from contracts.errors import Refused, Unavailable
+from telemetry.policy.instruments import Kind, Page
+
+MAX_TOKEN: Final = 16 << 10
+KEPT: Final = 4096  # verified tokens
+
+_signatures: Final = jwt.PyJWS(options={"enforce_minimum_key_length": True})  # RSA of 2048 bits or more
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """A token that was good, and the key that says so."""
+
+    principal: Principal
+    expires_at_s: float
+    keys: KeySet
+    name: Name
+    key: jwt.PyJWK
+
+
+class Tokens:
+    """Knows the issuers. Used on one event loop."""
+
+    def __init__(
+        self, issuers: Mapping[str, tuple[Issuer, KeySet]], page: Page, *, wall_s: Callable[[], float] = time.time
+    ) -> None:
+        self._issuers = issuers
+        self._wall_s = wall_s
+        self._since_s = wall_s()
+        self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # the one that came last is last
+        self._spent = Spent()
+        self._refused = page.counter("kelvin_tokens_refused_total", "Signed tokens that are not good.", ("why",))
+        help = "Since an issuer's keys were fetched."
+        page.read("kelvin_issuer_keys_age_seconds", help, Kind.GAUGE, ("issuer",), self._ages)
+
+    def __repr__(self) -> str:
+        return f"<Tokens issuers={len(self._issuers)} verified={len(self._verified)} {self._spent!r}>"
+
+    async def principal(self, text: str) -> Principal | None:
+        """Whom the token names; None where it is not good. Raises Refused(Unavailable) while that can't be known."""
+        digest, now_s = hashlib.sha256(text.encode()).digest(), self._wall_s()
+        if (known := self._verified.get(digest)) is not None:
+            if now_s < known.expires_at_s and known.keys.current(known.name) is known.key:
+                self._verified.move_to_end(digest)
+                return known.principal
+            del self._verified[digest]
+        found = await self._verify(text, digest, now_s)
+        if isinstance(found, Why):
+            self._refused.add((found.value,))
+            return None
+        return found
+
+    async def run(self) -> None:
+        """Keep all issuers' keys, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _, keys in self._issuers.values():
+                tasks.create_task(keys.run())
+
+    async def _verify(self, text: str, digest: bytes, now_s: float) -> Principal | Why:
+        """What costs least comes first; nothing of the token is believed, or spent, before its signature is good."""
+        if (token := read(text)) is None:
+            return Why.FORM
+        name = token.claims.get("iss")
+        if not isinstance(name, str) or name not in self._issuers:
+            return Why.ISSUER
+        issuer, keys = self._issuers[name]
+        identity = judge(token, issuer, now_s, self._since_s)
+        if isinstance(identity, Why):
+            return identity
+        key = await keys.find((token.kid, token.algorithm))
+        if key is None:
+            return Why.KEY
+        if not _is_signed(text, token, key):
+            return Why.SIGNATURE
+        if identity.nonce is not None:
+            return self._spend((name, identity.nonce), identity, issuer.leeway_s)
+        self._verified[digest] = _Verified(
+            identity.principal, identity.expires_at_s, keys, (token.kid, token.algorithm), key
+        )
+        if len(self._verified) > KEPT:
+            self._verified.popitem(last=False)
+        return identity.principal
+
+    def _spend(self, name: tuple[str, str], identity: Identity, leeway_s: float) -> Principal | Why:
+        if self._spent.has(name):
+            return Why.REPLAYED
+        if self._spent.is_full(self._wall_s()):  # to forget one would let it in again
+            raise Refused(Unavailable("the memory of one-time tokens"))
+        self._spent.spend(name, identity.expires_at_s + leeway_s)
+        return identity.principal
+
+    def _ages(self) -> dict[tuple[str, ...], float]:
+        ages = {(name,): keys.age_s() for name, (_, keys) in self._issuers.items()}
+        return {labels: age_s for labels, age_s in ages.items() if isfinite(age_s)}
+
+
+def _is_signed(text: str, token: Token, key: jwt.PyJWK) -> bool:
+    try:
+        _signatures.decode_complete(text, key, algorithms=[token.algorithm])
+    except (jwt.PyJWTError, ValueError):
+        return False
+    return True
+
+
+@asynccontextmanager
+async def open_tokens(trusted: Sequence[TrustedIssuer], page: Page) -> AsyncIterator[Tokens | None]:
+    """None where nobody is trusted. Closes what fetches the keys."""
+    if not trusted:
+        yield None
+        return
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        issuers = {
+            each.issuer.name: (each.issuer, KeySet(session, each.source, each.issuer.algorithms)) for each in trusted
+        }
+        yield Tokens(issuers, page)

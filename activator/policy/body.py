@@ -1,0 +1,79 @@
+"""What the door reads of a request's body: decoded once, checked where it is read; all the rest passes unchanged.
+
+The scan is what a large body costs, however few fields are kept of it, so nothing else here decodes one, and nothing
+edits one.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from contracts.control import VersionRow
+from contracts.kinds import INFER, PATHS
+from contracts.wire import decode
+
+BYTES_PER_TOKEN: Final = 4  # of English text in a vocabulary of 100,000 or so, nearly
+
+
+class EmbeddingBody(msgspec.Struct, frozen=True):
+    """What is read of a request for embeddings."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+class CompletionBody(EmbeddingBody, frozen=True):
+    """What is read of a completion or a chat."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+class PredictionParameters(msgspec.Struct, frozen=True):
+    """Of the parameters that the Open Inference Protocol leaves to the server."""
+
+    schema_hash: str | None = None
+
+
+class PredictionBody(msgspec.Struct, frozen=True):
+    """What is read of a prediction, whose model is in the path."""
+
+    parameters: PredictionParameters | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a body asks for; None where it doesn't say."""
+
+    model: str | None = None
+    stream: bool = False
+    output_tokens: int | None = None  # at most; as it was said, be it negative
+    schema_hash: str | None = None  # of the schema that the caller was made for
+
+
+def read_body(raw: bytes, path: str) -> Body:
+    """One decode of the JSON that came for `path` of a replica. Raises Refused(InvalidRequest), naming the rule."""
+    if path == INFER:
+        parameters = decode(raw, PredictionBody).parameters
+        return Body(schema_hash=None if parameters is None else parameters.schema_hash)
+    if path in PATHS["embed"]:
+        embedding = decode(raw, EmbeddingBody)
+        return Body(embedding.model, embedding.stream is True)
+    found = decode(raw, CompletionBody)
+    most = found.max_tokens if found.max_completion_tokens is None else found.max_completion_tokens
+    return Body(found.model, found.stream is True, most)
+
+
+def estimate_tokens(body: Body, nbytes: int, row: VersionRow) -> int:
+    """Tokens that the version may have to compute for a body of `nbytes`: at most what its limits allow.
+
+    Of a prompt the bytes are known, its tokens only to the replica; of an answer the most that was asked for.
+    """
+    if row.kind == "predict":
+        return 0
+    prompt = min(-(-nbytes // BYTES_PER_TOKEN), row.limits.max_input_tokens)
+    if row.kind == "embed":
+        return prompt
+    most = row.limits.max_output_tokens
+    return prompt + (most if body.output_tokens is None else max(0, min(body.output_tokens, most)))

@@ -1,0 +1,102 @@
+"""What one address may cost before anybody has shown a key: connections at once, and how often it may ask.
+
+The rate is a generic cell rate algorithm (ITU-T I.371): per source one number, the time at which its bucket is full
+again. A connection costs as much as a request, as its handshake costs us more. Sources are bounded in number: the one
+that asked longest ago is forgotten, which only makes it cheaper for that one. Addresses of one's own load balancers
+stand for many callers and are not counted.
+"""
+
+import ipaddress
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from activator.policy.guesses import source_of
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+HEAD_BYTES_PER_BODY_BYTE = 16  # a chunk of one byte takes six
+
+
+@dataclass(frozen=True, slots=True)
+class AddressLimits:
+    """Of one source: an IPv4 address or an IPv6 /64."""
+
+    connections: int
+    rate: float  # requests and connections a second
+    trusted: tuple[Network, ...] = ()
+    burst_s: float = 2.0  # that many seconds' worth may come at once
+    sources: int = 16_384
+
+
+class Addresses:
+    """All sources. Times are seconds of one clock that never steps back."""
+
+    def __init__(self, limits: AddressLimits) -> None:
+        self.limits = limits
+        self._open: dict[str, int] = {}
+        self._full_at_s: OrderedDict[str, float] = OrderedDict()  # the one that asked last comes last
+
+    def __repr__(self) -> str:
+        return f"<Addresses connected={len(self._open)} known={len(self._full_at_s)}>"
+
+    def source(self, address: str) -> str | None:
+        """Who is counted; None for one of our own."""
+        try:
+            parsed = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return source_of(address)
+        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+        if any((mapped or parsed) in network for network in self.limits.trusted):
+            return None
+        return source_of(address)
+
+    def try_open(self, source: str, now_s: float) -> bool:
+        """Take a place and a request's worth for a connection; False where either is used up."""
+        count = self._open.get(source, 0)
+        if count >= self.limits.connections or self.asks(source, now_s) is not None:
+            return False
+        self._open[source] = count + 1
+        return True
+
+    def closed(self, source: str) -> None:
+        """Give the place back."""
+        left = self._open.pop(source) - 1
+        if left:
+            self._open[source] = left
+
+    def asks(self, source: str, now_s: float) -> float | None:
+        """Count a request. None where it may pass; otherwise the seconds after which one may, and it is not counted."""
+        full_at_s = max(self._full_at_s.get(source, now_s), now_s)
+        wait_s = full_at_s + 1 / self.limits.rate - now_s - self.limits.burst_s
+        if wait_s > 1e-9:  # rounding makes nobody wait
+            return wait_s
+        self._full_at_s[source] = full_at_s + 1 / self.limits.rate
+        self._full_at_s.move_to_end(source)
+        if len(self._full_at_s) > self.limits.sources:
+            self._full_at_s.popitem(last=False)
+        return None
+
+    def check_integrity(self) -> None:
+        """Bounds hold."""
+        assert all(0 < count <= self.limits.connections for count in self._open.values())
+        assert len(self._full_at_s) <= self.limits.sources
+
+
+def is_slow(nbytes: int, window_s: float, rate: float) -> bool:
+    """Whether a body of which so much came in a window is slower than `rate` bytes/s."""
+    return nbytes < rate * window_s
+
+
+def is_padded(raw_bytes: int, body_bytes: int, head_bytes: int) -> bool:
+    """Whether what frames a body (chunk sizes, extensions, trailers) is out of all proportion to it.
+
+    Extensions may be as long as a sender likes, and no limit of the body sees them (RFC 9112, 7.1.1: limit them).
+    """
+    return raw_bytes > head_bytes + HEAD_BYTES_PER_BODY_BYTE * body_bytes
+
+
+def networks(text: str) -> tuple[Network, ...]:
+    """Networks in CIDR, separated by commas; `none` for none. Raises ValueError."""
+    if text == "none":
+        return ()
+    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(","))

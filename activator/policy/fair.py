@@ -1,0 +1,189 @@
+"""Who waits for a version, and who of them is next: fair in tokens over ranks, and within a rank over tenants; of a
+tenant the one whose deadline is the earliest. Pure state.
+
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024) on two levels: who was
+given the least is next. The estimate is given with the slot, and corrected when the slot comes back. Who returns has
+no more to claim than who waits: it begins where the last that was served began, as in start-time fair queueing (Goyal
+et al., SIGCOMM 1996). So of two tenants that both wait, neither is more than two of their largest requests ahead; a
+rank that waits gets at least its weight's share, which is what keeps a lower one from starving.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, TypeVar
+
+from activator.policy.ask import Ask, Rank
+from activator.policy.bounds import Load, Loads
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+WEIGHTS: Final[Mapping[Rank, int]] = {Rank.INTERACTIVE: 16, Rank.STANDARD: 4, Rank.BATCH: 1}
+KEPT: Final = 4096  # tenants whose counters outlast their requests: who leaves and comes back sheds no debt
+
+
+@dataclass(slots=True)
+class Counters(Generic[K]):
+    """What each was given."""
+
+    _given: dict[K, float] = field(default_factory=dict)  # who joined last is last
+    _floor: float = 0.0  # where the last that was served began
+
+    def of(self, key: K) -> float:
+        """So far."""
+        return self._given.get(key, self._floor)
+
+    def join(self, key: K) -> None:
+        """It begins to wait."""
+        self._given[key] = max(self._given.pop(key, 0.0), self._floor)
+        if len(self._given) > KEPT:
+            del self._given[next(iter(self._given))]
+
+    def give(self, key: K, amount: float) -> None:
+        """It is served."""
+        began = self.of(key)
+        self._floor = max(self._floor, began)
+        self._given[key] = began + amount
+
+    def correct(self, key: K, amount: float) -> None:
+        """It took so much more than it was given."""
+        if key in self._given:
+            self._given[key] += amount
+
+
+@dataclass(slots=True, eq=False)
+class _Place(Generic[T]):
+    entry: T
+    ask: Ask
+    left: bool = False
+
+
+@dataclass(slots=True)
+class _Backlog(Generic[T]):
+    """What waits of one tenant in one rank; who left is skipped when its turn comes."""
+
+    heap: list[tuple[float, int, _Place[T]]] = field(default_factory=list)  # by deadline, then by arrival
+    waiting: int = 0
+
+    def pop(self) -> _Place[T]:
+        self.waiting -= 1
+        while (place := heappop(self.heap)[2]).left:
+            pass
+        return place
+
+    def forget(self) -> None:
+        """One has left."""
+        self.waiting -= 1
+        if len(self.heap) > 2 * self.waiting + 16:
+            self.heap = [item for item in self.heap if not item[2].left]
+            heapify(self.heap)
+
+
+@dataclass(slots=True)
+class _Lane(Generic[T]):
+    """One rank: its tenants, and what they were given in it."""
+
+    tenants: dict[str, _Backlog[T]] = field(default_factory=dict)  # those that wait
+    given: Counters[str] = field(default_factory=Counters)
+
+
+@dataclass(slots=True)
+class FairQueue(Generic[T]):
+    """Entries that wait, each with its ask; whether one fits is `admission`'s to say.
+
+    `put` and `discard` take logarithmic time, `take` also time linear in the tenants that wait for this version.
+    """
+
+    shared: Loads  # of all queues together
+    own: Load = field(default_factory=Load)
+    _places: dict[T, _Place[T]] = field(default_factory=dict)
+    _lanes: dict[Rank, _Lane[T]] = field(default_factory=lambda: {rank: _Lane() for rank in Rank})
+    _given: Counters[Rank] = field(default_factory=Counters)
+    _arrivals: int = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, entry: T, ask: Ask, deadline_s: float) -> None:
+        """An entry waits at most once."""
+        assert entry not in self._places
+        place = self._places[entry] = _Place(entry, ask)
+        backlog = self._join(ask)
+        self._arrivals += 1
+        heappush(backlog.heap, (deadline_s, self._arrivals, place))
+        backlog.waiting += 1
+        self.own.add(ask)
+        self.shared.add(ask)
+
+    def take(self) -> tuple[T, Ask]:
+        """The next, which is given what it asked for. Raises ValueError where nobody waits: look first."""
+        rank = min((rank for rank, lane in self._lanes.items() if lane.tenants), key=self._given.of)
+        lane = self._lanes[rank]
+        tenant = min(lane.tenants, key=lane.given.of)
+        place = lane.tenants[tenant].pop()
+        self._give(place.ask)
+        self._left(place)
+        return place.entry, place.ask
+
+    def pass_by(self, ask: Ask) -> None:
+        """It is given what it asked for without waiting, as nobody waits."""
+        assert not self._places
+        self._given.join(ask.rank)
+        self._lanes[ask.rank].given.join(ask.tenant)
+        self._give(ask)
+
+    def settle(self, ask: Ask, tokens: int) -> None:
+        """What was given for that ask took so many tokens."""
+        more = _cost(tokens) - _cost(ask.tokens)
+        self._given.correct(ask.rank, more / WEIGHTS[ask.rank])
+        self._lanes[ask.rank].given.correct(ask.tenant, more)
+
+    def discard(self, entry: T) -> bool:
+        """Take it out wherever it stands; whether it was waiting."""
+        place = self._places.get(entry)
+        if place is None:
+            return False
+        place.left = True
+        self._lanes[place.ask.rank].tenants[place.ask.tenant].forget()
+        self._left(place)
+        return True
+
+    def check_integrity(self) -> None:
+        """Loads are what waits; each entry stands in one backlog; no backlog is empty."""
+        asks = [place.ask for place in self._places.values()]
+        assert self.own == Load(len(asks), sum(ask.nbytes for ask in asks), sum(ask.tokens for ask in asks))
+        backlogs = [backlog for lane in self._lanes.values() for backlog in lane.tenants.values()]
+        standing = [item[2].entry for backlog in backlogs for item in backlog.heap if not item[2].left]
+        assert sorted(map(id, standing)) == sorted(map(id, self._places))
+        assert all(backlog.waiting > 0 for backlog in backlogs)
+        assert sum(backlog.waiting for backlog in backlogs) == len(self._places)
+        self.shared.check_integrity()
+
+    def _join(self, ask: Ask) -> _Backlog[T]:
+        lane = self._lanes[ask.rank]
+        if not lane.tenants:
+            self._given.join(ask.rank)
+        backlog = lane.tenants.get(ask.tenant)
+        if backlog is None:
+            lane.given.join(ask.tenant)
+            backlog = lane.tenants[ask.tenant] = _Backlog()
+        return backlog
+
+    def _give(self, ask: Ask) -> None:
+        self._given.give(ask.rank, _cost(ask.tokens) / WEIGHTS[ask.rank])
+        self._lanes[ask.rank].given.give(ask.tenant, _cost(ask.tokens))
+
+    def _left(self, place: _Place[T]) -> None:
+        ask = place.ask
+        del self._places[place.entry]
+        tenants = self._lanes[ask.rank].tenants
+        if not tenants[ask.tenant].waiting:
+            del tenants[ask.tenant]
+        self.own.remove(ask)
+        self.shared.remove(ask)
+
+
+def _cost(tokens: int) -> int:
+    """What has no tokens, a prediction, counts as one."""
+    return max(1, tokens)

@@ -1,0 +1,48 @@
+"""How a refusal looks to a caller: the form belongs to the path. Sent through an exchange, or as bare HTTP/1.1."""
+
+from http import HTTPStatus
+from typing import Final
+
+from activator.exchange import Headers
+from activator.routes import speaks_open_inference
+from contracts.errors import Failure
+from contracts.problem import (
+    OPENAI_CONTENT_TYPE,
+    PROBLEM_CONTENT_TYPE,
+    headers_of,
+    open_inference_error,
+    openai_error,
+    problem_details,
+    status_of,
+)
+
+TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def rendered(failure: Failure, path: bytes, request_id: str | None) -> tuple[int, bytes, bytes, Headers]:
+    """Status, content type, body and further headers.
+
+    Problem details below the inner APIs, the Open Inference Protocol's form below its own, also where there is no such
+    route; OpenAI's shape for everything else.
+    """
+    status = status_of(failure)
+    headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if path.startswith((b"/admin/", b"/push/")):
+        return status, PROBLEM_CONTENT_TYPE.encode(), problem_details(failure), headers
+    form = open_inference_error if speaks_open_inference(path) else openai_error
+    return status, OPENAI_CONTENT_TYPE.encode(), form(failure, request_id), headers
+
+
+def closing(failure: Failure, path: bytes) -> bytes:
+    """The whole answer to a request that nothing behind the edge has seen; the connection ends with it."""
+    status, kind, body, headers = rendered(failure, path, None)
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(),
+        b"content-type: " + kind,
+        b"content-length: %d" % len(body),
+        b"connection: close",
+        *(name + b": " + value for name, value in headers),
+    ]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body

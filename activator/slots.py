@@ -1,0 +1,68 @@
+"""A slot at a replica: which replica's it is, and how a block holds it. Who waits is the throttler's."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from activator.keys import VersionKey
+from activator.line import Line, Replica
+from activator.policy.ask import Ask
+from activator.policy.balance import Occupancy, less_loaded
+from contracts.deadline import Deadline
+
+
+class Slots(Protocol):
+    """Gives slots out and takes them back."""
+
+    async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Replica:
+        """Raises Refused. Cancelling it while it waits leaves nothing behind."""
+        ...
+
+    def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
+        """The slot is free again; what was asked for took so many tokens, where that is known."""
+        ...
+
+
+class Slot:
+    """One request's place at a replica. `tokens`: what it has taken, for its holder to say; None: as estimated."""
+
+    __slots__ = ("_ask", "_deadline", "_key", "_replica", "_slots", "tokens")
+
+    def __init__(self, slots: Slots, key: VersionKey, ask: Ask, deadline: Deadline) -> None:
+        self._slots = slots
+        self._key = key
+        self._ask = ask
+        self._deadline = deadline
+        self._replica: Replica | None = None
+        self.tokens: int | None = None
+
+    @property
+    def replica(self) -> Replica:
+        """Whose slot it is, while it is held."""
+        assert self._replica is not None
+        return self._replica
+
+    async def __aenter__(self) -> "Slot":
+        self._replica = await self._slots.acquire(self._key, self._ask, self._deadline)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._replica is not None:
+            self._slots.release(self._key, self._replica, self._ask, self.tokens)
+            self._replica = None
+
+
+def take_slot(line: Line, draw: Callable[[int], int]) -> Replica:
+    """A free slot of the less loaded of two replicas drawn among the free, of which there is one; `draw(n)` < n."""
+    free = [replica for replica in line.replicas.values() if replica.free]
+    chosen = free[0]
+    if len(free) > 1:
+        first = draw(len(free))
+        second = draw(len(free) - 1)
+        second += second >= first
+        chosen, other = free[first], free[second]
+        if less_loaded(
+            Occupancy(chosen.running, chosen.row.max_streams), Occupancy(other.running, other.row.max_streams)
+        ):
+            chosen = other
+    chosen.running += 1
+    return chosen

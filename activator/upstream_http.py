@@ -1,0 +1,233 @@
+"""HTTP/1.1 to one Unix socket over kept connections, and no more of it than replicas of ours speak.
+
+A request's head and body leave in one write; an answer is read no faster than it is asked for. Everything that goes
+wrong is an OSError. Why not a library's client: docs/design/0022-upstream-http.md.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+from typing import Final, cast
+
+import httptools
+
+BUFFER: Final = 64 << 10
+CONNECT_S: Final = 2.0
+KEEP_S: Final = 30.0  # less than a replica keeps an idle connection
+LARGE: Final = 1 << 20  # from here on a body is not copied behind its head
+
+Fields = Iterable[tuple[str, str]]
+
+
+class Client:
+    """Connections to one socket: as many as there are requests under way, and those that wait for the next one."""
+
+    def __init__(self, path: str, *, keep_s: float = KEEP_S) -> None:
+        self._path = path
+        self._keep_s = keep_s
+        self._idle: list[_Connection] = []  # the one that was used last is at the end
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Client {self._path} idle={len(self._idle)}>"
+
+    async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "Answer":
+        """The head of the answer. Raises OSError. Cancelling closes the connection."""
+        lines = "".join([f"{name}: {value}\r\n" for name, value in fields])
+        head = f"{method} {target} HTTP/1.1\r\nhost: replica\r\ncontent-length: {len(body)}\r\n{lines}\r\n".encode()
+        connection = self._try_kept() or await self._connect()
+        try:
+            await connection.ask(head, body)
+        except BaseException:
+            connection.close()
+            raise
+        return Answer(self, connection)
+
+    def close(self) -> None:
+        """End what waits; a connection in use ends when its answer is released."""
+        self._is_closed = True
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    def keep(self, connection: "_Connection") -> None:
+        """For the next request."""
+        if self._is_closed:
+            connection.close()
+            return
+        connection.idle_since_s = time.monotonic()
+        self._idle.append(connection)
+
+    def _try_kept(self) -> "_Connection | None":
+        """The one that was used last. Where that one has waited for too long, all have."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and time.monotonic() - connection.idle_since_s < self._keep_s:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> "_Connection":
+        if self._is_closed:
+            raise ConnectionAbortedError("this client is closed")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await loop.create_unix_connection(_Connection, self._path)
+        except TimeoutError:
+            raise ConnectionRefusedError(f"no connection within {CONNECT_S:g} s") from None
+        return connection
+
+
+class Answer:
+    """One answer, from its head on. Give it back by `release`, or end its connection by `close`."""
+
+    def __init__(self, client: Client, connection: "_Connection") -> None:
+        self._client = client
+        self._connection = connection
+        self._is_left = False
+        self.status: int = connection.status
+        self.fields = connection.fields  # names in lower case
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all of the body was taken."""
+        return self._connection.is_whole and not self._connection.parts
+
+    async def some(self) -> bytes:
+        """What has come of the body, as soon as there is some; nothing at its end. Raises OSError where it is cut."""
+        return await self._connection.take()
+
+    async def read(self) -> bytes:
+        """All of it. Likewise."""
+        parts = []
+        while part := await self._connection.take():
+            parts.append(part)
+        return b"".join(parts)
+
+    def release(self) -> None:
+        """Keep the connection where the answer is whole, else end it. Idempotent."""
+        if self._is_left:
+            return
+        self._is_left = True
+        if self.at_end and self._connection.is_kept and self._connection.is_open:
+            self._client.keep(self._connection)
+        else:
+            self._connection.close()
+
+    def close(self) -> None:
+        """End the connection, and so tell the replica. Idempotent."""
+        if not self._is_left:
+            self._is_left = True
+            self._connection.close()
+
+
+class _Connection(asyncio.Protocol):
+    """One request at a time."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: OSError | None = None
+        self._has_head = False
+        self._size = 0
+        self._is_paused = False
+        self.is_open = True
+        self.is_busy = False
+        self.is_kept = False
+        self.is_whole = False
+        self.parts: list[bytes] = []
+        self.status = 0
+        self.fields: dict[bytes, bytes] = {}
+        self.idle_since_s = 0.0
+
+    async def ask(self, head: bytes, body: bytes) -> None:
+        """Until the head of the answer is there."""
+        self.is_busy, self._has_head, self.is_whole, self.fields = True, False, False, {}
+        if len(body) < LARGE:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        while not self._has_head:
+            await self._more()
+
+    async def take(self) -> bytes:
+        """What is there of the body; nothing once it is whole and all was taken."""
+        while not self.parts:
+            if self.is_whole:
+                return b""
+            await self._more()
+        data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        self.parts, self._size = [], 0
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return data
+
+    def close(self) -> None:
+        """At once, whatever waits to be sent. Idempotent."""
+        self.is_open = False
+        self._transport.abort()
+
+    async def _more(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What the transport tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.is_busy or self.is_whole:  # nobody asked for it
+            self._fail(ConnectionAbortedError("bytes behind an answer"))
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(ConnectionAbortedError(f"no answer in HTTP: {error}"))
+            return
+        self._wake()
+
+    def eof_received(self) -> None:
+        """The transport closes; what is not whole by now never will be."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._error = self._error or (exc if isinstance(exc, OSError) else ConnectionResetError("it has gone"))
+        self._wake()
+
+    def _fail(self, error: OSError) -> None:
+        self._error, self.is_whole = error, False
+        self._transport.abort()
+        self._wake()
+
+    # What the parser tells.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self.status, self._has_head = self._parser.get_status_code(), True
+        self.is_kept = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        self.parts.append(body)
+        self._size += len(body)
+        if self._size > BUFFER and not self._is_paused and self.is_open:
+            self._is_paused = True
+            with contextlib.suppress(RuntimeError):  # it is closing
+                self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self.is_whole = True

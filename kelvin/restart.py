@@ -1,0 +1,57 @@
+"""`kelvin restart activator`: another front door takes over the listening socket; no request fails for it."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from kelvin.client import DoorClosed, target
+from service.unix import SocketDirectory, peer_pid
+
+PATIENCE_S: Final = 180.0  # a start, and the longest drain but those that were asked for
+POLL_S: Final = 0.05
+
+
+@click.command("restart")
+@click.argument("what", type=click.Choice(["activator"]))
+def restart_command(what: str) -> None:
+    """Change the front door for a new process, under load; returns when the old one has ended."""
+    data = target().data
+    old = _door(data)
+    supervisor = _supervisor(data)
+    if old is None or supervisor is None:
+        raise DoorClosed(f"no installation runs in {data}")
+    os.kill(supervisor, signal.SIGUSR1)
+    limit = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{old}").exists() or (new := _door(data)) is None:
+        if time.monotonic() > limit:
+            raise DoorClosed(f"the {what} was not changed within {PATIENCE_S:.0f} s; logs/supervisor.log says why")
+        time.sleep(POLL_S)
+    click.echo(f"{what}: process {old} is relieved by {new}")
+
+
+def _door(data: Path) -> int | None:
+    """The process that answers at the activator's own socket."""
+    if not (data / "run").is_dir():
+        return None
+    directory = SocketDirectory(data / "run")
+    try:
+        with directory.connect("activator.sock") as connected:
+            return peer_pid(connected)
+    except OSError:
+        return None
+    finally:
+        directory.close()
+
+
+def _supervisor(data: Path) -> int | None:
+    """The process that holds the data directory."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((data / "lock").read_text())
+        if b"up" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return pid
+    return None
