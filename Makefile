@@ -6,11 +6,12 @@ STAMP := $(VENV)/.installed
 PACKAGES := contracts service spool telemetry blobstore weightcache snapshotter runtime activator controlplane kelvin coldstart_bench
 
 SECONDS ?= 60
+TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kelvin-bench/tools
 
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install demo test deep drills fuzz test-ten lint types layers mutants clean
+.PHONY: install demo test deep drills fuzz test-ten lint types layers mutants bench-tools clean
 
 install: $(STAMP)
 
@@ -26,7 +27,7 @@ test: $(STAMP) lint types layers
 	$(BIN)/pytest
 
 deep: $(STAMP)
-	$(BIN)/pytest -m deep
+	$(BIN)/pytest -m deep $$(grep -rl --include='test_*.py' 'mark\.deep' tests)
 
 drills: $(STAMP)
 	$(BIN)/python -m tests.drills
@@ -51,6 +52,12 @@ layers: $(STAMP)
 
 mutants: $(STAMP)
 	$(BIN)/mutmut run
+
+# Debian's wrk and nginx for `kelvin bench front`, unpacked and not installed (coldstart_bench/front_tools.py looks there).
+bench-tools:
+	mkdir -p $(TOOLS)/debs
+	cd $(TOOLS)/debs && apt-get download wrk libluajit-5.1-2 nginx
+	for deb in $(TOOLS)/debs/*.deb; do dpkg -x $$deb $(TOOLS); done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis mutants

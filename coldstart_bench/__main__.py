@@ -11,12 +11,16 @@ import msgspec
 from coldstart_bench import cold as cold_bench
 from coldstart_bench import contenders, room
 from coldstart_bench import floors as floor_bench
+from coldstart_bench import front as front_bench
 from coldstart_bench import integrity as integrity_bench
 from coldstart_bench import ledger as ledger_bench
 from coldstart_bench import load as load_bench
 from coldstart_bench import plots as plots_bench
 from coldstart_bench import storm as storm_bench
 from coldstart_bench.environment import free_memory_bytes
+from coldstart_bench.failures import failure_line
+from coldstart_bench.front_rows import FrontReport
+from coldstart_bench.front_rows import table as front_table
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.integrity_rows import IntegrityReport
 from coldstart_bench.integrity_rows import table as integrity_table
@@ -26,7 +30,7 @@ from coldstart_bench.peers import PeerFailed
 from coldstart_bench.recovery import drill
 from coldstart_bench.recovery_report import report_json
 from coldstart_bench.recovery_report import table as report_table
-from coldstart_bench.rows import Report, table
+from coldstart_bench.rows import Report, stage_table, table
 from coldstart_bench.storm_rows import StormReport
 from coldstart_bench.storm_rows import table as storm_table
 from coldstart_bench.verdicts import line_of
@@ -103,20 +107,28 @@ def load(
 @click.option("--sizes", default="0.1,0.5,2", show_default=True, help="Model sizes in GB, separated by commas.")
 @click.option("--repeats", default=15, show_default=True, type=click.IntRange(1, 1000), help="Rounds per size.")
 def cold(json_file: Path | None, plots: Path | None, large: bool, sizes: str, repeats: int) -> None:
-    """First token from zero, by tier, beside the floor and what a user would pick instead."""
+    """First token from zero, by tier, beside the floor and what a user would pick instead.
+
+    What has no figure is printed with the reason, and makes the exit 1.
+    """
     sizes_bytes = _sizes(sizes, large, cold_bench.NEED)
     _check_plots(plots)
-    try:
-        report = cold_bench.run(cold_bench.Plan(sizes_bytes, repeats, _tell))
-    except (PeerFailed, InstallationFailed) as failed:
-        raise click.ClickException(str(failed)) from failed
-    _write(json_file, report)
+
+    def known(size_bytes: int, so_far: Report) -> None:
+        _write(json_file, so_far)
+        click.echo(table([row for row in so_far.rows if row.size_bytes == size_bytes]))
+
+    report = cold_bench.run(cold_bench.Plan(sizes_bytes, repeats, _tell, known))
     if plots is not None:
         plots_bench.draw_cold(report, plots)
-    click.echo(table(report.rows))
+    click.echo("stages of our starts, and what they are of the floor's time:")
+    click.echo(stage_table(report.stages, report.rows))
+    for failed in report.failures:
+        click.echo(failure_line(failed))
     for verdict in report.verdicts:
         click.echo(line_of(verdict))
     _tell_where(report)
+    sys.exit(1 if report.failures else 0)
 
 
 @main.command("storm")
@@ -138,6 +150,30 @@ def storm(json_file: Path | None, waiters: int, agents: int, models: int, model_
     click.echo(storm_table(report))
     _tell_where(report)
     sys.exit(1 if report.miss.failures or report.peered.failures or report.waiters.answered < waiters else 0)
+
+
+@main.command("front")
+@_JSON
+@click.option("--connections", default="1,16,64", show_default=True, help="At once, separated by commas.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 1000), help="Of all systems in turn.")
+@click.option("--seconds", default=5, show_default=True, type=click.IntRange(1, 3600), help="Of each load.")
+@click.option("--loader", default="wrk", show_default=True, type=click.Choice(["wrk", "own"]), help="Who asks.")
+def front(json_file: Path | None, connections: str, rounds: int, seconds: int, loader: front_bench.Loader) -> None:
+    """What the front door adds to a request, beside its upstream alone and nginx as a TLS proxy; and what streams cost.
+
+    wrk and nginx: as installed, or `make bench-tools`. Without nginx its rows are not measured.
+    """
+    try:
+        plan = front_bench.FrontPlan(front_bench.connections_of(connections), rounds, seconds, loader, _tell)
+        report = front_bench.run(plan)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--connections") from None
+    except (PeerFailed, InstallationFailed) as failed:
+        raise click.ClickException(str(failed)) from failed
+    _write(json_file, report)
+    click.echo(front_table(report))
+    _tell_where(report)
+    sys.exit(1 if report.unrecorded or any(row.bad for row in report.rows) else 0)
 
 
 @main.command("integrity")
@@ -206,7 +242,9 @@ def _write(json_file: Path | None, report: msgspec.Struct) -> None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
-def _tell_where(report: floor_bench.FloorReport | IntegrityReport | LoadReport | Report | StormReport) -> None:
+def _tell_where(
+    report: floor_bench.FloorReport | FrontReport | IntegrityReport | LoadReport | Report | StormReport,
+) -> None:
     click.echo(f"machine: {report.machine}  load before: {report.load_before:.2f}  commit: {report.commit}")
     for note in report.notes:
         click.echo(f"note: {note}")

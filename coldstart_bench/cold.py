@@ -8,27 +8,33 @@ engine's first step with them and without; and how much memory a start takes.
 import contextlib
 import shutil
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from coldstart_bench import footprint
+from coldstart_bench.cold_cases import (
+    PROMPT,
+    STEP_WITH,
+    STEP_WITHOUT,
+    Beside,
+    Ours,
+    cases_of,
+    chunks_on_nvme,
+    measure_round,
+)
 from coldstart_bench.cold_verdicts import judge
-from coldstart_bench.environment import commit, drop_page_cache, load_1m, machine, warm_page_cache
+from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.failures import Failed
 from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.peers import Peer, make_model, start_fresh
+from coldstart_bench.peers import Peer, PeerFailed, make_model
 from coldstart_bench.programs import Program
 from coldstart_bench.room import Need
-from coldstart_bench.rows import FLOOR, KELVIN, Footprint, Report, StageKey, rows_of, stages_of, without_probe
+from coldstart_bench.rows import Footprint, Report, StageKey, rows_of, stages_of, without_probe
 from coldstart_bench.statistics import median_of
+from coldstart_bench.tally import Tally
 
-PROMPT_TOKENS: Final = 16
-PROMPT_IDS: Final = tuple(range(7, 7 + PROMPT_TOKENS))
-PROMPT: Final = " ".join(f"w{token - 2}" for token in PROMPT_IDS)  # the tokenizer of make_model: w<n> is token n + 2
-FRESH, RESIDENT = "from_pretrained", "resident transformers"
-TENANT: Final = "default"
 NEED: Final = Need(disk_times=4.0, memory_times=4.0)
 PROBE_NOTE: Final = (
     "kelvin without its probe: less what known answers add to the engine's first step, both ways in turn; no setting "
@@ -42,130 +48,105 @@ HYPERVISOR_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure. `tell` hears one line per step."""
+    """What to measure. `tell` hears one line per step, `known` of each size that is done, and the report so far."""
 
     sizes_bytes: Sequence[int]
     repeats: int
     tell: Callable[[str], None]
+    known: Callable[[int, Report], None]
     seed: int = 1
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Seconds by size, tier and system; of our starts also each stage's own seconds; first steps by size and probe."""
+class Seen:
+    """What came of the sizes until now."""
 
-    seconds: dict[tuple[int, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
-    stages: dict[StageKey, list[float]] = field(default_factory=lambda: defaultdict(list))
-    steps: dict[tuple[int, bool], list[float]] = field(default_factory=lambda: defaultdict(list))
-    footprints: list[Footprint] = field(default_factory=list)
+    tally: Tally[float]  # seconds by size, tier and system
+    stages: dict[StageKey, list[float]] = field(default_factory=dict)
+    footprints: dict[int, Footprint] = field(default_factory=dict)
+    failures: list[Failed] = field(default_factory=list)  # of what is no row
+    loads: list[float] = field(default_factory=lambda: [load_1m()])
+
+    def fails(self, size_bytes: int, what: str, why: object) -> None:
+        """At this size it has no figure."""
+        self.failures.append(Failed(what, str(why), size_bytes))
+
+    def report(self, sizes_bytes: Sequence[int]) -> Report:
+        """Of these sizes; what was asked and has no figure is among its failures."""
+        figures = self.tally.figures
+        steps = {key: median_of(each).median for key, each in figures.items() if key[2] in (STEP_WITH, STEP_WITHOUT)}
+        shares = {
+            size: steps[size, "host", STEP_WITH] - steps[size, "host", STEP_WITHOUT]
+            for size in sizes_bytes
+            if {(size, "host", STEP_WITH), (size, "host", STEP_WITHOUT)} <= set(steps)
+        }
+        rows = without_probe(rows_of({key: each for key, each in figures.items() if key not in steps}), shares)
+        stages = stages_of(self.stages)
+        load_note = f"load average from {min(self.loads):.2f} to {max(self.loads):.2f}, once a round"
+        return Report(
+            rows,
+            machine(),
+            commit(),
+            (HYPERVISOR_NOTE, PROBE_NOTE, load_note),
+            stages=stages,
+            footprints=tuple(self.footprints.values()),
+            verdicts=judge(sizes_bytes, rows, stages, self.footprints),
+            failures=(*self.failures, *self.tally.failures),
+            load_before=self.loads[0],
+        )
 
 
 def run(plan: Plan) -> Report:
-    """Measure everything in a temporary directory that is gone afterwards."""
-    seen, load_before = _Seen(), load_1m()
-    for size_bytes in plan.sizes_bytes:
+    """Measure everything in a temporary directory that is gone afterwards. A size that fails is said to have failed."""
+    seen = Seen(Tally(plan.tell))
+    for number, size_bytes in enumerate(plan.sizes_bytes, start=1):
         scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
         try:
             settings = {"KELVIN_HOST_BYTES": str(size_bytes + size_bytes // 8 + (1 << 30))}
             with running(scratch / "data", settings=settings) as kelvin:
                 _measure_size(plan, kelvin, scratch / "model", size_bytes, seen)
+        except (PeerFailed, InstallationFailed) as failed:
+            plan.tell(f"{size_bytes / 1e9:g} GB: {failed}")
+            seen.fails(size_bytes, "the rounds", failed)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    shares = {size: _probe_share(seen, size) for size in plan.sizes_bytes}
-    rows, stages = without_probe(rows_of(seen.seconds), shares), stages_of(seen.stages)
-    footprints = tuple(seen.footprints)
-    return Report(
-        rows,
-        machine(),
-        commit(),
-        (HYPERVISOR_NOTE, PROBE_NOTE),
-        stages=stages,
-        footprints=footprints,
-        verdicts=judge(rows, stages, footprints),
-        load_before=load_before,
-    )
+        plan.known(size_bytes, seen.report(plan.sizes_bytes[:number]))
+    return seen.report(plan.sizes_bytes)
 
 
-def _probe_share(seen: _Seen, size_bytes: int) -> float:
-    """Seconds by which a first step with known answers is longer than one without."""
-    return median_of(seen.steps[size_bytes, True]).median - median_of(seen.steps[size_bytes, False]).median
-
-
-def _measure_size(plan: Plan, kelvin: Installation, directory: Path, size_bytes: int, seen: _Seen) -> None:
+def _measure_size(plan: Plan, kelvin: Installation, directory: Path, size_bytes: int, seen: Seen) -> None:
     name = f"bench-{size_bytes // 1_000_000}mb"
     plan.tell(f"making and pushing {name}")
     make_model(directory, size_bytes, plan.seed)
-    weights = [directory / "model.safetensors"]
     version = kelvin.push(directory, name)
     kelvin.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": 1})
     kelvin.door.first_token(name, PROMPT)  # the host tier holds it from here on, and the NVMe tier before long
     kelvin.forget("host")
-    kept = _chunks_on_nvme(kelvin)
-    seen.footprints.append(_footprint(kelvin, name, weights[0].stat().st_size))
-    measured = seen.seconds
+    ours = Ours(kelvin, name, size_bytes, chunks_on_nvme(kelvin), seen.stages)
+    try:
+        seen.footprints[size_bytes] = _footprint(kelvin, name, (directory / "model.safetensors").stat().st_size)
+    except InstallationFailed as failed:
+        seen.fails(size_bytes, "memory of a start", failed)
     with contextlib.ExitStack() as peers:
-        host_floor = peers.enter_context(Peer("floor.py", str(directory), "host"))
-        nvme_floor = peers.enter_context(Peer("floor.py", str(directory), "nvme"))
-        resident = peers.enter_context(Peer("resident.py", str(directory)))
-        engine = peers.enter_context(Program("first_step", str(kelvin.data / "run")))
+        beside = Beside(
+            directory,
+            peers.enter_context(Peer("floor.py", str(directory), "host")),
+            peers.enter_context(Peer("floor.py", str(directory), "nvme")),
+            peers.enter_context(Peer("resident.py", str(directory))),
+            peers.enter_context(Program("first_step", str(kelvin.data / "run"))),
+        )
+        cases = cases_of(ours, version, beside)
         for turn in range(plan.repeats):
-            plan.tell(f"{name}: round {turn + 1} of {plan.repeats}")
-            warm_page_cache(weights)
-            kelvin.to_zero(name)
-            measured[size_bytes, "host", KELVIN].append(_start(kelvin, name, size_bytes, "host", seen))
-            measured[size_bytes, "host", FLOOR].append(host_floor.start(PROMPT_IDS)[0])
-            measured[size_bytes, "host", RESIDENT].append(resident.start(PROMPT_IDS)[0])
-            measured[size_bytes, "host", FRESH].append(start_fresh(directory, PROMPT_IDS)[0])
-            kelvin.to_zero(name)
-            for probe in (True, False):
-                step = engine.ask(tenant=TENANT, version=version, ids=list(PROMPT_IDS), probe=probe)
-                seen.steps[size_bytes, probe].append(step["seconds"])
-            kelvin.forget("host")
-            drop_page_cache(kelvin.nvme_files())
-            measured[size_bytes, "nvme", KELVIN].append(_start(kelvin, name, size_bytes, "nvme", seen))
-            drop_page_cache(weights)
-            measured[size_bytes, "nvme", FLOOR].append(nvme_floor.start(PROMPT_IDS)[0])
-            drop_page_cache(weights)
-            measured[size_bytes, "nvme", RESIDENT].append(resident.start(PROMPT_IDS)[0])
-            drop_page_cache(weights)
-            measured[size_bytes, "nvme", FRESH].append(start_fresh(directory, PROMPT_IDS)[0])
-            for tier in ("host", "nvme"):
-                kelvin.forget(tier)
-            drop_page_cache(kelvin.store_files())
-            measured[size_bytes, "store", KELVIN].append(_start(kelvin, name, size_bytes, "store", seen))
-            drop_page_cache(weights)
-            measured[size_bytes, "store", FLOOR].append(nvme_floor.start(PROMPT_IDS)[0])
-            kelvin.wait(lambda: _chunks_on_nvme(kelvin) == kept, "the NVMe tier holds the version again")
+            seen.loads.append(load_1m())
+            plan.tell(f"{name}: round {turn + 1} of {plan.repeats}, load {seen.loads[-1]:.2f}")
+            measure_round(seen.tally, size_bytes, cases)
     kelvin.to_zero(name)
-
-
-def _start(kelvin: Installation, name: str, size_bytes: int, tier: str, seen: _Seen) -> float:
-    """Seconds to the first token. Its timeline is asked for afterwards, and from where its bytes came."""
-    before = _bytes_read(kelvin)
-    seconds, request_id = kelvin.door.start(name, PROMPT)
-    read = {source for source, total in _bytes_read(kelvin).items() if total > before.get(source, 0)}
-    if read != {tier} - {"host"}:
-        raise InstallationFailed(f"{name}: bytes came from {sorted(read)} where '{tier}' is measured")
-    before_us = 0
-    for stamp in kelvin.door.request("GET", f"/v1/requests/{request_id}/timeline")["stamps"]:
-        seen.stages[size_bytes, tier, stamp["stage"]].append((stamp["at_us"] - before_us) / 1e6)
-        before_us = stamp["at_us"]
-    return seconds
-
-
-def _bytes_read(kelvin: Installation) -> dict[str, int]:
-    """By tier, since the agent started."""
-    found: dict[str, int] = kelvin.admin.request("GET", "/admin/v1/cache")["bytes_read"]
-    return found
-
-
-def _chunks_on_nvme(kelvin: Installation) -> int:
-    return int(kelvin.admin.request("GET", "/admin/v1/cache")["nvme"]["chunks"])
 
 
 def _footprint(kelvin: Installation, name: str, model_bytes: int) -> Footprint:
     """Of one start from NVMe that is not timed."""
     kelvin.forget("host")
+    kelvin.rest()
     with footprint.watching(kelvin.pid) as watch:
         kelvin.door.first_token(name, PROMPT)
         (pid,) = [replica["pid"] for version in kelvin.model(name)["versions"] for replica in version["replicas"]]

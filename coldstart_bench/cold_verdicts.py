@@ -1,6 +1,6 @@
 """What `kelvin bench cold` has to show, judged from its rows. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from coldstart_bench.rows import KELVIN, Footprint, Row, StageRow
@@ -12,27 +12,33 @@ BOUND_S: Final = 0.050
 BEYOND_MIB: Final = 256.0
 
 
-def judge(rows: Sequence[Row], stages: Sequence[StageRow], footprints: Sequence[Footprint]) -> tuple[Verdict, ...]:
-    """First tokens beside the frozen floor, time to bound from memory, and memory; whether they hold or not."""
+def judge(
+    sizes_bytes: Sequence[int], rows: Sequence[Row], stages: Sequence[StageRow], footprints: Mapping[int, Footprint]
+) -> tuple[Verdict, ...]:
+    """First tokens beside the frozen floor, time to bound from memory, and memory, of every size that was asked for;
+    whether they hold, or were not measured.
+    """
+    ratios = {(row.size_bytes, row.tier): row.ratio_to_floor for row in rows if row.system == KELVIN}
     found = [
         held(
             "first token to the floor's, known answers included",
-            row.size_bytes,
-            row.tier,
-            row.ratio_to_floor,
-            TIMES[row.tier],
+            size,
+            tier,
+            ratios.get((size, tier)),
+            limit,
             at_least=False,
-            asked=row.size_bytes >= MEDIUM_BYTES,
+            asked=size >= MEDIUM_BYTES,
         )
-        for row in rows
-        if row.system == KELVIN and row.tier in TIMES
+        for size in sizes_bytes
+        for tier, limit in TIMES.items()
     ]
-    for size in sorted({row.size_bytes for row in rows}):
+    for size in sizes_bytes:
         bound_s = time_to_bound_s([row for row in stages if (row.size_bytes, row.tier) == (size, "host")])
         found.append(held("seconds from the request to bound", size, "host", bound_s, BOUND_S, at_least=False))
-    for taken in footprints:
-        claim, beyond = "MiB that a start takes beside the model's bytes", taken.beyond_bytes / (1 << 20)
-        found.append(held(claim, taken.model_bytes, "", beyond, BEYOND_MIB, at_least=False))
+    for size in sizes_bytes:
+        claim, taken = "MiB that a start takes beside the model's bytes", footprints.get(size)
+        beyond = None if taken is None else taken.beyond_bytes / (1 << 20)
+        found.append(held(claim, size, "", beyond, BEYOND_MIB, at_least=False))
     return tuple(found)
 
 

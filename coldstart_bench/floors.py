@@ -4,9 +4,9 @@ All floors are measured in turn within one round. Reads are of the files that th
 """
 
 import contextlib
+import functools
 import os
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 from coldstart_bench.environment import (
-    CacheNotAsAsked,
     commit,
     drop_page_cache,
     load_1m,
@@ -25,6 +24,7 @@ from coldstart_bench.environment import (
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
 from coldstart_bench.statistics import median_of
+from coldstart_bench.tally import Tally
 
 READERS: Final = (1, 2, 4)
 DEVICE: Final = Path("/dev/nvidiactl")  # looked for before torch is: it has to be there for every CUDA device
@@ -124,27 +124,24 @@ Taken = tuple[float, int]  # seconds and bytes of one measurement
 def _measured(
     plan: FloorPlan, files: Sequence[Path], floors: Sequence[Floor], stack: contextlib.ExitStack
 ) -> tuple[dict[str, list[Taken]], dict[str, str]]:
+    tally: Tally[Taken] = Tally(plan.tell)
     programs: dict[str, Program] = {}
-    taken: dict[str, list[Taken]] = defaultdict(list)
-    absent: dict[str, str] = {}
     names = [str(path) for path in files]
+
+    def measure(floor: Floor) -> Taken:
+        if floor.program == "floor_device" and not DEVICE.exists():
+            raise PeerFailed("no CUDA device")
+        if floor.program not in programs:
+            programs[floor.program] = stack.enter_context(Program(floor.program))
+        answer = _ask(programs[floor.program], floor, files, names)
+        return answer["seconds"], answer["bytes"]
+
     for turn in range(plan.repeats):
         plan.tell(f"round {turn + 1} of {plan.repeats}")
         for floor in floors:
-            if floor.name in absent:
-                continue
-            if floor.program == "floor_device" and not DEVICE.exists():
-                absent[floor.name] = "no CUDA device"
-                continue
-            try:
-                if floor.program not in programs:
-                    programs[floor.program] = stack.enter_context(Program(floor.program))
-                answer = _ask(programs[floor.program], floor, files, names)
-            except (PeerFailed, CacheNotAsAsked) as error:
-                absent[floor.name] = str(error)
-                continue
-            taken[floor.name].append((answer["seconds"], answer["bytes"]))
-    return {name: each for name, each in taken.items() if name not in absent}, absent
+            tally.take((0, floor.files or "", floor.name), functools.partial(measure, floor))
+    taken = {name: each for (_, _, name), each in tally.figures.items()}
+    return taken, {failed.system: failed.reason for failed in tally.failures}
 
 
 def _ask(program: Program, floor: Floor, files: Sequence[Path], names: Sequence[str]) -> Any:

@@ -14,8 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from coldstart_bench.footprint import runtimes_below
+from coldstart_bench.rest import Rest, cpu_ticks
+
 READY_S: Final = 120.0
 POLL_S: Final = 0.02
+SELDOM_S: Final = 0.2
+ATTEMPTS: Final = 3
+TAKEN: Final = "Address already in use"
 
 
 class InstallationFailed(Exception):
@@ -50,7 +56,6 @@ class Door:
         try:
             answer = self._ask(method, path, payload)
         except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):  # closed while it was idle
-            self._connection.close()
             answer = self._ask(method, path, payload)
         raw = answer.read()
         if answer.status >= 400:
@@ -58,8 +63,12 @@ class Door:
         return raw
 
     def _ask(self, method: str, path: str, payload: str | None) -> http.client.HTTPResponse:
-        self._connection.request(method, path, payload, self._headers)
-        return self._connection.getresponse()
+        try:
+            self._connection.request(method, path, payload, self._headers)
+            return self._connection.getresponse()
+        except BaseException:
+            self._connection.close()  # what was begun on it is not gone on with
+            raise
 
     def first_token(self, model: str, prompt: str) -> float:
         """Seconds from the request to the first event with text; the rest of the stream is read."""
@@ -124,6 +133,11 @@ class Installation:
             lambda: self.admin.request("GET", "/admin/v1/status")["device"]["standbys"] > 0, "a standby is parked"
         )
 
+    def rest(self) -> None:
+        """Wait until the standbys have done what they do when they are parked: a start is measured from rest."""
+        rest = Rest()
+        self.wait(lambda: rest.sees(cpu_ticks(runtimes_below(self.pid)), time.monotonic()), "the standbys are at rest")
+
     def forget(self, tier: str) -> None:
         """Take every model to zero, and empty a tier of the weight cache."""
         for model in self.admin.request("GET", "/admin/v1/models")["models"]:
@@ -147,11 +161,12 @@ class Installation:
 
     def wait(self, is_so: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
         """Until `is_so`. Raises InstallationFailed saying what never came."""
-        limit = time.monotonic() + limit_s
+        limit, pause_s = time.monotonic() + limit_s, POLL_S
         while not is_so():
             if time.monotonic() > limit:
                 raise InstallationFailed(f"after {limit_s:g} s it is not so that {what}")
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(1.25 * pause_s, SELDOM_S)  # what takes long is not looked at by a core of its own
 
 
 @contextlib.contextmanager
@@ -164,26 +179,34 @@ def running(
     program: str = "kelvin.main",
 ) -> Iterator[Installation]:
     """`kelvin up` on `data` until the block ends; nothing of it is left then. `program` is run as `kelvin`."""
-    chosen = port or free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", program, "up", "--data", str(data), "--port", str(chosen), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **(settings or {})},
-    )
+    words = [sys.executable, "-m", program, "up", "--data", str(data), *options]
+    environment = {**os.environ, **(settings or {})}
+    for attempt in range(ATTEMPTS):
+        chosen = port or free_port()
+        with _process([*words, "--port", str(chosen)], environment) as process:
+            assert process.stdout is not None
+            if "ready" not in (line := process.stdout.readline()):
+                process.send_signal(signal.SIGTERM)
+                _, said = process.communicate(timeout=READY_S)
+                if port is None and TAKEN in said and attempt + 1 < ATTEMPTS:
+                    continue  # between our look and its own somebody else took the port
+                raise InstallationFailed(f"kelvin up: {line}{said}")
+            installation = Installation(data, chosen, process.pid)
+            try:
+                yield installation
+            finally:
+                installation.door.close()
+                installation.admin.close()
+            return
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Told to end when the block does, and waited for."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
     try:
-        assert process.stdout is not None
-        if "ready" not in (line := process.stdout.readline()):
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=READY_S)
-            raise InstallationFailed(f"kelvin up: {line}{said}")
-        installation = Installation(data, chosen, process.pid)
-        try:
-            yield installation
-        finally:
-            installation.door.close()
-            installation.admin.close()
+        yield process
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -6,25 +6,27 @@ pushed to it; the others read the files that were pushed, which is the same tens
 """
 
 import contextlib
+import functools
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from coldstart_bench.contenders import KELVIN, Contender
-from coldstart_bench.environment import CacheNotAsAsked, commit, drop_page_cache, load_1m, machine, warm_page_cache
+from coldstart_bench.environment import commit, drop_page_cache, load_1m, machine, warm_page_cache
+from coldstart_bench.failures import Failed
 from coldstart_bench.floors import HYPERVISOR_NOTE, READERS
 from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.load_rows import Failed, Key, LoadReport, State, Take, rows_of
+from coldstart_bench.load_rows import LoadReport, State, Take, rows_of
 from coldstart_bench.load_verdicts import judge
 from coldstart_bench.peers import PeerFailed, make_model
 from coldstart_bench.programs import Program
 from coldstart_bench.room import Need
+from coldstart_bench.tally import Tally
 
 NEED: Final = Need(disk_times=5.0, memory_times=3.0)
 TENANT: Final = "default"
@@ -32,6 +34,11 @@ MODEL: Final = "bench"
 FROM_DISK: Final[tuple[State, ...]] = ("cold", "hot")
 CONSUMER_NOTE: Final = (
     "consume: the same one thread sums the 64-bit words of all tensors; subtract it, or compare totals"
+)
+
+TAGS_NOTE: Final = (
+    "kelvin, cold and hot: the first round hashed the chunk files, later ones compare their 128-bit tags; "
+    "KELVIN_RECHECK=digest hashes in each"
 )
 
 
@@ -47,30 +54,13 @@ class LoadPlan:
     seed: int = 1
 
 
-@dataclass(slots=True)
 class _Run:
-    """What came of it until now. A loader that failed once from a state is not asked again."""
+    """What came of it until now."""
 
-    plan: LoadPlan
-    takes: dict[Key, list[Take]] = field(default_factory=lambda: defaultdict(list))
-    floors: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))
-    failed: dict[Key, str] = field(default_factory=dict)
-    unmade: dict[Key, str] = field(default_factory=dict)  # the last state of the page cache that could not be made
-
-    def skips(self, key: Key, why: object) -> None:
-        """This round has no figure of it; it is nobody's failure, unless no round has one."""
-        self.unmade[key] = str(why)
-        self.plan.tell(f"{key[2]}, {key[1]}: skipped: {why}")
-
-    def failures(self) -> dict[Key, str]:
-        """And what has no figure for want of a state to measure from."""
-        return self.failed | {
-            key: why for key, why in self.unmade.items() if not self.takes.get(key) and not self.floors.get(key)
-        }
-
-    def fails(self, key: Key, why: object) -> None:
-        self.failed[key] = str(why)
-        self.plan.tell(f"{key[2]}, {key[1]}: {why}")
+    def __init__(self, plan: LoadPlan) -> None:
+        self.plan = plan
+        self.takes: Tally[Take] = Tally(plan.tell)
+        self.floors: Tally[float] = Tally(plan.tell)
 
 
 def run(plan: LoadPlan) -> LoadReport:
@@ -82,12 +72,11 @@ def run(plan: LoadPlan) -> LoadReport:
             _measure_size(so_far, scratch, size_bytes)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    good = {key: takes for key, takes in so_far.takes.items() if key not in so_far.failed}
-    rows = rows_of(good, {key: each for key, each in so_far.floors.items() if key not in so_far.failed})
+    rows = rows_of(so_far.takes.figures, so_far.floors.figures)
     absent = [Failed(each.name, "not installed") for each in plan.contenders if not each.installed]
-    failures = [Failed(system, why, size, state) for (size, state, system), why in so_far.failures().items()]
-    notes = (HYPERVISOR_NOTE, CONSUMER_NOTE)
-    return LoadReport(rows, (*absent, *failures), judge(rows), plan.device, machine(), load_before, commit(), notes)
+    failures = (*absent, *so_far.takes.failures, *so_far.floors.failures)
+    notes = (HYPERVISOR_NOTE, CONSUMER_NOTE, TAGS_NOTE)
+    return LoadReport(rows, failures, judge(rows), plan.device, machine(), load_before, commit(), notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +140,7 @@ def _start(so_far: _Run, ground: _Ground, contender: Contender, stack: contextli
         if contender is KELVIN:
             raise
         for state in FROM_DISK:
-            so_far.fails((ground.size_bytes, state, contender.name), error)
+            so_far.takes.fails((ground.size_bytes, state, contender.name), error)
 
 
 def _fill(ground: _Ground) -> None:
@@ -171,25 +160,17 @@ def _round(so_far: _Run, ground: _Ground, present: Sequence[Contender], reader: 
 
 
 def _take(so_far: _Run, ground: _Ground, contender: Contender, state: State) -> None:
-    key = (ground.size_bytes, state, contender.name)
-    if key in so_far.failed:
-        return
-    try:
+    def loaded() -> Take:
         _prepare(ground, contender, state)
         answer = _load(ground, contender, so_far.plan.device)
-    except CacheNotAsAsked as error:
-        so_far.skips(key, error)
-        return
-    except (PeerFailed, InstallationFailed) as error:
-        so_far.fails(key, error)
-        return
-    tier = "host" if state == "host" else "nvme"
-    if answer["checksum"] != ground.checksum:
-        so_far.fails(key, f"WRONG BYTES: their sum is {answer['checksum']}, the file's {ground.checksum}")
-    elif contender is KELVIN and {name for name, size in answer["bytes_by_tier"].items() if size} != {tier}:
-        so_far.fails(key, f"bytes came from {answer['bytes_by_tier']} where '{tier}' is measured")
-    else:
-        so_far.takes[key].append(Take(answer["load_s"], answer["consume_s"]))
+        tier = "host" if state == "host" else "nvme"
+        if answer["checksum"] != ground.checksum:
+            raise PeerFailed(f"WRONG BYTES: their sum is {answer['checksum']}, the file's {ground.checksum}")
+        if contender is KELVIN and {name for name, size in answer["bytes_by_tier"].items() if size} != {tier}:
+            raise InstallationFailed(f"bytes came from {answer['bytes_by_tier']} where '{tier}' is measured")
+        return Take(answer["load_s"], answer["consume_s"])
+
+    so_far.takes.take((ground.size_bytes, state, contender.name), loaded)
 
 
 def _prepare(ground: _Ground, contender: Contender, state: State) -> None:
@@ -211,21 +192,16 @@ def _load(ground: _Ground, contender: Contender, device: str) -> Any:
 def _read_floors(so_far: _Run, ground: _Ground, contender: Contender, reader: Program, state: State) -> None:
     """Plain reads of the files that the first contender has just read: ours, where we are among them."""
     files = ground.files(contender)
+
+    def read(threads: int) -> float:
+        drop_page_cache(files) if state == "cold" else warm_page_cache(files)
+        answer = reader.ask(files=[str(path) for path in files], threads=threads, direct=state == "cold")
+        return float(answer["seconds"])
+
+    way = "O_DIRECT" if state == "cold" else "page cache"
     for threads in READERS:
-        way = "O_DIRECT" if state == "cold" else "page cache"
         key = (ground.size_bytes, state, f"floor: {way}, {threads} threads")
-        if key in so_far.failed:
-            continue
-        try:
-            drop_page_cache(files) if state == "cold" else warm_page_cache(files)
-            answer = reader.ask(files=[str(path) for path in files], threads=threads, direct=state == "cold")
-        except CacheNotAsAsked as error:
-            so_far.skips(key, error)
-            continue
-        except PeerFailed as error:
-            so_far.fails(key, error)
-            continue
-        so_far.floors[key].append(answer["seconds"])
+        so_far.floors.take(key, functools.partial(read, threads))
 
 
 def program_output(module: str, *arguments: str | Path) -> str:

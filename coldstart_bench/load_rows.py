@@ -6,11 +6,12 @@ from typing import Final, Literal
 import msgspec
 
 from coldstart_bench.contenders import ALL
+from coldstart_bench.failures import Failed, Key, failure_line
 from coldstart_bench.statistics import median_of
 from coldstart_bench.verdicts import Verdict, line_of
 
 State = Literal["cold", "hot", "host"]
-STATES: Final[tuple[State, ...]] = ("cold", "hot", "host")
+STATES: Final[tuple[str, ...]] = ("cold", "hot", "host")
 VERIFYING: Final = frozenset(contender.name for contender in ALL if contender.verifies)
 
 
@@ -29,7 +30,7 @@ class LoadRow(msgspec.Struct, frozen=True):
     """One loader at one size from one state; medians, and the interval of the total. `floor` rows only read."""
 
     size_bytes: int
-    state: State
+    state: str
     system: str
     verifies: bool
     load_s: float
@@ -39,15 +40,6 @@ class LoadRow(msgspec.Struct, frozen=True):
     high_s: float
     n: int
     total_to_floor: float | None  # the fastest floor of the same size and state, which has no consumer
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """A loader that gave no bytes or wrong ones, or that is not installed (then at no size)."""
-
-    system: str
-    reason: str
-    size_bytes: int | None = None
-    state: State | None = None
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -63,13 +55,12 @@ class LoadReport(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-Key = tuple[int, State, str]  # size in bytes, state, system
 Floors = Mapping[Key, Sequence[float]]  # seconds of reads alone
 
 
 def rows_of(takes: Mapping[Key, Sequence[Take]], floors: Floors) -> tuple[LoadRow, ...]:
     """By size, state and total; floors first."""
-    best: dict[tuple[int, State], float] = {}
+    best: dict[tuple[int, str], float] = {}
     for (size, state, _), seconds in floors.items():
         median = median_of(seconds).median
         best[size, state] = min(median, best.get((size, state), median))
@@ -121,8 +112,6 @@ def table(report: LoadReport) -> str:
             f" {row.load_s * 1e3:7.1f}ms {row.consume_s * 1e3:7.1f}ms {row.total_s * 1e3:7.1f}ms  {interval:>19}"
             f" {row.size_bytes / row.total_s / 1e9:6.2f} {row.n:>3}  {ratio:>7}"
         )
-    for failed in report.failures:
-        where = "" if failed.size_bytes is None else f" at {failed.size_bytes / 1e9:.2f} GB, {failed.state}"
-        lines.append(f"{failed.system}{where}: {failed.reason}")
+    lines += [failure_line(failed) for failed in report.failures]
     lines += [line_of(verdict) for verdict in report.verdicts]
     return "\n".join(lines)

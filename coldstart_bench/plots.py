@@ -86,12 +86,15 @@ def _stages(stages: Sequence[StageRow], rows: Sequence[Row], file: Path) -> Path
 
 
 def _ratios(rows: Sequence[Row], file: Path) -> Path:
+    """Of what has one: a row whose floor was not measured is left out."""
     pyplot = _pyplot()
+    rows = [row for row in rows if row.ratio_to_floor is not None]
     tiers, systems = sorted({row.tier for row in rows}), sorted({row.system for row in rows} - {FLOOR})
     inks = dict(zip((each for each in systems if not each.startswith(KELVIN)), INKS * len(systems), strict=False))
     ticks = sorted({row.size_bytes for row in rows})
-    figure, panels = pyplot.subplots(1, len(tiers), figsize=(5 * len(tiers), 4), sharey=True, squeeze=False)
-    for axes, tier in zip(panels[0], tiers, strict=True):
+    columns = max(1, len(tiers))
+    figure, panels = pyplot.subplots(1, columns, figsize=(5 * columns, 4), sharey=True, squeeze=False)
+    for axes, tier in zip(panels[0], tiers, strict=False):
         for system in systems:
             here = [row for row in rows if (row.tier, row.system) == (tier, system)]  # by size
             if not here:

@@ -81,7 +81,9 @@ def run(plan: StormPlan) -> StormReport:
 def _waiters(plan: StormPlan, scratch: Path) -> Waiters:
     plan.tell("making and pushing a model")
     make_model(scratch / "model", LEAST_BYTES, 1)
-    settings = {"KELVIN_QUEUE_REQUESTS": str(max(1024, plan.waiters)), "KELVIN_CHUNK_BYTES": str(1 << 20)}
+    places = str(max(2048, plan.waiters))
+    settings = {"KELVIN_QUEUE_REQUESTS": places, "KELVIN_QUEUE_REQUESTS_PER_TENANT": places}
+    settings |= {"KELVIN_CHUNK_BYTES": str(1 << 20)}
     with running(scratch / "data", settings=settings) as kelvin:
         version = kelvin.push(scratch / "model", MODEL)
         kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})

@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from contracts.errors import Refused
 from contracts.manifest import Manifest
+from contracts.wire import decoder
 from service.unix import SocketDirectory
 from weightcache.client import acquire
 from weightcache.wire import Layout, LeaseReply
@@ -54,7 +53,7 @@ def storm(runs: list[str], tenant: str, versions: list[str]) -> list[list[Any]]:
 def main() -> None:
     """Until stdin ends."""
     for kind in (LeaseReply, Layout, Manifest):
-        msgspec.json.Decoder(kind)  # built here: where threads build the same one at once, msgspec crashes
+        decoder(kind)  # made here, so that no reader's time has it in it
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps({"ends": storm(**json.loads(line))}), flush=True)

@@ -27,12 +27,12 @@ def prepare(device: torch.device) -> None:
 
 
 def load(question: dict[str, Any], stack: ExitStack) -> turns.Tensors:
-    """`path` is the version's digest. The lease is verified when it is there."""
-    lease = stack.enter_context(acquire(directory, question["tenant"], question["path"], TIMEOUT_S))
+    """`path` is the version's digest. All of it is verified when this returns."""
+    lease = acquire(directory, question["tenant"], question["path"], TIMEOUT_S, progressive=bool(lanes))
+    stack.enter_context(lease)
+    there = copy_to_device(lease, lanes[0], checksum_in(lease.attestations)).tensors if lanes else tensors(lease)
     tiers.update(lease.bytes_by_tier)
-    if lanes:
-        return copy_to_device(lease, lanes[0], checksum_in(lease.attestations)).tensors
-    return tensors(lease)
+    return there
 
 
 directory = SocketDirectory(Path(sys.argv[1]))

@@ -1,0 +1,224 @@
+"""`kelvin bench front`: what the front door costs a request, beside its upstream alone and nginx as a TLS proxy.
+
+One activator, as it is run, between a lean program that stands for control plane and replica, and a loader. TLS, key,
+durable record and timeline are on. The activator has a core to itself, nginx has it when it is its turn; the loader and
+what is behind share another one. Systems are measured in turn within each round.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from coldstart_bench import front_tools
+from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.failures import Failed
+from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontReport, Streams, Take, rows_of
+from coldstart_bench.front_verdicts import judge
+from coldstart_bench.installation import InstallationFailed, free_port
+from coldstart_bench.peers import PeerFailed
+from coldstart_bench.programs import Program
+from contracts.errors import Refused
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+
+Loader = Literal["wrk", "own"]
+
+STREAMS: Final = 64
+TOKENS_PER_S: Final = 50.0
+READY_S: Final = 60.0
+RECORDED_S: Final = 20.0
+WARM_S: Final = 1
+MOST: Final = 512
+_PATH: Final = "/v1/chat/completions"
+_MESSAGES: Final = [{"role": "user", "content": "hi"}]
+CORES_NOTE: Final = "the loader and what is behind share one core, whoever is in front has another one"
+ONE_CORE_NOTE: Final = "one core for all: rates say nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPlan:
+    """What to measure. `tell` hears one line per step."""
+
+    connections: Sequence[int]
+    rounds: int
+    seconds: int  # of each load
+    loader: Loader
+    tell: Callable[[str], None]
+
+
+def connections_of(words: str) -> tuple[int, ...]:
+    """Numbers separated by commas. Raises ValueError naming what is none."""
+    found = [int(word) if word.strip().isdigit() else 0 for word in words.split(",")]
+    if not all(1 <= number <= MOST for number in found):
+        raise ValueError(f"{words}: must be numbers of 1 to {MOST} separated by commas")
+    return tuple(sorted(set(found)))
+
+
+def run(plan: FrontPlan) -> FrontReport:
+    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
+    load_before = load_1m()
+    wrk = front_tools.try_find("wrk") if plan.loader == "wrk" else None
+    if plan.loader == "wrk" and wrk is None:
+        raise PeerFailed("wrk is not installed: `make bench-tools`, or `--loader own`")
+    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
+    try:
+        with ExitStack() as stack:
+            return _Run(plan, wrk, scratch, stack).report(load_before)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Run:
+    """Everything that is under way, until the stack unwinds."""
+
+    def __init__(self, plan: FrontPlan, wrk: str | None, scratch: Path, stack: ExitStack) -> None:
+        self._plan = plan
+        self._scratch = scratch
+        self._key = f"kv-benchbenchbe-{secrets.token_hex(21)}"
+        cores = sorted(os.sched_getaffinity(0))
+        self._front, self._rest = cores[0], cores[-1]
+        data = scratch / "data"
+        (data / "run").mkdir(parents=True, mode=0o700)
+        with front_tools.on_core(self._rest):
+            self._upstream = stack.enter_context(Program("front_upstream", str(data), self._key, str(TOKENS_PER_S)))
+            self._own = stack.enter_context(Program("front_load"))
+        alone: int = self._upstream.ask()["port"]
+        self._urls = {UPSTREAM: f"http://127.0.0.1:{alone}{_PATH}"}
+        self._wrk = wrk
+        self._absent: list[Failed] = []
+        with front_tools.on_core(self._front):
+            if (binary := front_tools.try_find("nginx")) is not None:
+                port = free_port()
+                stack.enter_context(front_tools.nginx(binary, scratch / "nginx", port, alone))
+                self._urls[NGINX] = f"https://localhost:{port}{_PATH}"
+            else:
+                self._absent.append(Failed(NGINX, "not installed (make bench-tools)"))
+            port = free_port()
+            self._pid = stack.enter_context(_activator(data, port))
+            self._urls[KELVIN] = f"https://localhost:{port}{_PATH}"
+
+    def report(self, load_before: float) -> FrontReport:
+        plan, taken, answered = self._plan, defaultdict[tuple[int, str], list[Take]](list), 0
+        for system in self._urls:
+            answered += self._take(system, 4, WARM_S).requests if system == KELVIN else 0
+        for number in range(plan.rounds):
+            for connections in plan.connections:
+                order = list(self._urls)
+                for system in order[number % len(order) :] + order[: number % len(order)]:
+                    take = self._take(system, connections, plan.seconds)
+                    taken[connections, system].append(take)
+                    answered += take.requests if system == KELVIN else 0
+                    plan.tell(f"{system}, {connections}: {take.rate:.0f} requests/s")
+        unrecorded = self._unrecorded(answered)
+        streams = self._streams()
+        rows = rows_of(taken)
+        notes = (CORES_NOTE if self._front != self._rest else ONE_CORE_NOTE,)
+        return FrontReport(
+            rows,
+            streams,
+            unrecorded,
+            "wrk" if self._wrk is not None else "a loop of our own",
+            tuple(self._absent),
+            judge(rows, streams, unrecorded),
+            machine(),
+            load_before,
+            commit(),
+            notes,
+        )
+
+    def _take(self, system: str, connections: int, seconds: int) -> Take:
+        body, url = json.dumps({"model": "m", "messages": _MESSAGES}), self._urls[system]
+        before_us = processor_us(self._pid)
+        if self._wrk is not None:
+            with front_tools.on_core(self._rest):
+                take = front_tools.wrk(self._wrk, self._scratch, url, connections, seconds, body, self._key)
+        else:
+            said = self._own.ask(do="load", url=url, connections=connections, seconds=seconds, body=body, key=self._key)
+            take = front_tools.take_of(said)
+        if system != KELVIN:
+            return take
+        return msgspec.structs.replace(take, processor_us=processor_us(self._pid) - before_us)
+
+    def _unrecorded(self, answered: int) -> int:
+        """Of so many answers; the last records are given time to be shipped."""
+        limit = time.monotonic() + RECORDED_S
+        while True:
+            records: int = self._upstream.ask()["records"]
+            if records >= answered or time.monotonic() > limit:
+                return max(0, answered - records)
+            time.sleep(0.05)
+
+    def _streams(self) -> Streams:
+        """Handshakes are before the time that counts, and the ends of the streams after it."""
+        seconds = 3 * self._plan.seconds
+        self._plan.tell(f"{STREAMS} streams for {seconds} s")
+        body = {
+            "model": "m",
+            "messages": _MESSAGES,
+            "stream": True,
+            "max_tokens": int((seconds + READY_S) * TOKENS_PER_S),
+        }
+        self._own.ask(do="open", url=self._urls[KELVIN], streams=STREAMS, body=json.dumps(body), key=self._key)
+        before_us, began = processor_us(self._pid), time.perf_counter()
+        tokens = self._own.ask(do="read", seconds=seconds)["tokens"]
+        spent_us, took_s = processor_us(self._pid) - before_us, time.perf_counter() - began
+        self._own.ask(do="close")
+        return Streams(STREAMS, TOKENS_PER_S, took_s, tokens, spent_us / 1e6 / took_s)
+
+
+def processor_us(pid: int) -> int:
+    """What a process has had of processors, user and system, all threads (proc(5), stat: 14 and 15)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return int(ticks * 1_000_000 / os.sysconf("SC_CLK_TCK"))
+
+
+@contextmanager
+def _activator(data: Path, port: int) -> Iterator[int]:
+    """One, ready, until the block ends; its process id."""
+    environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port)}
+    with (data / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "activator"], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        limit = time.monotonic() + READY_S
+        while not asyncio.run(_is_ready(data)):
+            if process.poll() is not None or time.monotonic() > limit:
+                raise InstallationFailed(f"the activator did not start: {(data / 'log').read_text()[-500:]}")
+            time.sleep(0.05)
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=READY_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+async def _is_ready(data: Path) -> bool:
+    directory = SocketDirectory(data / "run")
+    client = ServiceClient(directory, "activator.sock", "the activator")
+    try:
+        async with client.open("GET", "/readyz", timeout_s=READY_S) as answer:
+            return answer.status == 200
+    except Refused:
+        return False
+    finally:
+        await client.close()
+        directory.close()
