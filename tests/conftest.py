@@ -1,15 +1,44 @@
-"""What holds for every test, and the S3 server that those share which need one."""
+"""What holds for every test, which files are read and in which order, and the S3 server that some share."""
 
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.faults.buckets import Buckets, serving
+from tests.together import Together, is_deep
 
 # How long an example takes says more about the machine's neighbours than about the example.
 settings.register_profile("kelvin", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kelvin")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of which nothing would run is not even imported: that takes seconds, in each worker."""
+    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if config.option.markexpr == "not deep" and is_test and collection_path not in named and is_deep(collection_path):
+        return True
+    return None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    """Files that share an installation are one worker's."""
+    return Together(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that may take long come first: begun last, all workers but one would wait for them at the end."""
+    limits: defaultdict[Path, float] = defaultdict(float)
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits[item.path], 0.0 if limit is None else limit.args[0])
+    items.sort(key=lambda item: (-limits[item.path], "e2e" not in item.path.parts))
 
 
 @pytest.fixture(scope="session")

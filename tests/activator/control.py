@@ -161,13 +161,13 @@ class FakeControl:
 
     async def until_records(self, count: int) -> list[RequestRecord]:
         """Wait for that many records."""
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: len(self.records) >= count)
         return self.records
 
     async def until_stat(self, concurrency: float | None = None, count: int = 1) -> None:
         """Wait for that many stats (of that concurrency)."""
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(
                 lambda: sum(concurrency in (None, stat.concurrency) for stat in self.stats) >= count
             )
@@ -210,7 +210,7 @@ class FakeControl:
 
     async def until_used(self, key_id: str) -> int:
         """When that key was last used, once it was told."""
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: key_id in self.used_at_s)
         return self.used_at_s[key_id]
 

@@ -141,7 +141,7 @@ class FakeReplica:
 
     async def until(self, claim: Callable[["FakeReplica"], bool]) -> None:
         """Wait until it holds."""
-        async with asyncio.timeout(10), self.events:
+        async with asyncio.timeout(30), self.events:
             await self.events.wait_for(lambda: claim(self))
 
     async def changed(self) -> None:

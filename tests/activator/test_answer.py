@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from activator.account import Account
-from activator.answer import Answer
+from activator.answer import AT_ONCE, Answer
 from activator.exchange import Exchange
 from activator.usage import Usage
 from contracts.control import Principal
@@ -91,7 +91,10 @@ async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure |
                      id="[DONE] on its own"),
         pytest.param(True, [b"data: 1\n\n"], [b"<200>", b"data: 1\n\n", b"<record of 1 tokens>", b""],
                      id="without [DONE]"),
-        pytest.param(False, [b'{"a":1}'], [b"<200>", b'{"a":1', b"<record of 2 tokens>", b"}"], id="a whole answer"),
+        pytest.param(False, [b'{"a":1}'], [b"<record of 2 tokens>", b"<200>", b'{"a":1}'], id="a whole answer"),
+        pytest.param(False, [b"[" + b" " * AT_ONCE, b"]"],
+                     [b"<200>", b"[" + b" " * AT_ONCE, b"<record of 2 tokens>", b"]"],
+                     id="a whole answer that is large"),
     ],
 )  # fmt: skip
 def test_the_record_comes_before_the_last_byte(stream: bool, pieces: list[bytes], want: list[bytes]) -> None:
@@ -104,10 +107,13 @@ def test_the_record_comes_before_the_last_byte(stream: bool, pieces: list[bytes]
 
 
 def test_an_answer_that_can_not_be_recorded_does_not_end_as_if_it_were() -> None:
-    """A stream gets the error in place of [DONE]; what was promised a length is cut."""
+    """A stream gets the error in place of [DONE]; a whole answer is refused, or cut where it was promised a length."""
     failure = Unavailable("the usage spool")
     said = asyncio.run(_answered([chunk("x"), DONE], stream=True, failure=failure))
     assert b"event: error" in said[-1]
     assert DONE not in b"".join(said)
     said = asyncio.run(_answered([b'{"a":1}'], stream=False, failure=failure))
-    assert said == [b"<200>", b'{"a":1', b"<record of 2 tokens>"]
+    assert said[:2] == [b"<record of 2 tokens>", b"<503>"]
+    assert b'"a"' not in b"".join(said)
+    said = asyncio.run(_answered([b"[" + b" " * AT_ONCE, b"]"], stream=False, failure=failure))
+    assert said == [b"<200>", b"[" + b" " * AT_ONCE, b"<record of 2 tokens>"]

@@ -131,7 +131,7 @@ def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
 
 async def _queued(here: World, count: int) -> None:
     """Until the reporter tells of that many at once."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not any(stat.concurrency > count - 0.5 for stat in here.control.stats):
             await asyncio.sleep(0.02)
 

@@ -11,20 +11,25 @@ from tests.activator.replica import Call, chunk, hello
 from tests.activator.world import World, http, world
 
 HOST = b"Host: localhost\r\n"
+SHORT_S = 4.0  # what ends after 0.3 s is given as much on a busy machine; by default it has 5 s or more
 
 
 async def _say(here: World, raw: bytes, *, finish: bool = False) -> bytes:
-    """Send bytes, return all that comes until the end, or for two seconds."""
+    """Send bytes, return all that comes until the end, or for two seconds after the head."""
     reader, writer = await here.raw()
     writer.write(raw)
     got = b""
     try:
+        async with asyncio.timeout(30):
+            got = await reader.readuntil(b"\r\n\r\n")
         async with asyncio.timeout(2):
             while data := await reader.read(65536):
                 got += data
             got += b"<end>"
     except TimeoutError:
         got += b"<open>"
+    except asyncio.IncompleteReadError as cut:
+        got = cut.partial + b"<end>"
     except (ConnectionError, ssl.SSLError):
         got += b"<reset>"
     writer.transport.abort()
@@ -52,6 +57,9 @@ REFUSED = [
                  id="a head of 400 kB that never ends"),
     pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"".join(b"x%d: a\r\n" % n for n in range(9000)) + b"\r\n",
                  b"431", id="nine thousand headers"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"x: a\r\n" * 100 + b"\r\n", b"431", id="101 of 100 headers"),
+    pytest.param(b"GET http://elsewhere/v1/models HTTP/1.1\r\n" + HOST + b"\r\n", b"400",
+                 id="a target that names another host than Host"),
 ]  # fmt: skip
 
 
@@ -70,6 +78,58 @@ def test_what_is_malformed_or_too_large_is_refused(tmp_path: Path) -> None:
             fine = await _say(here, b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 20_000 + b"\r\n\r\n")
             assert fine.startswith(b"HTTP/1.1 401"), fine[:100]
             assert fine.endswith(b"<open>")
+            for head in (b"x: a\r\n" * 99, b""):
+                target = b"/v1/models" if head else b"http://localhost/v1/models"
+                fine = await _say(here, b"GET " + target + b" HTTP/1.1\r\n" + HOST + head + b"\r\n")
+                assert fine.startswith(b"HTTP/1.1 401"), fine[:100]
+            page = await here.page()
+            assert 'kelvin_refusals_total{process="activator",outcome="http",status="400"}' in page
+            assert 'kelvin_refusals_total{process="activator",outcome="http",status="431"}' in page
+            assert "Invalid HTTP request" not in (here.data / "log").read_text(), "a stranger fills no log"
+
+    asyncio.run(scenario())
+
+
+def test_trailers_are_nobodys_headers(tmp_path: Path) -> None:
+    """What comes behind a body changes nothing of its request, as in the head it does; extensions are bounded."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a")
+            body = b'{"model":"m","prompt":"x"}'
+            late = b"X-Kelvin-Deadline-Ms: never\r\n"
+            chunked = http(b"", "/v1/completions").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+            trailed = chunked + b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(body), body, late)
+            padded = chunked + b"%x;%s\r\n%s\r\n0\r\n\r\n" % (len(body), b"x" * 400_000, body)
+            reader, writer = await here.raw()
+            writer.write(trailed)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            writer.transport.abort()
+            assert (await _say(here, trailed.replace(b"\r\n\r\n", b"\r\n" + late + b"\r\n", 1))).startswith(
+                b"HTTP/1.1 400"
+            )
+            assert (await _say(here, padded.replace(b"x" * 390_000, b""))).startswith(b"HTTP/1.1 200")
+            assert (await _say(here, padded)).startswith(b"HTTP/1.1 400"), "an extension of 400 kB"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_no_request_behind_one_does_not_reach_into_its_answer(tmp_path: Path) -> None:
+    """The first is answered whole, and alone; the connection closes."""
+
+    async def slowly(call: Call) -> None:
+        await asyncio.sleep(0.2)
+        await hello(call)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", slowly)
+            body = b'{"model":"m","prompt":"x"}'
+            for behind in (b"\x00\x01\x02", b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000):
+                got = await _say(here, http(body, "/v1/completions") + behind)
+                assert got.startswith(b"HTTP/1.1 200"), got[:80]
+                assert got.count(b"HTTP/1.1") == 1
+                assert got.endswith(b"<end>")
 
     asyncio.run(scenario())
 
@@ -93,7 +153,7 @@ def test_the_certificate_is_chosen_by_name(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as here:
             default = {"localhost", "127.0.0.1", "0:0:0:0:0:0:0:1"}
-            async with asyncio.timeout(10):  # leaves are made beside the loop
+            async with asyncio.timeout(30):  # leaves are made beside the loop
                 while await shown(here, "m.default.kelvin.localhost") == default:
                     await asyncio.sleep(0.01)
             assert await shown(here, "m.default.kelvin.localhost") == {"*.default.kelvin.localhost"}
@@ -136,7 +196,7 @@ def test_a_connection_that_says_too_little_is_ended(tmp_path: Path) -> None:
     async def until_closed(reader: asyncio.StreamReader) -> float:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await reader.read()
         except ConnectionError:
             pass
@@ -145,17 +205,17 @@ def test_a_connection_that_says_too_little_is_ended(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, handshake_s=0.3, head_s=0.3, body_s=0.3) as here:
             reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            assert await until_closed(reader) < 2
+            assert await until_closed(reader) < SHORT_S
             writer.transport.abort()
             for said in (b"", b"GET /v1/models HT"):
                 reader, writer = await here.raw()
                 writer.write(said)
-                assert await until_closed(reader) < 2
+                assert await until_closed(reader) < SHORT_S
                 writer.transport.abort()
             reader, writer = await here.raw()
             writer.write(http(b"x" * 100)[:-50])
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 504")
-            assert await until_closed(reader) < 2
+            assert await until_closed(reader) < SHORT_S
             writer.transport.abort()
             reader, writer = await here.raw()
             writer.write(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n")
@@ -210,7 +270,7 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
             with pytest.raises((ConnectionError, ssl.SSLError)):
                 await here.raw()
             kept[0][1].transport.abort()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while True:
                     try:
                         kept.append(await here.raw())
@@ -257,7 +317,7 @@ def test_plain_http_is_not_spoken(tmp_path: Path) -> None:
             writer.write(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n")
             got = b""
             try:
-                async with asyncio.timeout(8):
+                async with asyncio.timeout(30):
                     got = await reader.read()
             except ConnectionError:
                 pass

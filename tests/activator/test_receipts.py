@@ -1,13 +1,13 @@
 """Receipts: one call at a time, the last word of each request, and nothing is held up by a replica that is gone."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
-import aiohttp
-
 from activator.errands import Errands
 from activator.receipts import Desk
+from activator.upstream_http import Client
 from contracts.usage import Receipt
 from tests.activator.replica import Call, FakeReplica, chunk
 from tests.activator.world import CHAT, world
@@ -23,7 +23,7 @@ def test_what_is_said_meanwhile_goes_with_the_next_call(tmp_path: Path) -> None:
     async def scenario() -> None:
         replica, errands = FakeReplica(), Errands()
         await replica.start(tmp_path, "a")
-        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "rt-a.sock"))) as http:
+        with contextlib.closing(Client(str(tmp_path / "rt-a.sock"))) as http:
             desk = Desk(http, errands)
             desk.tell(_receipt("x", 1))
             await asyncio.sleep(0)
@@ -39,12 +39,38 @@ def test_what_is_said_meanwhile_goes_with_the_next_call(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_recorded_waits_for_company_and_what_was_delivered_does_not(tmp_path: Path) -> None:
+    """Many records are one call, once the moment is over; a delivery ends the wait, and so does the desk's end."""
+
+    async def scenario() -> None:
+        replica, errands = FakeReplica(), Errands()
+        await replica.start(tmp_path, "a")
+        with contextlib.closing(Client(str(tmp_path / "rt-a.sock"))) as http:
+            quick, slow = Desk(http, errands, linger_s=0.0), Desk(http, errands, linger_s=60.0)
+            quick.tell(_receipt("q", 1, recorded=True))
+            await replica.until(lambda r: r.recorded == ["q"])
+            for name in "abc":
+                slow.tell(_receipt(name, 1, recorded=True))
+            await asyncio.sleep(0)
+            assert replica.recorded == ["q"]
+            slow.tell(_receipt("d", 2))
+            await replica.until(lambda r: len(r.acknowledged) == 5)
+            assert replica.recorded == ["q", "a", "b", "c"]
+            slow.tell(_receipt("e", 1, recorded=True))
+            await slow.close()
+            assert replica.recorded[-1] == "e"
+            await errands.close()
+        await replica.stop()
+
+    asyncio.run(scenario())
+
+
 def test_a_replica_that_is_gone_is_told_nothing(tmp_path: Path) -> None:
     """No error, no backlog: it keeps the account, or its death is recorded."""
 
     async def scenario() -> None:
         errands = Errands()
-        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "rt-a.sock"))) as http:
+        with contextlib.closing(Client(str(tmp_path / "rt-a.sock"))) as http:
             desk = Desk(http, errands)
             for name in "abc":
                 desk.tell(_receipt(name, 1))

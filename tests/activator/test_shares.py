@@ -3,7 +3,8 @@
 import pytest
 
 from activator.shares import Shares
-from contracts.errors import Refused, TenantBusy
+from contracts.errors import Refused
+from contracts.traffic_errors import TenantBusy
 
 
 def test_shares() -> None:

@@ -3,10 +3,9 @@
 import asyncio
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from tests.activator.world import World, world
+from tests.activator.world import world
 from tests.telemetry import receiver
 from tests.telemetry.receiver import Receiver
 
@@ -17,12 +16,6 @@ async def _until(collector: Receiver, request_id: str) -> None:
     async with asyncio.timeout(60):
         while not await asyncio.to_thread(collector.trace_of, request_id):
             await asyncio.sleep(0.05)
-
-
-async def _page(here: World) -> str:
-    connector = aiohttp.UnixConnector(path=str(here.data / "run" / "activator.sock"))
-    async with aiohttp.ClientSession(connector=connector) as own, own.get("http://activator/metrics") as answer:
-        return await answer.text()
 
 
 @pytest.mark.parametrize("mode", ["hang", "refuse"])
@@ -39,7 +32,7 @@ def test_a_collector_that_does_not_take_costs_nothing(tmp_path: Path, mode: str)
                 while not (await asyncio.to_thread(collector.seen))["asked"]:
                     await asyncio.sleep(0.05)
             assert (await here.post()).status == 200
-            page = await _page(here)
+            page = await here.page()
             assert 'kelvin_traces_total{process="activator",result="sent"} 0' in page
             assert 'kelvin_requests_total{process="activator",tenant="default",model="m",outcome="ok"' in page
             if mode == "refuse":

@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 from activator.keys import VersionKey
 from activator.line import Replica
 from activator.policy.admission import QueueLimits
-from activator.policy.queue import Bound
+from activator.policy.ask import Ask
+from activator.policy.bounds import Bound
 from activator.throttler import Throttler
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
-from contracts.errors import DeadlineExceeded, Overloaded, Refused
+from contracts.errors import Refused
 from contracts.forecast import Forecast
 from contracts.problem import code_of
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from tests.activator.control import VERSION, replica_row
 
 KEY = VersionKey("default", "m", VERSION)
-LIMITS = QueueLimits(Bound(50, 10_000), Bound(50, 10_000), 60.0)
+ASK = Ask("default", 10, 10)
+WIDE = Bound(50, 10_000, 10_000)
+LIMITS = QueueLimits(WIDE, WIDE, WIDE, 60.0)
 FAILED = RestoreFailure(
     tenant="default", version=VERSION, code="probe_failed", status=500, message="no", retryable=False
 )
@@ -55,7 +59,7 @@ def _feed(*rows: ReplicaRow, removed: tuple[str, ...] = (), full: bool = False) 
 
 
 async def _take(throttler: Throttler, seconds: float = 30.0) -> Replica:
-    return await throttler.acquire(KEY, 10, Deadline.after(seconds, asyncio.get_running_loop().time()))
+    return await throttler.acquire(KEY, ASK, Deadline.after(seconds, asyncio.get_running_loop().time()))
 
 
 async def _turns(count: int = 3) -> None:
@@ -72,7 +76,7 @@ def test_who_waits_is_told_how_long_as_far_as_it_was_said() -> None:
         said = Feed(revision=1, forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1500),))
         throttler.apply(said)
         assert throttler.remaining_s(KEY) is None, "nobody waits"
-        waiting = asyncio.create_task(throttler.acquire(KEY, 10, Deadline.after(30.0, now_s)))
+        waiting = asyncio.create_task(throttler.acquire(KEY, ASK, Deadline.after(30.0, now_s)))
         await _turns()
         assert throttler.remaining_s(KEY) is None
         throttler.apply(said)
@@ -113,7 +117,7 @@ def test_waiters_are_served_in_order_as_capacity_rises() -> None:
         throttler.apply(_feed(replica_row("b", 1)))
         await _turns()
         assert order == [0, 1, 2]
-        throttler.release(tasks[0].result())
+        throttler.release(KEY, tasks[0].result(), ASK, None)
         await _turns()
         assert order == [0, 1, 2, 3]
         throttler.check_integrity()
@@ -176,7 +180,7 @@ def test_a_failed_start_of_another_replica_fails_nobody_who_can_be_served() -> N
         waiting = asyncio.create_task(_take(throttler))
         await _turns()
         throttler.apply(Feed(revision=2, failures=(FAILED,)))
-        throttler.release(first)
+        throttler.release(KEY, first, ASK, None)
         assert await waiting is first
 
     asyncio.run(scenario())
@@ -191,7 +195,7 @@ def test_a_deadline_ends_the_wait() -> None:
             await _take(throttler, 0.01)
         assert isinstance(refused.value.failure, DeadlineExceeded)
         assert refused.value.failure.stage == "waiting for a replica to start"
-        assert throttler.load.entries == 0
+        assert throttler.loads.in_all.entries == 0
 
     asyncio.run(scenario())
 
@@ -200,7 +204,7 @@ def test_a_full_queue_sheds() -> None:
     """The bound in entries."""
 
     async def scenario() -> None:
-        throttler = _throttler(limits=QueueLimits(Bound(1, 100), Bound(9, 1000), 5))
+        throttler = _throttler(limits=QueueLimits(Bound(1, 100, 100), WIDE, WIDE, 5))
         waiting = asyncio.create_task(_take(throttler))
         await _turns()
         with pytest.raises(Refused) as refused:
@@ -208,7 +212,7 @@ def test_a_full_queue_sheds() -> None:
         assert isinstance(refused.value.failure, Overloaded)
         waiting.cancel()
         await _turns()
-        assert throttler.load.entries == 0
+        assert throttler.loads.in_all.entries == 0
 
     asyncio.run(scenario())
 
@@ -234,7 +238,7 @@ def test_a_replica_that_closes_takes_nobody(feed: Feed) -> None:
         await _turns()
         assert not waiting.done()
         assert bell.rung == [KEY]
-        throttler.release(running)
+        throttler.release(KEY, running, ASK, None)
         await _turns()
         assert not waiting.done()
         throttler.apply(_feed(replica_row("b", 1)))
@@ -252,7 +256,7 @@ def test_a_lost_replica_rests_for_a_moment() -> None:
         throttler.apply(_feed(replica_row("a", 4)))
         replica = await _take(throttler)
         throttler.report_lost(replica)
-        throttler.release(replica)
+        throttler.release(KEY, replica, ASK, None)
         assert throttler.is_asleep(KEY)
         assert await _take(throttler, 5.0) is replica  # after SUSPECT_S
 
@@ -292,7 +296,7 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
         elif what == "release":
             for task in [t for t in tasks if t.done() and not t.cancelled() and t.exception() is None][:1]:
                 tasks.remove(task)
-                throttler.release(task.result())
+                throttler.release(KEY, task.result(), ASK, None)
         elif what == "add":
             throttler.apply(_feed(replica_row(f"r{which % 3}", 1 + which % 2)))
         elif what == "remove":
@@ -311,12 +315,12 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
         task.cancel()
     for task in tasks:
         with suppress(asyncio.CancelledError, Refused):
-            throttler.release(await task)
+            throttler.release(KEY, await task, ASK, None)
     await _turns()
     throttler.apply(_feed(full=True))
     throttler.apply(_feed(replica_row("last", 3)))
     throttler.check_integrity()
-    assert throttler.load.entries == 0
+    assert throttler.loads.in_all.entries == 0
     for _ in range(3):
         await asyncio.wait_for(_take(throttler), 1)
 
@@ -337,13 +341,13 @@ def test_a_slot_that_leaks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         holding = await _take(throttler)
         waiting = asyncio.create_task(_take(throttler))
         await _turns()
-        throttler.release(holding)
+        throttler.release(KEY, holding, ASK, None)
         waiting.cancel()
         await _turns()
         return holding.running
 
     assert asyncio.run(scenario()) == 0
-    monkeypatch.setattr(Throttler, "_leave", lambda self, key, line, waiter: line.waiting.discard(waiter))
+    monkeypatch.setattr(Throttler, "_leave", lambda self, key, line, waiter, ask: line.waiting.discard(waiter))
     assert asyncio.run(scenario()) == 1
 
 
@@ -356,7 +360,7 @@ def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() -> None:
         holding = await _take(throttler)
         first, second = (asyncio.create_task(_take(throttler)) for _ in range(2))
         await _turns()
-        throttler.release(holding)
+        throttler.release(KEY, holding, ASK, None)
         first.cancel()
         assert await asyncio.wait_for(second, 1) is holding
         throttler.check_integrity()
@@ -364,7 +368,7 @@ def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() -> None:
         third, fourth = (asyncio.create_task(_take(throttler)) for _ in range(2))
         await _turns()
         third.cancel()
-        throttler.release(holding)
+        throttler.release(KEY, holding, ASK, None)
         assert await asyncio.wait_for(fourth, 1) is holding
         throttler.check_integrity()
 

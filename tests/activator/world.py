@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,9 @@ from pathlib import Path
 import aiohttp
 from yarl import URL
 
+from service.unix import SocketDirectory, peer_pid
 from tests.activator.control import KEY, MARKER, VERSION, FakeControl, replica_row
+from tests.activator.hatching import Hatched
 from tests.activator.replica import FakeReplica, Script, hello
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -59,10 +60,12 @@ class World:
     data: Path
     port: int
     control: FakeControl
-    process: asyncio.subprocess.Process
+    process: Hatched
     client: aiohttp.ClientSession
     tls: ssl.SSLContext
     environment: dict[str, str]
+    program: str  # the module that is run
+    listener: socket.socket | None = None  # where it accepts, if that is ours
     replicas: list[FakeReplica] = field(default_factory=list)
 
     @property
@@ -85,7 +88,7 @@ class World:
     async def settled(self) -> None:
         """Return when the activator has read what the feed said until now: a model's row, seen by its effect."""
         marker = self.control.mark()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await self.get(f"/v1/models/{marker}", MARKER)).status != 200:
                 await asyncio.sleep(0.005)
 
@@ -108,20 +111,49 @@ class World:
         async with self.client.request(method, url, data=data, headers=own) as answer:
             return Got(answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read())
 
-    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A bare TLS connection."""
-        return await asyncio.open_connection("127.0.0.1", self.port, ssl=self.tls, server_hostname="localhost")
+    async def raw(self, source: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare TLS connection, from an address of this machine."""
+        return await asyncio.open_connection(
+            "127.0.0.1", self.port, ssl=self.tls, server_hostname="localhost", local_addr=(source, 0)
+        )
 
-    async def restart(self) -> None:
-        """Another activator on the same data, once the first is gone."""
+    async def own(self, path: str) -> Got:
+        """GET at the activator's own socket."""
+        connector = aiohttp.UnixConnector(path=str(self.data / "run" / "activator.sock"))
+        async with aiohttp.ClientSession(connector=connector) as own, own.get(f"http://activator{path}") as answer:
+            return Got(answer.status, dict(answer.headers), await answer.read())
+
+    async def page(self) -> str:
+        """The activator's own metrics."""
+        return (await self.own("/metrics")).body.decode()
+
+    async def restart(self, path: str = "/readyz") -> None:
+        """Another activator on the same data, once the first is gone; on return its own socket answers `path`."""
         assert self.process.returncode is not None
-        self.process = await _spawn(self.data, self.environment)
+        self.process = Hatched(self.program, self.environment, self.data / "log", self.listener)
+        await _until_ready(self.data, self.process, path)
+
+    async def beside(self) -> Hatched:
+        """Another activator on the same data and listening socket, once it is ready; the one before."""
+        old, self.process = self.process, Hatched(self.program, self.environment, self.data / "log", self.listener)
+        directory = SocketDirectory(self.data / "run")
+        try:
+            async with asyncio.timeout(60):
+                while True:
+                    assert self.process.returncode is None, "the activator ended"
+                    with directory.connect("activator.sock") as connected:
+                        if peer_pid(connected) == self.process.pid:
+                            break
+                    await asyncio.sleep(0.02)
+        finally:
+            directory.close()
         await _until_ready(self.data, self.process, "/readyz")
+        return old
 
     async def terminate(self) -> int:
         """SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.process.wait()
 
 
@@ -132,7 +164,14 @@ def http(body: bytes, path: str = "/v1/chat/completions", key: str = KEY, extra:
 
 
 @asynccontextmanager
-async def world(tmp_path: Path, *, control_up: bool = True, **settings: object) -> AsyncIterator[World]:
+async def world(
+    tmp_path: Path,
+    *,
+    control_up: bool = True,
+    program: str = "activator",
+    listener: socket.socket | None = None,
+    **settings: object,
+) -> AsyncIterator[World]:
     """Started and ready, ended in any case; the activator must exit with 0 and have said nothing of a defect."""
     data = tmp_path / "data"
     (data / "run").mkdir(parents=True)
@@ -140,16 +179,14 @@ async def world(tmp_path: Path, *, control_up: bool = True, **settings: object) 
     control = FakeControl()
     if control_up:
         await control.start(data / "run")
-    port = free_port()
-    environment = os.environ | {"KELVIN_DATA": str(data), "KELVIN_PORT": str(port)}
-    environment |= {f"KELVIN_{name.upper()}": str(value) for name, value in settings.items()}
-    process = await _spawn(data, environment)
+    given = {f"KELVIN_{name.upper()}": str(value) for name, value in settings.items()}
+    environment = {**os.environ, "KELVIN_DATA": str(data), **given}
+    process, port = await _started(program, data, environment, "/readyz" if control_up else "/healthz", listener)
     here: World | None = None
     try:
-        await _until_ready(data, process, "/readyz" if control_up else "/healthz")
         tls = ssl.create_default_context(cafile=str(data / "ca.pem"))
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0)) as client:
-            here = World(data, port, control, process, client, tls, environment)
+            here = World(data, port, control, process, client, tls, environment, program, listener)
             yield here
             assert here.process.returncode is not None or await here.terminate() == 0
         said = (data / "log").read_text()
@@ -165,14 +202,30 @@ async def world(tmp_path: Path, *, control_up: bool = True, **settings: object) 
         await control.stop()
 
 
-async def _spawn(data: Path, environment: dict[str, str]) -> asyncio.subprocess.Process:
-    with (data / "log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", "activator", env=environment, stderr=log)
+async def _started(
+    program: str, data: Path, environment: dict[str, str], path: str, listener: socket.socket | None
+) -> tuple[Hatched, int]:
+    """A ready one, and its port: another one where somebody took that before it did."""
+    while True:
+        port = free_port() if listener is None else listener.getsockname()[1]
+        environment["KELVIN_PORT"] = str(port)
+        process = Hatched(program, environment, data / "log", listener)
+        try:
+            await _until_ready(data, process, path)
+        except BaseException as error:
+            process.kill()
+            await process.wait()
+            log = data / "log"
+            if isinstance(error, AssertionError) and log.exists() and "Address already in use" in log.read_text():
+                log.unlink()
+                continue
+            raise
+        return process, port
 
 
-async def _until_ready(data: Path, process: asyncio.subprocess.Process, path: str) -> None:
+async def _until_ready(data: Path, process: Hatched, path: str) -> None:
     connector = aiohttp.UnixConnector(path=str(data / "run" / "activator.sock"))
-    async with asyncio.timeout(30), aiohttp.ClientSession(connector=connector) as own:
+    async with asyncio.timeout(60), aiohttp.ClientSession(connector=connector) as own:
         while True:
             assert process.returncode is None, "the activator ended"
             try:

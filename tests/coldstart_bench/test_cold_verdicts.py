@@ -19,7 +19,7 @@ def passed(
     """Host, NVMe, bound, memory."""
     measured = {(size, tier, "floor"): [1.0] for tier in ("host", "nvme")}
     rows = rows_of({**measured, (size, "host", "kelvin"): [host], (size, "nvme", "kelvin"): [nvme]})
-    return [verdict.passed for verdict in judge(rows, stages, [taken])]
+    return [verdict.passed for verdict in judge([size], rows, stages, {size: taken})]
 
 
 def test_good_figures_pass() -> None:
@@ -51,6 +51,14 @@ def test_memory_beyond_the_model_fails() -> None:
 def test_a_small_model_is_not_held_to_the_floor() -> None:
     """What any start costs is most of it; the figure is printed all the same."""
     assert passed(size=SMALL, host=1.9)[:2] == [None, None]
+
+
+def test_what_has_no_figure_is_said_not_to_be_measured() -> None:
+    """Each line of a size that was asked for is there; none of them passes."""
+    rows = rows_of({(SIZE, "host", "kelvin"): [1.0], (SIZE, "nvme", "floor"): [1.0]})
+    found = judge([SIZE], rows, [], {})
+    assert {(verdict.value, verdict.passed) for verdict in found} == {(None, None)}
+    assert [verdict.state for verdict in found] == ["host", "nvme", "host", ""]
 
 
 def test_our_row_without_its_probe_is_less_by_its_share() -> None:

@@ -3,13 +3,23 @@
 import os
 from pathlib import Path
 
-from coldstart_bench.environment import _resident_pages, commit, drop_page_cache, machine, warm_page_cache
+import pytest
+
+from coldstart_bench.environment import (
+    CacheNotAsAsked,
+    _residency,
+    commit,
+    drop_page_cache,
+    machine,
+    make,
+    warm_page_cache,
+)
 
 
 def _pages(path: Path) -> int:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return _resident_pages(fd)
+        return _residency(fd).count(1)
     finally:
         os.close(fd)
 
@@ -23,6 +33,36 @@ def test_a_dropped_file_is_gone_and_a_warmed_one_is_there(tmp_path: Path) -> Non
     assert _pages(path) == 0
     warm_page_cache([path])
     assert _pages(path) == 256
+
+
+class Thief:
+    """Takes a state back so often after it was made."""
+
+    def __init__(self, times: int) -> None:
+        self.left, self.made = times, 0
+
+    def again(self) -> None:
+        self.made += 1
+
+    def amiss(self) -> str | None:
+        self.left -= 1
+        return f"{self.left} left" if self.left >= 0 else None
+
+
+def test_a_state_is_made_again_a_bounded_number_of_times() -> None:
+    """One that is taken back more often is refused, saying what is amiss."""
+    lazy, eager = Thief(3), Thief(4)
+    make(lazy.again, lazy.amiss, 3)
+    assert lazy.made == 3
+    with pytest.raises(CacheNotAsAsked, match="0 left, after 3 attempts"):
+        make(eager.again, eager.amiss, 3)
+    assert eager.made == 3
+
+
+def test_an_empty_file_is_warm(tmp_path: Path) -> None:
+    """It has no page to miss."""
+    (tmp_path / "empty").touch()
+    warm_page_cache([tmp_path / "empty"])
 
 
 def test_the_machine_is_described() -> None:

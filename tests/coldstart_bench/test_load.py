@@ -7,7 +7,6 @@ import pytest
 
 from coldstart_bench.contenders import ALL, KELVIN, PEERS, Contender, chosen
 from coldstart_bench.load import LoadPlan, _Ground, _Run, _take
-from coldstart_bench.load_rows import Key, Take
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
 
@@ -36,15 +35,15 @@ def taken(tmp_path: Path, answer: Any, times: int = 2) -> tuple[_Run, Lying]:
     ground = _Ground(None, 4096, {"safetensors": tmp_path / "weights"}, 7, {"mmap": cast(Program, program)})
     for _ in range(times):
         _take(run, ground, MMAP, "hot")
-    assert bool(told) is bool(run.failed), "a failure is told at once"
+    assert bool(told) is bool(run.takes.failures), "a failure is told at once"
     return run, program
 
 
 def test_right_bytes_are_a_take(tmp_path: Path) -> None:
     """One for each round."""
     run, _ = taken(tmp_path, RIGHT)
-    assert [take.total_s for take in run.takes[4096, "hot", "mmap"]] == pytest.approx([0.3, 0.3])
-    assert run.failed == {}
+    assert [take.total_s for take in run.takes.figures[4096, "hot", "mmap"]] == pytest.approx([0.3, 0.3])
+    assert run.takes.failures == ()
 
 
 @pytest.mark.parametrize(
@@ -57,9 +56,11 @@ def test_right_bytes_are_a_take(tmp_path: Path) -> None:
 def test_a_loader_that_fails_is_told_and_not_asked_again(tmp_path: Path, answer: Any, said: str) -> None:
     """Quick and wrong is no result."""
     run, program = taken(tmp_path, answer, times=3)
-    assert said in run.failed[4096, "hot", "mmap"]
+    (failed,) = run.takes.failures
+    assert (failed.size_bytes, failed.state, failed.system) == (4096, "hot", "mmap")
+    assert said in failed.reason
     assert program.asked == 1
-    assert not run.takes[4096, "hot", "mmap"]
+    assert run.takes.figures == {}
 
 
 def test_only_known_loaders_are_chosen() -> None:
@@ -74,13 +75,3 @@ def test_who_is_not_installed_is_known_before_it_is_started() -> None:
     """By its package."""
     assert not Contender("x", "x", "no_such_package_of_anyone", False, "safetensors").installed
     assert KELVIN.installed
-
-
-def test_a_state_that_can_not_be_made_costs_a_round_and_is_a_failure_only_where_no_round_has_it() -> None:
-    """The other rounds' figures stand."""
-    key: Key = (4096, "hot", "mmap")
-    run = _Run(LoadPlan((4096,), 2, (MMAP,), "cpu", lambda line: None))
-    run.skips(key, "1 page is not in the page cache")
-    assert list(run.failures()) == [key]
-    run.takes[key].append(Take(0.1, 0.2))
-    assert run.failures() == {}

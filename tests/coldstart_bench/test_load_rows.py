@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from coldstart_bench.load_rows import Key, LoadRow, Take, rows_of
+from coldstart_bench.failures import Key
+from coldstart_bench.load_rows import LoadRow, Take, rows_of
 from coldstart_bench.load_verdicts import judge
 from coldstart_bench.verdicts import Verdict, line_of
 

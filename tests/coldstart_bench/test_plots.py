@@ -38,9 +38,11 @@ def test_the_pictures_are_written(tmp_path: Path) -> None:
     """PNGs of both benches."""
     pytest.importorskip("matplotlib")
     measured = {(SIZE, tier, system): [0.1] for tier in ("host", "nvme") for system in ("floor", "kelvin")}
+    measured[SIZE, "store", "kelvin"] = [0.2]  # its floor has no figure
     cold = Report(cold_rows_of(measured), {}, None, stages=(*stages("host"), *stages("nvme")))
     takes = {(SIZE, "cold", name): [Take(0.1, 0.1)] for name in ("kelvin", "mmap")}
-    load = LoadReport(rows_of(takes, {(SIZE, "cold", "floor: x"): [0.1]}), (), (), "cpu", {}, 0.0, None)  # type: ignore[arg-type]
+    load = LoadReport(rows_of(takes, {(SIZE, "cold", "floor: x"): [0.1]}), (), (), "cpu", {}, 0.0, None)
     drawn = [*plots.draw_cold(cold, tmp_path / "new"), *plots.draw_load(load, tmp_path / "new")]
     assert [path.name for path in drawn] == ["cold-stages.png", "cold-ratios.png", "load-500mb.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert all(path.is_file() for path in plots.draw_cold(Report((), {}, None), tmp_path / "nothing was measured"))

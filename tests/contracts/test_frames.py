@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.errors import ReplicaLost
 from contracts.frames import MAX_PAYLOAD, Counts, Frame, FrameDecoder, FrameKind, encode_frame, failed_frame
 from contracts.problem import WireFailure, from_wire, to_wire
+from contracts.traffic_errors import ReplicaLost
 
 _small = st.integers(0, 2**32 - 1)
 _counts = st.builds(Counts, _small, _small, _small, st.integers(0, 2**64 - 1))

@@ -3,7 +3,7 @@
 import pytest
 
 from contracts import keys
-from contracts.control import Fingerprint
+from contracts.jobs import Fingerprint
 
 D = "d" * 64
 PRINT = Fingerprint(torch="2.13.0", dtype="bfloat16", device_class="cpu-1")

@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from contracts.errors import Failure, LimitExceeded, Overloaded, Unauthenticated
+from contracts.errors import Failure, LimitExceeded, Unauthenticated
 from contracts.problem import from_wire, headers_of, openai_error, problem_details, sse_error, to_wire
+from contracts.traffic_errors import Overloaded
 
 FAILURES = [
     pytest.param(Unauthenticated(), "authentication_error", id="a bad key is an authentication error"),

@@ -22,6 +22,7 @@ KEY = f"kv-abcdefghijkl-{SECRET}"
         pytest.param(f"x={KEY}: no", "kv-abcdefghijkl-…: no".join(["x=", ""]), id="in a sentence"),
         pytest.param(f"{KEY} {KEY}", "kv-abcdefghijkl-… kv-abcdefghijkl-…", id="twice"),
         pytest.param(KEY[:30], "kv-abcdefghijkl-…", id="cut short"),
+        pytest.param("t eyJhbGciOiJ.eyJzdWIiOiI.c2lnbg", "t eyJhbGciOiJ.…", id="a token"),
         pytest.param("kv-abcdefghijkl", "kv-abcdefghijkl", id="its id is public"),
         pytest.param("the model 'llama' does not exist", "the model 'llama' does not exist", id="no key"),
     ],

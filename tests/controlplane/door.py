@@ -83,4 +83,4 @@ def program(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)

@@ -1,16 +1,17 @@
 """A zygote and its standbys for tests of the actuator: real sockets, real processes, no model. Run as a program.
 
-What it imitates of `runtime.zygote` and of the processes that it forks (contracts/control.py, runtime/replica.py):
+What it imitates of `runtime.zygote` and of the processes that it forks (contracts/jobs.py, runtime/replica.py):
 - one SEQPACKET message in, one out, the pidfd of the fork beside it;
 - a fork creates `rt-<id>.sock` some time after it was announced, then answers `/control/state` as parked;
 - a bind moves it to restoring and, when it is answered, to ready; a refused one leaves it failed, and it ends itself;
-- a second bind is a conflict; one that is ready and idle falls asleep, and wakes to what it has; a seal ends the
-  process; `/control/drain` ends it once nothing is in flight;
+- a second bind is a conflict; one that is ready and idle falls asleep, may drop what it has then, and wakes to it; a
+  seal ends the process; `/control/drain` ends it once nothing is in flight, `/control/condemn` at once;
 - runtimes live on when whoever bound them goes away.
 
 The model's name says how a bind goes: `corrupt` is refused, `crash` dies, `held` waits for the file `release`; a model
 named `busy` reports one request in flight until the file `idle` appears; `full` is refused as overloaded while
-`crowded` exists. Nobody is asleep while `restless` exists, a wake fails while `nightmare` does. A process forked
+`crowded` exists. Nobody is asleep, or without weights, while `restless` exists; a wake fails while `nightmare` does, a
+drop while `clinging` does; a wake without weights waits while `snooze` exists. A process forked
 while `ignore-term` exists ignores SIGTERM, one while `never-park` exists does not listen. Every call is a line in
 `calls.log`.
 """
@@ -30,7 +31,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from contracts.artifact_errors import ChunkCorrupt
-from contracts.control import (
+from contracts.errors import Conflict, Failure, Internal
+from contracts.jobs import (
     Bind,
     Bound,
     Fingerprint,
@@ -41,9 +43,9 @@ from contracts.control import (
     SealAttestation,
     SealJob,
 )
-from contracts.errors import Conflict, Failure, Overloaded
 from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details, status_of
 from contracts.timeline import Span, Stage
+from contracts.traffic_errors import Overloaded
 
 GATE = GateFacts(
     architecture="LlamaForCausalLM",
@@ -126,16 +128,41 @@ class Standby:
         self.state = RuntimeState.ASLEEP
         return None
 
+    def drop(self) -> Failure | None:
+        self.note("drop")
+        with self.lock:
+            if self.state is not RuntimeState.ASLEEP:
+                return Conflict("state", f"is {self.state}")
+            while (self.run / "restless").exists():
+                time.sleep(0.002)
+            if (self.run / "clinging").exists():
+                self.state = RuntimeState.FAILED
+                self.end_soon()
+                return Internal()
+            self.state = RuntimeState.ASLEEP2
+            return None
+
     def wake(self, bind: Bind) -> Bound | Failure:
         self.note(f"wake:{bind.model}")
-        if self.state is not RuntimeState.ASLEEP:
-            return Conflict("state", f"is {self.state}")
+        with self.lock:
+            return self._wake()
+
+    def _wake(self) -> Bound | Failure:
+        before = self.state
+        if before not in (RuntimeState.ASLEEP, RuntimeState.ASLEEP2):
+            return Conflict("state", f"is {before}")
+        while before is RuntimeState.ASLEEP2 and (self.run / "snooze").exists():
+            time.sleep(0.002)
         if (self.run / "nightmare").exists():
             self.state = RuntimeState.FAILED
             self.end_soon()
             return ChunkCorrupt("c" * 64, "host")
         self.state = RuntimeState.READY
-        return Bound(runtime_id=self.runtime_id, max_streams=4, spans=(Span(Stage.READY, 50),), bytes_by_tier={})
+        leased = (Span(Stage.LEASED, 40),) if before is RuntimeState.ASLEEP2 else ()
+        spans = (*leased, Span(Stage.READY, 50))
+        return Bound(
+            runtime_id=self.runtime_id, max_streams=4, spans=spans, bytes_by_tier={"nvme": 1} if leased else {}
+        )
 
     def drain(self) -> None:
         self.note("drain")
@@ -178,6 +205,8 @@ def serve(run: Path, runtime_id: str) -> NoReturn:
                     self._answer(standby.bind(msgspec.json.decode(body, type=Bind)))
                 case "/control/sleep":
                     self._answer(standby.sleep())
+                case "/control/drop":
+                    self._answer(standby.drop())
                 case "/control/wake":
                     self._answer(standby.wake(msgspec.json.decode(body, type=Bind)))
                 case "/control/gate":
@@ -188,6 +217,10 @@ def serve(run: Path, runtime_id: str) -> NoReturn:
                     job = msgspec.json.decode(body, type=SealJob)
                     self._answer(standby.take() or _attestation(job))
                     standby.end_soon()
+                case "/control/condemn":
+                    standby.note("condemn")
+                    standby.end_soon()
+                    self._answer(None)
                 case "/control/drain":
                     standby.drain()
                     self._answer(None)

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from controlplane.tasks import Tasks
 from service.unix import SocketDirectory
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Run:
@@ -64,7 +64,7 @@ def fake_zygote(run: Run) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it was forking when it was told to end
 
@@ -165,3 +165,14 @@ async def local(
         finally:
             await fleet.close()
     assert len(os.listdir("/proc/self/fd")) <= before, "descriptors leak"
+
+
+def play(run: Run, scenario: Callable[[Local], Awaitable[None]], **settings: object) -> None:
+    """A scenario over a fresh actuator; whatever it leaves is consistent."""
+
+    async def main() -> None:
+        async with local(run, **settings) as it:  # type: ignore[arg-type]
+            await scenario(it)
+            it.check_integrity()
+
+    asyncio.run(main())

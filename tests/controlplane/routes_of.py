@@ -13,7 +13,7 @@ def admin_routes() -> set[tuple[str, str]]:
     # Building routers touches nothing: what they act on is needed only when one is called.
     nothing = cast(Any, SimpleNamespace(database=None, tenants=None, keys=None))
     routers = (
-        admin_api.router(*[nothing] * 10),
+        admin_api.router(*[nothing] * 11),
         access_api.router(nothing, nothing, nothing, nothing, nothing),
         billing_api.router(nothing, nothing, nothing),
         metrics_api.router(nothing, nothing, nothing),

@@ -60,6 +60,7 @@ class FakeActuator:
         self.serving: dict[VersionKey, int] = {}
         self.draining: dict[VersionKey, int] = {}
         self.asleep: set[VersionKey] = set()
+        self.empty: set[VersionKey] = set()  # of those that sleep
         self.wakes: list[VersionKey] = []
         self.starts: list[tuple[VersionKey, int]] = []  # with the time that it was asked for
         self.refused: list[VersionKey] = []
@@ -73,6 +74,7 @@ class FakeActuator:
                 return
             if which in self.asleep:
                 self.asleep.discard(which)
+                self.empty.discard(which)
                 self.wakes.append(which)
             self.starting[which] = self.starting.get(which, 0) + 1
             self.starts.append((which, asked_us))
@@ -85,11 +87,14 @@ class FakeActuator:
 
         if replicas == 0:
             self.asleep.discard(which)
+            self.empty.discard(which)
 
-    def sleep(self, which: VersionKey) -> None:
+    def sleep(self, which: VersionKey, level: Level) -> None:
         if self.live(which) == self.ready(which) == 1:
             self.serving[which] -= 1
             self.asleep.add(which)
+        elif which in self.asleep and level is Level.ASLEEP2:
+            self.empty.add(which)
 
     def ready(self, which: VersionKey) -> int:
         return self.serving.get(which, 0)

@@ -6,24 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from contracts.control import RuntimeState
+from contracts.jobs import RuntimeState
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling.adopt import _STATES, survey
 from service.unix import SocketDirectory
 from tests.controlplane.builders import key
-from tests.controlplane.ground import ROOT, Run, eventually, fake_zygote, local
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    where = Run(tmp_path / "run")
-    with fake_zygote(where):
-        yield where
+from tests.controlplane.ground import ROOT, Run, eventually, local
 
 
 def test_what_ran_is_taken_on(run: Run) -> None:
@@ -193,7 +185,7 @@ def test_a_deaf_process_is_ended(run: Run) -> None:
             directory.close()
 
         asyncio.run(main())
-        assert deaf.wait(10) == -signal.SIGKILL
+        assert deaf.wait(60) == -signal.SIGKILL
     assert run.sockets() == set()
 
 

@@ -43,16 +43,21 @@ def test_a_bill_by_hand() -> None:
     assert found is not None
     total = found[1].registration.total_bytes
     spans = (Span(Stage.PROMOTED, 0), Span(Stage.LEASED, 0), Span(Stage.READY, 2_000_000))
-    history.started(key(), total, spans, parked=True, bytes_s=None)
+    history.started(key(), total, spans, parked=True, bytes_s=None, tier="nvme")
+    refill = (Span(Stage.PROMOTED, 0), Span(Stage.LEASED, 0), Span(Stage.READY, 900_000))
+    history.refilled(key(), total, refill, "host")
     history.woke(key(), total, 0.5)
     economy = Economy(BOOK, history, VirtualClock(), kv_bytes=GIB, memory_price=3.0)
-    warm, asleep, zero = economy.bill(*found).rungs
-    assert (warm.level, asleep.level, zero.level) == tuple(Level)
+    warm, asleep, empty, zero = economy.bill(*found).rungs
+    assert (warm.level, asleep.level, empty.level, zero.level) == tuple(Level)
     kept = (total + PROCESS_BYTES) / GIB
     assert (warm.hold, warm.wake) == pytest.approx((10 + 3 * (kept + 1), 0.0))
     assert (asleep.hold, asleep.wake) == pytest.approx((3 * kept, 0.5 * 1020))
+    assert (empty.hold, empty.wake) == pytest.approx((3 * PROCESS_BYTES / GIB, 0.9 * 1020))
     assert (zero.hold, zero.wake) == pytest.approx((0.0, 2.0 * 1020))
     dearer = economy.bill(*found, "cpu-4").rungs[0]
     assert dearer.hold == pytest.approx(100 + 3 * (kept + 1))
     assert economy.currency == "EUR"
-    assert [step.level for step in economy.steps(*found)] == list(Level)
+    # Of a model as small as this one the process is nearly all that a sleeper holds.
+    assert [step.level for step in economy.steps(*found)] == [Level.WARM, Level.ASLEEP, Level.ZERO]
+    assert economy.fetches(key()).keys() == {"nvme", "host"}

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from contracts.billing import Examining, ReconcileReport, VerifyReport
-from contracts.errors import Internal, Overloaded, Refused
+from contracts.errors import Internal, Refused
+from contracts.traffic_errors import Overloaded
 from controlplane import examiner as subject
 from controlplane.examine import Order
 from controlplane.examiner import RUNNING_LIMIT, Examiner

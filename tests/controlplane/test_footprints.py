@@ -1,14 +1,13 @@
 """What processes take of memory: the kernel's figures, and none of a stranger's."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from controlplane.policy.standbys import ASSUMED_BYTES
 from controlplane.scaling.footprints import Footprint, Footprints, footprint_of, together
-from tests.controlplane.ground import Run, fake_zygote, local
+from tests.controlplane.ground import Run, local
 
 ROLLUP = """55d0c0a00000-7ffd2a5f2000 ---p 00000000 00:00 0                          [rollup]
 Rss:              303972 kB
@@ -19,13 +18,6 @@ Private_Clean:      1024 kB
 Private_Dirty:     30720 kB
 SwapPss:               0 kB
 """
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    where = Run(tmp_path / "run")
-    with fake_zygote(where):
-        yield where
 
 
 def test_the_kernels_words_are_read() -> None:

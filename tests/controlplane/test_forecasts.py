@@ -12,6 +12,7 @@ from contracts.forecast import TierRate, Whereabouts
 from contracts.timeline import Span, Stage, Stamp
 from controlplane.feed import FeedHub
 from controlplane.forecasts import Forecasts
+from controlplane.policy.breakeven import Level
 from controlplane.policy.eta import Known, Miss
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
@@ -40,7 +41,7 @@ class Scene:
         catalogue.add("m", FAST)
         self.forecasts = Forecasts(catalogue.find, lambda _: answer(), self.feed, self.clock, tasks, self.page)
 
-    async def begin(self, *, wakes: bool = False) -> None:
+    async def begin(self, *, wakes: Level | None = None) -> None:
         self.forecasts.starting(KEY, self.clock.monotonic_us(), parked=True, wakes=wakes)
         await settle()
 
@@ -127,6 +128,42 @@ def test_a_start_that_was_not_foretold_has_no_error(answer: Callable[[], Awaitab
         assert scene.forecasts.history.start(KEY, 4096).seconds == pytest.approx(0.8)
 
     play(scenario, answer)
+
+
+def test_a_wake_teaches_what_it_was() -> None:
+    """One that leased again tells of sleep without weights, though it was asked for before it had dropped them."""
+
+    async def scenario(scene: Scene) -> None:
+        history = scene.forecasts.history
+        await scene.begin(wakes=Level.ASLEEP)
+        scene.end(ready_s=0.8)
+        assert (history.refill(KEY, 4096).seen, history.wake(KEY, 4096).seen, history.start(KEY, 4096).seen) == (
+            1,
+            0,
+            0,
+        )
+        assert history.fetches(KEY).keys() == {"nvme"}
+        await scene.begin(wakes=Level.ASLEEP)
+        spans = (Span(Stage.READY, 3_000),)
+        scene.forecasts.ready(Replica("r", ReplicaState.READY, 0, key=KEY, restore=spans))
+        assert history.wake(KEY, 4096).seconds == pytest.approx(0.003)
+        assert scene.counts() == ()
+
+    play(scenario, _there)
+
+
+@pytest.mark.parametrize(("level", "said_ms"), [(Level.ASLEEP, 50), (Level.ASLEEP2, 110)])
+def test_a_wake_is_foretold_by_its_level(level: Level, said_ms: int) -> None:
+    """From what such wakes took, or the guess; no cache is asked."""
+
+    async def scenario(scene: Scene) -> None:
+        with scene.feed.subscribe() as reader:
+            await reader.take()
+            await scene.begin(wakes=level)
+            (row,) = msgspec.json.decode(await reader.take(), type=Feed).forecasts
+        assert row.ready_in_ms == said_ms
+
+    play(scenario, _never)
 
 
 def test_a_start_that_failed_and_one_that_was_adopted_teach_nothing() -> None:

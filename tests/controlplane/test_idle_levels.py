@@ -8,11 +8,12 @@ from controlplane.policy.breakeven import Level, Step
 from tests.controlplane.scaling_world import FAST, World, replace_scale, woken, world
 
 
-def _play(idle: str, seconds: int, **scale: float) -> tuple[int, bool, World]:
+def _play(idle: str, seconds: int, said: tuple[Step, ...] = (), **scale: float) -> tuple[int, bool, World]:
     """Ready replicas and whether one sleeps, so long after the last request (window 6 s, grace 2 s, asleep at 20)."""
 
     async def main() -> tuple[int, bool, World]:
         async with world() as w:
+            w.plans.said = said or w.plans.said
             which = w.catalogue.add("m", replace_scale(FAST, idle=idle, **scale))
             await woken(w, which)
             await w.seconds(seconds)
@@ -41,6 +42,32 @@ def test_the_last_replica_goes_where_the_setting_says(idle: str, after_s: int, r
     found_ready, found_asleep, w = _play(idle, after_s)
     assert (found_ready, found_asleep) == (ready, asleep)
     assert len(w.actuator.starts) == 1, "nothing was started for nobody"
+
+
+DEEPER = (Step(Level.WARM, 0.0), Step(Level.ASLEEP, 20.0), Step(Level.ASLEEP2, 100.0), Step(Level.ZERO, 300.0))
+AT_ONCE = (Step(Level.WARM, 0.0), Step(Level.ASLEEP2, 20.0))
+
+
+@pytest.mark.parametrize(
+    ("idle", "said", "after_s", "asleep", "empty"),
+    [
+        pytest.param("sleep2", (), 4, False, False, id="sleep2: the same window as for sleep"),
+        pytest.param("sleep2", (), 14, True, True, id="sleep2: asleep by then, and without weights a tick later"),
+        pytest.param("sleep2", (), 2000, True, True, id="sleep2: and so it goes on"),
+        pytest.param("sleep", (), 2000, True, False, id="sleep: keeps them"),
+        pytest.param("auto", DEEPER, 90, True, False, id="auto: asleep"),
+        pytest.param("auto", DEEPER, 106, True, True, id="auto: without weights from the next break-even on"),
+        pytest.param("auto", DEEPER, 306, False, False, id="auto: then zero"),
+        pytest.param("auto", AT_ONCE, 26, True, True, id="auto: past a level that is never the cheapest"),
+    ],
+)
+def test_weights_go_when_they_are_to(
+    idle: str, said: tuple[Step, ...], after_s: int, asleep: bool, empty: bool
+) -> None:
+    """One process throughout; a caller wakes it from either sleep."""
+    _, found_asleep, w = _play(idle, after_s, said)
+    assert (found_asleep, bool(w.actuator.empty)) == (asleep, empty)
+    assert len(w.actuator.starts) == 1
 
 
 def test_break_even_before_the_window_is_heeded() -> None:

@@ -10,7 +10,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from contracts.control import Feed, GateJob, RequestBatch, SealJob
+from contracts.control import Feed, RequestBatch
+from contracts.jobs import GateJob, SealJob
 from contracts.timeline import Stage, Stamp
 from contracts.usage import Origin, RequestRecord
 from contracts.wire import encode
@@ -35,7 +36,7 @@ class FeedReader:
         self._content = content
 
     async def line(self) -> Feed:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return msgspec.json.decode(await self._content.readline(), type=Feed)
 
 

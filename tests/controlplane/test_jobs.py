@@ -1,28 +1,20 @@
 """Jobs take a standby and use it up, whatever comes of them; cold starts come first; the queue is bounded."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from contracts.control import GateJob, SealJob
-from contracts.errors import Overloaded, Refused, Unavailable
+from contracts.errors import Refused, Unavailable
+from contracts.jobs import GateJob, SealJob
+from contracts.traffic_errors import Overloaded
 from controlplane import jobs as jobs_module
 from controlplane.scaling.process import Process
 from tests.controlplane.builders import digest, key
 from tests.controlplane.fake_zygote import GATE
-from tests.controlplane.ground import Run, eventually, fake_zygote, local
+from tests.controlplane.ground import Run, eventually, local
 
 SEAL = SealJob(tenant="default", version=digest("a"))
 JOB = GateJob(config_json="{}", tensors={})
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    where = Run(tmp_path / "run")
-    with fake_zygote(where):
-        yield where
 
 
 def test_each_job_has_a_process_of_its_own(run: Run) -> None:

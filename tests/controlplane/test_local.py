@@ -3,39 +3,20 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from contracts.control import Feed
-from contracts.errors import Overloaded, RemoteFailure, Unavailable
+from contracts.errors import RemoteFailure, Unavailable
 from contracts.problem import code_of
 from contracts.timeline import Stage
+from contracts.traffic_errors import Overloaded
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import local as local_module
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, Run, eventually, fake_zygote, local
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    where = Run(tmp_path / "run")
-    with fake_zygote(where):
-        yield where
-
-
-def play(run: Run, scenario: Callable[[Local], Awaitable[None]], **settings: object) -> None:
-    """A scenario over a fresh actuator; whatever it leaves is consistent."""
-
-    async def main() -> None:
-        async with local(run, **settings) as it:  # type: ignore[arg-type]
-            await scenario(it)
-            it.check_integrity()
-
-    asyncio.run(main())
+from tests.controlplane.ground import Local, Run, eventually, play
 
 
 def test_a_parked_standby_is_promoted(run: Run) -> None:
@@ -347,14 +328,14 @@ def test_each_start_is_told_as_it_is_accepted(run: Run) -> None:
     """Whether a standby was parked for it; what is refused is no start."""
 
     async def scenario(it: Local) -> None:
-        told: list[tuple[str, bool, bool]] = []
+        told: list[tuple[str, bool, object]] = []
         it.actuator.on_start(lambda which, _, *, parked, wakes: told.append((which.model, parked, wakes)))
         await it.parked()
         it.apply(key("a"), 1)
         it.apply(key("a"), 1)
         it.apply(key("b"), 1)
         it.apply(key("c"), 1)
-        assert told == [("a", True, False), ("b", False, False)]
+        assert told == [("a", True, None), ("b", False, None)]
         for name in ("a", "b"):
             await it.ready(key(name))
 

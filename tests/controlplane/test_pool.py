@@ -1,25 +1,16 @@
 """The pool over real sockets and processes: what it learns, when it forks, how it is adopted."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from controlplane.facts import VersionKey
 from controlplane.policy.standbys import Sizing, Why
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, Run, eventually, fake_zygote, local
+from tests.controlplane.ground import Local, Run, eventually, local
 
 LEARNING = Sizing(least=1, most=8, target=0.99, share=0.0, budget_bytes=1 << 40)
 THREE = tuple(key(name) for name in ("a", "b", "c"))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    where = Run(tmp_path / "run")
-    with fake_zygote(where):
-        yield where
 
 
 def found(it: Local) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from controlplane.policy.lifecycle import IllegalMove
-from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
+from controlplane.policy.replica_life import SLEEPING, ReplicaEvent, ReplicaState
 from controlplane.replicas import UNBOUND, NoSlot, Replica, ReplicaTable, Start
 from tests.controlplane.builders import key
 
@@ -93,12 +93,12 @@ class Table(RuleBasedStateMachine):
         try:
             self.alive[runtime_id] = self.table.wake(runtime_id, 3).state
         except NoSlot:
-            assert before.state is ReplicaState.ASLEEP
+            assert before.state in SLEEPING
             assert (self.table.held, self.table[runtime_id]) == (SLOTS, before)
         except IllegalMove:
             assert self.table[runtime_id] == before
         else:
-            assert self.table.held == held + (before.state is ReplicaState.ASLEEP)
+            assert self.table.held == held + (before.state in SLEEPING)
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -107,7 +107,7 @@ class Table(RuleBasedStateMachine):
         held, replica = self.table.held, self.table[runtime_id]
         assert self.table.remove(runtime_id) == replica
         assert self.table.remove(runtime_id) is None
-        assert self.table.held == held - (replica.key is not None and replica.state is not ReplicaState.ASLEEP)
+        assert self.table.held == held - (replica.key is not None and replica.state not in SLEEPING)
         del self.alive[runtime_id]
 
     @invariant()
@@ -142,6 +142,9 @@ def _table(state: ReplicaState) -> ReplicaTable:
         pytest.param(ReplicaState.FORKED, ReplicaEvent.TOOK_JOB, id="what is not parked takes no job"),
         pytest.param(ReplicaState.ASLEEP, ReplicaEvent.PARKED, id="what sleeps is no standby"),
         pytest.param(ReplicaState.ASLEEP, ReplicaEvent.BOUND, id="what sleeps does not serve before it woke"),
+        pytest.param(ReplicaState.ASLEEP2, ReplicaEvent.BOUND, id="nor does what has dropped its weights"),
+        pytest.param(ReplicaState.ASLEEP2, ReplicaEvent.SLEPT, id="what has dropped its weights has none by itself"),
+        pytest.param(ReplicaState.READY, ReplicaEvent.DROPPED, id="what serves keeps its weights"),
         pytest.param(ReplicaState.RESTORING, ReplicaEvent.DOZE, id="what does not serve does not fall asleep"),
     ],
 )

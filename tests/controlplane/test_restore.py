@@ -19,7 +19,7 @@ from contracts.control import RequestBatch
 from contracts.settings import BadSetting
 from contracts.wire import encode
 from controlplane import placing
-from controlplane.backup_place import backups_in, claim_place, name_of, write_whole
+from controlplane.backup_place import backups_in, claim_place, name_of, write_backup
 from controlplane.backup_schedule import BackupLoop
 from controlplane.backups import FILES, Backups
 from controlplane.clock import SystemClock
@@ -69,7 +69,7 @@ class World:
     async def write(self, path: Path) -> Path:
         """A backup as the socket gives it."""
         moment = await self.backups.begin()
-        write_whole(path, self.backups.pieces(moment, self.data))
+        write_backup(path, self.backups.pieces(moment, self.data))
         return path
 
     def loop(self, **more: Any) -> BackupLoop:
@@ -236,7 +236,7 @@ def test_a_damaged_backup_gives_way_to_the_one_before(tmp_path: Path) -> None:
         for number in (1, 2):
             await world.enter(number)
             moment = await world.backups.begin()
-            write_whole(world.place / name_of(NOW_S + number), world.backups.pieces(moment, world.place))
+            write_backup(world.place / name_of(NOW_S + number), world.backups.pieces(moment, world.place))
         await world.enter(3)
         assert loop.age_s() >= 0
 

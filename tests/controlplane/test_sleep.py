@@ -1,45 +1,28 @@
 """Replicas that sleep, over real sockets and processes: the slot is free, the version is kept, a caller wakes it."""
 
-import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from contracts.problem import code_of
 from contracts.timeline import Stage
 from controlplane.facts import VersionKey
+from controlplane.policy.breakeven import Level
 from controlplane.policy.replica_life import ReplicaState
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, Run, eventually, fake_zygote, local
+from tests.controlplane.ground import Local, Run, eventually, play
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    where = Run(tmp_path / "run")
-    with fake_zygote(where):
-        yield where
-
-
-def play(run: Run, scenario: Callable[[Local], Awaitable[None]], **settings: object) -> None:
-    """A scenario over a fresh actuator; whatever it leaves is consistent."""
-
-    async def main() -> None:
-        async with local(run, **settings) as it:  # type: ignore[arg-type]
-            await scenario(it)
-            it.check_integrity()
-
-    asyncio.run(main())
-
-
-async def asleep(it: Local, which: VersionKey) -> None:
+async def asleep(it: Local, which: VersionKey, level: Level = Level.ASLEEP) -> None:
     """Start it, and have it asleep."""
     it.apply(which, 1)
     await it.ready(which)
-    it.actuator.sleep(which)
+    it.actuator.sleep(which, level)
     await eventually(lambda: len(it.table.sleepers(which)) == 1, f"{which} sleeps")
+    if level is Level.ASLEEP2:
+        it.actuator.sleep(which, level)
+        await eventually(lambda: it.table.count(ReplicaState.ASLEEP2) == 1, f"{which} drops its weights")
     it.check_integrity()
 
 
@@ -67,7 +50,7 @@ def test_a_sleeper_gives_its_slot_back_and_wakes_for_a_caller(run: Run) -> None:
         assert 0 <= row.restore[1].after_us <= woken_us - asked_us
         assert len(run.calls("bind:m")) == 1
         assert it.table.held == 1
-        it.actuator.sleep(key())
+        it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(it.table.sleepers()) == 1, "it sleeps again")
 
     play(run, scenario, slots=1)
@@ -112,7 +95,7 @@ def test_who_is_asked_for_while_it_falls_asleep_wakes_as_soon_as_it_sleeps(run: 
         it.apply(key(), 1)
         await it.ready(key())
         run.tell("restless")
-        it.actuator.sleep(key())
+        it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(run.calls("sleep")) == 1)
         it.apply(key(), 1)
         it.apply(key(), 1)
@@ -132,7 +115,7 @@ def test_who_is_busy_serves_on(run: Run) -> None:
     async def scenario(it: Local) -> None:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
-        it.actuator.sleep(key("busy"))
+        it.actuator.sleep(key("busy"), Level.ASLEEP)
         await eventually(lambda: len(run.calls("sleep")) == 1)
         await it.ready(key("busy"))
         (row,) = it.feed.snapshot().replicas
@@ -152,7 +135,7 @@ def test_zero_ends_a_sleeper(run: Run) -> None:
         it.apply(key(), 1)
         await it.ready(key())
         run.tell("restless")
-        it.actuator.sleep(key())
+        it.actuator.sleep(key(), Level.ASLEEP)
         it.apply(key(), 0)
         (run.path / "restless").unlink()
         await eventually(lambda: not it.table.of(key()))
@@ -176,34 +159,139 @@ def test_a_sleeper_that_dies_is_started_anew(run: Run) -> None:
     play(run, scenario)
 
 
-def test_a_wake_that_fails_is_told_and_leaves_nothing(run: Run) -> None:
-    """Under its own code; its process is dead, its slot free."""
+LEVELS = pytest.mark.parametrize("level", [Level.ASLEEP, Level.ASLEEP2])
+
+
+@LEVELS
+def test_a_wake_that_fails_is_followed_by_a_start(run: Run, level: Level) -> None:
+    """Its process is dead; callers wait on for another one, and are told of no failure. With one slot."""
 
     async def scenario(it: Local) -> None:
-        await asleep(it, key())
+        await asleep(it, key(), level)
+        (sleeper,) = it.table.sleepers()
         run.tell("nightmare")
         it.apply(key(), 1)
+        await it.ready(key())
+        (row,) = it.feed.snapshot().replicas
+        assert row.runtime_id != sleeper.runtime_id
+        assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 2)
+        assert it.news.failures == []
+        assert it.table.held == 1
+
+    play(run, scenario, slots=1)
+
+
+def test_a_start_that_fails_after_such_a_wake_is_told(run: Run) -> None:
+    """Control of the test above: where the version itself is bad, callers learn it, under its own code."""
+
+    async def scenario(it: Local) -> None:
+        run.tell("healed")
+        await asleep(it, key("corrupt"), Level.ASLEEP2)
+        run.tell("nightmare")
+        (run.path / "healed").unlink()
+        it.apply(key("corrupt"), 1)
         await eventually(lambda: len(it.news.failures) == 1)
         assert code_of(it.news.failures[0][1]) == "chunk_corrupt"
+        assert (len(run.calls("wake:corrupt")), len(run.calls("bind:corrupt"))) == (1, 2)
         await eventually(lambda: it.table.held == 0)
-        await eventually(lambda: not it.table.of(key()))
+        await eventually(lambda: not it.table.of(key("corrupt")))
 
     play(run, scenario)
 
 
-def test_a_restarted_control_plane_finds_its_sleepers(run: Run) -> None:
-    """It sleeps on, and wakes for the next caller; one of a version that is gone by now ends."""
+def test_a_kill_in_the_middle_of_a_wake_costs_the_caller_nothing_but_time(run: Run) -> None:
+    """The process that leases its weights again is killed: a standby takes the version instead."""
+
+    async def scenario(it: Local) -> None:
+        await asleep(it, key(), Level.ASLEEP2)
+        (sleeper,) = it.table.sleepers()
+        run.tell("snooze")
+        asked_us = it.apply(key(), 1)
+        await eventually(lambda: len(run.calls("wake:m")) == 1)
+        os.kill(sleeper.pid, signal.SIGKILL)
+        await it.ready(key())
+        (row,) = it.feed.snapshot().replicas
+        assert row.runtime_id != sleeper.runtime_id
+        ((_, woken_us),) = run.calls("wake:m")
+        assert row.restore[1].after_us > woken_us - asked_us, "its caller asked before that wake"
+        assert it.news.failures == []
+
+    play(run, scenario, slots=1)
+
+
+def test_who_drops_its_weights_leases_them_for_a_caller(run: Run) -> None:
+    """The same process: no slot while it sleeps, at the wake another lease, told with the tier that it came from."""
+
+    async def scenario(it: Local) -> None:
+        await asleep(it, key(), Level.ASLEEP2)
+        assert (it.table.held, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
+        it.actuator.sleep(key(), Level.ASLEEP2)
+        it.actuator.sleep(key(), Level.ASLEEP)
+        (sleeper,) = it.table.sleepers()
+        assert sleeper.state is ReplicaState.ASLEEP2
+        it.apply(key(), 1)
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+        assert (replica.runtime_id, dict(replica.bytes_by_tier)) == (sleeper.runtime_id, {"nvme": 1})
+        assert [span.stage for span in replica.restore] == [
+            Stage.DECIDED, Stage.PROMOTED, Stage.LEASED, Stage.READY
+        ]  # fmt: skip
+        assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
+
+    play(run, scenario, slots=1)
+
+
+def test_who_is_asked_for_while_it_drops_its_weights_wakes_without_them(run: Run) -> None:
+    """The wake comes after the drop, however often both are asked for, and nothing is dropped under a caller."""
+
+    async def scenario(it: Local) -> None:
+        await asleep(it, key())
+        run.tell("restless")
+        for _ in range(3):
+            it.actuator.sleep(key(), Level.ASLEEP2)
+        await eventually(lambda: len(run.calls("drop")) == 1)
+        it.apply(key(), 1)
+        await eventually(lambda: len(run.calls("wake:m")) == 1)
+        it.actuator.sleep(key(), Level.ASLEEP2)
+        (run.path / "restless").unlink()
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+        assert Stage.LEASED in [span.stage for span in replica.restore]
+        assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
+
+    play(run, scenario)
+
+
+def test_who_can_t_drop_its_weights_ends(run: Run) -> None:
+    """Something still refers to them: nobody may be served by it again. The next caller has a start."""
+
+    async def scenario(it: Local) -> None:
+        await asleep(it, key())
+        run.tell("clinging")
+        it.actuator.sleep(key(), Level.ASLEEP2)
+        await eventually(lambda: not it.table.of(key()))
+        it.apply(key(), 1)
+        await it.ready(key())
+        assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
+        assert it.news.failures == []
+
+    play(run, scenario)
+
+
+@LEVELS
+def test_a_restarted_control_plane_finds_its_sleepers(run: Run, level: Level) -> None:
+    """It sleeps on, as deep as before, and wakes for the next caller; one of a version that is gone by now ends."""
 
     async def first(it: Local) -> None:
-        await asleep(it, key())
+        await asleep(it, key(), level)
 
     async def second(it: Local) -> None:
         (sleeper,) = it.table.of(key())
-        assert (sleeper.state, it.table.held) == (ReplicaState.ASLEEP, 0)
+        assert (sleeper.state.value, it.table.held) == (level.value, 0)
         it.apply(key(), 1)
         await it.ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 1)
-        it.actuator.sleep(key())
+        it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(it.table.sleepers()) == 1)
 
     async def third(it: Local) -> None:
@@ -215,9 +303,10 @@ def test_a_restarted_control_plane_finds_its_sleepers(run: Run) -> None:
 
 
 def test_memory_that_sleepers_keep_goes_to_whoever_is_asked_for(run: Run) -> None:
-    """The one that has slept for longest first, one at a time, and no more than it takes."""
+    """The one that has slept for longest first, one at a time, and no more than it takes; who keeps none is spared."""
 
     async def scenario(it: Local) -> None:
+        await asleep(it, key("empty"), Level.ASLEEP2)
         for name in ("a", "b", "c"):
             await asleep(it, key(name))
         run.tell("crowded")
@@ -225,7 +314,7 @@ def test_memory_that_sleepers_keep_goes_to_whoever_is_asked_for(run: Run) -> Non
         await eventually(lambda: not it.table.of(key("a")))
         (run.path / "crowded").unlink()
         await it.ready(key("full"))
-        assert [len(it.table.sleepers(key(name))) for name in ("a", "c")] == [0, 1]
+        assert [len(it.table.sleepers(key(name))) for name in ("a", "c", "empty")] == [0, 1, 1]
         assert it.news.failures == []
 
     play(run, scenario)

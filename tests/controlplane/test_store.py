@@ -106,11 +106,11 @@ def test_a_reader_does_not_wait_for_a_writer(path: Path) -> None:
         def slow(connection: Connection) -> None:
             _add(connection, "t")
             inside.set()
-            assert leave.wait(10)
+            assert leave.wait(60)
 
         writing = asyncio.create_task(database.write(slow))
-        assert await asyncio.to_thread(inside.wait, 10)
-        async with asyncio.timeout(5):
+        assert await asyncio.to_thread(inside.wait, 30)
+        async with asyncio.timeout(30):
             assert await database.read(_tenants) == set()
         leave.set()
         await writing

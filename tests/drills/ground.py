@@ -170,10 +170,20 @@ class Ground:
         rows = [row for version in versions for row in version["replicas"]]
         return [row for row in rows if not states or row["state"] in states]
 
+    def replica_row(self, state: str = "ready") -> dict[str, Any]:
+        """The served model's only one, once those that were killed are gone from the list, and it is in that state."""
+        found: list[dict[str, Any]] = []
+
+        def is_alone() -> bool:
+            found[:] = self.replicas()
+            return len(found) == 1 and found[0]["state"] == state
+
+        wait(is_alone, f"one replica is {state}")
+        return found[0]
+
     def replica(self, state: str = "ready") -> psutil.Process:
-        """The served model's, once there is one in that state."""
-        wait(lambda: bool(self.replicas(SERVED, state)), f"a replica is {state}")
-        return psutil.Process(self.replicas(SERVED, state)[0]["pid"])
+        """Likewise, its process."""
+        return psutil.Process(self.replica_row(state)["pid"])
 
     def standbys(self, runtime: psutil.Process) -> list[psutil.Process]:
         """Processes that have a meter page, and are not the one that has a version."""
@@ -313,6 +323,7 @@ def standing(ground: Ground, directory: Path) -> Iterator[Ground]:
         first = ground.push(directory, SERVED)
         if first.outcome() != ANSWERED:
             raise NotSo(f"the first push is {first.outcome()}: {json.dumps(first.said())}")
+        ground.ask("PUT", f"/admin/v1/models/{SERVED}/scale", {"max": 1})
         ground.expect_answer()
         wrong = ground.settle([])
         if wrong:

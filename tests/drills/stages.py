@@ -108,9 +108,9 @@ def restore(ground: Ground, models: TinyModels) -> Iterator[Held]:
 def queued(ground: Ground, models: TinyModels) -> Iterator[Held]:
     """All slots of the only replica are taken, it is stopped, and one more request says that it is queued."""
     runtime = ground.replica_at_work()
-    (row,) = ground.replicas(SERVED, "ready")
+    places = ground.replica_row()["max_streams"]
     runtime.suspend()
-    others = ground.call(2, times=row["max_streams"], prompt="w7 w8")
+    others = ground.call(2, times=places, prompt="w7 w8")
     held = Held(others, lambda: True, runtime, [runtime], beside=others)
     with contextlib.closing(held):
         others.wait_for(lambda: others.stages() == {"prefilling"}, "all slots are taken")

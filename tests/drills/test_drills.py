@@ -64,6 +64,7 @@ def test_a_kill_that_misses_is_none(ground: Ground, models: TinyModels, monkeypa
     """Control: where the request has ended before, no victim dies, and the cell is red."""
     monkeypatch.setattr("tests.drills.stages.LONG_TOKENS", 1)
     monkeypatch.setattr("tests.drills.stages.BEGUN_WORDS", 1)
+    monkeypatch.setattr("tests.drills.drill.TRIES", 2)
     cache = ground.process(Process.CACHE)
     with pytest.raises(NotSo, match="met its stage"):
         kill_at(ground, models, Process.CACHE, Stage.DECODE, ANSWERED)

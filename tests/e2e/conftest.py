@@ -1,4 +1,4 @@
-"""One installation for the tests that may share one, and small models to push to it."""
+"""Two installations for the tests that may share one, and small models to push to them."""
 
 import tempfile
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ import pytest
 
 from coldstart_bench.installation import Installation, running
 from tests.e2e.models import make_tiny
+from tests.telemetry import receiver
+from tests.telemetry.receiver import Receiver
 
 # Small tiers, quick scaling, two replicas' worth of devices: what a test machine has.
 SETTINGS = {
@@ -15,6 +17,20 @@ SETTINGS = {
     "KELVIN_SLAB_BYTES": str(16 << 20),
     "KELVIN_KV_BYTES": str(64 << 20),
     "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many
+    "KELVIN_SCRUB_S": "0",  # nobody counts chunks beside a test, or finds what one has damaged
+}
+
+
+# Of the one that is watched. None of it disturbs another's test: each looks at what its own setting does.
+COLLECTORS_SECRET = "c2VjcmV0LW9mLXRoZS1jb2xsZWN0b3I"
+WATCHED = {
+    **SETTINGS,
+    "KELVIN_TRACE_SHARE": "0",
+    "KELVIN_METRICS_S": "0.5",
+    "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Basic%20{COLLECTORS_SECRET}",
+    "KELVIN_STANDBY_TARGET": "0.95",
+    "KELVIN_SCRUB_S": "0.2",
+    "KELVIN_FORESIGHT_S": "2",
 }
 
 
@@ -45,4 +61,23 @@ def kelvin(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
         installation.push(qwen2, "qwen2")
         for model in ("llama", "qwen2"):
             installation.admin.request("PUT", f"/admin/v1/models/{model}/scale", {"max": 1})
+        yield installation
+
+
+@pytest.fixture(scope="session")
+def collector() -> Iterator[Receiver]:
+    """An OTLP receiver."""
+    with receiver.running() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def watched(collector: Receiver, scratch: Path, llama: Path) -> Iterator[Installation]:
+    """`kelvin up` that tells a collector of notable requests only, looks at all that it keeps several times a second,
+    learns how many standbys it needs, and brings weights ahead after pauses of seconds; with one tiny model.
+    """
+    settings = {**WATCHED, "KELVIN_OTLP_ENDPOINT": collector.endpoint}
+    with running(scratch / "watched", settings=settings) as installation:
+        installation.push(llama, "llama")
+        installation.admin.request("PUT", "/admin/v1/models/llama/scale", {"max": 1})
         yield installation

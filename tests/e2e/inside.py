@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart_bench.installation import Installation
-from contracts.control import RuntimeReport
+from contracts.jobs import RuntimeReport
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 
@@ -23,6 +23,26 @@ def reads(kelvin: Installation) -> int:
     """Chunks read from NVMe or the store since the agent started."""
     counted: dict[str, int] = cache(kelvin)["chunk_reads"]
     return counted.get("nvme", 0) + counted.get("store", 0)
+
+
+def at_rest(kelvin: Installation) -> None:
+    """Wait until the cache brings nothing and keeps nothing for who may come: from then on its counters stand still
+    until somebody asks.
+    """
+
+    def is_resting() -> bool:
+        now = cache(kelvin)
+        return bool(now["prefetches"]["running"] == now["prefetches"]["waiting"] == now["chunks_to_admit"] == 0)
+
+    # Twice: what a push or a deploy asked for may be on its way to the cache at the first look.
+    kelvin.wait(lambda: is_resting() and is_resting(), "the cache has nothing to do")
+
+
+def log_lines(kelvin: Installation, name: str = "*") -> list[dict[str, Any]]:
+    """Every line of that log, or of all; a last one that is just being written is left out."""
+    files = sorted((kelvin.data / "logs").glob(f"{name}.log"))
+    whole = [path.read_text().rpartition("\n")[0] for path in files]
+    return [json.loads(line) for text in whole for line in text.splitlines()]
 
 
 def chunks(kelvin: Installation, model: str) -> list[str]:
@@ -64,9 +84,21 @@ def living(kelvin: Installation) -> int:
     )
 
 
+def sole_replica(kelvin: Installation, model: str) -> Any:
+    """The model's only replica, once those that were stopped or killed before it are gone from the list."""
+    found: list[Any] = []
+
+    def is_alone() -> bool:
+        found[:] = replicas(kelvin, model)
+        return len(found) == 1
+
+    kelvin.wait(is_alone, f"{model} has one replica")
+    return found[0]
+
+
 def report(kelvin: Installation, model: str) -> RuntimeReport:
     """What the model's only replica says of itself."""
-    (replica,) = replicas(kelvin, model)
+    replica = sole_replica(kelvin, model)
 
     async def ask() -> RuntimeReport:
         directory = SocketDirectory(kelvin.data / "run")

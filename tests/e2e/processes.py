@@ -1,5 +1,7 @@
 """The processes of an installation, as its operator's process table shows them. Any of them may end meanwhile."""
 
+import contextlib
+
 import psutil
 
 from coldstart_bench.installation import Installation
@@ -23,3 +25,12 @@ def services(installation: Installation) -> dict[str, psutil.Process]:
     """The services that live, by module."""
     named = [(command(process), process) for process in supervisor(installation).children()]
     return {words[2]: process for words, process in named if len(words) == 3}
+
+
+def mapped(installation: Installation, library: str) -> dict[str, bool]:
+    """The services that live, by module: whether a file of that name is in their memory."""
+    found = {}
+    for module, process in services(installation).items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[module] = any(library in row.path for row in process.memory_maps())
+    return found

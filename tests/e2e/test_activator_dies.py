@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ import pytest
 
 from coldstart_bench.installation import Installation, running
 from contracts.usage import ACK_TOKENS
-from tests.e2e.calls import complete, connect, headers
+from tests.e2e.calls import Answer, complete, connect, headers
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.held_up import POINTS
-from tests.e2e.inside import is_recorded, replicas
+from tests.e2e.inside import is_recorded, sole_replica
 from tests.e2e.processes import services
 
 pytestmark = pytest.mark.deep
@@ -29,26 +28,19 @@ pytestmark = pytest.mark.deep
 TOKENS = 100  # more than one acknowledgement tells of, and not a multiple
 
 
-@contextmanager
-def _holding(data: Path, llama: Path) -> Iterator[Installation]:
-    with running(data, settings=SETTINGS, program="tests.e2e.held_up") as installation:
-        installation.push(llama, "llama")
-        complete(installation, "llama", "w1", max_tokens=1)
-        yield installation
-
-
 @pytest.fixture(scope="module")
 def held(scratch: Path, llama: Path) -> Iterator[Installation]:
     """An installation whose activator stops where a test says."""
-    with _holding(scratch / "held", llama) as installation:
+    with running(scratch / "held", settings=SETTINGS, program="tests.e2e.held_up") as installation:
+        installation.push(llama, "llama")
+        _recorded(installation, complete(installation, "llama", "w1", max_tokens=1))
         yield installation
 
 
-@pytest.fixture
-def unbalanced(scratch: Path, llama: Path) -> Iterator[Installation]:
-    """Another one, whose books a test may leave with a difference."""
-    with _holding(scratch / "unbalanced", llama) as installation:
-        yield installation
+def _recorded(kelvin: Installation, answer: Answer) -> None:
+    """Wait until that request, and so every one before it, is in the ledger."""
+    request_id = answer.headers["x-request-id"]
+    kelvin.wait(lambda: is_recorded(kelvin, request_id), "it is recorded")
 
 
 def _activator(kelvin: Installation) -> psutil.Process:
@@ -74,8 +66,7 @@ def _talkative(kelvin: Installation) -> str:
     for prompt in (f"w{number} w{number + 1}" for number in range(1, 60)):
         answer = complete(kelvin, "llama", prompt, max_tokens=TOKENS)
         if answer.json["usage"]["completion_tokens"] == TOKENS:
-            last = answer.headers["x-request-id"]
-            kelvin.wait(lambda last=last: is_recorded(kelvin, last), "it is recorded")  # type: ignore[misc]
+            _recorded(kelvin, answer)
             return prompt
     raise AssertionError("every answer ends early")
 
@@ -95,6 +86,8 @@ def _cut_off(kelvin: Installation, point: str, prompt: str, *, stream: bool, als
         os.kill(pid, signal.SIGKILL)
     try:
         return _read(connection.getresponse())
+    except http.client.RemoteDisconnected:  # a whole answer leaves behind its record
+        return b""
     finally:
         connection.close()
 
@@ -142,7 +135,8 @@ def _charged(kelvin: Installation, point: str, before: Any) -> int:
 def test_at_every_point_the_bill_is_the_clients_own_count(held: Installation) -> None:
     """One record and the tokens that the client has, wherever it died; and once the replica is gone it balances.
 
-    Only one that dies with the last frame in its hands, before it could say a word, leaves up to 64 tokens uncharged.
+    Only one that dies with the last frame in its hands, before it could say a word, leaves up to 64 tokens uncharged;
+    and one that dies together with its replica leaves a difference with a name.
     """
     prompt = _talkative(held)
     for point in POINTS:
@@ -161,11 +155,15 @@ def test_at_every_point_the_bill_is_the_clients_own_count(held: Installation) ->
     assert {each["kind"] for each in known} == {"charged_by_receipt"}
     assert all(each["tokens"] == ACK_TOKENS and each["amount_micros"] > 0 for each in known)
 
+    _leaves_a_named_difference(held)  # last: from here on the books have one
 
-def test_an_activator_that_dies_with_its_replica_leaves_a_named_difference(unbalanced: Installation) -> None:
-    """Nobody is left to record the request: reconcile names the replica, and what it may be worth at most."""
-    complete(unbalanced, "llama", "w1", max_tokens=1)
-    (replica,) = replicas(unbalanced, "llama")
+
+def _leaves_a_named_difference(unbalanced: Installation) -> None:
+    """It dies with its replica, and nobody is left to record the request: reconcile names the replica, and what the
+    request may be worth at most.
+    """
+    _recorded(unbalanced, complete(unbalanced, "llama", "w1", max_tokens=1))
+    replica = sole_replica(unbalanced, "llama")
     _cut_off(unbalanced, "end read", "w1 w2", stream=True, also=replica["pid"])
     life = replica["runtime_id"]
 

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.deep
 
-FEW, MANY = 20_000, 300_000
+FEW, MANY = 20_000, 300_000  # less than this many have hardly more lifetimes than the few
 REPORT_S = 3.0  # what ten million may take
 
 

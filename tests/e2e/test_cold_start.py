@@ -6,7 +6,7 @@ import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import all_at_once, complete
-from tests.e2e.inside import cache, chunks, reads
+from tests.e2e.inside import at_rest, cache, chunks, reads
 from tests.e2e.models import greedy, prompt_of, text_of
 
 PROMPT = [5, 9, 12, 33, 20]
@@ -32,6 +32,7 @@ def test_the_first_request_starts_the_model_and_the_last_comment_tells_how(kelvi
 def test_two_hundred_at_once_on_zero_are_one_restore(kelvin: Installation, llama: Path) -> None:
     """200 answers, all right, one start, each chunk read once."""
     kelvin.to_zero("llama")
+    at_rest(kelvin)
     kelvin.forget("host")
     before, leases = reads(kelvin), cache(kelvin)["leases_granted"]
     want = greedy(llama, PROMPT, 6)
@@ -47,7 +48,8 @@ def test_a_model_that_nobody_calls_goes_to_zero_by_itself(kelvin: Installation) 
     """After window and grace nothing of it runs; the next request is served from the host tier."""
     kelvin.admin.request("PUT", "/admin/v1/models/qwen2/scale", {"window_s": 6, "grace_s": 0})
     assert complete(kelvin, "qwen2", prompt_of(PROMPT), max_tokens=2).status == 200
-    kelvin.wait(lambda: kelvin.model("qwen2")["state"] == "zero", "qwen2 is at zero", 40)
+    kelvin.wait(lambda: kelvin.model("qwen2")["state"] == "zero", "qwen2 is at zero")
+    at_rest(kelvin)
     before = reads(kelvin)
     assert complete(kelvin, "qwen2", prompt_of(PROMPT), max_tokens=2).status == 200
     assert reads(kelvin) == before

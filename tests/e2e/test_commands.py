@@ -1,4 +1,4 @@
-"""Every command of the command line, run as a user runs it, against an installation."""
+"""Every command of the command line, as a user types it, against an installation."""
 
 import contextlib
 import json
@@ -15,24 +15,13 @@ import safetensors
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
-from tests.e2e.inside import cache, is_recorded, reads
+from tests.e2e.commands import run
+from tests.e2e.inside import at_rest, cache, is_recorded, reads
 from tests.e2e.models import make_tiny
 from tests.snapshotter.models import Weight
 from tests.snapshotter.tensors_files import TensorsFile
 
 ROOT = Path(__file__).parents[2]
-
-
-def run(kelvin: Installation, *words: str, code: int = 0, errors: bool | None = None) -> str:
-    """The command's standard output, of a failure its standard error; its exit code must be `code`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kelvin.main", *words, "--data", str(kelvin.data)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    return done.stderr if (code != 0 if errors is None else errors) else done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +69,9 @@ def test_status_and_models(kelvin: Installation, two: tuple[str, str]) -> None:
         "healed_chunks",
         "healed_manifests",
         "refused_chunks",
+        "examined_chunks",
+        "sweeps",
+        "damaged",
     }
     assert two[0][:12] in run(kelvin, "models")
     shown = run(kelvin, "status")
@@ -106,10 +98,12 @@ def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two
     reads its chunks (the control).
     """
     first, second = two
+    at_rest(kelvin)  # what others pushed and deployed is not brought after all was forgotten
     kelvin.forget("host")
     assert cache(kelvin)["host"]["versions"] == 0
     run(kelvin, "deploy", f"two@{second[:12]}")
     kelvin.wait(lambda: cache(kelvin)["host"]["versions"] == 1, "the version is in the host tier")
+    at_rest(kelvin)
     before = reads(kelvin)
     assert complete(kelvin, "two", "w1 w2 w3", max_tokens=2).status == 200
     assert reads(kelvin) == before
@@ -139,9 +133,11 @@ def test_a_minimum_is_kept_without_a_request(kelvin: Installation, two: tuple[st
 
 def test_stop_is_zero_now(kelvin: Installation, two: tuple[str, str]) -> None:
     """Without waiting for window and grace."""
+    run(kelvin, "scale", "two", "--window", "600", "--grace", "600")
     assert complete(kelvin, "two", "w1", max_tokens=1).status == 200
     run(kelvin, "stop", "two")
-    kelvin.wait(lambda: kelvin.model("two")["state"] == "zero", "it is at zero", 10)
+    kelvin.wait(lambda: kelvin.model("two")["state"] == "zero", "it is at zero")
+    run(kelvin, "scale", "two", "--window", "60", "--grace", "30")
 
 
 def test_timeline_draws_the_start(kelvin: Installation, two: tuple[str, str], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 A control shows what it would have been.
 """
 
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from coldstart_bench.installation import Installation, InstallationFailed
 from kelvin.main import main
 from tests.e2e import unverified
 from tests.e2e.calls import Answer, complete
-from tests.e2e.inside import cache, chunks, sole_rows
+from tests.e2e.inside import cache, chunks, log_lines, sole_rows
 from tests.e2e.models import greedy, prompt_of
 
 pytestmark = pytest.mark.deep
@@ -84,14 +83,20 @@ def test_a_flipped_byte_on_nvme_is_healed(cold: Installation) -> None:
     cold.to_zero("llama")
     cold.forget("host")
     digest = chunks(cold, "llama")[-1]
+
+    def told() -> list[dict[str, Any]]:
+        return [each for each in log_lines(cold, "cache") if each.get("chunk") == digest and each.get("healed_from")]
+
+    earlier = len(told())
     _flip(_on_nvme(cold, digest))
     answer = complete(cold, "llama", PROMPT, max_tokens=4)
     assert (answer.status, answer.text) == (200, right.text)
     after = cache(cold)
     assert _faults(after) - _faults(before) == Counter({("nvme", "digest"): 1})
     assert after["healed_chunks"]["store"] - before["healed_chunks"].get("store", 0) == 1
-    told = [json.loads(line) for line in (cold.data / "logs" / "cache.log").read_text().splitlines()]
-    (line,) = [each for each in told if each.get("chunk") == digest and each.get("healed_from")]
+
+    cold.wait(lambda: len(told()) > earlier, "it is logged")
+    line = told()[-1]
     assert (line["tier"], line["kind"], line["healed_from"]) == ("nvme", "digest", "store")
     shown = CliRunner().invoke(main, ["status", "--data", str(cold.data)])
     assert f"nvme chunk digest {after['chunk_faults']['nvme']['digest']}" in shown.output

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from coldstart_bench.installation import Installation
-from tests.e2e.test_commands import run
+from tests.e2e.commands import run
 
 
 def _ask(kelvin: Installation, key: Path, path: str = "/v1/models") -> tuple[int, bytes]:

@@ -1,26 +1,24 @@
 """One request is followed through the logs of all processes that had to do with it."""
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete, post
+from tests.e2e.inside import log_lines
 from tests.e2e.models import prompt_of
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def _lines(data: Path) -> list[dict[str, Any]]:
-    """Every line of every log."""
-    files = sorted((data / "logs").glob("*.log"))
-    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
-
-
 def _speakers(lines: Iterable[dict[str, Any]], request_id: str) -> set[str]:
     """The processes that said something of that request; runtimes without their ids."""
     return {line["process"].partition("-")[0] for line in lines if line.get("request_id") == request_id}
+
+
+def _endings(lines: Iterable[dict[str, Any]], request_id: str) -> list[dict[str, Any]]:
+    """What was said of that request's end."""
+    return [line for line in lines if line.get("request_id") == request_id and line["message"] == "a request ended"]
 
 
 def test_a_cold_start_is_followed_by_its_request_id(kelvin: Installation) -> None:
@@ -31,10 +29,11 @@ def test_a_cold_start_is_followed_by_its_request_id(kelvin: Installation) -> Non
     assert (cold.status, warm.status) == (200, 200)
     request_id = cold.headers["x-request-id"]
     everyone = {"activator", "controlplane", "runtime", "weightcache"}
-    kelvin.wait(lambda: _speakers(_lines(kelvin.data), request_id) == everyone, "all have written")
-    lines = _lines(kelvin.data)
+    kelvin.wait(lambda: _speakers(log_lines(kelvin), request_id) == everyone, "all have written")
+    kelvin.wait(lambda: bool(_endings(log_lines(kelvin), request_id)), "its end, too")
+    lines = log_lines(kelvin)
     assert _speakers(lines, warm.headers["x-request-id"]) == set()
-    (end,) = [line for line in lines if line.get("request_id") == request_id and line["message"] == "a request ended"]
+    (end,) = _endings(lines, request_id)
     assert (end["outcome"], end["status"], end["cold"], end["tenant"]) == ("ok", 200, True, "default")
     # The control: lines that don't say for whom they speak are noticed by this very look.
     mute = [{name: value for name, value in line.items() if name != "request_id"} for line in lines]
@@ -49,7 +48,7 @@ def test_the_callers_trace_stands_beside_it(kelvin: Installation) -> None:
     assert answer.status == 200
 
     def told() -> bool:
-        mine = [line for line in _lines(kelvin.data) if line.get("request_id") == answer.headers["x-request-id"]]
+        mine = [line for line in log_lines(kelvin) if line.get("request_id") == answer.headers["x-request-id"]]
         traced = {line["process"].partition("-")[0] for line in mine if line.get("trace_id") == TRACE}
         return traced == {"activator", "controlplane", "runtime"}
 

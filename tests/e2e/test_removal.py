@@ -11,9 +11,9 @@ import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
+from tests.e2e.commands import run
 from tests.e2e.inside import is_recorded
 from tests.e2e.models import make_tiny
-from tests.e2e.test_commands import run
 
 pytestmark = pytest.mark.deep
 

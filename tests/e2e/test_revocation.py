@@ -19,7 +19,7 @@ from tests.controlplane.ground import ROOT, Run, fake_zygote
 
 pytestmark = pytest.mark.deep
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 WITHIN_S = 1.0
 
 
@@ -34,7 +34,7 @@ def _activator(data: Path) -> Iterator[str]:
         yield f"https://localhost:{port}"
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def _status(client: httpx.Client, url: str, key: str) -> int:

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import connect
-from tests.e2e.test_commands import run
+from tests.e2e.commands import run
 
 pytestmark = pytest.mark.deep
 
@@ -38,10 +39,11 @@ def find_secret(secret: str, kelvin: Installation, answers: Iterable[bytes]) -> 
     """Where the secret, or its first half, is: in answers, files of the installation, its processes' words."""
     wanted = (secret.encode(), secret[:20].encode(), base64.b64encode(secret.encode())[:-4])
     places = {f"answer {number}": answer for number, answer in enumerate(answers)}
-    for path in kelvin.data.rglob("*"):
-        with contextlib.suppress(OSError):
-            if path.is_file() and path.stat().st_size < 1 << 26:
-                places[str(path.relative_to(kelvin.data))] = path.read_bytes()
+    for folder, _, names in os.walk(kelvin.data):  # whatever goes away meanwhile is passed over
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.stat().st_size < 1 << 26:
+                    places[str(path.relative_to(kelvin.data))] = path.read_bytes()
     for process in _family():
         for what in ("cmdline", "environ"):
             with contextlib.suppress(OSError):

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation
 from tests.e2e.calls import all_at_once, complete
-from tests.e2e.conftest import SETTINGS
 from tests.e2e.models import make_tiny, prompt_of
 from tests.e2e.processes import services
 
@@ -20,13 +20,14 @@ WAVES = 10
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation of its own, whose pool knows nothing yet, and three models."""
-    place = tmp_path_factory.mktemp("standbys")
-    with running(place / "data", settings={**SETTINGS, "KELVIN_STANDBY_TARGET": "0.95"}) as installation:
-        for seed, name in enumerate(MODELS):
-            installation.push(make_tiny(place / name, "llama", seed=seed), name)
-        yield installation
+def house(watched: Installation, scratch: Path) -> Iterator[Installation]:
+    """Three models, and nothing else that runs; at zero afterwards."""
+    for seed, name in enumerate(MODELS):
+        watched.push(make_tiny(scratch / "standbys" / name, "llama", seed=80 + seed), name)
+    watched.to_zero("llama")
+    yield watched
+    for name in MODELS:
+        watched.to_zero(name)
 
 
 def device(house: Installation) -> Any:
@@ -36,6 +37,21 @@ def device(house: Installation) -> Any:
 def pool(house: Installation) -> Any:
     (found,) = device(house)["pools"]
     return found
+
+
+def shown_at_once(house: Installation) -> tuple[Any, list[str]]:
+    """The device, and the metrics of the same moment: nothing of a pool has changed between two looks around them."""
+    found: list[Any] = []
+
+    def stood_still() -> bool:
+        before = device(house)
+        found[:] = before, house.admin.text("/admin/v1/metrics").splitlines()
+        names = ("wanted", "hits", "misses")
+        after = pool(house)
+        return all(before["pools"][0][name] == after[name] for name in names)
+
+    house.wait(stood_still, "a look met no change")
+    return found[0], found[1]
 
 
 def wake_all(house: Installation) -> tuple[int, int]:
@@ -65,7 +81,7 @@ def test_the_platforms_memory_is_shown(house: Installation) -> None:
     """In the admin API, on the metrics' page and by `kelvin status`: real bytes of real processes."""
     assert wake_all(house)[0] >= 1, "one was parked"
     house.wait(lambda: pool(house)["parked"] >= pool(house)["wanted"], "as many are parked as are wanted")
-    seen = device(house)
+    seen, page = shown_at_once(house)
     (found,) = seen["pools"]
     zygote = services(house)["runtime.zygote"].memory_full_info()
     assert 0.5 < seen["zygote"]["pss"] / zygote.pss < 2.0
@@ -73,7 +89,6 @@ def test_the_platforms_memory_is_shown(house: Installation) -> None:
     # A forked process has megabytes of its own, and shares most of what it has mapped.
     assert (1 << 20) * found["parked"] < found["memory"]["private"] < found["memory"]["pss"]
     assert found["memory"]["private"] <= found["budget_bytes"]
-    page = house.admin.text("/admin/v1/metrics").splitlines()
     series = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page if not line.startswith("#")}
     own = 'process="controlplane"'
     assert series[f'kelvin_standbys{{{own},device="cpu",state="wanted"}}'] == found["wanted"]

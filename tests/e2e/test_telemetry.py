@@ -1,49 +1,21 @@
 """What an installation tells a collector, as the collector has it; and what it tells whoever asks."""
 
 import base64
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation
 from tests.e2e.calls import Answer, complete, connect, headers, post
-from tests.e2e.conftest import SETTINGS
-from tests.e2e.inside import replicas
+from tests.e2e.conftest import COLLECTORS_SECRET
+from tests.e2e.inside import sole_replica
 from tests.e2e.models import prompt_of
-from tests.e2e.processes import services
-from tests.telemetry import receiver
+from tests.e2e.processes import mapped
 from tests.telemetry.receiver import Receiver, until
 
 pytestmark = pytest.mark.deep
 
-SECRET = "c2VjcmV0LW9mLXRoZS1jb2xsZWN0b3I"
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-
-
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Receiver]:
-    """An OTLP receiver."""
-    with receiver.running() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def told(collector: Receiver, tmp_path_factory: pytest.TempPathFactory, llama: Path) -> Iterator[Installation]:
-    """An installation that tells it notable requests only."""
-    settings = {
-        **SETTINGS,
-        "KELVIN_OTLP_ENDPOINT": collector.endpoint,
-        "KELVIN_TRACE_SHARE": "0",
-        "KELVIN_METRICS_S": "0.5",
-        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Basic%20{SECRET}",
-    }
-    with running(tmp_path_factory.mktemp("told") / "data", settings=settings) as installation:
-        installation.push(llama, "llama")
-        yield installation
 
 
 def _timeline(kelvin: Installation, answer: Answer) -> Any:
@@ -72,27 +44,29 @@ def _restores(collector: Receiver, runtime_id: str) -> list[dict[str, Any]]:
     return [span for span in wholes if span["attributes"].get("kelvin.runtime_id") == runtime_id]
 
 
-def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(told: Installation, collector: Receiver) -> None:
+def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(
+    watched: Installation, collector: Receiver
+) -> None:
     """Their stages are the timeline's; the cold one refers to the restore's own trace; share 0 keeps the rest here."""
-    told.to_zero("llama")
-    cold = complete(told, "llama", prompt_of([5, 9]), max_tokens=3)
-    warm = complete(told, "llama", prompt_of([5, 9]), max_tokens=3)
-    wrong = complete(told, "llama", prompt_of([5, 9]), max_tokens=100_000)
+    watched.to_zero("llama")
+    cold = complete(watched, "llama", prompt_of([5, 9]), max_tokens=3)
+    warm = complete(watched, "llama", prompt_of([5, 9]), max_tokens=3)
+    wrong = complete(watched, "llama", prompt_of([5, 9]), max_tokens=100_000)
     assert (cold.status, warm.status, wrong.status) == (200, 200, 400)
     until(lambda: collector.trace_of(wrong.headers["x-request-id"]), "the error's trace")  # the last of the three
-    trace, timeline = collector.trace_of(cold.headers["x-request-id"]), _timeline(told, cold)
+    trace, timeline = collector.trace_of(cold.headers["x-request-id"]), _timeline(watched, cold)
     assert timeline["cold"]
     assert _agrees(trace, timeline)
-    assert _agrees(collector.trace_of(wrong.headers["x-request-id"]), _timeline(told, wrong))
+    assert _agrees(collector.trace_of(wrong.headers["x-request-id"]), _timeline(watched, wrong))
     assert collector.trace_of(warm.headers["x-request-id"]) == []
     # The control: a stage that is missing, or ends at another time, is seen.
     assert not _agrees(trace[:-1], timeline)
     assert not _agrees(trace, {"stamps": [{**stamp, "at_us": stamp["at_us"] + 1} for stamp in timeline["stamps"]]})
     whole = trace[0]
-    (runtime,) = replicas(told, "llama")
+    runtime = sole_replica(watched, "llama")
     seen = whole["attributes"]
     assert (seen["kelvin.tenant"], seen["kelvin.model"], seen["kelvin.outcome"]) == ("default", "llama", "ok")
-    assert seen["kelvin.version"] == told.model("llama")["version"]
+    assert seen["kelvin.version"] == watched.model("llama")["version"]
     assert seen["kelvin.runtime_id"] == runtime["runtime_id"]
     assert (seen["gen_ai.usage.input_tokens"], seen["gen_ai.usage.output_tokens"]) == (2, 3)
     assert whole["resource"]["service.name"] == "activator"
@@ -104,10 +78,10 @@ def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(told: Inst
     assert error["status"] == {"message": "context_length_exceeded", "code": "STATUS_CODE_ERROR"}
 
 
-def test_a_request_belongs_to_its_callers_trace(told: Installation, collector: Receiver) -> None:
+def test_a_request_belongs_to_its_callers_trace(watched: Installation, collector: Receiver) -> None:
     """The caller's ids are the trace's and the parent's."""
     body = {"model": "llama", "prompt": prompt_of([5]), "max_tokens": 100_000}
-    answer = post(told, "/v1/completions", body, traceparent=f"00-{TRACE}-{CALLER}-01")
+    answer = post(watched, "/v1/completions", body, traceparent=f"00-{TRACE}-{CALLER}-01")
     request_id = answer.headers["x-request-id"]
     until(lambda: collector.trace_of(request_id), "the trace")
     whole = collector.trace_of(request_id)[0]
@@ -115,9 +89,9 @@ def test_a_request_belongs_to_its_callers_trace(told: Installation, collector: R
     assert base64.b64decode(whole["parent_span_id"]).hex() == CALLER
 
 
-def test_metrics_arrive_from_every_process(told: Installation, collector: Receiver) -> None:
+def test_metrics_arrive_from_every_process(watched: Installation, collector: Receiver) -> None:
     """Counters, gauges and histograms; what a request moved is moved there."""
-    assert complete(told, "llama", prompt_of([5, 9]), max_tokens=2).status == 200
+    assert complete(watched, "llama", prompt_of([5, 9]), max_tokens=2).status == 200
     for process, name in (
         ("activator", "kelvin_requests_total"),
         ("activator", "kelvin_first_token_seconds"),
@@ -128,20 +102,20 @@ def test_metrics_arrive_from_every_process(told: Installation, collector: Receiv
         until(lambda process=process, name=name: name in collector.points(process), f"{name} of {process}")  # type: ignore[misc]
 
 
-def test_a_scraper_with_a_key_sees_all_processes(told: Installation) -> None:
+def test_a_scraper_with_a_key_sees_all_processes(watched: Installation) -> None:
     """`GET /admin/v1/metrics` is one page of Prometheus text; a key without the scope is refused."""
-    told.to_zero("llama")
-    assert complete(told, "llama", prompt_of([5, 9]), max_tokens=2).status == 200
-    connection = connect(told)
-    connection.request("GET", "/admin/v1/metrics", headers=headers(told, "admin.key"))
+    watched.to_zero("llama")
+    assert complete(watched, "llama", prompt_of([5, 9]), max_tokens=2).status == 200
+    connection = connect(watched)
+    connection.request("GET", "/admin/v1/metrics", headers=headers(watched, "admin.key"))
     answer = connection.getresponse()
     text = answer.read().decode()
-    connection.request("GET", "/admin/v1/metrics", headers=headers(told))
+    connection.request("GET", "/admin/v1/metrics", headers=headers(watched))
     assert connection.getresponse().status == 403
     connection.close()
     assert answer.getheader("content-type") == "text/plain; version=0.0.4; charset=utf-8"
     assert text.count("# TYPE process_cpu_seconds_total counter") == 1
-    for said in (
+    for said in (  # some of it is counted a moment after the answer
         'kelvin_up{process="controlplane",peer="cache"} 1',
         'kelvin_requests_total{process="activator",tenant="default",model="llama",outcome="ok",status="200",start="cold"}',
         'kelvin_first_token_seconds_count{process="activator",tenant="default",model="llama",start="cold"}',
@@ -152,31 +126,22 @@ def test_a_scraper_with_a_key_sees_all_processes(told: Installation) -> None:
         'process_resident_memory_bytes{process="snapshotter"}',
         'kelvin_traces_total{process="activator",result="sent"}',
     ):
-        assert said in text, said
+        until(lambda said=said: said in watched.admin.text("/admin/v1/metrics"), said)  # type: ignore[misc]
 
 
-def test_the_collectors_secret_is_told_to_the_collector_alone(told: Installation, collector: Receiver) -> None:
+def test_the_collectors_secret_is_told_to_the_collector_alone(watched: Installation, collector: Receiver) -> None:
     """It came with each call there, and is in no log, no metric and no span."""
     until(lambda: collector.seen()["headers"], "a call")
     seen = collector.seen()
-    assert {told["authorization"] for told in seen["headers"]} == {f"Basic {SECRET}"}
-    assert SECRET not in str((seen["traces"], seen["metrics"]))
-    for log in (told.data / "logs").glob("*.log"):
-        assert SECRET not in log.read_text()
+    assert {each["authorization"] for each in seen["headers"]} == {f"Basic {COLLECTORS_SECRET}"}
+    assert COLLECTORS_SECRET not in str((seen["traces"], seen["metrics"]))
+    for log in (watched.data / "logs").glob("*.log"):
+        assert COLLECTORS_SECRET not in log.read_text()
 
 
-def test_nothing_of_it_is_loaded_where_it_is_off(kelvin: Installation, told: Installation) -> None:
-    """Protobuf's library is mapped in the activator that tells, and in none of the other installation's."""
-
-    def mapped(installation: Installation) -> dict[str, bool]:
-        found = {}
-        for module, process in services(installation).items():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found[module] = any("google/_upb" in row.path for row in process.memory_maps())
-        return found
-
-    until(lambda: mapped(told).get("activator"), "it is loaded where it is on")
-    elsewhere = mapped(kelvin)
-    assert elsewhere
-    assert not any(elsewhere.values())
-    assert not mapped(told).get("runtime.zygote", False)
+def test_its_library_is_loaded_where_it_is_on(watched: Installation) -> None:
+    """Protobuf's, in the activator that tells, and not in the zygote, which tells nothing. Where it is off, it is
+    nowhere: `test_telemetry_off.py`.
+    """
+    until(lambda: mapped(watched, "google/_upb").get("activator"), "it is loaded where it is on")
+    assert not mapped(watched, "google/_upb").get("runtime.zygote", False)

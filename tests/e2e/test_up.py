@@ -1,5 +1,7 @@
 """`kelvin up` as an operator meets it: one ready line, one per directory, what dies comes back, nothing is left."""
 
+import contextlib
+import http.client
 import json
 import os
 import signal
@@ -15,11 +17,12 @@ import pytest
 from coldstart_bench.installation import Installation, InstallationFailed, free_port, running
 from tests.e2e.calls import complete
 from tests.e2e.conftest import SETTINGS
-from tests.e2e.inside import bill, replicas
+from tests.e2e.inside import bill, replicas, sole_replica
 from tests.e2e.models import make_tiny
 from tests.e2e.processes import command, services
 
 ROOT = Path(__file__).parents[2]
+AWAY = (InstallationFailed, OSError, http.client.HTTPException)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,7 @@ def hurt(place: Path) -> Iterator[Installation]:
     settings = {**SETTINGS, "KELVIN_PRICE_BOOK": str(book), "KELVIN_CHUNK_BYTES": str(64 << 10)}
     with running(place, settings=settings) as installation:
         installation.push(make_tiny(place.parent / "model", "llama", seed=3), "m")
+        installation.admin.request("PUT", "/admin/v1/models/m/scale", {"max": 1})
         yield installation
 
 
@@ -47,7 +51,7 @@ def up(hurt: Installation) -> Installation:
     def is_whole() -> bool:
         try:
             found = hurt.admin.request("GET", "/admin/v1/status")
-        except (InstallationFailed, OSError):
+        except AWAY:
             return False
         return all(row["healthy"] and row["ready"] for row in found["processes"])
 
@@ -74,7 +78,8 @@ def test_keys_are_private_and_written_once(up: Installation) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
         secret = path.read_text().strip().encode()
         for stored in up.data.glob("kelvin.db*"):
-            assert secret not in stored.read_bytes()
+            with contextlib.suppress(FileNotFoundError):  # a journal of the database's own
+                assert secret not in stored.read_bytes()
 
 
 def test_the_price_book_is_the_operators(up: Installation) -> None:
@@ -122,7 +127,7 @@ def test_a_killed_process_comes_back(up: Installation, module: str) -> None:
     def served() -> bool:
         try:
             return complete(up, "m", "w1 w2", max_tokens=2).status == 200
-        except OSError:  # the door itself was the victim
+        except AWAY:  # the door itself was the victim
             return False
 
     up.wait(served, "a request is answered")
@@ -162,15 +167,14 @@ def _staged(up: Installation) -> int:
 def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
     """Its death costs no runtime: the same process answers before and after."""
     assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
-    before = [replica["runtime_id"] for replica in replicas(up, "m")]
-    assert before
+    before = [sole_replica(up, "m")["runtime_id"]]
     _running(up, "controlplane").kill()
     assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
 
     def adopted() -> bool:
         try:
             return [replica["runtime_id"] for replica in replicas(up, "m")] == before
-        except InstallationFailed:  # it is not back yet
+        except AWAY:  # it is not back yet
             return False
 
     up.wait(adopted, "the runtime is adopted")
@@ -184,14 +188,15 @@ def test_a_setting_that_no_process_can_live_with_is_told_at_once(tmp_path: Path)
         env={**os.environ, **SETTINGS, "KELVIN_KV_BYTES": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1
     assert "controlplane can't start: KELVIN_KV_BYTES=1: must be 67108864 or more" in done.stderr
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.deep), signal.SIGKILL])
+@pytest.mark.deep
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_the_supervisor_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM drains and exits 0; SIGKILL ends every process by the lifeline; the directory is free again."""
     port = free_port()
@@ -204,7 +209,7 @@ def test_the_end_of_the_supervisor_leaves_nothing(tmp_path: Path, number: signal
             assert len(family) >= 5
             process.send_signal(number)
             assert process.wait(timeout=60) == (0 if number is signal.SIGTERM else -9)
-            _, alive = psutil.wait_procs(family, timeout=20)
+            _, alive = psutil.wait_procs(family, timeout=60)
             assert alive == []
         finally:
             process.kill()

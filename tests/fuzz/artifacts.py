@@ -26,8 +26,8 @@ from contracts.attestation import (
     to_be_signed,
 )
 from contracts.backup import BACKUP_FORMAT, BackupIndex
-from contracts.control import SealAttestation
 from contracts.errors import InvalidRequest, LimitExceeded, SchemaMismatch
+from contracts.jobs import SealAttestation
 from contracts.manifest import PAGE
 from contracts.signature import OPEN, Signature, find_misfit, find_signature_fault
 from contracts.usage import LifetimeRecord, RequestRecord

@@ -6,18 +6,20 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
-from activator.completions import _Routing
+from activator.policy.body import CompletionBody, PredictionBody
 from activator.routes import Wrong, host_of, route
 from blobstore.s3_place import parse_place
 from contracts import settings
-from contracts.control import Bind, Feed, GateJob, KeyRow, Principal, RequestBatch, Scope, SealAttestation, Stats
-from contracts.errors import InvalidRequest, LimitExceeded, Overloaded
+from contracts.control import Feed, KeyRow, Principal, RequestBatch, Scope, Stats
+from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.frames import Counts, End, Frame, FrameDecoder, FrameKind, encode_frame, failed_frame
+from contracts.jobs import Bind, GateJob, SealAttestation
 from contracts.names import parse_reference
 from contracts.problem import WireFailure, sse_error, to_wire
 from contracts.push import CommitRequest, MissingRequest
 from contracts.settings import BadSetting
 from contracts.trace import parse as parse_traceparent
+from contracts.traffic_errors import Overloaded
 from contracts.usage import LifetimeRecord, Receipts
 from contracts.wire import decode, encode
 from controlplane.facts import ScaleChange
@@ -135,7 +137,7 @@ def _inputs_hold(_: bytes, ask: EmbeddingAsk) -> None:
 KINDS: Final[tuple[Any, ...]] = (
     Fork | Ping, Reply, _Reply, LeaseRequest, LeaseReply, Layout, Bind, GateJob, Feed, Stats, RequestBatch,
     LifetimeRecord, Receipts, Principal, KeyRow, SealAttestation, WireFailure, MissingRequest, CommitRequest,
-    ScaleChange, _Routing,
+    ScaleChange, CompletionBody, PredictionBody,
 )  # fmt: skip
 WORDS: Final = (
     Fork(runtime_id="r1"), Reply(ok=True, pid=4), LeaseRequest(tenant="t", version="a" * 64),

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz import artifacts, formats, messages
+from tests.fuzz import artifacts, formats, messages, tokens
 from tests.fuzz.fuzzer import Target
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-TARGETS: Final = {target.name: target for target in (*formats.TARGETS, *messages.TARGETS, *artifacts.TARGETS)}
+ALL: Final = (*formats.TARGETS, *messages.TARGETS, *artifacts.TARGETS, *tokens.TARGETS)
+TARGETS: Final = {target.name: target for target in ALL}
 
 
 def corpus_of(target: Target) -> dict[str, bytes]:

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+import activator.policy.claims
+import activator.policy.key_sets
 import blobstore.file_packs
 import blobstore.packs
 import contracts.attestation
@@ -35,6 +37,7 @@ import snapshotter.policy.predictor
 import snapshotter.policy.safetensors_header
 import snapshotter.policy.tensors_index
 import spool.frame
+from contracts.control import Scope
 from contracts.errors import InvalidRequest, Refused
 from tests.fuzz import formats, messages
 from tests.fuzz.coverage import Coverage
@@ -111,6 +114,8 @@ def _loads(raw: Any, path: str) -> Any:
 # One check taken out of each parser, or one thing done wrongly.
 CONTROLS: Final[dict[str, Patch]] = {
     "manifest": _without(contracts.manifest, "find_fault"),
+    "token": _without(activator.policy.claims, "_scopes", lambda *_: tuple(Scope)),
+    "key-set": _without(activator.policy.key_sets, "_PUBLIC", ("kty", "d")),
     "safetensors-header": _without(snapshotter.policy.safetensors_header, "_check_cover"),
     "tensors-index": _without(snapshotter.policy.tensors_index, "_check_cover"),
     "pack-index": _without(blobstore.packs, "_find_fault"),

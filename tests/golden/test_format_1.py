@@ -12,7 +12,7 @@ import pytest
 from blake3 import blake3
 
 from blobstore.packs import decode_footer, decode_table
-from contracts.control import SealAttestation
+from contracts.jobs import SealAttestation
 from contracts.keys import attestation_key, index_key, inputs_key, manifest_key, pack_key
 from contracts.manifest import PAGE, Chunk, Manifest, decode_manifest, encode_manifest, find_fault, version_of
 from contracts.push import SmallFile

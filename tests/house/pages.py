@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from activator.routes import Wrong, route
 from blobstore.memory import MemoryStore
-from contracts import artifact_errors, errors
+from contracts import artifact_errors, errors, traffic_errors
 from controlplane.app import compose
 from service.openapi import describe
 from snapshotter.app import open_app
@@ -50,7 +50,7 @@ def differences(documented: Iterable[object], real: Iterable[object]) -> list[st
 
 def failures_of_code() -> set[tuple[str, int, bool]]:
     """Code, status and whether a retry may help, of each fact; what another process reported has its own."""
-    named = [*vars(errors).values(), *vars(artifact_errors).values()]
+    named = [kind for module in (errors, artifact_errors, traffic_errors) for kind in vars(module).values()]
     kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, errors.Failure)]
     return {(kind.code, kind.status, kind.retryable) for kind in kinds if kind is not errors.RemoteFailure}
 

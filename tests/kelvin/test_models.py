@@ -14,14 +14,20 @@ QUIET: dict[str, Any] = {
     "healed_chunks": {},
     "healed_manifests": {},
     "refused_chunks": {},
+    "examined_chunks": {"host": 3, "nvme": 4},
+    "sweeps": 2,
+    "damaged": [],
 }
+SCRUBBED = "; 7 hashed anew in 2 passes"
 
 
 @pytest.mark.parametrize(
     ("cache", "want"),
     [
         pytest.param(None, "weight cache: does not answer", id="the agent is away"),
-        pytest.param(QUIET, "weight cache: faulty copies: none; healed 0, chunks refused 0", id="nothing happened"),
+        pytest.param(
+            QUIET, "weight cache: faulty copies: none; healed 0, chunks refused 0" + SCRUBBED, id="nothing happened"
+        ),
         pytest.param(
             QUIET
             | {
@@ -32,14 +38,26 @@ QUIET: dict[str, Any] = {
                 "refused_chunks": {"chunk_corrupt": 1},
             },
             "weight cache: faulty copies: nvme chunk digest 2, nvme chunk short 1, store chunk digest 2, "
-            "nvme manifest digest 1; healed 3, chunks refused 1",
+            "nvme manifest digest 1; healed 3, chunks refused 1" + SCRUBBED,
             id="healed and refused",
         ),
         pytest.param(
             QUIET | {"attestation_faults": {"store": {"digest": 2}}, "unverified_versions": 3},
-            "weight cache: faulty copies: store attestation digest 2; healed 0, chunks refused 0; "
-            "3 loads of versions that nobody vouches for",
+            "weight cache: faulty copies: store attestation digest 2; healed 0, chunks refused 0"
+            + SCRUBBED
+            + "; 3 loads of versions that nobody vouches for",
             id="forged, and not signed",
+        ),
+        pytest.param(
+            QUIET
+            | {
+                "chunk_faults": {"host": {"digest": 2}},
+                "damaged": [{"tenant": "a", "chunk": "c", "pids": [4, 5]}, {"tenant": "a", "chunk": "d", "pids": [5]}],
+            },
+            "weight cache: faulty copies: host chunk digest 2; healed 0, chunks refused 0"
+            + SCRUBBED
+            + "; 2 processes have wrong memory mapped, and are being replaced",
+            id="wrong in memory",
         ),
     ],
 )

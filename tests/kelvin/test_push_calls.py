@@ -9,17 +9,10 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from contracts.errors import (
-    Conflict,
-    Failure,
-    NotFound,
-    Overloaded,
-    Refused,
-    Unauthenticated,
-    Unavailable,
-)
+from contracts.errors import Conflict, Failure, NotFound, Refused, Unauthenticated, Unavailable
 from contracts.problem import code_of, openai_error, problem_details, status_of
 from contracts.push import CommitStep, Committing, Missing
+from contracts.traffic_errors import Overloaded
 from contracts.wire import encode
 from kelvin.push_calls import Patience, PushCalls, failure_of
 

@@ -1,10 +1,35 @@
-"""One installation of real processes for all tests that need it: its zygote takes seconds to import everything."""
+"""One installation of real processes for all tests that need it: its zygote takes seconds to import everything.
 
+And collections that look at little, for tests in which a replica sleeps.
+"""
+
+import gc
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.runtime.processes import Installation, installation
+
+if TYPE_CHECKING:
+    from tests.runtime.versions import MemoryLease
+
+
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """As after a fork of the zygote: a collection looks at what was made since, not at all that was imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def sealed() -> "MemoryLease":
+    """A tiny version with its attestation, in this process's memory."""
+    from tests.runtime.restoring import VERSION, sealed_lease  # they bring torch
+    from tests.runtime.versions import MemoryLease
+
+    return sealed_lease(MemoryLease(VERSION))
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from contracts.control import Bind, GateFacts, GateJob, SealAttestation, SealJob
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Frame, FrameDecoder
+from contracts.jobs import Bind, GateFacts, GateJob, SealAttestation, SealJob
 from contracts.manifest import Limits
 from contracts.timeline import Span, Stage
 from contracts.usage import RequestRecord
@@ -60,7 +60,11 @@ class MemoryRecords:
 
 
 def fake_work(
-    engine: ScriptedEngine, *, failure: Failure | None = None, again: Callable[[Bind, Wiring], Serving] | None = None
+    engine: ScriptedEngine,
+    *,
+    failure: Failure | None = None,
+    again: Callable[[Bind, Wiring], Serving] | None = None,
+    drop: Callable[[], None] = lambda: None,
 ) -> Work:
     """A restore that gives this engine at once, or fails; who slept gets it again, or what `again` gives."""
 
@@ -72,7 +76,7 @@ def fake_work(
         spans = (Span(Stage.LEASED, 1), Span(Stage.BOUND, 2), Span(Stage.READY, 3))
         return Serving(
             bind=request, limits=LIMITS, context_tokens=30_000, codec=CODEC, defaults=SamplingDefaults(),
-            engine=engine, thread=thread, spans=spans, kept=Kept(lambda: None, again or restore),
+            engine=engine, thread=thread, spans=spans, kept=Kept(lambda: None, again or restore, drop),
         )  # fmt: skip
 
     def gate(job: GateJob) -> GateFacts:

@@ -2,8 +2,8 @@
 
 import json
 
-from contracts.control import Bind, Bound, RuntimeReport
 from contracts.frames import FrameDecoder, FrameKind
+from contracts.jobs import Bind, Bound, RuntimeReport
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 

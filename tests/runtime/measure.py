@@ -14,12 +14,13 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from contracts.control import Bind, Bound, RuntimeReport
+from contracts.jobs import Bind, Bound, RuntimeReport
 from service.client import ServiceClient
 from tests.runtime.processes import Born, Installation, installation
 from tests.runtime.versions import make_llama
@@ -37,6 +38,25 @@ LARGE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 2048,
 }
+
+
+@contextmanager
+def measured(description: str) -> Iterator[tuple[Installation, Version]]:
+    """An installation with a version that is sealed: half a gigabyte where `--large` was said, else a megabyte."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--large", action="store_true")
+    large = parser.parse_args().large
+    host_bytes = (1 << 30) if large else (16 << 20)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        installation(Path(directory) / "data", host_bytes=host_bytes) as house,
+    ):
+        version = house.publish(make_llama(**(LARGE if large else {})))
+        standby = house.fork()
+        standby.seal(version)
+        standby.reap()
+        print(f"{version.manifest.total_bytes / 1e6:.0f} MB; load {os.getloadavg()[0]:.1f}")
+        yield house, version
 
 
 def _fork(house: Installation) -> tuple[Born, float]:
@@ -64,19 +84,7 @@ def _say(name: str, values: Sequence[float]) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--large", action="store_true")
-    large = parser.parse_args().large
-    host_bytes = (1 << 30) if large else (16 << 20)
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        installation(Path(directory) / "data", host_bytes=host_bytes) as house,
-    ):
-        version = house.publish(make_llama(**(LARGE if large else {})))
-        standby, _ = _fork(house)
-        standby.seal(version)
-        standby.reap()
-        print(f"{version.manifest.total_bytes / 1e6:.0f} MB; load {os.getloadavg()[0]:.1f}")
+    with measured(str(__doc__)) as (house, version):
         ways = {"just borne": (0.0, 0), "warmed up": (1.5, 0), "warmed up, beside a fork": (1.5, 1)}
         times: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
         for _ in range(ROUNDS):

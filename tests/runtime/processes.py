@@ -19,9 +19,9 @@ from typing import Any, Final, TypeVar
 import aiohttp
 
 from blobstore.files import FileStore
-from contracts.control import Bind, Bound, RuntimeReport, SealAttestation, SealJob
 from contracts.errors import Refused
 from contracts.frames import Frame, FrameDecoder
+from contracts.jobs import Bind, Bound, RuntimeReport, SealAttestation, SealJob
 from contracts.keys import attestation_key
 from contracts.meter import Meter, decode_meter
 from contracts.wire import encode
@@ -72,10 +72,17 @@ class Born:
         return self.call("GET", "/control/state", RuntimeReport)
 
     def bind(self, version: Version, threads: int = 1) -> Bound:
-        request = Bind(
-            tenant=TENANT, model="m", version=version.id, device_class="cpu-2", threads=threads, kv_bytes=4 << 20
-        )  # fmt: skip
-        return self.call("POST", "/control/bind", Bound, request)
+        return self.call("POST", "/control/bind", Bound, _bind_of(version, threads))
+
+    def sleep(self) -> None:
+        """As soon as it has ended what it was answering."""
+        poll_until("it sleeps", lambda: _try(lambda: (self.call("POST", "/control/sleep", type(None)),)))
+
+    def drop(self) -> None:
+        self.call("POST", "/control/drop", type(None))
+
+    def wake(self, version: Version, threads: int = 1) -> Bound:
+        return self.call("POST", "/control/wake", Bound, _bind_of(version, threads))
 
     def seal(self, version: Version) -> SealAttestation:
         """Seals it, and puts the attestation where leases find it."""
@@ -143,6 +150,12 @@ class Born:
                 await client.close()
 
         return asyncio.run(run())
+
+
+def _bind_of(version: Version, threads: int) -> Bind:
+    return Bind(
+        tenant=TENANT, model="m", version=version.id, device_class="cpu-2", threads=threads, kv_bytes=4 << 20
+    )  # fmt: skip
 
 
 @dataclass

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.errors import Overloaded
 from contracts.frames import Counts, End, FrameDecoder, FrameKind
 from contracts.meter import Phase
 from contracts.timeline import Stage
+from contracts.traffic_errors import Overloaded
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import BIND, CODEC, Bench, frames_until, saying
 from tests.runtime.scenes import TEXT, data_of, events_of, play
@@ -154,7 +154,7 @@ def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
             each.engine.free_running()
             frames += decoder.feed(await answer.read())
         assert frames[-1].kind is FrameKind.END
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await each.replica.over.wait()
 
     play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
@@ -194,7 +194,7 @@ def test_a_probe_that_fails_alone_is_noticed(tmp_path: Path) -> None:
     engine.needs_probe, engine.poisoned = True, failed
 
     async def scene(each: Bench) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await each.replica.over.wait()
         assert each.replica.failure == failed
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contracts.artifact_errors import ChunkCorrupt
-from contracts.control import Bound, RuntimeReport, RuntimeState
+from contracts.jobs import Bound, RuntimeReport, RuntimeState
 from contracts.wire import decode, encode
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import BIND, Bench, saying
@@ -39,7 +39,7 @@ def test_bind_turns_a_standby_ready(tmp_path: Path) -> None:
 
 
 def test_sleep_and_wake(tmp_path: Path) -> None:
-    """Asleep it is not ready, and says so; a wake is answered as a bind is."""
+    """Asleep it is not ready, and says so; a wake is answered as a bind is. Only who sleeps drops its weights."""
 
     async def scene(each: Bench) -> None:
         assert (await _call(each, "POST", "/control/sleep"))[0] == 204
@@ -51,6 +51,13 @@ def test_sleep_and_wake(tmp_path: Path) -> None:
         assert status == 200
         assert decode(raw, Bound).runtime_id == "x"
         assert (await _call(each, "POST", "/control/wake", encode(BIND)))[0] == 409
+        assert (await _call(each, "POST", "/control/drop"))[0] == 409
+        assert (await _call(each, "POST", "/control/sleep"))[0] == 204
+        assert (await _call(each, "POST", "/control/drop"))[0] == 204
+        report = decode((await _call(each, "GET", "/control/state"))[2], RuntimeReport)
+        assert (report.state, report.leases) == (RuntimeState.ASLEEP2, 0)
+        assert (await _call(each, "POST", "/control/drop"))[0] == 409
+        assert (await _call(each, "POST", "/control/wake", encode(BIND)))[0] == 200
         assert len(await each.frames()) > 1
 
     play(tmp_path, ScriptedEngine(saying("x")), scene)
@@ -89,7 +96,7 @@ def test_a_restore_that_fails_says_why_and_ends(tmp_path: Path) -> None:
     async def scene(each: Bench) -> None:
         status, _, raw = await _call(each, "POST", "/control/bind", encode(BIND))
         assert (status, json.loads(raw)["code"]) == (500, "chunk_corrupt")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await each.replica.over.wait()
         assert (await _call(each, "GET", "/readyz"))[0] == 503
 

@@ -35,6 +35,28 @@ def test_a_failure_after_tokens_is_a_last_frame(tmp_path: Path) -> None:
     play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
 
+def test_damaged_memory_ends_what_is_computed_over_it(tmp_path: Path) -> None:
+    """A stream is no clean end but FAILED, also while the replica drains already; nothing is taken from then on."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+            decoder = FrameDecoder()
+            each.engine.allow(2)
+            frames = await frames_until(answer, decoder, 2)
+            for path in ("drain", "condemn", "condemn"):
+                async with each.session.post(f"http://rt/control/{path}") as told:
+                    assert told.status == 202
+            frames += decoder.feed(await answer.read())
+        failure = failure_of(frames[-1])
+        assert (failure.code, failure.retryable) == ("weights_damaged", True)
+        assert BIND.version in failure.message
+        async with each.open() as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "weights_damaged")
+        assert each.replica.over.is_set()
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
 def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
     """Before anything was sent it is a 504, afterwards a FAILED frame; the engine is let go of both times."""
 
@@ -83,7 +105,7 @@ def test_a_lost_activator_leaves_a_record(tmp_path: Path) -> None:
                 await each.told("r1", tokens)
             answer.close()
         await each.quiet()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await each.records.written.wait()
         (record,) = each.records.records
         assert (record.request_id, record.origin, record.source, record.sequence) == ("r1", Origin.ORPHAN, "x", 1)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -21,13 +21,15 @@ def _stream(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = ()
     return [detokenizer.push(token_id) for token_id in ids]
 
 
+@example([171, 96])
 @given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() + 3)))
 def test_byte_level_pieces_join_to_what_the_library_decodes(ids: list[int]) -> None:
     """For any ids at all, broken bytes and ids beyond the vocabulary included; only an unfinished end stays unsaid."""
     known = [token_id for token_id in ids if token_id < BYTE_LEVEL.get_vocab_size()]
     whole = BYTE_LEVEL.decode(known)
     said = "".join(_stream(BYTE_LEVEL, ids))
-    assert said == whole or said + "\ufffd" == whole
+    # Python waits for the third byte of half a surrogate (ed a0 to ed bf), which the library calls broken at once.
+    assert whole in (said, said + "\ufffd", said + "\ufffd\ufffd")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.control import GateJob
 from contracts.errors import Refused
+from contracts.jobs import GateJob
 from runtime import gate
 from runtime.families import DECODERS, Family
 from runtime.gate import examine

@@ -1,14 +1,19 @@
 """A sealed draft is one that will start: whatever would fail later fails the job, with its reason."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.control import SealJob
 from contracts.errors import Refused
-from runtime import weights
+from contracts.jobs import SealJob
+from runtime import decoder, weights
 from runtime.jobs import seal
 from runtime.probe import POSITIONS
+from runtime.weights import bind_proven, pinned_files
 from tests.runtime.versions import MemoryLease, make_llama
+from weightcache.checksum import checksum_of
 
 VERSION = make_llama()
 
@@ -30,6 +35,22 @@ def test_a_good_draft_is_attested(dtype: str) -> None:
     assert len(attestation.probe.token_ids) == POSITIONS
     assert attestation.gate.vocab_size == 512
     assert set(attestation.gate.first_use) == {tensor.name for tensor in version.manifest.tensors}
+
+
+@pytest.mark.parametrize("for_devices", [False, True])
+def test_what_a_device_has_to_find_is_said_where_there_are_devices(for_devices: bool) -> None:
+    """Elsewhere nobody pays for it: the first device that is given the bytes takes it, with its own known answers."""
+    said = seal(SealJob(tenant="acme", version=VERSION.id), MemoryLease(VERSION).acquire, for_devices=for_devices)
+    assert said.device_checksum == (checksum_of(memoryview(VERSION.linear)) if for_devices else None)
+
+
+def test_the_first_on_a_device_says_what_it_was_given() -> None:
+    """With the known answers of that device, so that the next restore there need not take it."""
+    lease = MemoryLease(VERSION)
+    weights = replace(lease.weights(), device_checksum="ab" * 16)
+    proven = bind_proven(VERSION.id, weights, pinned_files(lease), torch.device("cpu"), decoder.WAYS)
+    assert proven.recorded is not None
+    assert proven.recorded.device_checksum == "ab" * 16
 
 
 def test_a_way_of_binding_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.control import Bind, SealAttestation
 from contracts.errors import Failure, NotFound, Refused, Unavailable
+from contracts.jobs import Bind, SealAttestation
 from contracts.push import KeepSeal
 from runtime import keeping
 from runtime.keeping import keep_what_was_recorded

@@ -24,6 +24,7 @@ def test_made_while_it_parks() -> None:
     """The restore finds it made, and the next one the same."""
     makes = Makes()
     lanes = Lanes(makes, lambda: 1)
+    assert lanes.has_device
     lanes.prepare()
     assert makes.made == [DEVICE]
     assert lanes.to(DEVICE) is lanes.to(DEVICE)
@@ -34,6 +35,7 @@ def test_without_a_device() -> None:
     """Where there is none nothing is made, until a restore asks for it."""
     makes = Makes()
     lanes = Lanes(makes, lambda: 0)
+    assert not lanes.has_device
     lanes.prepare()
     assert makes.made == []
     lanes.to(DEVICE)

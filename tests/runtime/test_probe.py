@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from contracts.control import Probe
+from contracts.jobs import Probe
 from contracts.wire import decode, encode
 from runtime.engine.attention import ATTENTION
 from runtime.probe import POSITIONS, TOP, probe_ids, record, verify

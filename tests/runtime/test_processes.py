@@ -8,15 +8,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from contracts.control import RuntimeState
 from contracts.errors import Refused
 from contracts.frames import Frame, FrameDecoder, FrameKind
+from contracts.jobs import RuntimeState
 from contracts.meter import Phase
 from contracts.timeline import Stage
 from service.client import ServiceClient
 from tests.runtime.processes import DEADLINE_S, Born, Installation, installation, poll_until
 from tests.runtime.versions import make_llama
-from tests.weightcache.kit import Version
+from tests.weightcache.kit import TENANT, Version, evict
 
 PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
 
@@ -77,6 +77,57 @@ def test_weights_are_shared_with_the_cache_and_not_copied(house: Installation, v
     slabs = [line.split()[1] for line in maps if "memfd:" in line]
     assert slabs
     assert set(slabs) == {"r--s"}
+
+
+def _slabs_of(born: Born) -> tuple[list[str], list[str]]:
+    """Mappings and descriptors of the cache's memory in the process, by the kernel's word."""
+    maps = Path(f"/proc/{born.pid}/maps").read_text().splitlines()
+    return (
+        [line for line in maps if "kelvin-slab" in line],
+        [name for name in born.fds().values() if "kelvin-slab" in name],
+    )
+
+
+def test_dropped_weights_come_back_from_wherever_they_are(house: Installation, version: Version) -> None:
+    """While it sleeps without them nothing of the cache is mapped, the agent evicts them, and the disk's copy is
+    corrupted: the wake is healed, told where from, proven, and says the same tokens as before.
+    """
+    for each in list(house.born):  # whoever holds a slab of this tenant's
+        each.kill(signal.SIGKILL)
+        each.reap()
+    born = _bound(house, version)
+    right = _text(born.answer(PROMPT))
+    born.sleep()
+    assert _slabs_of(born)[0], "asleep it keeps them"
+    born.drop()
+    assert _slabs_of(born) == ([], [])
+    report = born.report()
+    assert (report.state, report.leases) == (RuntimeState.ASLEEP2, 0)
+    files = [house.data / "cache" / TENANT / digest[:2] / digest for digest in version.digests]
+    poll_until("chunks are on the disk", lambda: all(path.exists() for path in files) or None)
+    poll_until("nobody holds a slab", lambda: _evicted(house))
+    largest = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    largest.write_bytes(content)
+    bound = born.wake(version)
+    assert [span.stage for span in bound.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
+    assert bound.bytes_by_tier["host"] == 0
+    assert bound.bytes_by_tier["nvme"] > 0
+    assert bound.bytes_by_tier["store"] == len(content)
+    assert _text(born.answer(PROMPT, "r2")) == right
+    mapped, opened = _slabs_of(born)
+    assert mapped
+    assert not opened
+
+
+def _evicted(house: Installation) -> bool | None:
+    """Whether all of the host tier could be given up."""
+    try:
+        asyncio.run(evict(house.directory, "host", None, None))
+    except Refused:
+        return None
+    return True
 
 
 def test_sigkill_leaves_a_meter_page_that_adds_up(house: Installation, version: Version) -> None:

@@ -2,28 +2,29 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from contracts.artifact_errors import ArtifactRejected, ChunkMissing
-from contracts.control import Bind, GateFacts, GateJob, RuntimeState, SealAttestation, SealJob
+from contracts.artifact_errors import ArtifactRejected, ChunkMissing, WeightsDamaged
 from contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
+from contracts.jobs import Bind, GateFacts, GateJob, RuntimeState, SealAttestation, SealJob
 from contracts.meter import Phase, decode_meter
 from runtime.metering import create_meter_page
 from runtime.replica import MOVES, Replica, Work
-from runtime.serving import Serving, Wiring
+from runtime.serving import Served, Serving, Wiring
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import BIND, fake_work, saying
 
 
-def _replica(tmp_path: Path, work: Work | None = None, failure: Failure | None = None) -> Replica:
+def replica_of(tmp_path: Path, work: Work | None = None, failure: Failure | None = None) -> Replica:
     work = work or fake_work(ScriptedEngine(saying("hello")), failure=failure)
     return Replica("rt1", create_meter_page(tmp_path, "rt1"), work)
 
 
-def _meter_of(tmp_path: Path) -> Phase:
+def meter_of(tmp_path: Path) -> Phase:
     (path,) = tmp_path.iterdir()
     return decode_meter(path.read_bytes()).phase
 
@@ -32,11 +33,11 @@ def test_a_bound_standby_is_a_runtime(tmp_path: Path) -> None:
     """It is ready, idle, says whose it is, and refuses another version."""
 
     async def main() -> None:
-        replica = _replica(tmp_path)
-        assert _meter_of(tmp_path) is Phase.STANDBY
+        replica = replica_of(tmp_path)
+        assert meter_of(tmp_path) is Phase.STANDBY
         bound = await replica.bind(BIND)
         assert (bound.runtime_id, bound.max_streams, len(bound.spans)) == ("rt1", 8, 3)
-        assert _meter_of(tmp_path) is Phase.IDLE
+        assert meter_of(tmp_path) is Phase.IDLE
         report = replica.report()
         assert (report.state, report.tenant, report.version, report.leases) == (
             RuntimeState.READY, "acme", BIND.version, 1
@@ -55,7 +56,7 @@ def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> None:
     """The caller learns why; the process serves nobody afterwards, and may end."""
 
     async def main() -> None:
-        replica = _replica(tmp_path, failure=failure)
+        replica = replica_of(tmp_path, failure=failure)
         with pytest.raises(Refused) as caught:
             await replica.bind(BIND)
         assert caught.value.failure == failure
@@ -77,7 +78,7 @@ def test_a_defect_in_a_restore_is_the_end_too(tmp_path: Path) -> None:
         raise RuntimeError("defect")
 
     async def main() -> None:
-        replica = _replica(tmp_path, Work(explode, _no_gate, _no_seal))
+        replica = replica_of(tmp_path, Work(explode, _no_gate, _no_seal))
         with pytest.raises(RuntimeError):
             await replica.bind(BIND)
         assert replica.failure == Internal()
@@ -103,7 +104,7 @@ def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
         raise Refused(Internal())
 
     async def main() -> None:
-        replica = _replica(tmp_path, Work(hang, _no_gate, _no_seal))
+        replica = replica_of(tmp_path, Work(hang, _no_gate, _no_seal))
         binding = asyncio.create_task(replica.bind(BIND))
         await asyncio.to_thread(inside.wait, 20)
         replica.drain()
@@ -121,11 +122,11 @@ def test_who_sleeps_gives_its_time_back_and_wakes_to_its_own_version(tmp_path: P
     """Asleep it is no cost of its tenant's, keeps its lease alone, and takes no request and no other version."""
 
     async def main() -> None:
-        replica = _replica(tmp_path)
+        replica = replica_of(tmp_path)
         await replica.bind(BIND)
         await replica.sleep()
         assert replica.state is RuntimeState.ASLEEP
-        assert _meter_of(tmp_path) is Phase.STANDBY
+        assert meter_of(tmp_path) is Phase.STANDBY
         report = replica.report()
         assert (report.state, report.version, report.leases, report.kv_blocks_total) == (
             RuntimeState.ASLEEP, BIND.version, 1, 0
@@ -142,7 +143,7 @@ def test_who_sleeps_gives_its_time_back_and_wakes_to_its_own_version(tmp_path: P
             assert isinstance(caught.value.failure, Conflict)
         bound = await replica.wake(msgspec.structs.replace(BIND, device_class="cpu-9"))
         assert (bound.max_streams, bound.bytes_by_tier) == (8, {})
-        assert _meter_of(tmp_path) is Phase.IDLE
+        assert meter_of(tmp_path) is Phase.IDLE
         assert replica.report().device_class == BIND.device_class, "a life is billed by one class"
         assert replica.serving()[0].bind.device_class == BIND.device_class
         await replica.close()
@@ -155,7 +156,7 @@ def test_who_is_busy_or_unproven_does_not_sleep(tmp_path: Path) -> None:
 
     async def main() -> None:
         engine = ScriptedEngine(saying("hello"), paced=True)
-        replica = _replica(tmp_path, fake_work(engine))
+        replica = replica_of(tmp_path, fake_work(engine))
         await replica.bind(BIND)
         serving, streams = replica.serving()
         body = b'{"prompt": "Once", "max_tokens": 3}'
@@ -179,7 +180,7 @@ def test_a_wake_that_fails_is_the_end(tmp_path: Path) -> None:
         raise Refused(ChunkMissing("ab"))
 
     async def main() -> None:
-        replica = _replica(tmp_path, fake_work(ScriptedEngine(saying("hello")), again=lost))
+        replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), again=lost))
         await replica.bind(BIND)
         await replica.sleep()
         with pytest.raises(Refused) as caught:
@@ -196,7 +197,7 @@ def test_a_sleeper_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
     """Nothing is in flight."""
 
     async def main() -> None:
-        replica = _replica(tmp_path)
+        replica = replica_of(tmp_path)
         await replica.bind(BIND)
         await replica.sleep()
         replica.drain()
@@ -211,7 +212,7 @@ def test_a_gate_leaves_the_standby_as_it_was(tmp_path: Path) -> None:
     """It holds nothing of a tenant: it can still take any version."""
 
     async def main() -> None:
-        replica = _replica(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
+        replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
         for _ in range(2):
             with pytest.raises(Refused):
                 await replica.gate(GateJob(config_json="{}", tensors={}))
@@ -226,14 +227,14 @@ def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
     """It has held a tenant's bytes: whatever came of the job, no version is taken after it."""
 
     async def main() -> None:
-        replica = _replica(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
+        replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
         with pytest.raises(Refused):
             await replica.seal(SealJob(tenant="acme", version="ab" * 32))
         assert replica.over.is_set()
         assert replica.state is RuntimeState.DRAINING
         with pytest.raises(Refused):
             await replica.bind(BIND)
-        assert _meter_of(tmp_path) is Phase.STANDBY, "the platform's cost"
+        assert meter_of(tmp_path) is Phase.STANDBY, "the platform's cost"
 
     asyncio.run(main())
 
@@ -242,12 +243,38 @@ def test_a_parked_standby_drains_at_once(tmp_path: Path) -> None:
     """There is nothing to finish. Repeating it changes nothing."""
 
     async def main() -> None:
-        replica = _replica(tmp_path)
+        replica = replica_of(tmp_path)
         replica.drain()
         replica.drain()
         assert replica.over.is_set()
         with pytest.raises(Refused):
             await replica.bind(BIND)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_damaged_memory(tmp_path: Path, copied: bool) -> None:
+    """Who computes over it has failed; who computes over copies on a device drains. A standby has none."""
+    plain = fake_work(ScriptedEngine(saying("hello")))
+
+    def restore(request: Bind, wiring: Wiring) -> Served:
+        served = plain.restore(request, wiring)
+        assert isinstance(served, Serving)
+        assert served.kept is not None
+        return replace(served, kept=replace(served.kept, copied=copied))
+
+    async def main() -> None:
+        replica = replica_of(tmp_path, replace(plain, restore=restore))
+        with pytest.raises(Refused) as caught:
+            replica.condemn()
+        assert isinstance(caught.value.failure, Conflict)
+        await replica.bind(BIND)
+        replica.condemn()
+        assert replica.state is (RuntimeState.DRAINING if copied else RuntimeState.FAILED)
+        assert replica.failure == (None if copied else WeightsDamaged(BIND.version))
+        assert replica.over.is_set(), "it has nothing to finish"
+        await replica.close()
 
     asyncio.run(main())
 
@@ -267,7 +294,7 @@ def test_a_warm_up_yields_to_a_bind(tmp_path: Path) -> None:
 
     async def main() -> None:
         restore = fake_work(ScriptedEngine(saying("x"))).restore
-        replica = _replica(tmp_path, Work(restore, _no_gate, _no_seal, (first, second)))
+        replica = replica_of(tmp_path, Work(restore, _no_gate, _no_seal, (first, second)))
         warming = asyncio.create_task(replica.warm_up(0))
         await asyncio.to_thread(inside.wait, 20)
         binding = asyncio.create_task(replica.bind(BIND))
@@ -289,7 +316,7 @@ def test_a_warm_up_that_fails_costs_nothing_but_its_gain(tmp_path: Path) -> None
 
     async def main() -> None:
         work = fake_work(ScriptedEngine(saying("x")))
-        replica = _replica(tmp_path, Work(work.restore, _no_gate, _no_seal, (explode, explode)))
+        replica = replica_of(tmp_path, Work(work.restore, _no_gate, _no_seal, (explode, explode)))
         await replica.warm_up(0)
         assert replica.state is RuntimeState.STANDBY
         await replica.bind(BIND)
@@ -304,7 +331,7 @@ def test_illegal_moves_raise_and_change_nothing(tmp_path: Path, state: RuntimeSt
     """The table is the life."""
 
     async def main() -> None:
-        replica = _replica(tmp_path)
+        replica = replica_of(tmp_path)
         replica._state = state
         if to in MOVES[state]:
             replica._move(to)

@@ -1,10 +1,5 @@
 """A restored replica answers as the library does, starts as its attestation says, and fails closed."""
 
-import gc
-import threading
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -12,97 +7,45 @@ import pytest
 import torch
 
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.control import Bind, Fingerprint, SealAttestation, SealJob
 from contracts.errors import Failure, NotFound, Refused
+from contracts.jobs import Fingerprint, SealAttestation
 from contracts.manifest import Limits
 from contracts.timeline import Stage
 from runtime import weights as module
 from runtime.binding import BoundModel, bind
-from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
-from runtime.jobs import seal
 from runtime.restore import restore
-from runtime.serving import Kept, Serving, Wiring
-from runtime.weights import Weights, bind_weights, device_of, fingerprint_of, pinned_files
+from runtime.serving import Serving, Wiring
+from runtime.weights import device_of, fingerprint_of
+from tests.runtime.restoring import (
+    DEADLINE_S,
+    VERSION,
+    Heard,
+    asleep_over_copies,
+    bind_of,
+    by_library,
+    copied,
+    fell_asleep,
+    generate,
+    restored,
+    wake_and_answer,
+)
 from tests.runtime.versions import MemoryLease, make_llama
 
-VERSION = make_llama()
-DEADLINE_S = 30.0
-
-
-class Heard:
-    """What the engine's thread said."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.failure: Failure | None = None
-        self.ended = threading.Event()
-        self.busy: list[bool] = []
-
-    def take(self, events: list[Event]) -> None:
-        for event in events:
-            match event:
-                case Generated():
-                    self.tokens.append(event.token_id)
-                case Failed():
-                    self.failure = event.failure
-        if any(isinstance(event, Finished | Failed) for event in events):
-            self.ended.set()
-
-
-def _bind(lease: MemoryLease, kv_bytes: int = 1 << 20) -> Bind:
-    version = lease.version.id
-    return Bind(tenant="acme", model="m", version=version, device_class="cpu-1", threads=1, kv_bytes=kv_bytes)
-
-
-@contextmanager
-def _restored(lease: MemoryLease, heard: Heard, kv_bytes: int = 1 << 20) -> Iterator[Serving]:
-    serving = restore(_bind(lease, kv_bytes), Wiring(heard.take, heard.busy.append), lease.acquire)
-    assert isinstance(serving, Serving)
-    try:
-        yield serving
-    finally:
-        assert serving.thread.stop(DEADLINE_S)
-
-
-def _generate(serving: Serving, heard: Heard, tokens: int = 12) -> None:
-    sampling = Sampling(max_tokens=tokens, temperature=0.0)
-    serving.thread.submit(GenerationRequest(request_id="r", prompt_ids=(0, 7, 9, 11), sampling=sampling))
-    assert heard.ended.wait(DEADLINE_S)
-
-
-def _sealed(lease: MemoryLease) -> MemoryLease:
-    attestation = seal(SealJob(tenant="acme", version=lease.version.id), lease.acquire)
-    return MemoryLease(lease.version, (attestation,))
-
-
-@pytest.fixture(scope="module")
-def sealed() -> MemoryLease:
-    """VERSION with its attestation."""
-    return _sealed(MemoryLease(VERSION))
-
-
-def _by_library(lease: MemoryLease, tokens: int = 12) -> list[int]:
-    bound = bind_weights(lease.weights(), pinned_files(lease), "library", torch.device("cpu"))
-    bound.config._attn_implementation = "sdpa"
-    generated = bound.module.generate(  # type: ignore[operator]
-        torch.tensor([[0, 7, 9, 11]]), max_new_tokens=tokens, do_sample=False, eos_token_id=None
-    )
-    ids: list[int] = generated[0, 4:].tolist()
-    return ids
+pytestmark = pytest.mark.usefixtures("frozen")
 
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "not attested here"])
 def test_a_restored_model_says_what_the_library_says(sealed: MemoryLease, attested: bool) -> None:
     """Greedy tokens are the library's, by either way; stages are stamped in order; the probe was verified."""
     lease, heard = sealed if attested else MemoryLease(VERSION), Heard()
-    with _restored(lease, heard) as serving:
+    with restored(lease, heard) as serving:
         assert [span.stage for span in serving.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
         times = [span.after_us for span in serving.spans]
         assert times == sorted(times)
         assert serving.engine.needs_probe or serving.engine.busy_ns
-        _generate(serving, heard)
+        generate(serving, heard)
         assert not serving.engine.needs_probe
-        assert heard.tokens == _by_library(lease)
+        assert heard.tokens == by_library(lease)
         assert heard.failure is None
 
 
@@ -129,7 +72,7 @@ def test_how_it_binds_is_the_attestations_word(
         return bind(*args, **options)
 
     monkeypatch.setattr(module, "bind", spy)
-    with _restored(MemoryLease(VERSION, (attestation,)), Heard()):
+    with restored(MemoryLease(VERSION, (attestation,)), Heard()):
         assert used == want
 
 
@@ -141,8 +84,8 @@ def _spoiled(attestation: SealAttestation) -> SealAttestation:
 def test_answers_that_are_not_the_known_ones_never_leave(sealed: MemoryLease) -> None:
     """The control of the probe: with other known answers the first request fails, without a token."""
     heard = Heard()
-    with _restored(MemoryLease(VERSION, (_spoiled(sealed.attestations[0]),)), heard) as serving:
-        _generate(serving, heard)
+    with restored(MemoryLease(VERSION, (_spoiled(sealed.attestations[0]),)), heard) as serving:
+        generate(serving, heard)
         assert isinstance(heard.failure, ProbeFailed)
         assert heard.tokens == []
         assert isinstance(serving.thread.poisoned, ProbeFailed)
@@ -153,40 +96,23 @@ def test_a_flipped_weight_is_found_by_the_probe(sealed: MemoryLease) -> None:
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
-    with _restored(lease, heard) as serving:
-        _generate(serving, heard)
+    with restored(lease, heard) as serving:
+        generate(serving, heard)
         assert isinstance(heard.failure, ProbeFailed)
         assert heard.tokens == []
-
-
-def _fell_asleep(lease: MemoryLease, heard: Heard) -> Kept:
-    """Restored, asked once, asleep: nothing of the engine is left."""
-    serving = restore(_bind(lease), Wiring(heard.take, heard.busy.append), lease.acquire)
-    assert isinstance(serving, Serving)
-    _generate(serving, heard)
-    engine, kept = weakref.ref(serving.engine), serving.kept
-    assert kept is not None
-    assert serving.thread.stop(DEADLINE_S)
-    del serving
-    kept.release()
-    gc.collect()
-    assert engine() is None, "the engine, and with it the KV, is still there"
-    heard.ended.clear()
-    heard.tokens.clear()
-    return kept
 
 
 def test_who_slept_says_the_same_again(sealed: MemoryLease) -> None:
     """KV and engine are made anew, the model is bound already, and the known answers are asked for again."""
     heard = Heard()
-    kept = _fell_asleep(sealed, heard)
+    kept = fell_asleep(sealed, heard)
     for _ in range(2):
-        woken = kept.again(_bind(sealed), Wiring(heard.take, heard.busy.append))
+        woken = kept.again(bind_of(sealed), Wiring(heard.take, heard.busy.append))
         assert isinstance(woken, Serving)
         assert [span.stage for span in woken.spans] == [Stage.READY]
         assert woken.engine.needs_probe or woken.engine.busy_ns
-        _generate(woken, heard)
-        assert heard.tokens == _by_library(sealed)
+        generate(woken, heard)
+        assert heard.tokens == by_library(sealed)
         assert not woken.engine.needs_probe
         assert woken.thread.stop(DEADLINE_S)
         assert woken.kept is not None
@@ -200,12 +126,12 @@ def test_who_slept_says_the_same_again(sealed: MemoryLease) -> None:
 def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, attested: bool) -> None:
     """Planted: a flipped bit in host memory. The first request after the wake fails, and no token leaves."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
-    kept = _fell_asleep(lease, heard)
+    kept = fell_asleep(lease, heard)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
-    woken = kept.again(_bind(lease), Wiring(heard.take, heard.busy.append))
+    woken = kept.again(bind_of(lease), Wiring(heard.take, heard.busy.append))
     assert isinstance(woken, Serving)
-    _generate(woken, heard)
+    generate(woken, heard)
     assert isinstance(heard.failure, ProbeFailed)
     assert heard.tokens == []
     assert isinstance(woken.thread.poisoned, ProbeFailed)
@@ -214,39 +140,17 @@ def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, atte
 
 def test_copies_are_made_again(sealed: MemoryLease) -> None:
     """Of a device nothing but the lease is kept: the copies are dropped while it sleeps, and made and bound again."""
-    heard, made = Heard(), list[Weights]()
-
-    def copied() -> Weights:
-        weights = sealed.weights()
-        copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
-        made.append(Weights(weights.lease, copies, renew=copied))
-        return made.pop()
-
-    serving = restore(_bind(sealed), Wiring(heard.take, heard.busy.append), lambda tenant, version: copied())
-    assert isinstance(serving, Serving)
-    _generate(serving, heard)
-    kept = serving.kept
-    assert kept is not None
-    copy = weakref.ref(next(iter(serving.engine._runner._module.parameters())))  # type: ignore[attr-defined]
-    assert serving.thread.stop(DEADLINE_S)
-    del serving
-    kept.release()
-    assert copy() is None, "the copies are still there"
-    heard.ended.clear()
-    heard.tokens.clear()
-    woken = kept.again(_bind(sealed), Wiring(heard.take, heard.busy.append))
-    assert isinstance(woken, Serving)
-    _generate(woken, heard)
-    assert heard.tokens == _by_library(sealed)
-    assert woken.thread.stop(DEADLINE_S)
+    heard = Heard()
+    kept = asleep_over_copies(sealed, heard, lambda tenant, version: copied(sealed))
+    wake_and_answer(kept, sealed, heard)
 
 
 def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
     """Without a wish an answer is as long as the pool allows, not longer than could ever be served."""
     per_token = sealed.attestations[0].gate.kv_bytes_per_token
-    with _restored(sealed, Heard(), kv_bytes=per_token * 16 * 10) as serving:
+    with restored(sealed, Heard(), kv_bytes=per_token * 16 * 10) as serving:
         assert serving.context_tokens == serving.engine.kv_blocks_total * 16 < 512
-    with _restored(sealed, Heard(), kv_bytes=per_token * 16 * 100) as serving:
+    with restored(sealed, Heard(), kv_bytes=per_token * 16 * 100) as serving:
         assert serving.context_tokens == 512
 
 
@@ -261,7 +165,7 @@ def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
 )
 def test_what_cannot_be_restored_says_why(lease: MemoryLease, failure: type[Failure]) -> None:
     """The failure of whatever found it."""
-    request = _bind(lease)
+    request = bind_of(lease)
     if failure is NotFound:
         request = msgspec.structs.replace(request, version="0" * 64)
     with pytest.raises(Refused) as caught:

@@ -2,7 +2,7 @@
 
 import torch
 
-from contracts.control import SealJob
+from contracts.jobs import SealJob
 from runtime.jobs import seal
 from runtime.warmup import WarmUp
 from tests.runtime.versions import MemoryLease, make_llama

@@ -1,6 +1,8 @@
 """Versions of real architecture and random weights, small enough to make in a test: manifest, bytes, pinned files."""
 
+import ctypes
 import json
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,8 +11,8 @@ import torch
 from blake3 import blake3
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from contracts.control import SealAttestation
 from contracts.errors import NotFound, Refused
+from contracts.jobs import SealAttestation
 from contracts.manifest import (
     CHUNK_BYTES,
     Chunk,
@@ -99,6 +101,7 @@ class MemoryLease:
 
     def __post_init__(self) -> None:
         self._linear = bytearray(self.version.linear)
+        self._lookers: list[weakref.ref[object]] = []
 
     @property
     def manifest(self) -> Manifest:
@@ -108,16 +111,32 @@ class MemoryLease:
     def bytes_by_tier(self) -> dict[str, int]:
         return {"host": len(self._linear)}
 
+    @property
+    def is_whole(self) -> bool:
+        return True
+
+    def until_whole(self) -> None:
+        """It always is."""
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self._linear)[offset : offset + nbytes].toreadonly()
 
+    @property
+    def in_use(self) -> bool:
+        return any(looker() is not None for looker in self._lookers)
+
+    def close(self) -> None:
+        """Whoever looks into it from now on sees noise, where a real lease would crash; the next has other memory."""
+        self._linear[:] = b"\x5a" * len(self._linear)
+        self._linear = bytearray(self.version.linear)
+
     def weights(self) -> Weights:
         views = {}
+        buffer = (ctypes.c_ubyte * len(self._linear)).from_buffer(self._linear)
+        self._lookers.append(weakref.ref(buffer))
         for tensor in self.manifest.tensors:
             dtype = _DTYPES[tensor.dtype]
-            flat = torch.frombuffer(
-                self._linear, dtype=dtype, count=tensor.nbytes // dtype.itemsize, offset=tensor.offset
-            )
+            flat = torch.frombuffer(buffer, dtype=dtype, count=tensor.nbytes // dtype.itemsize, offset=tensor.offset)
             views[tensor.name] = flat.view(tensor.shape)
         return Weights(self, views)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from contracts.errors import NotFound, Overloaded, Refused
+from contracts.errors import NotFound, Refused
 from contracts.problem import code_of
+from contracts.traffic_errors import Overloaded
 from service.client import ServiceClient
 from service.failures import install_failure_handlers
 from service.run import serve_until
@@ -122,7 +123,7 @@ def test_sigterm_ends_it_cleanly() -> None:
     """SIGTERM lets the service finish and exit 0."""
     with _spawn(None, "end") as process:
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=20)[0] == b"ended\n"
+        assert process.communicate(timeout=60)[0] == b"ended\n"
         assert process.returncode == 0
 
 
@@ -133,5 +134,5 @@ def test_the_end_of_the_supervisor_ends_it(behaviour: str) -> None:
     with _spawn(read, behaviour) as process:
         os.close(read)
         os.close(write)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode == (0 if behaviour == "end" else 1)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.whole_file import write_whole
+from service.whole_file import drafted, remove_drafts, write_whole
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
@@ -35,3 +35,39 @@ def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert path.read_bytes() == b"old"
     write_whole(path, b"new", 0o600)
     assert path.read_bytes() == b"new"
+
+
+def test_a_draft_is_nothing_until_it_is_kept(tmp_path: Path) -> None:
+    """Nobody finds it under its name, and what was not kept is gone."""
+    path = tmp_path / "backup"
+    with drafted(path, 0o600) as draft:
+        draft.file.write(b"half")
+        assert not path.exists()
+    assert list(tmp_path.iterdir()) == []
+    with drafted(path, 0o600) as draft:
+        draft.file.write(b"all")
+        draft.keep()
+        assert path.read_bytes() == b"all"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_first_of_two_stays(tmp_path: Path) -> None:
+    """Where nothing is to be replaced the second is told, and what it had is gone."""
+    path = tmp_path / "key"
+    with drafted(path, 0o600) as first, drafted(path, 0o600) as second:
+        for draft, text in ((first, b"first"), (second, b"second")):
+            draft.file.write(text)
+        first.keep(replace=False)
+        with pytest.raises(FileExistsError):
+            second.keep(replace=False)
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_drafts_of_a_killed_process(tmp_path: Path) -> None:
+    """They are known by their names; nothing else goes."""
+    for name in (".kelvin-1.tar.0123456789abcdef", "kelvin-1.tar", ".kelvin-1.tar", ".other.0123456789abcdef"):
+        (tmp_path / name).touch()
+    remove_drafts(tmp_path, "kelvin-*")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"kelvin-1.tar", ".kelvin-1.tar", ".other.0123456789abcdef"}

@@ -8,8 +8,9 @@ from pathlib import Path
 from blobstore.files import FileStore
 from blobstore.store import BlobStat, BlobStore, Payload
 from blobstore.verifying import VerifyingStore
-from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, TenantLimits, VersionRegistration
+from contracts.control import TenantLimits, VersionRegistration
 from contracts.errors import Failure, Refused
+from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.push import CommitRequest, Committed, Committing, MissingRequest
 from contracts.wire import encode
 from service.signing import ensure_signer

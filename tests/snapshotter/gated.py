@@ -15,8 +15,9 @@ from blobstore.store import BlobStat, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkMissing
 from contracts.collect import CollectReport
-from contracts.control import GateFacts, GateJob, SealAttestation, SealJob, TenantLimits, VersionRegistration
+from contracts.control import TenantLimits, VersionRegistration
 from contracts.errors import Refused
+from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.manifest import decode_manifest
 from contracts.problem import code_of
 from contracts.push import CommitRequest, Committing, MissingRequest

@@ -1,12 +1,10 @@
 """A snapshotter and its fake control plane, served on real Unix sockets by a thread; clients are real HTTP clients."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 from fastapi import FastAPI
@@ -22,6 +20,7 @@ from service.unix import SocketDirectory
 from snapshotter.app import CONTROL_SOCKET, SOCKET, open_app
 from snapshotter.jobs import ControlPlaneJobs
 from snapshotter.settings import SnapshotterSettings
+from tests.loops import looping
 from tests.snapshotter.control import FakeControlPlane
 from tests.snapshotter.unix import unix_transport
 
@@ -63,40 +62,9 @@ class House:
 
 
 @contextmanager
-def running(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> Iterator[None]:
-    """`main(stop)` on a loop in a thread, until the block is left; what it raised is raised here."""
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            asyncio.set_event_loop(loop)
-            loop.run_until_complete(main(stop))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            loop.close()
-
-    thread = threading.Thread(target=run, name="house")
-    thread.start()
-    try:
-        yield
-    finally:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
-        assert not thread.is_alive(), "the house did not stop"
-    if failed:
-        raise failed[0]
-
-
-@contextmanager
 def serving(app: FastAPI, directory: SocketDirectory, name: str) -> Iterator[None]:
     """One app on one socket."""
-    with directory.listen(name) as listener, running(lambda stop: serve_until(app, listener, stop, drain_s=5)):
+    with directory.listen(name) as listener, looping(lambda stop: serve_until(app, listener, stop, drain_s=5)):
         yield
 
 
@@ -119,5 +87,5 @@ def open_house(settings: SnapshotterSettings, wrap: Wrap = lambda store: store) 
             finally:
                 await client.close()
 
-        with running(serve):
+        with looping(serve):
             yield House(settings.data, control, directory)

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from contracts.attestation import MAX_ORIGIN_BYTES, ORIGIN, Claims, Origin, read_seal
-from contracts.control import SealAttestation
 from contracts.errors import Refused
+from contracts.jobs import SealAttestation
 from contracts.push import AttestationList, AttestRequest, KeepSeal
 from contracts.wire import decode, encode
 from service.signing import Signer

@@ -7,7 +7,8 @@ from typing import cast
 import pytest
 from starlette.requests import Request
 
-from contracts.errors import BodyTooLarge, DeadlineExceeded, InvalidRequest, Refused
+from contracts.errors import BodyTooLarge, InvalidRequest, Refused
+from contracts.traffic_errors import DeadlineExceeded
 from snapshotter.bodies import LEAST_BYTES_S, read_body, read_exactly
 
 

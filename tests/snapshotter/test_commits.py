@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import Conflict, Overloaded, Refused, Unavailable
+from contracts.errors import Conflict, Refused, Unavailable
 from contracts.push import CommitStep, Committed, Committing
+from contracts.traffic_errors import Overloaded
 from snapshotter.commits import RESULTS_KEPT, RUNNING_LIMIT, Commits
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
@@ -46,7 +47,7 @@ def run(scenario: Callable[[Gate, Commits], Coroutine[Any, Any, None]]) -> None:
         gate = Gate()
         commits = Commits(gate.publish)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await scenario(gate, commits)
         finally:
             await commits.close()

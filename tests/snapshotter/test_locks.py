@@ -17,7 +17,7 @@ def test_locks() -> None:
             async with locks.hold(name):
                 assert name not in inside
                 inside.append(name)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     await both.wait()  # only with the other name's holder
                 inside.remove(name)
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import structs
 
-from contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Overloaded, Refused, Unavailable
+from contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Refused, Unavailable
 from contracts.manifest import Engine, Limits
 from contracts.push import Piece, PlannedChunk
+from contracts.traffic_errors import Overloaded
 from snapshotter.plans import PlanRecord
 from snapshotter.policy.quota import Promise
 from snapshotter.staging import IDLE_S, Staging

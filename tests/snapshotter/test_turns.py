@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from contracts.errors import Overloaded, Refused
+from contracts.errors import Refused
+from contracts.traffic_errors import Overloaded
 from snapshotter.turns import Turns
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.errors import Overloaded, Refused, Unavailable
+from contracts.errors import Refused, Unavailable
+from contracts.traffic_errors import Overloaded
 from spool.disk import Disk, segments
 from spool.journal import Journal, Make
 from spool.reader import Tail, last_sequence

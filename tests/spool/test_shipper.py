@@ -13,6 +13,7 @@ from contracts.deadline import Deadline
 from contracts.errors import Refused, Unavailable
 from spool.disk import segments
 from spool.reader import read_position
+from spool.recent import RECENT_BYTES
 from spool.shipper import MAX_RECORDS, Shipper
 from spool.spool import Spool
 from tests.spool.test_journal import make
@@ -177,7 +178,7 @@ def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> None:
     """Records that cannot be read back neither spin nor vanish: they are a backlog, then a hole that is passed."""
 
     async def scenario() -> None:
-        spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=4096), Receiver()
+        spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=4096, recent_bytes=0), Receiver()
         assert await spool.append(make("x" * 3000)) == 1
         (path,) = spool.path.glob("*.seg")
         path.write_bytes(bytes(4096))
@@ -195,17 +196,23 @@ def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> None:
 @given(
     steps=st.lists(st.sampled_from(["append", "ship", "refuse", "restart"]), max_size=40),
     size=st.integers(min_value=1, max_value=2000),
+    recent_bytes=st.sampled_from([0, 1500, RECENT_BYTES]),
 )
-@example(steps=["ship", "append", "restart", "append", "refuse"], size=1)  # a refused batch that spans two segments
+@example(
+    steps=["ship", "append", "restart", "append", "refuse"], size=1, recent_bytes=0
+)  # a refused batch that spans two segments
 @settings(max_examples=80)
 def test_any_order_of_appends_failures_and_restarts_loses_nothing(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[str], size: int
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str], size: int, recent_bytes: int
 ) -> None:
-    """Whatever happens, a last flush completes exactly the sequence 1..n."""
+    """Whatever happens, a last flush completes exactly the sequence 1..n, from memory, the disk, or both."""
     root = tmp_path_factory.mktemp("spool")
 
+    def opened() -> Spool:
+        return Spool.open(root, "a-1", segment_bytes=4096, recent_bytes=recent_bytes)
+
     async def scenario() -> None:
-        spool, receiver, appended = Spool.open(root, "a-1", segment_bytes=4096), Receiver(), 0
+        spool, receiver, appended = opened(), Receiver(), 0
         # An empty directory is removed at a close, and its sequence with it: keep one record back.
         for step in ["append", *steps]:
             if step == "append":
@@ -214,7 +221,7 @@ def test_any_order_of_appends_failures_and_restarts_loses_nothing(
             elif step == "restart":
                 if spool.tail.acknowledged < spool.committed:
                     spool.close()
-                    spool = Spool.open(root, "a-1", segment_bytes=4096)
+                    spool = opened()
             elif spool.tail.acknowledged < spool.committed:
                 receiver.refusals = int(step == "refuse")
                 shipper = quick(spool, receiver)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import DeadlineExceeded, Internal, Overloaded, Refused, Unavailable
+from contracts.errors import Internal, Refused, Unavailable
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from spool.disk import Disk
 from spool.spool import Spool
 from tests.spool.disks import FailingDisk

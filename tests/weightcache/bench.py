@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +29,8 @@ from weightcache import libc
 from weightcache.client import acquire
 from weightcache.files import open_direct
 from weightcache.slabs import Slab
+from weightcache.sources import is_digest_of
+from weightcache.tags import Tags
 
 TENSOR_BYTES = 20 << 20
 PACK_CHUNKS = 30
@@ -59,23 +61,30 @@ def version_of(mib: int) -> Version:
     return describe(chunks, CHUNK_BYTES)
 
 
-async def publish(data: Path, version: Version) -> None:
-    store = FileStore(data / "store")
+async def put_packs(store: FileStore, version: Version, tenant: str = TENANT) -> None:
+    """The version's chunks, `PACK_CHUNKS` to a pack, and its manifest after them."""
     for first in range(0, len(version.chunks), PACK_CHUNKS):
         digest, body, table = make_pack(version.chunks[first : first + PACK_CHUNKS])
-        await store.put_if_absent(f"{TENANT}/packs/{digest}", body)
-        await store.put_if_absent(f"{TENANT}/index/{digest}", table)
-    await store.put_if_absent(f"{TENANT}/manifests/{version.id}", version.raw)
+        await store.put_if_absent(f"{tenant}/packs/{digest}", body)
+        await store.put_if_absent(f"{tenant}/index/{digest}", table)
+    await store.put_if_absent(f"{tenant}/manifests/{version.id}", version.raw)
+
+
+async def publish(data: Path, version: Version) -> None:
+    store = FileStore(data / "store")
+    await put_packs(store, version)
     await attest(store, version.id)
 
 
 @contextmanager
-def agent(data: Path, directory: SocketDirectory) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-m", "weightcache"], env=os.environ | {"KELVIN_DATA": str(data)})
+def agent(data: Path, directory: SocketDirectory, *words: str, spare: int = 1) -> Iterator[None]:
+    """`python -m weightcache`, or python with these words, once it has so many spare slabs."""
+    environment = {"KELVIN_LOG_LEVEL": "error", **os.environ, "KELVIN_DATA": str(data)}
+    process = subprocess.Popen([sys.executable, *(words or ("-m", "weightcache"))], env=environment)
     try:
         while not (data / "run" / "cache.sock").exists():
             time.sleep(0.01)
-        asyncio.run(wait_for(directory, "a spare slab", lambda state: state.host.slabs_free > 0))
+        asyncio.run(wait_for(directory, "spare slabs", lambda state: state.host.slabs_free >= spare))
         yield
     finally:
         process.terminate()
@@ -143,9 +152,23 @@ def drop(directory: SocketDirectory, *tiers: str) -> None:
         asyncio.run(evict(directory, tier, None, None))
 
 
+def rate_of(check: Callable[[], object], nbytes: int) -> float:
+    """GB/s of one core, the best of many: of bytes that are in its cache."""
+    samples = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        check()
+        samples.append(time.perf_counter() - begin)
+    return nbytes / min(samples) / 1e9
+
+
 def main() -> None:
     mib = int(sys.argv[1]) if len(sys.argv) > 1 else 512
     version = version_of(mib)
+    chunk, tags = memoryview(bytes(CHUNK_BYTES)), Tags()
+    digest = rate_of(lambda: is_digest_of(chunk, ""), CHUNK_BYTES)
+    tag = rate_of(lambda: tags.of(chunk, "0" * 64), CHUNK_BYTES)
+    print(f"one core, a chunk: digest {digest:.1f} GB/s, tag {tag:.1f} GB/s")
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as root:
         data = Path(root)
         directory = SocketDirectory(data / "run")

@@ -23,8 +23,8 @@ from snapshotter.policy.layout import assemble, lay_out
 from snapshotter.policy.tensors_index import parse_index
 from tests.snapshotter.models import Weight, weight
 from tests.snapshotter.tensors_files import TensorsFile
-from tests.weightcache.bench import PACK_CHUNKS, agent, drop
-from tests.weightcache.kit import Version, attest, describe, make_pack, wait_for
+from tests.weightcache.bench import agent, drop, put_packs
+from tests.weightcache.kit import Version, attest, describe, wait_for
 
 MATRIX_BYTES = 12 << 20
 NORM = 2048  # numbers of float32
@@ -61,10 +61,7 @@ async def publish(data: Path, tensors: dict[str, Weight]) -> Version:
     layout = lay_out([], [entry.tensor for entry in entries], list(tensors), CHUNK_BYTES)
     version = describe([assemble(chunk, {"m.tensors": raw}) for chunk in layout.chunks], CHUNK_BYTES)
     store = FileStore(data / "store")
-    for first in range(0, len(version.chunks), PACK_CHUNKS):
-        digest, body, table = make_pack(version.chunks[first : first + PACK_CHUNKS])
-        await store.put_if_absent(f"{PACKED}/packs/{digest}", body)
-        await store.put_if_absent(f"{PACKED}/index/{digest}", table)
+    await put_packs(store, version, PACKED)
     pack = file_pack(blake3(raw).hexdigest())
     chunks = (
         FileChunk(digest, tuple(FileSpan(piece.offset, piece.length) for piece in chunk.pieces))
@@ -72,8 +69,8 @@ async def publish(data: Path, tensors: dict[str, Weight]) -> Version:
     )
     await store.put_if_absent(f"{KEPT}/packs/{pack}", raw)
     await store.put_if_absent(f"{KEPT}/index/{pack}", encode_file_index(FileIndex(tuple(chunks), len(raw))))
+    await store.put_if_absent(f"{KEPT}/manifests/{version.id}", version.raw)
     for tenant in (PACKED, KEPT):
-        await store.put_if_absent(f"{tenant}/manifests/{version.id}", version.raw)
         await attest(store, version.id, tenant)
     return version
 

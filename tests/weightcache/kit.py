@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvloop
 from blake3 import blake3
 
 from blobstore.file_packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
 from blobstore.files import FileStore
 from blobstore.packs import encode_footer, encode_table, place
 from blobstore.store import BlobStat, BlobStore
-from contracts.control import Fingerprint, GateFacts, Probe, SealAttestation
+from contracts.jobs import Fingerprint, GateFacts, Probe, SealAttestation
 from contracts.manifest import (
     PAGE,
     Chunk,
@@ -31,6 +30,7 @@ from contracts.manifest import (
 from contracts.wire import encode
 from service.client import ServiceClient
 from service.unix import SocketDirectory
+from tests.loops import looping
 from weightcache.api import State
 from weightcache.app import HTTP_SOCKET, serve
 from weightcache.client import Lease, acquire
@@ -214,6 +214,21 @@ class CountingStore:
         await self.inner.delete(key)
 
 
+class HeldStore(CountingStore):
+    """Holds back what lies in packs from `half` on, until the gate is opened."""
+
+    def __init__(self, inner: BlobStore, half: int) -> None:
+        super().__init__(inner)
+        self.half = half
+        self.gate.clear()
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        if offset >= self.half:
+            await super().read_into(key, offset, into)
+        else:
+            await self.inner.read_into(key, offset, into)
+
+
 @dataclass(frozen=True)
 class RunningAgent:
     """The product's composition in a thread of this process."""
@@ -222,8 +237,11 @@ class RunningAgent:
     directory: SocketDirectory
     store: BlobStore
 
-    def acquire(self, version: Version | str, tenant: str = TENANT, timeout_s: float = TIMEOUT_S) -> Lease:
-        return acquire(self.directory, tenant, version if isinstance(version, str) else version.id, timeout_s)
+    def acquire(
+        self, version: Version | str, tenant: str = TENANT, timeout_s: float = TIMEOUT_S, *, progressive: bool = False
+    ) -> Lease:
+        name = version if isinstance(version, str) else version.id
+        return acquire(self.directory, tenant, name, timeout_s, progressive=progressive)
 
     def publish(self, version: Version, tenant: str = TENANT, *, draft: bool = False) -> str:
         return asyncio.run(publish(self.store, version, tenant, draft=draft))
@@ -275,40 +293,13 @@ def running(
 ) -> Iterator[RunningAgent]:
     """An agent over `store` (default: the file store in its data directory) until the block is left."""
     store = store or FileStore(settings.data / "store")
-    stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-    failures: list[BaseException] = []
-    up = threading.Event()
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        stopping.append((asyncio.get_running_loop(), stop))
-        up.set()
-        await serve(settings, store, stop, verify=verify)
-
-    def target() -> None:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(main())
-        except BaseException as error:
-            failures.append(error)
-            up.set()
-
-    thread = threading.Thread(target=target, name="agent")
     directory = SocketDirectory(settings.run)
-    thread.start()
     try:
-        assert up.wait(TIMEOUT_S)
-        asyncio.run(_until_ready(directory, thread))
-        yield RunningAgent(settings, directory, store)
+        with looping(lambda stop: serve(settings, store, stop, verify=verify), quick=True) as thread:
+            asyncio.run(_until_ready(directory, thread))
+            yield RunningAgent(settings, directory, store)
     finally:
-        if stopping:
-            loop, stop = stopping[0]
-            if thread.is_alive():
-                loop.call_soon_threadsafe(stop.set)
-        thread.join(TIMEOUT_S)
         directory.close()
-        assert not thread.is_alive(), "the agent did not end"
-        assert not failures, failures
 
 
 async def _until_ready(directory: SocketDirectory, thread: threading.Thread) -> None:

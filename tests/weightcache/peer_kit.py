@@ -1,24 +1,20 @@
 """What the tests of peers share: agents that know one another, and a node that behaves as a test wants it to."""
 
-import asyncio
 import socket
 import ssl
-import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from aiohttp import web
-
 from blobstore.files import FileStore
 from service.node_tls import NodeTls
+from tests.loops import HOST, Answer, answering
 from tests.weightcache.kit import CountingStore, RunningAgent, running, settings_of
 from weightcache.settings import CacheSettings, PeerSettings
 from weightcache.sources import Verify, is_digest_of
 
 SECRET = b"0123456789abcdef" * 4
-HOST = "127.0.0.1"
 
 
 def free_ports(count: int) -> list[int]:
@@ -51,36 +47,10 @@ def node(
 
 
 @contextmanager
-def pretender(
-    answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], secret: bytes = SECRET
-) -> Iterator[int]:
+def pretender(answer: Answer, secret: bytes = SECRET) -> Iterator[int]:
     """A node of the same secret that answers so. Yields its port."""
-    stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-    ports: list[int] = []
-    up = threading.Event()
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0.1)
-        await runner.setup()
-        with socket.create_server((HOST, 0)) as sock:
-            await web.SockSite(runner, sock, ssl_context=NodeTls([secret]).server()).start()
-            ports.append(sock.getsockname()[1])
-            stopping.append((asyncio.get_running_loop(), stop))
-            up.set()
-            await stop.wait()
-            await runner.cleanup()
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    try:
-        assert up.wait(30)
-        yield ports[0]
-    finally:
-        loop, stop = stopping[0]
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
-        assert not thread.is_alive()
+    with answering(answer, NodeTls([secret]).server()) as port:
+        yield port
 
 
 def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:

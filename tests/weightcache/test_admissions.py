@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import Overloaded, Refused
+from contracts.errors import Refused
 from contracts.manifest import PAGE
+from contracts.traffic_errors import Overloaded
 from tests.weightcache.kit import HUGE, TENANT
 from weightcache.admissions import Admissions
 from weightcache.arena import Arena

@@ -16,15 +16,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from contracts.control import SealAttestation
-from contracts.errors import DeadlineExceeded, Refused, RemoteFailure, Unavailable
+from contracts.errors import Refused, RemoteFailure, Unavailable
+from contracts.jobs import SealAttestation
 from contracts.manifest import PAGE
 from contracts.problem import WireFailure
+from contracts.traffic_errors import DeadlineExceeded
 from contracts.wire import encode
 from service.unix import SocketDirectory
 from tests.weightcache.kit import HUGE, TENANT, attestation_of, make_version, running, settings_of
 from weightcache.client import Lease, acquire
-from weightcache.residents import SealedFile
+from weightcache.resident import SealedFile
 from weightcache.slabs import Slab
 from weightcache.wire import MAX_MESSAGE_BYTES, SOCKET, Layout, LeaseReply, SlabFact
 
@@ -47,6 +48,9 @@ class Answer:
     sealed: bool = True
     papers_sealed: bool = True
     raw: bytes | None = None
+    whole: bool = True
+    ready: tuple[tuple[int, int], ...] = ()
+    later: tuple["Answer | LeaseReply", ...] = ()
 
     def send(self, sock: socket.socket) -> None:
         layout = self.layout or msgspec.json.encode(
@@ -54,6 +58,8 @@ class Answer:
         )
         reply = LeaseReply(
             ok=True,
+            whole=self.whole,
+            ready=self.ready,
             manifest_bytes=len(self.manifest),
             layout_bytes=len(layout),
             slabs=tuple(SlabFact(id=n, bytes=self.slab_bytes) for n in range(self.slabs)),
@@ -73,6 +79,11 @@ class Answer:
         for fd in bare:
             os.close(fd)
         slab.close()
+        for each in self.later:
+            if isinstance(each, Answer):
+                each.send(sock)
+            else:
+                sock.send(encode(each))
 
 
 class FakeAgent:
@@ -86,8 +97,8 @@ class FakeAgent:
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
-    def acquire(self, timeout_s: float = 10.0) -> Lease:
-        return acquire(self.directory, TENANT, VERSION.id, timeout_s)
+    def acquire(self, timeout_s: float = 10.0, *, progressive: bool = False) -> Lease:
+        return acquire(self.directory, TENANT, VERSION.id, timeout_s, progressive=progressive)
 
     def open_things(self) -> tuple[int, int]:
         """Descriptors and mappings of slabs that this process has, the fake's own being closed."""
@@ -153,6 +164,7 @@ LIES: list[Any] = [
     pytest.param({"raw": b'{"ok":false}'}, "without a reason", id="a refusal without a reason"),
     pytest.param({"raw": b" " * (MAX_MESSAGE_BYTES + 1)}, "was cut", id="a message that is too long"),
     pytest.param({"attestations": (attestation_of("0" * 64),)}, "another version", id="a stranger's attestation"),
+    pytest.param({"whole": False}, "it is not whole", id="parts, where all was asked for"),
 ]  # fmt: skip
 
 
@@ -166,6 +178,63 @@ def test_lies(tmp_path: Path, lie: dict[str, Any], reason: str) -> None:
             fake.acquire()
         assert refused.value.failure.code == "manifest_corrupt"
         assert fake.open_things() == (with_lease - 1, 0)
+
+
+def news(*ready: tuple[int, int], whole: bool = False) -> LeaseReply:
+    return LeaseReply(ok=True, whole=whole, ready=ready)
+
+
+def test_parts(tmp_path: Path) -> None:
+    """True parts are taken in the order in which they are told; what is left comes with the last message."""
+    later = (news((2 * PAGE, 3 * PAGE)), news((0, PAGE), (PAGE, 2 * PAGE)), news(whole=True))
+    answer = Answer(whole=False, ready=((4 * PAGE, 5 * PAGE),), later=later)
+    with answering(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
+        assert "being filled" in repr(lease)
+        before = lease.is_whole
+        assert lease.view(4 * PAGE, PAGE) == VERSION.linear[4 * PAGE : 5 * PAGE]
+        told = [(4 * PAGE, 5 * PAGE), (2 * PAGE, 3 * PAGE), (0, PAGE), (PAGE, 2 * PAGE)]
+        assert list(lease.arriving()) == [*told, (3 * PAGE, 4 * PAGE), (5 * PAGE, TOTAL)]
+        assert (before, lease.is_whole) == (False, True)
+        assert lease.view(0, TOTAL) == VERSION.linear
+
+
+LATER_LIES: list[Any] = [
+    pytest.param((news((0, PAGE)), news((0, PAGE))), "already", id="a part twice"),
+    pytest.param((news((0, 2 * PAGE), (PAGE, 3 * PAGE)),), "already", id="parts that overlap"),
+    pytest.param((news((0, TOTAL + PAGE)),), "no part of", id="a part beyond the end"),
+    pytest.param((news((PAGE, PAGE)),), "no part of", id="an empty part"),
+    pytest.param((news((0, 100)),), "no pages", id="a part off the page"),
+    pytest.param((LeaseReply(ok=False),), "without a reason", id="a refusal without a reason"),
+    pytest.param((Answer(whole=False),), "it moved before", id="another place that is not whole"),
+    pytest.param((Answer(extents=((0, 0, HUGE, TOTAL),)),), "beyond slab", id="another place beyond its slab"),
+    pytest.param((Answer(sealed=False),), "is not sealed", id="another place that its sender can take back"),
+]
+
+
+@pytest.mark.parametrize(("later", "reason"), LATER_LIES)
+def test_later_lies(tmp_path: Path, later: tuple[Answer | LeaseReply, ...], reason: str) -> None:
+    """Whenever it contradicts itself, it is refused; closed, the lease leaves neither descriptor nor mapping."""
+    answer = Answer(whole=False, later=later)
+    with answering(tmp_path, answer.send) as fake:
+        lease = fake.acquire(progressive=True)
+        with_lease, mappings = fake.open_things()
+        assert mappings >= 1
+        with pytest.raises(Refused, match=reason) as refused:
+            lease.until_whole()
+        assert refused.value.failure.code == "manifest_corrupt"
+        lease.close()
+        assert fake.open_things() == (with_lease - 1, 0)
+
+
+def test_refused_later(tmp_path: Path) -> None:
+    """The agent's failure is the caller's, whole, in the middle as at the beginning."""
+    wire = WireFailure(code="chunk_corrupt", status=502, message="chunk", retryable=False)
+    answer = Answer(whole=False, later=(news((0, PAGE)), LeaseReply(ok=False, failure=wire)))
+    with answering(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
+        assert next(lease.arriving()) == (0, PAGE)
+        with pytest.raises(Refused) as refused:
+            lease.until_whole()
+        assert refused.value.failure == RemoteFailure("chunk_corrupt", 502, "chunk", None, False, None)
 
 
 def test_refusal(tmp_path: Path) -> None:

@@ -67,9 +67,15 @@ def digest(lease):
 def leased(version):
     limit = time.monotonic() + 60
     while True:
-        try:
-            return acquire(directory, "acme", version, 30.0)
-        except Refused as refused:  # it is dead, or not up yet, or all slabs are lent for a moment
+        lease = None
+        try:  # every other process while it is being filled
+            lease = acquire(directory, "acme", version, 30.0, progressive=os.getpid() % 2 == 0)
+            lease.until_whole()
+            return lease
+        except Refused as refused:
+            if lease is not None:
+                lease.close()
+            # It is dead, or not up yet, or all slabs are lent for a moment.
             if code_of(refused.failure) not in ("unavailable", "overloaded") or time.monotonic() > limit:
                 raise
             time.sleep(0.01)

@@ -1,7 +1,7 @@
 """On a device the arena holds the lease's bytes, and what arrives otherwise is sent again, or refused by its chunk."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tests.weightcache.lanes import Damage, LateLane, ThreadLane
 from weightcache import device as device_module
 from weightcache.checksum import BLOCK_BYTES, checksum_of
 from weightcache.device import CudaLane, checksum_in, copy_to_device
+from weightcache.policy.spans import Span
 from weightcache.ring import Lane
 from weightcache.tensors import tensors
 
@@ -43,6 +44,9 @@ class Host:
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self.memory).cast("B")[offset : offset + nbytes].toreadonly()
+
+    def arriving(self) -> Iterator[Span]:
+        yield 0, self.total_bytes
 
 
 @pytest.fixture
@@ -84,6 +88,7 @@ def test_copy_to_device(tmp_path: Path, make: Callable[[], Lane], expected: str 
         assert weights.tensors[name].device == weights.arena.device
         assert torch.equal(weights.tensors[name].cpu().view(torch.uint8), tensor.view(torch.uint8))
     assert bytes(weights.arena.cpu().numpy()) == VERSION.linear
+    assert weights.checksum == RIGHT
 
 
 def flip(number: int, arrived: torch.Tensor) -> None:
@@ -145,17 +150,19 @@ def test_control(host: Host, damage: Damage, monkeypatch: pytest.MonkeyPatch) ->
     assert bytes(weights.arena.numpy()) != VERSION.linear
 
 
-def test_memory_that_changed_since_it_was_verified(host: Host) -> None:
-    """What sealing said finds it before anything is computed, and the chunk's digest says where."""
+@pytest.mark.parametrize("expected", [pytest.param(RIGHT, id="sealed"), pytest.param(None, id="not sealed")])
+def test_memory_that_changed_since_it_was_verified(host: Host, expected: str | None) -> None:
+    """A seal finds it before anything is computed, else the chunks do before there is a seal; its digest says where."""
     host.memory[3 * BLOCK_BYTES - 5] = bytes([VERSION.linear[3 * BLOCK_BYTES - 5] ^ 4])
     with pytest.raises(Refused) as refused:
-        copy_to_device(host, LateLane(), RIGHT)
+        copy_to_device(host, LateLane(), expected)
     assert refused.value.failure == ChunkCorrupt(chunk_at(3 * BLOCK_BYTES - 5), "host")
 
 
-def test_memory_that_changed_control(host: Host) -> None:
-    """Negative control: without what sealing said, the host's bytes are all there is to compare with."""
+def test_memory_that_changed_control(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: without a seal, and without chunks being hashed again, it would be served, and signed."""
     host.memory[3 * BLOCK_BYTES - 5] = bytes([VERSION.linear[3 * BLOCK_BYTES - 5] ^ 4])
+    monkeypatch.setattr(device_module, "is_digest_of", lambda data, digest: True)
     assert bytes(copy_to_device(host, LateLane(), None).arena.numpy()) != VERSION.linear
 
 

@@ -12,7 +12,9 @@ from tests.faults.buckets import ENVIRONMENT, Buckets
 from tests.faults.faults import Fault, Late, Stalled
 from weightcache.counters import Counters
 from weightcache.policy.hedging import ENOUGH, HedgeRule, Hedging
+from weightcache.policy.line import Line
 from weightcache.ranges import Ranges
+from weightcache.sources import ALL_AT_ONCE
 
 pytestmark = pytest.mark.deep
 
@@ -44,7 +46,7 @@ def hedged(world: World, share: float) -> tuple[Ranges, Counters]:
     for _ in range(ENOUGH):
         hedging.began(len(BODY))
         hedging.took(len(BODY), 0.01)
-    return Ranges(RetryingStore(world.store()), hedging, counters), counters
+    return Ranges(RetryingStore(world.store()), hedging, Line(40), counters), counters
 
 
 @pytest.mark.parametrize("fault", [Late(), Stalled(300_000)], ids=["no head", "half a body"])
@@ -56,7 +58,7 @@ def test_one_slow_connection(world: World, fault: Fault) -> None:
     async def scenario() -> None:
         world.proxy.inject(fault, method="GET")
         async with asyncio.timeout(30):  # the client alone would wait for a minute
-            await ranges.read_into("t/a", 0, memoryview(into))
+            await ranges.read("t/a", 0, memoryview(into), ALL_AT_ONCE)
 
     asyncio.run(scenario())
     assert bytes(into) == BODY
@@ -75,7 +77,7 @@ def test_all_are_slow(world: World) -> None:
     async def scenario() -> None:
         world.proxy.inject(Late(0.3), method="GET", times=None)
         await asyncio.gather(
-            *(ranges.read_into("t/a", 0, memoryview(bytearray(len(BODY)))) for _ in range(40)),
+            *(ranges.read("t/a", 0, memoryview(bytearray(len(BODY))), ALL_AT_ONCE) for _ in range(40)),
         )
 
     asyncio.run(scenario())

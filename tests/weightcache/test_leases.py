@@ -21,7 +21,8 @@ from weightcache.wire import SOCKET, LeaseReply
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
 
-# Leases, says so, closes the lease where told to, and then answers each line with a digest of what it sees.
+# Leases, says so, gives the lease or its connection alone back where told to, and answers other lines with a digest of
+# what it sees.
 RECEIVER = """
 import sys
 from pathlib import Path
@@ -29,12 +30,19 @@ from blake3 import blake3
 from service.unix import SocketDirectory
 from weightcache.client import acquire
 
-lease = acquire(SocketDirectory(Path(sys.argv[1])), "acme", sys.argv[2], 30.0)
+directory = SocketDirectory(Path(sys.argv[1]))
+lease = acquire(directory, "acme", sys.argv[2], 30.0)
 print("leased", flush=True)
 for line in sys.stdin:
     if line == "hang up\\n":
         lease._sock.close()  # the connection alone: the mapping stays
         print("hung up", flush=True)
+    elif line == "close\\n":
+        lease.close()
+        print("closed", flush=True)
+    elif line == "again\\n":
+        lease = acquire(directory, "acme", sys.argv[2], 30.0)
+        print("leased", flush=True)
     else:
         from weightcache import libc
         print(blake3(libc.view(lease.address, lease.total_bytes)).hexdigest(), flush=True)
@@ -104,6 +112,45 @@ def test_the_end_of_a_connection_ends_the_lease_and_keeps_the_slab(tmp_path: Pat
             agent.wait_for("it is forgotten", lambda state: state.holders == 0)
         with agent.acquire(another, tenant="other") as lease:
             assert lease.view(0, lease.total_bytes) == another.linear
+
+
+def test_who_unmapped_its_slabs_and_lives_holds_none(tmp_path: Path) -> None:
+    """By the kernel's word: they may be evicted, and filled for another tenant; its next lease is of other memory.
+
+    The test above is its control: a process that says that its lease is over, and has the slab mapped, keeps it.
+    """
+    another = make_version(seed=2, pages=(40, 20), chunk_pages=8)
+    with running(settings_of(tmp_path, slabs=1)) as agent:
+        agent.publish(VERSION)
+        agent.publish(another, tenant="other")
+        with receiver(agent) as one:
+            agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
+            assert one.say("close") == "closed"
+            state = agent.wait_for("it is forgotten", lambda state: state.holders == 0)
+            assert (state.leases, state.host.slabs_busy, state.host.slabs_used) == (0, 0, 1)
+            agent.evict("host")
+            with agent.acquire(another, tenant="other") as lease:
+                assert lease.view(0, lease.total_bytes) == another.linear
+            assert one.process.poll() is None
+
+
+def test_who_leases_again_holds_again(tmp_path: Path) -> None:
+    """As a runtime that wakes: the same bytes, the same process, held until it dies."""
+    with running(settings_of(tmp_path, slabs=1)) as agent:
+        agent.publish(VERSION)
+        with receiver(agent) as one:
+            seen = one.say("digest")
+            for _ in range(3):
+                assert one.say("close") == "closed"
+                agent.wait_for("it is forgotten", lambda state: state.holders == 0)
+                assert one.say("again") == "leased"
+                assert one.say("digest") == seen
+                state = agent.state()
+                assert (state.leases, state.holders, state.host.slabs_busy) == (1, 1, 1)
+                with pytest.raises(Refused, match="in use by living processes"):
+                    agent.evict("host")
+            one.kill()
+            agent.wait_for("it is forgotten", lambda state: (state.leases, state.holders) == (0, 0))
 
 
 def test_a_recycled_slab_holds_nothing_of_its_last_tenant(tmp_path: Path) -> None:

@@ -39,13 +39,16 @@ def test_errors_have_their_number() -> None:
     with pytest.raises(OSError, match="madvise") as refused:
         libc.advise(1, 4096, libc.MADV_POPULATE_READ)
     assert refused.value.errno == errno.EINVAL
+    with pytest.raises(OSError, match="mprotect") as refused:
+        libc.protect(1, 4096, libc.PROT_READ)
+    assert refused.value.errno == errno.EINVAL
     with pytest.raises(OSError, match="munmap") as refused:
         libc.unmap(1, 4096)
     assert refused.value.errno == errno.EINVAL
 
 
 @pytest.mark.parametrize("number", [None, errno.ENOSYS, errno.EPERM])
-def test_is_cached(tmp_path: Path, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pages(tmp_path: Path, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page cache holds is told, by mincore too where cachestat can't, and looking changes nothing."""
     path = tmp_path / "file"
     path.write_bytes(bytes(5 * 4096 + 1))
@@ -57,17 +60,17 @@ def test_is_cached(tmp_path: Path, number: int | None, monkeypatch: pytest.Monke
 
         monkeypatch.setattr(libc, "_cached_pages", refuse)
     with path.open("rb") as file:
-        assert libc.is_cached(file.fileno(), 5 * 4096 + 1)
-        assert libc.is_cached(file.fileno(), 0)
+        assert libc.missing_pages(file.fileno(), 5 * 4096 + 1) == 0
+        assert libc.missing_pages(file.fileno(), 0) == 0
         forget(path)
         for _ in range(3):
-            assert not libc.is_cached(file.fileno(), 5 * 4096 + 1)
+            assert libc.missing_pages(file.fileno(), 5 * 4096 + 1) == 6
 
 
-def test_is_cached_of_no_file() -> None:
+def test_missing_pages_of_no_file() -> None:
     """What can't be looked at is an error, and no answer."""
     with pytest.raises(OSError, match="cachestat"):
-        libc.is_cached(-1, 4096)
+        libc.missing_pages(-1, 4096)
 
 
 def test_view_and_zero() -> None:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from blobstore.files import FileStore
 from service.unix import SocketDirectory
-from tests.weightcache.kit import HUGE, TENANT, make_version, publish, wait_for
+from tests.weightcache.kit import HUGE, TENANT, evict, make_version, publish, state_of, wait_for
 from weightcache.client import acquire
 
 VERSION = make_version(seed=1)
@@ -71,6 +73,32 @@ def test_life(tmp_path: Path) -> None:
             agent.send_signal(signal.SIGTERM)
             assert agent.wait(30) == 0
             assert lease.view(0, lease.total_bytes) == VERSION.linear
+    directory.close()
+
+
+LEASE = """
+import sys
+from pathlib import Path
+from service.unix import SocketDirectory
+from weightcache.client import acquire
+
+acquire(SocketDirectory(Path(sys.argv[1])), sys.argv[2], sys.argv[3], 30.0).close()
+"""
+
+
+@pytest.mark.parametrize(("recheck", "share"), [("tag", 1), ("digest", 0)])
+def test_recheck(tmp_path: Path, recheck: str, share: int) -> None:
+    """What was hashed once is recognised when it is read again; or it is hashed again, where that is asked for."""
+    directory, total = SocketDirectory(tmp_path / "run"), len(VERSION.linear)
+    asyncio.run(publish(FileStore(tmp_path / "store"), VERSION))
+    with started(tmp_path, KELVIN_RECHECK=recheck):
+        wait_up(directory)
+        for recognised in (0, 0, total * share):
+            subprocess.run([sys.executable, "-c", LEASE, directory.path, TENANT, VERSION.id], check=True, timeout=60)
+            asyncio.run(wait_for(directory, "nobody has it", lambda state: state.holders == 0))
+            asyncio.run(wait_for(directory, "it is on the disk", lambda state: state.nvme.bytes == total))
+            assert asyncio.run(state_of(directory)).nvme.recognised_bytes == recognised
+            asyncio.run(evict(directory, "host", None, None))
     directory.close()
 
 

@@ -25,8 +25,6 @@ LOW, ME, MID, HIGH = sorted(("one", "two", "three", "four"), key=lambda node: ra
         ),
         pytest.param([Other(LOW, R, 1.0), Other(HIGH, R)], FromPeer(HIGH), id="who was never measured is tried"),
         pytest.param([Other(LOW, R, 1.0), Other(HIGH, C)], FromPeer(LOW), id="having is better than reading"),
-        pytest.param([Other(LOW, R, 8.1)], FromStore(), id="not from one that is far slower than the store"),
-        pytest.param([Other(LOW, R, 7.9)], FromPeer(LOW), id="but from one that is merely slower"),
         pytest.param([Other(LOW, R, busy=True)], Pause(), id="busy: a moment later"),
         pytest.param([Other(LOW, R, busy=True), Other(HIGH, R, 3.0)], FromPeer(HIGH), id="or from another"),
         pytest.param([Other(LOW, C)], Await(LOW), id="who is reading it will have it, whoever ranks first"),
@@ -40,7 +38,7 @@ LOW, ME, MID, HIGH = sorted(("one", "two", "three", "four"), key=lambda node: ra
 )
 def test_choose(others: list[Other], want: Choice) -> None:
     """Once all have had the time to speak."""
-    assert choose(ME, DIGEST, others, store_s=1.0, settled=True, patient=True) == want
+    assert choose(ME, DIGEST, others, store_s=1.0, peers_s=1.0, settled=True, patient=True) == want
 
 
 @pytest.mark.parametrize(
@@ -55,7 +53,32 @@ def test_choose(others: list[Other], want: Choice) -> None:
 )
 def test_time(others: list[Other], settled: bool, patient: bool, want: Choice) -> None:
     """In the first moment, and after too long a wait."""
-    assert choose(ME, DIGEST, others, store_s=None, settled=settled, patient=patient) == want
+    assert choose(ME, DIGEST, others, store_s=None, peers_s=None, settled=settled, patient=patient) == want
+
+
+@pytest.mark.parametrize(
+    ("expected_s", "peers_s", "store_s", "want"),
+    [
+        pytest.param(1.0, 8.1, 1.0, FromStore(), id="not from nodes that are far slower than the store"),
+        pytest.param(1.0, 7.9, 1.0, FromPeer(HIGH), id="but from such that are merely slower"),
+        pytest.param(90.0, 1.0, 1.0, FromPeer(HIGH), id="also where much is under way there"),
+        pytest.param(1.0, None, 0.001, FromPeer(HIGH), id="and where no node was measured"),
+        pytest.param(4.9, 9.0, None, FromPeer(HIGH), id="a store that was not measured is not asked"),
+        pytest.param(5.1, 1.0, None, FromStore(), id="unless a node takes very long"),
+        pytest.param(None, None, None, FromPeer(HIGH), id="nothing is known"),
+    ],
+)
+def test_rates(expected_s: float | None, peers_s: float | None, store_s: float | None, want: Choice) -> None:
+    """A node that has it, or the store after all."""
+    others = [Other(HIGH, R, expected_s)]
+    assert choose(ME, DIGEST, others, store_s=store_s, peers_s=peers_s, settled=True, patient=True) == want
+
+
+@pytest.mark.parametrize(("wanting", "want"), [(0, FromStore()), (1, FromPeer(HIGH))])
+def test_the_store_is_shared(wanting: int, want: Choice) -> None:
+    """As quick as it looks it is for one; for those that want the chunk as well it would be less."""
+    others = [Other(HIGH, R), *[Other(LOW, W), Other(MID, A)][: 2 * wanting]]
+    assert choose(ME, DIGEST, others, store_s=1.0, peers_s=15.0, settled=True, patient=True) == want
 
 
 def test_each_is_first_for_its_part() -> None:
@@ -91,7 +114,7 @@ def test_nobody_waits_in_a_circle(data: st.DataObject) -> None:
             node: data.draw(st.sampled_from([A, W, C] if node in reading else [A, W])) for node in nodes if node != me
         }
         others = [Other(node, standing) for node, standing in told.items()]
-        match choose(me, DIGEST, others, store_s=None, settled=True, patient=True):
+        match choose(me, DIGEST, others, store_s=None, peers_s=None, settled=True, patient=True):
             case Await(node):
                 waits[me] = node
             case found:
@@ -107,16 +130,21 @@ def test_nobody_waits_in_a_circle(data: st.DataObject) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(Standing), st.none() | st.floats(0, 100), st.booleans(), st.booleans())),
     st.none() | st.floats(0, 100),
+    st.none() | st.floats(0, 100),
     st.booleans(),
     st.booleans(),
 )
 def test_only_who_has_it_is_asked(
-    told: list[tuple[Standing, float | None, bool, bool]], store_s: float | None, settled: bool, patient: bool
+    told: list[tuple[Standing, float | None, bool, bool]],
+    store_s: float | None,
+    peers_s: float | None,
+    settled: bool,
+    patient: bool,
 ) -> None:
     """Nobody is asked who does not have it or is busy; nobody is waited for who does not want it or stands still."""
     others = [Other(f"node{n}", standing, s, busy, moving) for n, (standing, s, busy, moving) in enumerate(told)]
     known = {other.node: other for other in others}
-    match choose("me", DIGEST, others, store_s=store_s, settled=settled, patient=patient):
+    match choose("me", DIGEST, others, store_s=store_s, peers_s=peers_s, settled=settled, patient=patient):
         case FromPeer(node):
             assert known[node].standing is R
             assert not known[node].busy

@@ -12,12 +12,15 @@ import pytest
 
 from contracts.manifest import PAGE
 from tests.weightcache.page_cache import refuse_direct
-from weightcache import libc
+from weightcache import libc, verifying
+from weightcache.counters import Counters
 from weightcache.files import Kind
 from weightcache.nvme import NvmeTier
 from weightcache.policy.disk import DiskIndex
 from weightcache.policy.healing import Outcome
 from weightcache.reading import Way
+from weightcache.tags import Tags
+from weightcache.verifying import Verifier
 
 WRONG = 99  # the mark of a page that is not what its name says
 NAMES = [f"{n:02x}" * 32 for n in range(1, 9)]
@@ -29,7 +32,16 @@ def page(mark: int) -> memoryview:
     return into
 
 
-def with_tier(root: Path, scenario: Callable[[NvmeTier], Awaitable[None]], budget: int = 3 * PAGE) -> None:
+def is_right(data: memoryview, digest: str) -> bool:
+    return data[0] != WRONG
+
+
+def with_tier(
+    root: Path,
+    scenario: Callable[[NvmeTier], Awaitable[None]],
+    budget: int = 3 * PAGE,
+    verify: Callable[[memoryview, str], bool] = is_right,
+) -> None:
     now = [1000.0]
 
     def tick() -> float:
@@ -38,7 +50,8 @@ def with_tier(root: Path, scenario: Callable[[NvmeTier], Awaitable[None]], budge
 
     async def main() -> None:
         with ThreadPoolExecutor(2) as threads:
-            tier = NvmeTier(root, DiskIndex(budget), threads, tick, lambda data, digest: data[0] != WRONG, 6)
+            verifier = Verifier(threads, verify, Counters(), Tags())
+            tier = NvmeTier(root, DiskIndex(budget), threads, tick, verifier, 6)
             await tier.open()
             try:
                 await scenario(tier)
@@ -50,10 +63,8 @@ def with_tier(root: Path, scenario: Callable[[NvmeTier], Awaitable[None]], budge
 
 
 async def fetched(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[Outcome, int]:
-    """Whoever verified it."""
     into = page(0)
-    outcome = await tier.fetch(tenant, digest, into)
-    return Outcome.WHOLE if outcome is Outcome.VERIFIED else outcome, into[0]
+    return await tier.fetch(tenant, digest, into), into[0]
 
 
 _open = os.open
@@ -76,24 +87,20 @@ def test_admit_and_fetch(tmp_path: Path) -> None:
     async def scenario(tier: NvmeTier) -> None:
         assert await tier.admit("a", NAMES[0], page(7))
         assert not await tier.admit("a", NAMES[0], page(7)), "it is there already"
-        assert await fetched(tier, NAMES[0]) == (Outcome.WHOLE, 7)
+        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
         assert await fetched(tier, NAMES[1]) == (Outcome.ABSENT, 0)
         assert await fetched(tier, NAMES[0], "b") == (Outcome.ABSENT, 0)
 
     with_tier(tmp_path, scenario)
 
 
-@pytest.mark.parametrize(
-    ("hot", "mark", "want"),
-    [
-        pytest.param(True, 7, Outcome.VERIFIED, id="hot and right"),
-        pytest.param(True, WRONG, Outcome.DIGEST, id="hot and wrong"),
-        pytest.param(False, 7, Outcome.WHOLE, id="cold, whatever it is"),
-    ],
-)
-def test_who_verifies(tmp_path: Path, hot: bool, mark: int, want: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came out of the page cache is verified where it was read; what came past it is for the fetcher to verify."""
-    monkeypatch.setattr(libc, "is_cached", lambda fd, length: hot)
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
+@pytest.mark.parametrize(("mark", "want"), [(7, Outcome.VERIFIED), (WRONG, Outcome.DIGEST)], ids=["right", "wrong"])
+def test_what_is_fetched_is_verified(
+    tmp_path: Path, hot: bool, mark: int, want: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way it came; and it is told which way that was."""
+    monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
 
     async def scenario(tier: NvmeTier) -> None:
         await tier.admit("a", NAMES[0], page(mark))
@@ -104,17 +111,77 @@ def test_who_verifies(tmp_path: Path, hot: bool, mark: int, want: Outcome, monke
     with_tier(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
+def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on the bytes are recognised; others are seen, whatever the digest would say of them."""
+    monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
+    hashed: list[str] = []
+
+    def verify(data: memoryview, digest: str) -> bool:
+        hashed.append(digest)
+        return True
+
+    async def scenario(tier: NvmeTier) -> None:
+        await tier.admit("a", NAMES[0], page(7))
+        for _ in range(3):
+            assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+        assert hashed == [NAMES[0]]
+        (file,) = tmp_path.glob("a/??/*")
+        with file.open("r+b") as other:
+            other.seek(PAGE - 1)
+            other.write(b"\x06")
+        assert await fetched(tier, NAMES[0]) == (Outcome.DIGEST, 7)
+        assert hashed == [NAMES[0]]
+
+    with_tier(tmp_path, scenario, verify=verify)
+
+
+def test_what_is_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that makes tags has a limit; a chunk has none."""
+    monkeypatch.setattr(verifying, "MAX_BYTES", PAGE - 1)
+
+    async def scenario(tier: NvmeTier) -> None:
+        await tier.admit("a", NAMES[0], page(7))
+        for _ in range(2):
+            assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+        assert tier.recognised_bytes == 0
+
+    with_tier(tmp_path, scenario)
+
+
+def test_whoever_looks_hashes(tmp_path: Path) -> None:
+    """A scrub doesn't take a tag's word for it; what it found right is recognised."""
+    hashed: list[str] = []
+
+    def verify(data: memoryview, digest: str) -> bool:
+        hashed.append(digest)
+        return is_right(data, digest)
+
+    async def scenario(tier: NvmeTier) -> None:
+        await tier.admit("a", NAMES[0], page(7))
+        for _ in range(2):
+            assert await tier.look("a", NAMES[0], page(0)) is Outcome.VERIFIED
+        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+        assert hashed == [NAMES[0]] * 2
+        await tier.quarantine("a", NAMES[0])
+        await tier.admit("a", NAMES[0], page(8))
+        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 8), "another file, verified anew"
+        assert hashed == [NAMES[0]] * 3
+
+    with_tier(tmp_path, scenario, verify=verify)
+
+
 def test_a_file_system_without_o_direct_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An operator learns why the tier is slower than its disk, and how much was read so."""
-    monkeypatch.setattr(libc, "is_cached", lambda fd, length: False)
+    monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 1)
     refuse_direct(monkeypatch)
 
     async def scenario(tier: NvmeTier) -> None:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(3):
-            assert await fetched(tier, NAMES[0]) == (Outcome.WHOLE, 7)
+            assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
         assert tier.bytes_by_way == {Way.BUFFERED: 3 * PAGE}
 
     with_tier(tmp_path, scenario)
@@ -148,7 +215,7 @@ def test_restart(tmp_path: Path) -> None:
 
     async def look(tier: NvmeTier) -> None:
         assert files_of(tmp_path) == {NAMES[1], NAMES[2]}
-        assert await fetched(tier, NAMES[1]) == (Outcome.WHOLE, 1)
+        assert await fetched(tier, NAMES[1]) == (Outcome.VERIFIED, 1)
         assert tier.index.total_bytes == 2 * PAGE
 
     with_tier(tmp_path, fill)
@@ -209,7 +276,7 @@ def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             assert files_of(tmp_path) == {NAMES[0]}
         assert tier.index.total_bytes == 0
         assert await tier.admit("a", NAMES[0], page(8))
-        assert await fetched(tier, NAMES[0]) == (Outcome.WHOLE, 8)
+        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 8)
 
     with_tier(tmp_path, scenario)
 

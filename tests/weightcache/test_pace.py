@@ -1,5 +1,6 @@
 """How fast a source is, from its transfers: all of them together, idle times aside."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,8 +8,7 @@ from weightcache.policy.pace import Pace
 
 
 def moved(pace: Pace, nbytes: int, begin: float, end: float) -> Pace:
-    pace.begin(nbytes, begin)
-    pace.end(nbytes, nbytes, end)
+    pace.end(pace.begin(nbytes, begin), nbytes, end)
     return pace
 
 
@@ -28,9 +28,10 @@ def test_one_after_another() -> None:
     for second in (1.0, 2.0):
         moved(pace, 100, second, second + 1.0)
     assert pace.expected_s(50) == 0.5
-    pace.begin(100, 5.0)
+    refused = pace.begin(100, 5.0)
     assert pace.expected_s(50) == 1.5
-    pace.end(100, 0, 9.0)
+    assert pace.alone_s(50) == 0.5
+    pace.end(refused, 0, 9.0)
     assert pace.rate == 100, "a refusal is not a slow transfer"
 
 
@@ -39,19 +40,18 @@ def test_idle_is_not_slow() -> None:
     assert moved(moved(Pace(), 100, 0.0, 1.0), 100, 60.0, 61.0).rate == 100
 
 
-def test_abreast() -> None:
-    """Four that took a second each at once are four times as fast as one."""
+@pytest.mark.parametrize("apart_s", [0.0, 1e-6, 0.2], ids=["together", "all but together", "one by one"])
+def test_abreast(apart_s: float) -> None:
+    """Four that share a source of four hundred a second are told from a source of a hundred, however they end."""
     pace = Pace()
-    for _ in range(4):
-        pace.begin(100, 0.0)
-    for number in range(4):
-        pace.end(100, 100, 1.0 + number * 1e-6)
-    assert pace.rate is not None
-    assert pace.queued == 0
-    for second in range(2, 30):
-        moved(pace, 400, second, second + 1.0)
-    assert pace.rate is not None
-    assert 395 < pace.rate < 405
+    begun = [pace.begin(100, 0.0 + apart_s * number) for number in range(4)]
+    for round_ in range(1, 20):
+        for number in range(4):
+            now = round_ + apart_s * number
+            pace.end(begun[number], 100, now)
+            begun[number] = pace.begin(100, now)
+    assert pace.queued == 400
+    assert pace.rate == pytest.approx(400, rel=0.05)
 
 
 def test_it_follows() -> None:
@@ -68,9 +68,9 @@ def test_queue_and_rate_are_sane(transfers: list[tuple[int, float, bool]]) -> No
     """Whatever comes and fails: nothing stays queued, and no rate is negative or above what moved at once."""
     pace, now = Pace(), 0.0
     for nbytes, took_s, came in transfers:
-        pace.begin(nbytes, now)
+        transfer = pace.begin(nbytes, now)
         assert pace.queued == nbytes
         now += took_s
-        pace.end(nbytes, nbytes if came else 0, now)
+        pace.end(transfer, nbytes if came else 0, now)
         assert pace.queued == 0
         assert pace.rate is None or pace.rate >= 0

@@ -11,16 +11,19 @@ import pytest
 import uvloop
 
 from blobstore.files import FileStore
-from contracts.errors import NotFound, Overloaded, Refused
+from contracts.errors import NotFound, Refused
+from contracts.traffic_errors import Overloaded
 from service.node_tls import NodeTls
+from tests.loops import HOST
 from tests.weightcache.kit import HUGE, TENANT, make_version, publish, settings_of
-from tests.weightcache.peer_kit import HOST, SECRET
+from tests.weightcache.peer_kit import SECRET
 from weightcache.cache import Cache, open_cache
 from weightcache.peer_board import Board
 from weightcache.peer_server import PeerServer
 from weightcache.peer_wire import chunk_path
 from weightcache.shelf import Shelf
 from weightcache.sources import is_digest_of
+from weightcache.verifying import Verifier
 
 VERSION = make_version(seed=23, pages=(2048, 3), chunk_pages=2048)
 LARGE = max(VERSION.manifest.chunks, key=lambda chunk: chunk.length)
@@ -41,7 +44,8 @@ async def held(tmp_path: Path) -> AsyncIterator[Cache]:
 
 
 def shelf_of(cache: Cache, **bounds: int) -> Shelf:
-    return Shelf(cache.arena, cache.nvme, None, is_digest_of, cache.counters, **bounds)  # type: ignore[arg-type]
+    verifier = Verifier(None, is_digest_of, cache.counters)  # type: ignore[arg-type]
+    return Shelf(cache.arena, cache.nvme, verifier, cache.counters, **bounds)
 
 
 @asynccontextmanager
@@ -120,7 +124,7 @@ def test_answers_are_bounded(tmp_path: Path) -> None:
                         pass
                 assert isinstance(refused.value.failure, Overloaded)
             small = shelf_of(cache, max_out_bytes=SMALL.length)
-            async with small.taken(TENANT, LARGE.digest), asyncio.timeout(10):
+            async with small.taken(TENANT, LARGE.digest), asyncio.timeout(30):
                 with pytest.raises(Refused):
                     async with small.taken(TENANT, SMALL.digest):
                         pass

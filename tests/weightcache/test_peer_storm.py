@@ -11,25 +11,27 @@ import pytest
 
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
-from tests.weightcache.kit import attest, make_version, publish
+from tests.weightcache.kit import Version, attest, make_version, publish
 from tests.weightcache.peer_processes import WITHOUT_TURNS, Waiters, nodes
 from tests.weightcache.throttled_s3 import throttled
 
 NODES = 8
 WAITERS = 1000
-BOUND = 1.5  # times that a chunk may leave the store, on average over the version
+ATTEMPTS = 3
+BOUND = 1.1  # times that a chunk may leave the store, on average over the version
 VERSION = make_version(seed=17, pages=(4096,), chunk_pages=32)
+SMALL = make_version(seed=18, pages=(1024,), chunk_pages=32)  # for what is exact, whatever the number of chunks
 DISTINCT = len(set(VERSION.digests))
 RATE = 12 << 20
 
 
-def bucket_of() -> dict[str, bytes]:
+def bucket_of(version: Version = VERSION) -> dict[str, bytes]:
     """The version as it lies in the store."""
 
     async def main() -> dict[str, bytes]:
         store = MemoryStore()
-        await publish(store, VERSION)
-        await attest(store, VERSION.id)
+        await publish(store, version)
+        await attest(store, version.id)
         return {f"p/{key}": await store.read(key) async for key in store.list("")}
 
     return asyncio.run(main())
@@ -37,27 +39,42 @@ def bucket_of() -> dict[str, bytes]:
 
 @pytest.mark.deep
 def test_once_in_all(tmp_path: Path) -> None:
-    """All get the right bytes; each range leaves the store about once, however many nodes and waiters there are."""
-    with throttled(bucket_of(), RATE) as bucket, nodes(tmp_path, NODES, bucket.url) as started:
+    """All get the right bytes; each range leaves the store about once, however many nodes and waiters there are.
+
+    Whoever waits too long for a peer may ask the store: on a machine that is busy with others that happens, so one of a
+    few storms has to keep the bound. Without turns none does: `test_control`.
+    """
+    totals = []
+    for attempt in range(ATTEMPTS):
+        totals.append(_storm(tmp_path / str(attempt)))
+        if totals[-1] <= BOUND * DISTINCT:
+            return
+    raise AssertionError(f"{totals} reads of {DISTINCT} ranges")
+
+
+def _storm(place: Path) -> int:
+    """Ranges that left the store. What is right whatever the machine does is asserted."""
+    place.mkdir()
+    with throttled(bucket_of(), RATE) as bucket, nodes(place, NODES, bucket.url) as started:
         waiters = Waiters(started, VERSION, WAITERS)
         assert waiters.right().total() == WAITERS
         assert len(bucket.reads) == DISTINCT
-        assert bucket.reads.total() <= BOUND * DISTINCT, bucket.reads.total()
         states = [node.state() for node in started]
         came = sum(state.chunk_reads.get("peer", 0) for state in states)
-        assert came >= (NODES - BOUND) * DISTINCT
+        assert came + bucket.reads.total() >= NODES * DISTINCT
         assert sum(state.peers.sent_chunks for state in states) >= came
         assert all(state.chunk_faults == {} for state in states)
         assert all(len(state.peers.nodes) == NODES - 1 for state in states)
+        return bucket.reads.total()
 
 
 @pytest.mark.deep
 def test_once_per_node_without(tmp_path: Path) -> None:
     """Without peers each range leaves the store once for each node, though 125 wait at each."""
-    with throttled(bucket_of(), 4 * RATE) as bucket, nodes(tmp_path, NODES, bucket.url, peers=False) as started:
-        assert Waiters(started, VERSION, WAITERS).right().total() == WAITERS
+    with throttled(bucket_of(SMALL), 4 * RATE) as bucket, nodes(tmp_path, NODES, bucket.url, peers=False) as started:
+        assert Waiters(started, SMALL, WAITERS).right().total() == WAITERS
         assert set(bucket.reads.values()) == {NODES}
-        assert len(bucket.reads) == DISTINCT
+        assert len(bucket.reads) == len(set(SMALL.digests))
 
 
 @pytest.mark.deep
@@ -68,7 +85,7 @@ def test_control(tmp_path: Path) -> None:
         nodes(tmp_path, 3, bucket.url, before=WITHOUT_TURNS) as started,
     ):
         assert Waiters(started, VERSION, 100).right().total() == 100
-        assert bucket.reads.total() > BOUND * DISTINCT
+        assert bucket.reads.total() > 1.5 * DISTINCT
 
 
 @pytest.mark.deep

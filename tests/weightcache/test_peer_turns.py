@@ -1,204 +1,17 @@
-"""Eight nodes that miss a version at once, over virtual time: the product's turns and boards, whose calls take the time
-that lines and a throttled store would take.
-"""
+"""Eight nodes that miss a version at once: who reads which chunk from the store, in virtual time."""
 
 import asyncio
-import selectors
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
 
-import aiohttp
 import pytest
-from blake3 import blake3
 
-from contracts.errors import Refused, Unavailable
+from tests.weightcache.peer_nodes import CHUNK, COUNT, DIGESTS, THROTTLE, Node, Store, Story, assert_all_here, play
 from weightcache import peer_tier
-from weightcache.peer_board import Board
-from weightcache.peer_client import Peer
-from weightcache.peer_tier import Elsewhere, PeerTier, SharedStore
-from weightcache.peer_wire import Have
-from weightcache.policy.healing import Outcome
+from weightcache.policy import mixing
 from weightcache.policy.mixing import Choice, FromPeer, FromStore, Other, Standing
-from weightcache.policy.sharing import Limit
-from weightcache.sources import Source
 
-T = TypeVar("T")
-TENANT = "acme"
-CHUNK = 1000
-LATENCY_S = 0.001
-LINE = 100 * CHUNK  # bytes a second, of each node
-THROTTLE = 20 * CHUNK  # of the store, for all nodes together
-COUNT = 64
-DIGESTS = [blake3(number.to_bytes(4, "big")).hexdigest() for number in range(COUNT)]
-
-
-class _Jumping(selectors.DefaultSelector):
-    """Where nothing is ready time goes on to what is due next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout:
-            self.now += timeout
-        assert timeout is not None, "all wait for one another"
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.selector = _Jumping()
-        super().__init__(self.selector)
-
-    def time(self) -> float:
-        return self.selector.now
-
-
-class Line:
-    """One transfer after the other, at its rate."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-        self._free_at = 0.0
-
-    async def move(self, nbytes: int) -> None:
-        now = asyncio.get_running_loop().time()
-        self._free_at = max(now, self._free_at) + nbytes / self.rate
-        await asyncio.sleep(self._free_at - now)
-
-
-class Store:
-    """Counts its reads."""
-
-    def __init__(self, rate: float = THROTTLE) -> None:
-        self.line = Line(rate)
-        self.reads: Counter[str] = Counter()
-
-    async def read(self, digest: str) -> None:
-        self.reads[digest] += 1
-        await self.line.move(CHUNK)
-
-
-class Wire(Peer):
-    """A peer whose calls go straight to the other node's board and line."""
-
-    def __init__(self, target: "Node") -> None:
-        self._loop = asyncio.get_running_loop()
-        super().__init__(target.name, cast(aiohttp.ClientSession, None), self._loop.time)
-        self.target = target
-
-    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
-        await asyncio.sleep(LATENCY_S)
-        if self.target.dead:
-            self._fail(OSError("dead"))
-            return None
-        found = await self.target.board.answer(tenant, Have(digests=tuple(digests), node=node, wait_s=wait_s))
-        self.node = found.node
-        if found.moved != self._moved:
-            self._moved, self.moved_at = found.moved, self._loop.time()
-        return [Standing(letter) for letter in found.standings]
-
-    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
-        self.pace.begin(into.nbytes, self._loop.time())
-        moved = 0
-        try:
-            await asyncio.sleep(LATENCY_S)
-            if not self.target.dead and digest not in self.target.here:
-                return Outcome.ABSENT
-            await self.target.line.move(into.nbytes)
-            if self.target.dead:
-                self._fail(OSError("dead"))
-                raise Refused(Unavailable("a peer"))
-            moved = into.nbytes
-            return Outcome.WHOLE
-        finally:
-            self.pace.end(into.nbytes, moved, self._loop.time())
-
-
-class SimStore:
-    """A node's way to the store, as a `Source`."""
-
-    tier = "store"
-    attempts = 2
-    limit = Limit(6)
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    def may_have(self, tenant: str, digest: str) -> bool:
-        return True
-
-    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
-        await self.store.read(digest)
-        return Outcome.WHOLE
-
-    async def quarantine(self, tenant: str, digest: str) -> None:
-        """Nothing is wrong here."""
-
-
-class Node:
-    """Loads chunks as the fetcher does: it decides, asks the peer tier in turn, then the store in turn."""
-
-    def __init__(self, name: str, store: Store) -> None:
-        clock = asyncio.get_running_loop().time
-        self.name = name
-        self.source = SimStore(store)
-        self.line = Line(LINE)
-        self.here: set[str] = set()
-        self.dead = False
-        self.board = Board(name, (), lambda _, digest: digest in self.here, clock, serves=True)
-        self.tier = PeerTier(self.board, lambda _, digest: digest in self.here, clock)
-        self.store = SharedStore(self.source, self.tier, clock)
-        self.places = {each.tier: asyncio.Semaphore(each.limit.at_once) for each in (self.tier, self.store)}
-        self.from_peers = 0
-
-    async def load(self, digests: Sequence[str]) -> None:
-        await asyncio.gather(*(self._load(digest) for digest in digests))
-
-    async def _load(self, digest: str) -> None:
-        into = memoryview(bytearray(CHUNK))
-        with self.tier.loading((TENANT, digest)):
-            while digest not in self.here and not self.dead:
-                await self.tier.decide((TENANT, digest), CHUNK, lambda: not self.dead)
-                sources: tuple[Source, ...] = (self.tier, self.store)
-                for source in sources:
-                    if not source.may_have(TENANT, digest):
-                        continue
-                    with suppress(Refused, Elsewhere):
-                        async with self.places[source.tier]:
-                            outcome = await source.fetch(TENANT, digest, into)
-                        if outcome is Outcome.WHOLE and not self.dead:
-                            self.here.add(digest)
-                            self.from_peers += source is self.tier
-                            break
-
-
-Story = Callable[[list[Node], Store], Awaitable[None]]
-
-
-def play(story: Story, count: int = 8, rate: float = THROTTLE) -> tuple[list[Node], Store, float]:
-    """The nodes, the store and the time at the story's end."""
-
-    async def main() -> tuple[list[Node], Store, float]:
-        store = Store(rate)
-        nodes = [Node(f"node{number}", store) for number in range(count)]
-        for node in nodes:
-            node.board.peers = [Wire(other) for other in nodes if other is not node]
-        await story(nodes, store)
-        took_s = asyncio.get_running_loop().time()
-        for node in nodes:
-            await node.board.close()
-        return nodes, store, took_s
-
-    return run(main())
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
+SLOW_LINE = 6 * CHUNK
 
 
 async def all_at_once(nodes: list[Node], store: Store) -> None:
@@ -216,10 +29,6 @@ def later(*begins_s: float) -> Story:
         await asyncio.gather(*(begin(node, at_s) for node, at_s in zip(nodes, begins_s, strict=True)))
 
     return story
-
-
-def assert_all_here(nodes: Sequence[Node]) -> None:
-    assert all(node.here == set(DIGESTS) for node in nodes)
 
 
 def test_all_at_once() -> None:
@@ -312,6 +121,46 @@ def test_a_far_quicker_store_is_used() -> None:
     assert took_s < 60
 
 
+async def over_slow_lines(nodes: list[Node], store: Store) -> None:
+    """Such that chunks queue at the nodes that have them, while hardly anything is asked of the store."""
+    for node in nodes:
+        node.line.rate = SLOW_LINE
+    await all_at_once(nodes, store)
+
+
+def test_queues_between_nodes_are_no_reason_to_turn_to_the_store() -> None:
+    """Each chunk leaves the store about once, though it would send the next one sooner than any node."""
+    nodes, store, _ = play(over_slow_lines)
+    assert_all_here(nodes)
+    assert store.reads.total() <= 1.1 * COUNT
+
+
+def test_control_by_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what waits at a node counts against it, all turn to the store when they take most from one another."""
+
+    def by_queue(best: Other, peers_s: float | None, store_s: float | None) -> bool:
+        return best.expected_s is not None and best.expected_s > (store_s or 1.0)
+
+    monkeypatch.setattr(mixing, "_is_far_slower", by_queue)
+    nodes, store, _ = play(over_slow_lines)
+    assert_all_here(nodes)
+    assert store.reads.total() > 1.2 * COUNT
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["part by part", "control: at the end alone"])
+def test_a_chunk_that_takes_long(tells: bool) -> None:
+    """Whose chunks come in parts is waited for as long as they come, however long a whole one takes."""
+
+    async def story(nodes: list[Node], store: Store) -> None:
+        for node in nodes:
+            node.source.tells = tells
+        await all_at_once(nodes, store)
+
+    nodes, store, _ = play(story, count=2, rate=CHUNK / 5)  # of twelve under way each takes a minute
+    assert_all_here(nodes)
+    assert (store.reads.total() == COUNT) == tells
+
+
 def test_who_leaves_leaves_nothing() -> None:
     """A load that is cancelled in any of its waits is forgotten: nothing is wanted, claimed or watched any more."""
 
@@ -334,9 +183,7 @@ def test_who_leaves_leaves_nothing() -> None:
     assert_all_here(nodes)
 
 
-def _without_turns(
-    me: str, digest: str, others: Sequence[Other], *, store_s: float | None, settled: bool, patient: bool
-) -> Choice:
+def _without_turns(me: str, digest: str, others: Sequence[Other], **_: object) -> Choice:
     ready = [other for other in others if other.standing is Standing.READY]
     return FromPeer(ready[0].node) if ready else FromStore()
 

@@ -1,7 +1,9 @@
 """Agents give verified chunks to one another: from memory and disk, to nodes only, and never at the cost of a start."""
 
+import asyncio
 import socket
 import ssl
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -9,13 +11,29 @@ import pytest
 from aiohttp import web
 
 from blobstore.files import FileStore
+from service.client import ServiceClient
 from service.node_tls import NodeTls
-from tests.weightcache.kit import TENANT, make_version, running, settings_of
-from tests.weightcache.peer_kit import HOST, SECRET, ask, free_ports, node, pretender
+from tests.loops import HOST
+from tests.weightcache.kit import TENANT, TIMEOUT_S, RunningAgent, make_version, running, settings_of
+from tests.weightcache.peer_kit import SECRET, ask, free_ports, node, pretender
+from weightcache.app import HTTP_SOCKET
 from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
 
 VERSION = make_version(seed=11, pages=(8, 16, 3))
 COUNT = len(VERSION.digests)
+
+
+def prefetched(agent: RunningAgent, wish: dict[str, object]) -> None:
+    """Ask for it; it has begun when this returns."""
+
+    async def main() -> None:
+        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
+        try:
+            await client.call("POST", "/v1/prefetch", type(None), body=wish, timeout_s=TIMEOUT_S)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
 
 
 def stock(root: Path, store: Path) -> None:
@@ -44,6 +62,67 @@ def test_from_memory(tmp_path: Path) -> None:
         assert (state.sent_chunks, state.sent_bytes) == (COUNT, len(VERSION.linear))
         assert two.state().peers.nodes[0].answers
         two.wait_for("they are kept on its disk", lambda now: now.nvme.chunks == COUNT)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        pytest.param({"tier": "host"}, id="to memory"),
+        pytest.param({"tier": "nvme"}, id="to the disk"),
+        pytest.param({"tier": "host", "worth": 0.3}, id="only expected"),
+    ],
+)
+def test_a_prefetch(tmp_path: Path, wish: dict[str, object]) -> None:
+    """It takes what another node has from there, and nothing from the store; what it has not, from the store alone."""
+    ports = free_ports(2)
+    other = make_version(seed=12)
+    with (
+        node(tmp_path / "a", ports[0], [ports[1]], store=tmp_path / "store") as (one, first),
+        node(tmp_path / "b", ports[1], [ports[0]], store=tmp_path / "store") as (two, second),
+    ):
+        one.publish(VERSION)
+        one.publish(other)
+        one.acquire(VERSION).close()
+        before = len(first.ranges)
+        wanted = {**wish, "tenant": TENANT}
+        prefetched(two, {**wanted, "version": VERSION.id})
+        state = two.wait_for("it is here", lambda now: now.prefetches.done == 1)
+        assert (second.ranges, state.chunk_reads) == ([], {"peer": COUNT})
+        prefetched(two, {**wanted, "version": other.id})
+        state = two.wait_for("so is the other", lambda now: now.prefetches.done == 2)
+        assert state.chunk_reads == {"peer": COUNT, "store": len(other.digests)}
+        assert len(first.ranges) == before
+        with two.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+            assert lease.chunks_by_tier[str(wish["tier"])] == COUNT
+
+
+def test_prefetches_of_all_at_once(tmp_path: Path) -> None:
+    """A deploy names a version on all nodes at the same time: over a slow store each range leaves it once, for all."""
+    ports = free_ports(3)
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                node(tmp_path / f"n{n}", port, [each for each in ports if each != port], store=tmp_path / "store")
+            )
+            for n, port in enumerate(ports)
+        ]
+        nodes[0][0].publish(VERSION)
+        for _, store in nodes:
+            store.gate.clear()
+        for agent, _ in nodes:
+            prefetched(agent, {"tenant": TENANT, "version": VERSION.id})
+        for agent, _ in nodes:
+            agent.wait_for("it begins", lambda now: now.prefetches.running == 1)
+        for _, store in nodes:
+            store.gate.set()
+        for agent, _ in nodes:
+            agent.wait_for("it is here", lambda now: now.prefetches.done == 1)
+        ranges = [each for _, store in nodes for each in store.ranges]
+        assert COUNT == len(set(ranges)) <= len(ranges) <= COUNT + COUNT // 2, "about once"
+        for agent, _ in nodes:
+            with agent.acquire(VERSION) as lease:
+                assert lease.view(0, lease.total_bytes) == VERSION.linear
 
 
 def test_from_disk(tmp_path: Path) -> None:

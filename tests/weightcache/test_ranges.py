@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from blobstore.store import BlobUnavailable
-from weightcache import ranges
 from weightcache.counters import Counters
 from weightcache.policy.hedging import ENOUGH, HedgeRule, Hedging
+from weightcache.policy.line import TELLING_BYTES, Line
 from weightcache.ranges import Ranges
+from weightcache.sources import ALL_AT_ONCE, Turn
 
 NBYTES = 1000
 EAGER = HedgeRule(share=1.0, floor_s=0.001, at_once=2)  # a millisecond: what is held back is late
@@ -23,6 +24,7 @@ class Held:
     def __init__(self) -> None:
         self.reads: list[tuple[int, asyncio.Future[None]]] = []
         self.writing = 0
+        self.body = BODY
         self.stubborn = False  # what is cancelled takes its time to end
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
@@ -31,7 +33,7 @@ class Held:
         self.writing += 1
         try:
             await gate
-            into[:] = BODY[offset : offset + into.nbytes]
+            into[:] = self.body[offset : offset + into.nbytes]
         except asyncio.CancelledError:
             if self.stubborn:
                 await asyncio.sleep(0.01)
@@ -54,18 +56,24 @@ class Held:
 class World:
     """Ranges over a held store, with enough reads seen that the next one can be late."""
 
-    def __init__(self, rule: HedgeRule = EAGER) -> None:
+    def __init__(self, rule: HedgeRule = EAGER, turn: Turn = ALL_AT_ONCE) -> None:
         self.store = Held()
+        self.turn = turn
         self.counters = Counters()
         self.hedging = Hedging(rule)
-        self.ranges = Ranges(self.store, self.hedging, self.counters)
+        self.line = Line(8)
+        self.ranges = Ranges(self.store, self.hedging, self.line, self.counters)
         self.into = bytearray(NBYTES)
         for _ in range(ENOUGH):
             self.hedging.began(NBYTES)
             self.hedging.took(NBYTES, 0.0001)
 
     def read(self, offset: int = 0) -> asyncio.Task[None]:
-        return asyncio.create_task(self.ranges.read_into("k", offset, memoryview(self.into)))
+        return asyncio.create_task(self.ranges.within(self.turn).read_into("k", offset, memoryview(self.into)))
+
+    @property
+    def measured(self) -> bool:
+        return self.line.rate is not None
 
     @property
     def counted(self) -> tuple[int, int]:
@@ -185,12 +193,29 @@ def test_a_store_that_is_slow_for_all() -> None:
     run(scenario)
 
 
-def test_ranges_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk is several reads at once; the first that fails ends the others."""
-    monkeypatch.setattr(ranges, "RANGE_BYTES", 300)
+class InParts:
+    """A turn of three hundred bytes a part. Of those that are to wait all do until `go`."""
+
+    def __init__(self, *, waiting: bool = False) -> None:
+        self.came_bytes = 0
+        self.go = asyncio.Event()
+        if not waiting:
+            self.go.set()
+
+    async def part(self, nbytes: int) -> int:
+        await self.go.wait()
+        return min(300, nbytes)
+
+    def came(self, nbytes: int) -> None:
+        self.came_bytes += nbytes
+
+
+def test_ranges_side_by_side() -> None:
+    """A chunk is several reads at once, as its turn has it; the first that fails ends the others."""
 
     async def scenario() -> None:
-        world = World(HedgeRule(share=0.0))
+        turn = InParts()
+        world = World(HedgeRule(share=0.0), turn)
         read = world.read(offset=7)
         await world.store.asked(4)
         assert [offset for offset, _ in world.store.reads] == [7, 307, 607, 907]
@@ -198,11 +223,43 @@ def test_ranges_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
             world.store.end(number)
         await read
         assert bytes(world.into) == BODY[7 : 7 + NBYTES]
+        assert turn.came_bytes == NBYTES
         read = world.read()
         await world.store.asked(8)
         world.store.fail(5)
         with pytest.raises(BlobUnavailable):
             await read
         assert world.store.writing == 0
+        assert turn.came_bytes == NBYTES, "of a read that failed nothing came"
+
+    run(scenario)
+
+
+def test_the_line_hears_of_reads() -> None:
+    """How many there are at once, and what they brought; a turn that is waited for is no read."""
+
+    async def scenario() -> None:
+        world = World(HedgeRule(share=0.0), InParts(waiting=True))
+        world.into = bytearray(TELLING_BYTES)
+        read = world.read()
+        await asyncio.sleep(0.01)
+        assert world.store.reads == []
+        read.cancel()
+        await asyncio.wait({read})
+        world.turn = ALL_AT_ONCE
+        read = world.read()
+        await world.store.asked(1)
+        await asyncio.sleep(0.01)
+        assert not world.measured
+        world.store.reads[0][1].set_exception(BlobUnavailable("made up"))
+        await asyncio.wait({read})
+        assert not world.measured
+        world.store.body = bytes(TELLING_BYTES)
+        read = world.read()
+        await world.store.asked(2)
+        await asyncio.sleep(0.01)
+        world.store.end(1)
+        await read
+        assert 0 < (world.line.rate or 0) < TELLING_BYTES / 0.005
 
     run(scenario)

@@ -1,7 +1,7 @@
 """What loads teach of tiers: a steady tier is known after a few, whatever their sizes; bad figures do no harm."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weightcache.policy.rates import LARGE_BYTES, UNKNOWN, Rate, Rates, expected_s
@@ -52,6 +52,7 @@ def test_a_steady_tier_becomes_known(speed: float, fixed_s: float, loads: list[i
     assert 0.8 <= rates.time_s({"nvme": loads[0]}) / wanted <= 1.25
 
 
+@example([({"nvme": GB}, 5e-324)])
 @given(st.lists(st.tuples(st.dictionaries(st.sampled_from(["host", "nvme", "store", "x"]), st.integers(-5, 10**12)),
                           st.floats(-1, 1e6))))  # fmt: skip
 def test_no_load_makes_a_rate_absurd(loads: list[tuple[dict[str, int], float]]) -> None:

@@ -51,7 +51,7 @@ def read(path: Path, length: int = LENGTH) -> tuple[Way, bytes]:
 
 def is_cached(path: Path) -> bool:
     with opened(path) as fd:
-        return libc.is_cached(fd, LENGTH)
+        return libc.missing_pages(fd, LENGTH) == 0
 
 
 def is_direct(fd: int) -> bool:
@@ -59,7 +59,7 @@ def is_direct(fd: int) -> bool:
 
 
 def say(patch: pytest.MonkeyPatch, hot: bool) -> None:
-    patch.setattr(libc, "is_cached", lambda fd, length: hot)
+    patch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else -(-length // PAGE))
 
 
 def refuse_read(patch: pytest.MonkeyPatch) -> None:
@@ -95,16 +95,17 @@ def test_cold_control(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_cached(path)
 
 
-def test_half_hot(path: Path) -> None:
-    """Of a file that is there in part all is read past the page cache."""
+@pytest.mark.parametrize(("pages", "way"), [(1, Way.DIRECT), (6, Way.DIRECT), (7, Way.CACHED)])
+def test_partly_hot(path: Path, pages: int, way: Way) -> None:
+    """Of a file that is there in part all is read past the page cache, unless it lacks no more than an eighth."""
     needs_a_disk(path)
     forget(path)
     with opened(path) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        os.pread(fd, PAGE, 0)
-        assert libc.is_cached(fd, PAGE)
-        assert not libc.is_cached(fd, LENGTH)
-    assert read(path) == (Way.DIRECT, BODY)
+        for page in range(pages):
+            os.pread(fd, PAGE, page * PAGE)
+        assert libc.missing_pages(fd, LENGTH) == LENGTH // PAGE - pages
+    assert read(path) == (way, BODY)
 
 
 @pytest.mark.parametrize("refuse", [refuse_direct, refuse_read])

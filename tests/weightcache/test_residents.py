@@ -11,8 +11,9 @@ import pytest
 
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
-from contracts.errors import DeadlineExceeded, Refused
+from contracts.errors import Refused
 from contracts.manifest import PAGE
+from contracts.traffic_errors import DeadlineExceeded
 from contracts.wire import encode
 from tests.weightcache.kit import (
     HUGE,

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from blobstore.files import FileStore
 from service.client import ServiceClient
+from tests.weightcache.flips import flipped
 from tests.weightcache.kit import (
     TENANT,
     TIMEOUT_S,
@@ -118,7 +121,7 @@ def test_control(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Outcome.DIGEST, Outcome.LENGTH, Outcome.MISSING])
 def test_a_wrong_file(tmp_path: Path, kind: Outcome) -> None:
-    """It is set aside; whole ones keep their times, as nobody used them."""
+    """It is set aside, and kept anew from memory; whole ones keep their times, as nobody used them."""
 
     async def main() -> None:
         async with opened(tmp_path) as cache:
@@ -134,9 +137,39 @@ def test_a_wrong_file(tmp_path: Path, kind: Outcome) -> None:
                     path.unlink()
             await swept(cache)
             assert cache.counters.chunk_faults == {"nvme": {kind: 1}}
-            assert not cache.nvme.index.holds((TENANT, VERSION.digests[0]))
-            assert not path.exists()
+            assert path.read_bytes() == VERSION.chunks[0]
+            assert cache.counters.healed_chunks == {"host": 1}
+            assert len(list((tmp_path / "cache").glob(".quarantine/*"))) == (kind is not Outcome.MISSING)
             assert whole.stat().st_mtime == 1.0
+            assert await served(cache, VERSION) == VERSION.linear
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [Outcome.DIGEST, Outcome.LENGTH])
+def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kind: Outcome) -> None:
+    """It is kept anew from the store, whatever the file's length says, also where memory's copy turns out to be wrong,
+    too; while the store is away it is only set aside.
+    """
+
+    async def main() -> None:
+        async with opened(tmp_path) as cache:
+            paths = [tmp_path / "cache" / TENANT / digest[:2] / digest for digest in VERSION.digests[:2]]
+            for path in paths:
+                if kind is Outcome.DIGEST:
+                    damage(path)
+                else:
+                    path.write_bytes(b"x" * 8192)
+            await flip(cache, VERSION.digests[0])
+            await cache.examiner.examine("nvme", TENANT, VERSION.digests[0])
+            assert cache.counters.chunk_faults == {"nvme": {kind: 1}, "host": {Outcome.DIGEST: 1}}
+            assert paths[0].read_bytes() == VERSION.chunks[0]
+            cache.arena.evict(None, None)
+            (tmp_path / "store").rename(tmp_path / "away")
+            await cache.examiner.examine("nvme", TENANT, VERSION.digests[1])
+            assert not paths[1].exists()
+            assert cache.counters.healed_chunks == {"store": 1}
+            (tmp_path / "away").rename(tmp_path / "store")
             assert await served(cache, VERSION) == VERSION.linear
 
     asyncio.run(main())
@@ -199,23 +232,44 @@ def test_check(tmp_path: Path) -> None:
         assert agent.state().damaged == ()
 
 
+READER = """
+import sys
+from pathlib import Path
+from service.unix import SocketDirectory
+from weightcache.client import acquire
+lease = acquire(SocketDirectory(Path(sys.argv[1])), sys.argv[2], sys.argv[3], 30.0)
+print("leased", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def reader(agent: RunningAgent, version: Version) -> Iterator[int]:
+    """Another process that has a lease of the version, while the block runs; its number."""
+    words = [sys.executable, "-c", READER, str(agent.settings.run), TENANT, version.id]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"leased\n"
+        yield process.pid
+        process.kill()
+
+
 def test_who_has_wrong_memory_is_named(tmp_path: Path) -> None:
-    """By the numbers under which they were sent the slab, for as long as they live."""
-
-    async def main() -> None:
-        async with opened(tmp_path) as cache:
-            bad = VERSION.digests[3]
-            place = cache.arena.index.try_place(TENANT, bad)
-            assert place is not None
-            cache.arena.index.hold(7, (place.slab,), 1.0)
-            await flip(cache, bad)
-            await swept(cache)
-            (told,) = cache.examiner.damages()
-            assert (told.tenant, told.digest, told.holders) == (TENANT, bad, frozenset({7}))
-            cache.arena.drop_holder(7)
-            assert cache.examiner.damages() == ()
-
-    asyncio.run(main())
+    """For as long as it lives. Not who leases the version afterwards, which is right, nor who has another version in
+    the same slab.
+    """
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        agent.publish(OTHER)
+        with reader(agent, VERSION) as first, reader(agent, OTHER):
+            flipped(os.getpid(), VERSION.chunks[3], 100)
+            (fault,) = ask(agent)["faults"]
+            assert (fault["tier"], fault["chunk"]) == ("host", VERSION.digests[3])
+            with agent.acquire(VERSION) as lease:
+                assert lease.view(0, lease.total_bytes) == VERSION.linear
+                (told,) = agent.state().damaged
+                assert (told.tenant, told.chunk, told.pids) == (TENANT, VERSION.digests[3], (first,))
+        agent.wait_for("it is dead", lambda state: state.damaged == ())
 
 
 def test_an_agent_scrubs_by_itself(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def test_what_the_tier_holds_is_not_lost_space(tmp_path: Path) -> None:
         pytest.param({"KELVIN_NVME_QUOTA": "101"}, "KELVIN_NVME_QUOTA=101", id="a quota of more than all"),
         pytest.param({"KELVIN_STORE_READS": "0"}, "KELVIN_STORE_READS=0", id="no read at once"),
         pytest.param({"KELVIN_STORE_READS": "129"}, "KELVIN_STORE_READS=129", id="too many"),
+        pytest.param({"KELVIN_RECHECK": "never"}, "KELVIN_RECHECK=never", id="nobody looks again"),
         pytest.param({"KELVIN_HEDGE_PERCENT": "51"}, "KELVIN_HEDGE_PERCENT=51", id="most of them twice"),
         pytest.param({"KELVIN_LIFELINE_FD": "x"}, "KELVIN_LIFELINE_FD=x", id="no number"),
     ],

@@ -14,7 +14,9 @@ from contracts.manifest import PAGE
 from tests.weightcache.kit import TENANT, Version, describe, publish, settings_of
 from weightcache import turns
 from weightcache.cache import Cache, open_cache
-from weightcache.policy.sharing import Flow, Key, Sharing
+from weightcache.policy import sharing
+from weightcache.policy.sharing import Sharing
+from weightcache.policy.wants import Key, Wants
 
 AT_ONCE = 8
 LIMIT_S = 60.0
@@ -43,22 +45,37 @@ class Line(MemoryStore):
 class FirstCome(Sharing):
     """The control: who asked first has all until they are done."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, wants: Wants) -> None:
+        super().__init__(wants)
         self._fifo: dict[Key, int] = {}
 
-    def add(self, key: Key, nbytes: int, wanted: dict[Flow, int]) -> None:  # type: ignore[override]
-        super().add(key, nbytes, wanted)
+    def add(self, key: Key, nbytes: int) -> None:
+        super().add(key, nbytes)
         self._fifo[key] = nbytes
 
-    def next(self) -> Key | None:
-        return next(iter(self._fifo), None)
+    def next(self) -> tuple[Key, int] | None:
+        return next(iter(self._fifo.items()), None)
 
-    def take(self) -> Key:
+    def take(self, nbytes: int | None = None) -> Key:
         key = next(iter(self._fifo))
         del self._fifo[key]
         self.remove(key)
         return key
+
+    def end(self, key: Key) -> None:
+        """It kept no account of it."""
+
+
+class Forgetful(Sharing):
+    """Another control: what has begun is as good as ended."""
+
+    def take(self, nbytes: int | None = None) -> Key:
+        key = super().take(nbytes)
+        super().end(key)
+        return key
+
+    def end(self, key: Key) -> None:
+        """It did already."""
 
 
 def made_up(seed: int, chunks: int) -> Version:
@@ -79,6 +96,12 @@ async def until(wish: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+def in_line(cache: Cache) -> int:
+    """Chunks that wait for their turn at the store, or have it."""
+    turns = cache.fetcher.turns
+    return turns.queued["store"] + turns.running["store"]
+
+
 async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
     """Versions of so many chunks are missed at once. Returns when each had all of its bytes, as parts of what is fair:
     every byte of the line shared by all that still lack some.
@@ -91,7 +114,7 @@ async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
             asyncio.create_task(leases.enter_async_context(cache.residents.pinned(TENANT, version.id, LIMIT_S)))
             for version in versions
         ]
-        await until(lambda: cache.loader.loading == sum(sizes))
+        await until(lambda: in_line(cache) == sum(sizes))
         store.open.set()
         await asyncio.gather(*waiting)
     fair = [PAGE * sum(min(mine, other) for other in sizes) for mine in sizes]
@@ -101,10 +124,21 @@ async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
 SIZES = tuple(random.Random(30).choices(range(60, 121), k=30))
 
 
-def test_thirty_versions_share_the_line(tmp_path: Path) -> None:
+SMALL = (3 * AT_ONCE,) * 30  # the first could begin a third of its chunks before others came
+
+
+@pytest.mark.parametrize("sizes", [SIZES, SMALL], ids=["of many turns", "of few"])
+def test_thirty_versions_share_the_line(tmp_path: Path, sizes: Sequence[int]) -> None:
     """Thirty versions that are missed at once finish within 20 % of what is fair."""
-    ended = asyncio.run(storm(tmp_path, SIZES))
+    ended = asyncio.run(storm(tmp_path, sizes))
     assert all(0.8 <= each <= 1.2 for each in ended), ended
+
+
+def test_control_what_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it doesn't count, and nothing is made up for, the first keeps what it began before the others queued."""
+    monkeypatch.setattr(turns, "Sharing", Forgetful)
+    monkeypatch.setattr(sharing, "MADE_UP_BYTES", 0)
+    assert min(asyncio.run(storm(tmp_path, SMALL))) < 0.8
 
 
 def test_control_first_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +157,7 @@ async def a_thousand_wait(cache: Cache, store: Line, version: Version) -> None:
             pass
 
     waiting = [asyncio.create_task(wait()) for _ in range(1000)]
-    await until(lambda: cache.loader.loading == len(version.digests))
+    await until(lambda: in_line(cache) == len(version.digests))
     store.open.set()
     await asyncio.gather(*waiting)
 
@@ -170,12 +204,12 @@ async def beside_a_prefetch(root: Path, *, wanted: bool) -> float:
     packs = [await publish(store, version) for version in (early, start)]
     async with cache_over(root, store) as cache, AsyncExitStack() as leases:
         waiting = [asyncio.create_task(cache.residents.bring(TENANT, early.id, LIMIT_S, urgent=False))]
-        await until(lambda: cache.loader.loading == 100)
+        await until(lambda: in_line(cache) == 100)
         if wanted:
             lease = cache.residents.pinned(TENANT, early.id, LIMIT_S)
             waiting.append(asyncio.create_task(_enter(leases, lease)))
         waiting.append(asyncio.create_task(cache.residents.bring(TENANT, start.id, LIMIT_S, urgent=True)))
-        await until(lambda: cache.loader.loading == 200)
+        await until(lambda: in_line(cache) == 200)
         store.open.set()
         await asyncio.gather(*waiting)
     return store.last[f"{TENANT}/packs/{packs[1]}"] / store.moved

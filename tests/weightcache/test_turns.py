@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import pytest
 
-from contracts.errors import Cancelled, Refused
-from weightcache.policy.sharing import Key, Limit
+from contracts.errors import Refused
+from contracts.traffic_errors import Cancelled
+from weightcache.policy.sharing import Limit
+from weightcache.policy.wants import Key
+from weightcache.sources import Turn
 from weightcache.turns import Turns
 
 CHUNK = 100
@@ -81,22 +85,132 @@ def test_a_slow_source_keeps_nobody_from_another() -> None:
     run(scenario)
 
 
-def test_slots_are_for_bytes() -> None:
-    """A long chunk waits until its slots are free; nobody overtakes it for ever."""
+@dataclass
+class InParts:
+    """A room for so many bytes, that gives forty of a chunk at once."""
+
+    most: int
+
+    def part(self, parts: int, nbytes: int, left: int) -> int | None:
+        part = min(40, left)
+        return part if nbytes + part <= self.most else None
+
+
+class Reader:
+    """Reads a chunk of a hundred bytes in parts, each of which comes when told."""
+
+    def __init__(self, turns: Turns, name: str, nbytes: int = CHUNK) -> None:
+        self.parts: list[int] = []
+        self.turn: Turn | None = None
+        self.gate = asyncio.Event()
+        self.task = asyncio.create_task(self._read(turns, name, nbytes))
+
+    async def _read(self, turns: Turns, name: str, nbytes: int) -> None:
+        async with turns.at("store", key(name), CHUNK) as self.turn:
+            while sum(self.parts) < nbytes:
+                self.parts.append(await self.turn.part(nbytes - sum(self.parts)))
+            await self.gate.wait()
+
+    async def came(self, nbytes: int) -> None:
+        assert self.turn is not None
+        self.turn.came(nbytes)
+        await settled()
+
+
+def test_in_parts() -> None:
+    """Two chunks take turns part by part, within the room that there is; all of it is free again at the end."""
 
     async def scenario() -> None:
-        world = World(store=Limit(3, CHUNK))
-        world.turns.enter("v", wants("a", "long", "b"))
-        await world.read("store", "a")
-        await world.read("store", "long", 3 * CHUNK)
-        await world.read("store", "b")
-        assert world.begun == ["a"]
-        await world.end("a")
-        assert world.begun == ["a", "long"]
-        assert world.turns.running == {"store": 3}
-        await world.end("long")
-        await world.end("b")
-        assert world.turns.running == {"store": 0}
+        turns = Turns({"store": InParts(40)})
+        for flow in "ab":
+            turns.enter(flow, wants(flow))
+        one, two = Reader(turns, "a"), Reader(turns, "b")
+        await settled()
+        assert (one.parts, two.parts) == ([40], [])
+        for reader, other in ((one, two), (two, one)) * 2:
+            already = list(other.parts)
+            await reader.came(20)
+            assert other.parts == already, "half a part is none"
+            await reader.came(20)
+            assert len(other.parts) == len(already) + 1, "it is the other's turn"
+        assert (one.parts, two.parts) == ([40, 40, 20], [40, 40, 20])
+        assert (turns.running, turns.queued) == ({"store": 2}, {"store": 0})
+        for reader in (one, two):
+            reader.gate.set()
+            await reader.task
+        assert turns.running == {"store": 0}
+
+    run(scenario)
+
+
+def test_less_than_a_part() -> None:
+    """What of the first part there is nothing to read for is given back at once."""
+
+    async def scenario() -> None:
+        turns = Turns({"store": InParts(60)})
+        for flow in "ab":
+            turns.enter(flow, wants(flow))
+        one = Reader(turns, "a", nbytes=20)
+        two = Reader(turns, "b")
+        await settled()
+        assert (one.parts, two.parts) == ([20], [40])
+        for reader in (one, two):
+            reader.task.cancel()
+            await asyncio.wait({reader.task})
+        assert turns.running == {"store": 0}
+
+    run(scenario)
+
+
+def test_what_has_begun_runs_to_its_end() -> None:
+    """A chunk of which a part is here is read to the end, out of turn, when nobody wants it any more."""
+
+    async def scenario() -> None:
+        turns = Turns({"store": InParts(40)})
+        for flow in "ab":
+            turns.enter(flow, wants(flow))
+        one, two = Reader(turns, "a"), Reader(turns, "b")
+        await settled()
+        assert (one.parts, two.parts) == ([40], [])
+        turns.leave("a")
+        await settled()
+        assert (one.parts, two.parts) == ([40, 40, 20], [])
+        await one.came(100)
+        assert two.parts == [40]
+        turns.leave("b")
+        for reader in (one, two):
+            reader.gate.set()
+            await reader.task
+        assert two.parts == [40, 40, 20]
+        assert (turns.running, turns.queued) == ({"store": 0}, {"store": 0})
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("moment", ["queued", "its part has just begun"])
+def test_cancelled_between_parts(moment: str) -> None:
+    """All that it had is free again, and its place is another's."""
+
+    async def scenario() -> None:
+        turns = Turns({"store": InParts(40)})
+        for flow in "ab":
+            turns.enter(flow, wants(flow))
+        one, two = Reader(turns, "a"), Reader(turns, "b")
+        await settled()
+        if moment == "its part has just begun":
+            turns.leave("b")
+            await asyncio.wait({two.task})
+            assert one.turn is not None
+            one.turn.came(40)  # it has yet to hear of its next one
+        one.task.cancel()
+        await asyncio.wait({one.task})
+        assert one.task.cancelled()
+        await settled()
+        assert two.parts == ([40] if moment == "queued" else [])
+        assert turns.running == {"store": len(two.parts)}
+        two.task.cancel()
+        await asyncio.wait({two.task})
+        assert (turns.running, turns.queued) == ({"store": 0}, {"store": 0})
 
     run(scenario)
 

@@ -5,7 +5,6 @@ What it imitates of S3: ListObjectsV2 and ranged GetObject. It checks no signatu
 
 import asyncio
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from aiohttp import web
+
+from tests.loops import HOST, answering
 
 PIECE_BYTES: Final = 16 << 10
 
@@ -30,7 +31,7 @@ class ThrottledBucket:
     @property
     def url(self) -> str:
         """As `KELVIN_STORE`."""
-        return f"s3://bucket/p?endpoint=http://127.0.0.1:{self.port}&region=us-east-1"
+        return f"s3://bucket/p?endpoint=http://{HOST}:{self.port}&region=us-east-1"
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         _, _, key = request.path.removeprefix("/").partition("/")
@@ -74,27 +75,5 @@ class ThrottledBucket:
 def throttled(objects: dict[str, bytes], rate: float) -> Iterator[ThrottledBucket]:
     """Serves until the block ends, from a thread."""
     bucket = ThrottledBucket(objects, rate)
-    stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-    up = threading.Event()
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        runner = web.ServerRunner(web.Server(bucket.answer, access_log=None), shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        bucket.port = runner.addresses[0][1]
-        stopping.append((asyncio.get_running_loop(), stop))
-        up.set()
-        await stop.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    try:
-        assert up.wait(30)
+    with answering(bucket.answer) as bucket.port:
         yield bucket
-    finally:
-        loop, stop = stopping[0]
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(30)

@@ -3,30 +3,46 @@
 import pytest
 
 from activator.policy.admission import RETRY_AFTER_S, Admission, AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
-from activator.policy.queue import Bound, Load
+from activator.policy.ask import Ask
+from activator.policy.bounds import Bound, Load, Loads
 from contracts.deadline import Deadline
-from contracts.errors import DeadlineExceeded, Overloaded
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 
-LIMITS = QueueLimits(Bound(2, 100), Bound(3, 150), 10.0)
-OWN, ALL = "the queue of this model", "the queue"
+LIMITS = QueueLimits(Bound(2, 100, 1000), Bound(3, 150, 1500), Bound(4, 200, 2000), 10.0)
+MINE, OURS, ALL = "the queue of this model", "the queue of your tenant", "the queue"
+
+
+def full(queue: str, unit: str, limit: int) -> Shed:
+    return Shed(Overloaded(f"{queue}, in {unit},", limit, RETRY_AFTER_S))
+
+
+def shared(tenant: str, load: Load) -> Loads:
+    return Loads(load, {tenant: load})
 
 
 @pytest.mark.parametrize(
-    ("free", "own", "everyone", "deadline_s", "want"),
+    ("free", "own", "loads", "deadline_s", "want"),
     [
-        pytest.param(1, Load(), Load(), 5.0, Admit(), id="a free slot and nobody before"),
-        pytest.param(1, Load(2, 100), Load(3, 150), 5.0, Shed(Overloaded(OWN, 2, RETRY_AFTER_S)), id="no overtaking"),
-        pytest.param(0, Load(), Load(), 5.0, Hold(5.0), id="no slot: wait until the deadline"),
-        pytest.param(0, Load(), Load(), 50.0, Hold(10.0), id="no slot: no longer than the queue allows"),
-        pytest.param(0, Load(1, 90), Load(1, 90), 5.0, Hold(5.0), id="the last bytes that fit"),
-        pytest.param(0, Load(1, 91), Load(1, 91), 5.0, Shed(Overloaded(OWN, 2, RETRY_AFTER_S)), id="one byte more"),
-        pytest.param(0, Load(2, 0), Load(2, 0), 5.0, Shed(Overloaded(OWN, 2, RETRY_AFTER_S)), id="the third of two"),
-        pytest.param(0, Load(), Load(3, 0), 5.0, Shed(Overloaded(ALL, 3, RETRY_AFTER_S)), id="all queues are full"),
-        pytest.param(0, Load(), Load(0, 141), 5.0, Shed(Overloaded(ALL, 3, RETRY_AFTER_S)), id="all bytes are taken"),
-        pytest.param(9, Load(), Load(), 0.0, Shed(DeadlineExceeded(0.0, "admitting")), id="too late already"),
+        pytest.param(1, Load(), Loads(), 5.0, Admit(), id="a free slot and nobody before"),
+        pytest.param(1, Load(), shared("u", Load(4, 200, 2000)), 5.0, Admit(), id="who needs no place in a full queue"),
+        pytest.param(1, Load(2, 100), Loads(), 5.0, full(MINE, "requests", 2), id="no overtaking"),
+        pytest.param(0, Load(), Loads(), 5.0, Hold(5.0), id="no slot: wait until the deadline"),
+        pytest.param(0, Load(), Loads(), 50.0, Hold(10.0), id="no slot: no longer than the queue allows"),
+        pytest.param(0, Load(1, 90, 900), Loads(), 5.0, Hold(5.0), id="the last bytes and tokens that fit"),
+        pytest.param(0, Load(1, 91, 900), Loads(), 5.0, full(MINE, "bytes", 100), id="one byte more"),
+        pytest.param(0, Load(1, 90, 901), Loads(), 5.0, full(MINE, "tokens", 1000), id="one token more"),
+        pytest.param(0, Load(2), Loads(), 5.0, full(MINE, "requests", 2), id="the third of two"),
+        pytest.param(0, Load(), shared("t", Load(3)), 5.0, full(OURS, "requests", 3), id="a tenant's fourth of three"),
+        pytest.param(0, Load(), shared("t", Load(1, 141)), 5.0, full(OURS, "bytes", 150), id="a tenant's bytes"),
+        pytest.param(0, Load(), shared("t", Load(1, 0, 1401)), 5.0, full(OURS, "tokens", 1500), id="a tenant's tokens"),
+        pytest.param(0, Load(), shared("u", Load(3, 190, 1900)), 5.0, Hold(5.0), id="another tenant's are not its own"),
+        pytest.param(0, Load(), shared("u", Load(4)), 5.0, full(ALL, "requests", 4), id="all queues are full"),
+        pytest.param(0, Load(), shared("u", Load(1, 191)), 5.0, full(ALL, "bytes", 200), id="all bytes are taken"),
+        pytest.param(0, Load(), shared("u", Load(1, 0, 1901)), 5.0, full(ALL, "tokens", 2000), id="all tokens are"),
+        pytest.param(9, Load(), Loads(), 0.0, Shed(DeadlineExceeded(0.0, "admitting")), id="too late already"),
     ],
 )
-def test_decide(free: int, own: Load, everyone: Load, deadline_s: float, want: Admission) -> None:
-    """Ten bytes arrive at time 0."""
-    facts = AdmissionFacts(free, 10, own, everyone, LIMITS, Deadline(deadline_s))
+def test_decide(free: int, own: Load, loads: Loads, deadline_s: float, want: Admission) -> None:
+    """Ten bytes and a hundred tokens of tenant t arrive at time 0."""
+    facts = AdmissionFacts(free, Ask("t", 10, 100), own, loads, LIMITS, Deadline(deadline_s))
     assert decide(facts, 0.0) == want

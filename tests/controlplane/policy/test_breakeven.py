@@ -38,6 +38,12 @@ def rungs(
     )
 
 
+def with_empty(process: float, refill_s: float, start_s: float = 2.0) -> tuple[Rung, ...]:
+    """And a level that keeps its process alone."""
+    warm, asleep, zero = rungs(start_s=start_s)
+    return warm, asleep, Rung(Level.ASLEEP2, process, refill_s * 10_000.0), zero
+
+
 @pytest.mark.parametrize(
     ("of", "want"),
     [
@@ -47,6 +53,21 @@ def rungs(
         pytest.param(rungs(idle=0.0, memory=0.0), [(Level.WARM, 0.0)], id="a device that costs nothing is kept"),
         pytest.param(
             rungs(wake_s=2.0), [(Level.WARM, 0.0), (Level.ZERO, 20_000 / 11)], id="a wake as slow as a start: no sleep"
+        ),
+        pytest.param(
+            with_empty(0.1, 1.0),
+            [(Level.WARM, 0.0), (Level.ASLEEP, 50.0), (Level.ASLEEP2, 9_500 / 0.9), (Level.ZERO, 100_000.0)],
+            id="weights dropped between: a process that spares half of a start",
+        ),
+        pytest.param(
+            with_empty(0.1, 2.0),
+            [(Level.WARM, 0.0), (Level.ASLEEP, 50.0), (Level.ZERO, 19_500.0)],
+            id="a process that spares nothing is not kept",
+        ),
+        pytest.param(
+            with_empty(0.1, 1.999),
+            [(Level.WARM, 0.0), (Level.ASLEEP, 50.0), (Level.ZERO, 19_500.0)],
+            id="nor one that spares less than it costs until then",
         ),
         pytest.param(rungs(start_s=0.05), [(Level.WARM, 0.0), (Level.ZERO, 500 / 11)], id="a start as fast as a wake"),
     ],
@@ -80,7 +101,7 @@ MONEY = st.floats(0.0, 1e6)
 RUNGS = st.lists(st.tuples(MONEY, MONEY), min_size=2, max_size=3).map(
     lambda found: (
         Rung(Level.WARM, max(hold for hold, _ in found) + 1.0, 0.0),
-        *(Rung(level, *each) for level, each in zip((Level.ASLEEP, Level.ZERO), found, strict=False)),
+        *(Rung(level, *each) for level, each in zip((Level.ASLEEP, Level.ASLEEP2, Level.ZERO), found, strict=False)),
     )
 )
 

@@ -37,6 +37,8 @@ def test_names_that_are_right() -> None:
         pytest.param({"KELVIN_DRAIN_S": "10"}, Level.WARN, "KELVIN_RUNTIME_DRAIN_S=30", id="the other way round"),
         pytest.param({"KELVIN_BODY_BYTES": str(1 << 30)}, Level.FAIL, "IN_ALL", id="a body that never fits"),
         pytest.param({"KELVIN_QUEUE_REQUESTS": "9999"}, Level.WARN, "=9999 is above", id="a queue in a smaller one"),
+        pytest.param({"KELVIN_QUEUE_TOKENS_PER_TENANT": "1"}, Level.WARN, "_TENANT=1", id="a tenant's is smaller"),
+        pytest.param({"KELVIN_QUEUE_BYTES_IN_ALL": "1024"}, Level.WARN, "_IN_ALL=1024", id="the common one is smaller"),
         pytest.param({"KELVIN_DEADLINE_S": "60"}, Level.NOTE, "KELVIN_QUEUE_S=600", id="a wait past the deadline"),
         pytest.param({"KELVIN_PACK_BYTES": "4096"}, Level.WARN, "KELVIN_CHUNK_BYTES", id="packs smaller than chunks"),
         pytest.param({"KELVIN_THREADS": "8"}, Level.WARN, "on 2 cores", id="more threads than cores"),

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel
 
-from contracts.control import GateFacts, GateJob
+from contracts.jobs import GateFacts, GateJob
 from contracts.manifest import Engine as EngineOf
 from contracts.manifest import Limits, Manifest
 from runtime.binding import DTYPES, BoundModel, How, bind

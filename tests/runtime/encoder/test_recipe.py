@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.control import GateJob
 from contracts.errors import Refused
+from contracts.jobs import GateJob
 from runtime.encoder.recipe import Recipe, read_recipe
 from runtime.jobs import gate
 from tests.runtime.encoder.models import FAMILIES, PACKAGE, tiny

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from contracts.control import GateFacts
+from contracts.jobs import GateFacts
 from runtime.engine.attention import AttentionBackend
 from runtime.engine.batch import Batch, Piece, build
 from runtime.engine.sequence import slots_of

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from contracts.control import GateFacts, GateJob, Probe
 from contracts.errors import Failure
+from contracts.jobs import GateFacts, GateJob, Probe
 from contracts.manifest import Engine as EngineOf
 from contracts.manifest import Limits, Manifest
 from runtime.binding import DTYPES, BoundModel, How, bind

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import CapacityExceeded, Failure, InvalidRequest, LimitExceeded, Overloaded, Refused
+from contracts.errors import CapacityExceeded, Failure, InvalidRequest, LimitExceeded, Refused
 from contracts.frames import Counts
+from contracts.traffic_errors import Overloaded
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Event, Finished, GenerationRequest, Sampling
 from runtime.policy.blocks import BLOCK_SIZE

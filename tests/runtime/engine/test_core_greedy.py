@@ -87,7 +87,7 @@ ACTIONS = st.lists(
     blocks=st.integers(6, 20),
     max_running=st.integers(1, 6),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_any_schedule(
     name: str, actions: list[tuple[str, int, int]], budget: Budget, blocks: int, max_running: int
 ) -> None:

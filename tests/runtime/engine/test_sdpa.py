@@ -1,5 +1,6 @@
 """The SDPA backend gives what attention worked out by hand gives, for every mix of pieces and windows."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,29 @@ def test_layers_are_apart() -> None:
     for layer, close in ((0, True), (1, False)):
         got, want = replay.step(backend, STEPS[1], None, layer)
         assert torch.allclose(got, want, atol=1e-5) == close
+
+
+def flags_at(address: int) -> list[str]:
+    """What the kernel was told of the mapping that holds the address (`VmFlags` of proc(5))."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(" ", 1)[0]
+        if "-" in head and not head.endswith(":"):
+            low, high = (int(part, 16) for part in head.split("-"))
+            inside = low <= address < high
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages")
+def test_a_pool_is_never_of_huge_pages() -> None:
+    """One block has a piece under each head: with huge pages a short sequence would take most of the pool."""
+    other = torch.empty(8 << 20, dtype=torch.uint8)  # the control: no memory of ours is so by itself
+    backend = SdpaBackend(FACTS, 4096, torch.float32, CPU)
+    for pool in (*backend._keys, *backend._values):
+        assert "nh" in flags_at(pool.data_ptr() + pool.nbytes // 2)
+    assert "nh" not in flags_at(other.data_ptr() + other.nbytes // 2)
 
 
 def test_masks_are_made_once_per_step() -> None:

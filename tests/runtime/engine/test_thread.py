@@ -7,8 +7,9 @@ from contextlib import contextmanager
 import pytest
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.errors import Internal, InvalidRequest, Overloaded, Refused, Unavailable
+from contracts.errors import Internal, InvalidRequest, Refused, Unavailable
 from contracts.frames import Counts
+from contracts.traffic_errors import Overloaded
 from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Generated
 from runtime.engine.thread import EngineThread
 from tests.runtime.engine.models import engine, greedy, prompts, reference, tokens_of

@@ -9,7 +9,7 @@ import onnx
 from blake3 import blake3
 from onnx import TensorProto, helper
 
-from contracts.control import SealAttestation, SealJob
+from contracts.jobs import SealAttestation, SealJob
 from contracts.manifest import CHUNK_BYTES, Chunk, Engine, Limits, Manifest, PinnedFile, encode_manifest
 from contracts.push import PlanRequest, SmallFile
 from contracts.signature import Signature

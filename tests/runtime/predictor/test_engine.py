@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Overloaded, Refused, Unavailable
+from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Refused, Unavailable
+from contracts.traffic_errors import Overloaded
 from runtime.engine.interface import Cancelled, Event, Failed, Finished, GenerationRequest, Predicted, Sampling
 from runtime.policy.batching import Window
 from runtime.predictor import probe as known_answers

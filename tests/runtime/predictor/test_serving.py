@@ -12,8 +12,8 @@ import pytest
 from msgspec import structs
 
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.control import Bind, Fingerprint
 from contracts.errors import Failure, Refused
+from contracts.jobs import Bind, Fingerprint
 from contracts.timeline import Stage
 from runtime.engine.interface import Event, Failed, Finished
 from runtime.predictor.serving import PredictorServing
@@ -131,6 +131,34 @@ def test_who_slept_answers_again_or_not_at_all(attested: bool) -> None:
         progress = ask(woken, heard, body([[1, 0, 0, 0]]))
         assert woken.thread.stop(DEADLINE_S)
         assert isinstance(progress.failure, ProbeFailed) if bent else progress.reason == "stop"
+
+
+@pytest.mark.usefixtures("frozen")
+def test_who_dropped_its_graph_reads_it_anew_and_proves_it() -> None:
+    """Out of another lease; planted there: other weights, which fail the wake before anybody is served."""
+    lease = models.sealed(models.regression())
+    heard = Heard()
+    with restored(lease, heard) as serving:
+        ask(serving, heard, body([[1, 0, 0, 0]]))
+        kept, bind = serving.kept, serving.bind
+    assert kept is not None
+    kept.release()
+    kept.drop()
+    assert not lease.in_use
+    heard = Heard()
+    woken = kept.again(bind, Wiring(heard.take, lambda busy: None))
+    assert isinstance(woken, PredictorServing)
+    assert not woken.engine.needs_probe
+    assert ask(woken, heard, body([[1, 0, 0, 0]])).reason == "stop"
+    assert woken.thread.stop(DEADLINE_S)
+    assert woken.kept is not None
+    woken.kept.release()
+    woken.kept.drop()
+    at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
+    lease._linear[at : at + 4] = np.float32(9.0).tobytes()
+    with pytest.raises(Refused) as caught:
+        woken.kept.again(bind, Wiring(heard.take, lambda busy: None))
+    assert isinstance(caught.value.failure, ProbeFailed)
 
 
 def test_other_bytes_are_no_graph() -> None:

@@ -8,7 +8,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.control import GateJob
+from contracts.jobs import GateJob
 from contracts.manifest import PAGE, Chunk, find_fault
 from contracts.push import SmallFile
 from snapshotter.policy.intake import admit

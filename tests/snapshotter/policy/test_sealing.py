@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from contracts.control import GateJob
 from contracts.errors import Refused
+from contracts.jobs import GateJob
 from contracts.manifest import ENGINE_INTERFACE, Limits, PinnedFile, Tensor
 from snapshotter.policy.sealing import Sealing, choose_limits, choose_sealing, inputs_digest
 from tests.snapshotter.control import gate_facts

@@ -1,0 +1,64 @@
+"""An activator that writes a byte to the file KELVIN_COUNTED for each time that it decodes a JSON text with MARK in it.
+
+Run as a program. With KELVIN_PLANTED the door decodes each request's body once more than it does.
+"""
+
+import json
+import os
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+MARK: Final = "decoded-how-often"
+T = TypeVar("T")
+
+
+def note(raw: Any) -> None:
+    """What is about to be decoded."""
+    if MARK.encode() in (raw.encode() if isinstance(raw, str) else bytes(raw)):
+        with open(os.environ["KELVIN_COUNTED"], "ab") as counted:
+            counted.write(b".")
+
+
+class Counting(Generic[T]):
+    """A decoder of msgspec's, which can't be inherited from."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._decoder = Decoder(*args, **options)
+
+    def decode(self, raw: Any) -> Any:
+        """As the real one."""
+        note(raw)
+        return self._decoder.decode(raw)
+
+
+Decoder: Final[Any] = msgspec.json.Decoder
+decode: Final[Any] = msgspec.json.decode
+loads: Final[Any] = json.loads
+
+
+def counted_decode(raw: Any, **options: Any) -> Any:
+    """As `msgspec.json.decode`."""
+    note(raw)
+    return decode(raw, **options)
+
+
+def counted_loads(raw: Any, **options: Any) -> Any:
+    """As `json.loads`."""
+    note(raw)
+    return loads(raw, **options)
+
+
+def main() -> None:
+    """Count, then be the activator."""
+    msgspec.json.Decoder, msgspec.json.decode, json.loads = Counting, counted_decode, counted_loads  # type: ignore[misc,assignment]
+    from activator import __main__, call
+    from activator.policy.body import read_body
+
+    if "KELVIN_PLANTED" in os.environ:
+        vars(call)["read_body"] = lambda raw, path: (read_body(raw, path), read_body(raw, path))[0]
+    __main__.main()
+
+
+if __name__ == "__main__":
+    main()

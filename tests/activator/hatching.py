@@ -1,0 +1,73 @@
+"""Activators as forks of one process that has imported what they need: most of a start is that.
+
+`python -m activator` itself is in every installation that the tests start.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+from pathlib import Path
+from typing import Final
+
+from service.listener import LISTENER_VARIABLE
+
+_FORKS: Final = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__, "activator.app"])
+_FRESH: Final = multiprocessing.get_context("spawn")  # for programs that change something before they import it
+
+
+def _run(program: str, environment: dict[str, str], log: Path, listener: socket.socket | None) -> None:
+    """In the fork: as if it had been started so, as `python -m` does."""
+    os.environ.clear()
+    os.environ.update(environment)
+    if listener is not None:
+        os.environ[LISTENER_VARIABLE] = str(listener.detach())
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(fd, 2)
+    os.close(fd)
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+class Hatched:
+    """An activator's process, of a program that is one; its diagnostics are appended to `log`."""
+
+    def __init__(
+        self, program: str, environment: dict[str, str], log: Path, listener: socket.socket | None = None
+    ) -> None:
+        context = _FORKS if program == "activator" else _FRESH
+        self._process = context.Process(target=_run, args=(program, environment, log, listener))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: Final = self._process.pid
+
+    def __repr__(self) -> str:
+        return f"<Hatched {self.pid} {self.returncode}>"
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens to one that has ended."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._process.sentinel, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self._process.sentinel)
+        self._process.join()
+        assert self.returncode is not None
+        return self.returncode

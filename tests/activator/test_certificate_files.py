@@ -1,0 +1,140 @@
+"""Certificates from files: shown for the names that they are for, and changed under connections that go on."""
+
+import asyncio
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from activator.authority import Authority
+from activator.certificate_files import BadCertificate, CertificateFiles
+from activator.certificates import Certificates
+from tests.activator.handshakes import handshake
+from tests.activator.issuer import Issuer
+from tests.activator.world import World, world
+
+GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Issuer:
+    """Somebody else's."""
+    return Issuer()
+
+
+def _serial(tls: ssl.SSLObject) -> int:
+    shown = tls.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+def _shown(certificates: Certificates, name: str) -> int:
+    client = ssl.create_default_context()
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    return _serial(handshake(client, certificates.listener, name))
+
+
+def test_the_name_decides(tmp_path: Path, issuer: Issuer) -> None:
+    """Its own pair, then one for all names beside it, of one label; what no file is for keeps our own."""
+    place = tmp_path / "from"
+    exact = issuer.pair(place / "a", "models.example.com", "www.example.com")
+    beside = issuer.pair(place / "b", "*.example.com", acme=True)
+    own = Certificates(Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", CertificateFiles(place))
+    ours = _shown(own, "localhost")
+    for name, want in (
+        ("models.example.com", exact), ("WWW.Example.COM", exact), ("other.example.com", beside),
+        ("a.b.example.com", ours), ("example.com", ours), ("m.t.d.e", ours),
+    ):  # fmt: skip
+        assert _shown(own, name) == want, name
+    assert len({exact, beside, ours}) == 3
+
+
+def test_what_changes_is_read_again_and_what_is_broken_is_not(tmp_path: Path, issuer: Issuer) -> None:
+    """Half a renewal, or a directory that goes, leaves the certificate before it; the other half brings the new one."""
+
+    async def scenario() -> None:
+        place = tmp_path / "from"
+        first = issuer.pair(place, "a.b")
+        files = CertificateFiles(place)
+        own = Certificates(Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", files)
+        second = issuer.pair(tmp_path / "next", "a.b")
+        os.replace(tmp_path / "next" / "tls.crt", place / "tls.crt")
+        await files.look()
+        assert _shown(own, "a.b") == first, "its key is not there yet"
+        os.replace(tmp_path / "next" / "tls.key", place / "tls.key")
+        await files.look()
+        assert _shown(own, "a.b") == second
+        (place / "tls.crt").write_bytes(b"")
+        await files.look()
+        assert _shown(own, "a.b") == second
+        third = issuer.pair(place, "a.b")
+        await files.look()
+        assert _shown(own, "a.b") == third
+        place.rename(tmp_path / "gone")
+        await files.look()
+        assert _shown(own, "a.b") == third
+        (tmp_path / "gone").rename(place)
+        issuer.pair(place / "more", "c.d")
+        await files.look()
+        assert repr(files).endswith("names=2>")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("case", ["nowhere", "empty", "no key", "another's key", "no certificate"])
+def test_a_start_with_what_can_not_be_shown_is_refused(tmp_path: Path, issuer: Issuer, case: str) -> None:
+    """The place is named."""
+    place = tmp_path / "from"
+    if case != "nowhere":
+        place.mkdir()
+    if case in ("no key", "another's key", "no certificate"):
+        issuer.pair(place, "a.b")
+    if case == "no key":
+        (place / "tls.key").unlink()
+    if case == "another's key":
+        issuer.pair(tmp_path / "other", "a.b")
+        os.replace(tmp_path / "other" / "tls.key", place / "tls.key")
+    if case == "no certificate":
+        (place / "tls.crt").write_text("none")
+    with pytest.raises(BadCertificate, match=str(place)):
+        CertificateFiles(place)
+
+
+def test_it_is_changed_under_connections(tmp_path: Path, issuer: Issuer) -> None:
+    """16 connections ask on, each over the certificate it began with; who comes afterwards is shown the new one."""
+    place = tmp_path / "from"
+    old = issuer.pair(place, "localhost")
+    (tmp_path / "world").mkdir()
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GET)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 401")
+        await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
+
+    async def connect(here: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        tls = issuer.client()
+        return await asyncio.open_connection("127.0.0.1", here.port, ssl=tls, server_hostname="localhost")
+
+    async def scenario() -> None:
+        async with world(tmp_path / "world", certificates=place) as here:
+            kept = [await connect(here) for _ in range(16)]
+            new = issuer.pair(place, "localhost")
+            async with asyncio.timeout(30):
+                while True:
+                    for reader, writer in kept:
+                        await ask(reader, writer)
+                    _, late = await connect(here)
+                    shown = _serial(late.get_extra_info("ssl_object"))
+                    late.transport.abort()
+                    if shown == new:
+                        break
+                    assert shown == old
+            for reader, writer in kept:
+                await ask(reader, writer)
+                assert _serial(writer.get_extra_info("ssl_object")) == old
+                writer.transport.abort()
+
+    asyncio.run(scenario())

@@ -1,0 +1,158 @@
+"""An issuer's keys over HTTPS: rotation, an issuer that is away, and tokens that name keys which nobody has."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from activator import jwks
+from activator.issuers import Source
+from activator.jwks import KeySet
+from contracts.errors import Refused
+from tests.activator.identity import KeyServer, Signer, key_server
+
+ONE, TWO = Signer("one"), Signer("two")
+NAME, OTHER = ("one", "ES256"), ("two", "ES256")
+Scenario = Callable[[KeyServer, KeySet], Awaitable[None]]
+
+
+def _run(scratch: Path, scenario: Scenario, *, max_age_s: float = 3600.0, is_believed: bool = True) -> None:
+    """Against a server that publishes ONE, with its keys fetched again only when one is missing."""
+
+    async def main() -> None:
+        async with key_server(scratch, ONE) as server, aiohttp.ClientSession() as session:
+            tls = server.tls if is_believed else ssl.create_default_context()
+            keys = KeySet(session, Source(server.url, tls, 3600.0, max_age_s), frozenset({"ES256"}))
+            task = asyncio.create_task(keys.run())
+            try:
+                async with asyncio.timeout(30):
+                    await scenario(server, keys)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.005)
+
+
+def test_a_new_key_is_found_and_an_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token that names it has it fetched; a key that stays is the same object, one that is gone is nobody's."""
+    monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
+
+    async def scenario(server: KeyServer, keys: KeySet) -> None:
+        first = await keys.find(NAME)
+        assert first is not None
+        server.signers.append(TWO)
+        await _until(lambda: not keys._pauses)
+        assert await keys.find(OTHER) is not None
+        assert keys.current(NAME) is first
+        server.signers[:] = [TWO, Signer("one")]
+        await _until(lambda: not keys._pauses)
+        await keys.find(("three", "ES256"))
+        assert keys.current(NAME) not in (None, first)
+        server.signers[:] = [TWO]
+        await _until(lambda: not keys._pauses)
+        assert await keys.find(("three", "ES256")) is None
+        assert keys.current(NAME) is None
+
+    _run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("pause_s", [pytest.param(3600.0, id="a pause"), pytest.param(0.0, id="none: the control")])
+def test_unknown_keys_cost_one_fetch_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
+    """Two hundred tokens that name keys which nobody has, at once and in turn."""
+    monkeypatch.setattr(jwks, "PAUSE_S", pause_s)
+
+    async def scenario(server: KeyServer, keys: KeySet) -> None:
+        assert await keys.find(NAME) is not None
+        found = await asyncio.gather(*(keys.find((f"no-{number}", "ES256")) for number in range(100)))
+        for number in range(100):
+            found.append(await keys.find((f"../{number}", "ES256")))
+        assert found == [None] * 200
+        assert (server.asked == 1) == (pause_s > 0), server.asked
+
+    _run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        pytest.param(503, None, id="away"),
+        pytest.param(302, None, id="it leads elsewhere"),
+        pytest.param(200, b"<html>", id="no JSON"),
+        pytest.param(200, b'{"keys": 1}', id="no key set"),
+        pytest.param(200, b" " * (jwks.MAX_BYTES + 1), id="too much"),
+    ],
+)
+def test_the_last_keys_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes | None) -> None:
+    """While the issuer does not say which are its own."""
+    monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
+
+    async def scenario(server: KeyServer, keys: KeySet) -> None:
+        first = await keys.find(NAME)
+        server.status, server.body = status, body
+        asked = server.asked
+        await _until(lambda: not keys._pauses)
+        assert await keys.find(OTHER) is None
+        assert server.asked > asked
+        assert keys.current(NAME) is first is not None
+
+    _run(tmp_path, scenario)
+
+
+def test_they_stand_up_to_an_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nothing is known of any token: its bearer is told to come back, and is known when the issuer is there."""
+    monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
+
+    async def known(keys: KeySet) -> None:
+        while True:
+            try:
+                assert await keys.find(NAME) is not None
+                return
+            except Refused:  # it was a slow moment; and while the issuer is away
+                await asyncio.sleep(0.01)
+
+    async def scenario(server: KeyServer, keys: KeySet) -> None:
+        await known(keys)
+        server.status = 503
+        await _until(lambda: keys.current(NAME) is None)
+        with pytest.raises(Refused) as caught:
+            await keys.find(NAME)
+        assert caught.value.failure.retryable
+        server.status = 200
+        await known(keys)
+
+    _run(tmp_path, scenario, max_age_s=0.3)
+
+
+def test_an_issuer_that_was_never_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token of it is called wrong; nor is a server believed that can't show who it is."""
+    monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
+
+    async def scenario(server: KeyServer, keys: KeySet) -> None:
+        with pytest.raises(Refused) as caught:
+            await keys.find(NAME)
+        assert (caught.value.failure.status, caught.value.failure.retryable) == (503, True)
+        assert server.asked == 0
+
+    _run(tmp_path, scenario, is_believed=False)
+
+
+def test_a_key_that_is_none_does_not_hide_the_others(tmp_path: Path) -> None:
+    """It is left out."""
+
+    async def scenario(server: KeyServer, keys: KeySet) -> None:
+        bad = {"kid": "bad", "kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}
+        server.body = json.dumps({"keys": [bad, ONE.jwk]}).encode()
+        assert await keys.find(("bad", "ES256")) is None
+        assert await keys.find(NAME) is not None
+
+    _run(tmp_path, scenario)

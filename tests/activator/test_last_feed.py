@@ -1,0 +1,216 @@
+"""What was heard last, on disk: what it holds, when it is written, when it counts."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from activator import last_feed
+from activator.feed import FeedClient
+from activator.last_feed import NAME, LastFeed
+from activator.table import Table
+from contracts.control import Feed, KeyRow, Scope
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+from tests.activator.control import ADMIN, KEY, OTHER, STRANGER, key_row, replica_row, snapshot, version_row
+
+MAX_AGE_S = 100.0
+WALL_S = 1_800_000_000.0
+
+
+class _Clocks:
+    """Both, as far as they have gone."""
+
+    def __init__(self) -> None:
+        self.s = 5.0
+        self.back_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.s
+
+    def wall(self) -> float:
+        return WALL_S + self.s - self.back_s
+
+
+@pytest.fixture
+def clocks() -> _Clocks:
+    """Both stand until they are moved."""
+    return _Clocks()
+
+
+def _last(run: Path, clocks: _Clocks, table: Table | None = None) -> LastFeed:
+    directory = SocketDirectory(run)
+    return LastFeed(directory, table or Table(), MAX_AGE_S, clock=clocks.monotonic, wall_s=clocks.wall)
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+def _write(run: Path, clocks: _Clocks, *lines: Feed) -> bytes:
+    """The file, once an activator heard these lines."""
+
+    async def main() -> None:
+        table = Table()
+        last = _last(run, clocks, table)
+        for line in lines:
+            table.apply(line)
+            last.heard(line)
+        task = asyncio.create_task(last.run())
+        try:
+            await _until(lambda: (run / NAME).exists())
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+    return (run / NAME).read_bytes()
+
+
+def test_it_holds_the_table_and_no_key(tmp_path: Path, clocks: _Clocks) -> None:
+    """All changes in it, digests only, for nobody else's eyes; an activator that reads it knows as much."""
+    more: tuple[KeyRow, ...] = (
+        msgspec.structs.replace(key_row("late", "kv-late", "default", Scope.INFER), expires_at_s=99),
+        msgspec.structs.replace(key_row("some", "kv-some", "default", Scope.INFER), models=("m",)),
+    )
+    changes = Feed(revision=7, keys=more, removed_keys=("k3",), versions=(version_row("default", "m", "cc" * 32),))
+    content = _write(tmp_path, clocks, snapshot(), changes)
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+    assert not [key for key in (KEY, ADMIN, STRANGER, "kv-late") if key.encode() in content]
+    first, second = Table(), Table()
+    for line in (snapshot(), changes):
+        first.apply(line)
+    found = _last(tmp_path, clocks).try_load()
+    assert found is not None
+    second.apply(found)
+    second.check_integrity()
+    assert second.rows() == first.rows()
+    assert second.principal(KEY, 0) == first.principal(KEY, 0) is not None
+    assert second.principal(STRANGER, 0) is None
+    assert (second.principal("kv-late", 98) is None, second.principal("kv-late", 99) is None) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("later_s", "back_s", "counts"),
+    [
+        pytest.param(0, 0, True, id="at once"),
+        pytest.param(MAX_AGE_S, 0, True, id="up to its age"),
+        pytest.param(MAX_AGE_S + 1, 0, False, id="past it"),
+        pytest.param(0, 59, True, id="a clock that was set back a little"),
+        pytest.param(0, 61, False, id="a clock that was set back: nobody knows how old it is"),
+    ],
+)
+def test_when_it_counts(tmp_path: Path, clocks: _Clocks, later_s: float, back_s: float, counts: bool) -> None:
+    """By the wall clock from one process to the next, by a clock that is never set within one."""
+    _write(tmp_path, clocks, snapshot())
+    clocks.s += later_s
+    clocks.back_s = back_s
+    last = _last(tmp_path, clocks)
+    assert not last.counts()
+    assert (last.try_load() is not None) == last.counts() == counts
+    if counts:
+        clocks.s += MAX_AGE_S + 1
+        assert not last.counts()
+        last.heard(Feed(revision=1))
+        assert last.counts()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda content: b"", id="empty"),
+        pytest.param(lambda content: content[:-9], id="cut"),
+        pytest.param(lambda content: content.replace(b'"format":1', b'"format":2'), id="another format"),
+        pytest.param(lambda content: content.replace(b'"keys"', b'"keyz"'), id="a field that nobody knows"),
+        pytest.param(lambda content: content.replace(b'"heard_at_s":', b'"heard_at_s":-'), id="no time"),
+    ],
+)
+def test_what_does_not_count(tmp_path: Path, clocks: _Clocks, spoil: Callable[[bytes], bytes]) -> None:
+    """As if there were none; the next snapshot replaces it."""
+    content = _write(tmp_path, clocks, snapshot())
+    assert spoil(content) != content
+    (tmp_path / NAME).write_bytes(spoil(content))
+    assert _last(tmp_path, clocks).try_load() is None
+
+
+def test_replicas_that_listen_no_more_are_left_out(tmp_path: Path, clocks: _Clocks) -> None:
+    """Whoever is sent to a dead one would be told that it was lost."""
+    _write(tmp_path, clocks, snapshot(), Feed(revision=2, replicas=(replica_row("a"), replica_row("b"))))
+    with socket.socket(socket.AF_UNIX) as alive, socket.socket(socket.AF_UNIX) as dead:
+        alive.bind(str(tmp_path / "rt-a.sock"))
+        alive.listen()
+        dead.bind(str(tmp_path / "rt-b.sock"))
+        found = _last(tmp_path, clocks).try_load()
+    assert found is not None
+    assert [row.runtime_id for row in found.replicas] == ["a"]
+
+
+def test_it_is_written_for_changes_and_now_and_then(
+    tmp_path: Path, clocks: _Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each word that nothing changed; what could not be written is tried again."""
+    monkeypatch.setattr(last_feed, "EVERY_S", 0.0)
+    written: list[bytes] = []
+
+    def write(path: Path, content: bytes, mode: int) -> None:
+        written.append(content)
+        if len(written) == 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(last_feed, "write_whole", write)
+
+    async def scenario() -> None:
+        table = Table()
+        last = _last(tmp_path, clocks, table)
+        task = asyncio.create_task(last.run())
+        table.apply(snapshot())
+        last.heard(snapshot())
+        await _until(lambda: len(written) == 2)
+        for _ in range(20):
+            last.heard(Feed(revision=1))
+            await asyncio.sleep(0)
+        assert not last._due.is_set()
+        clocks.s += last_feed.AGAIN_S
+        last.heard(Feed(revision=1))
+        await _until(lambda: len(written) == 3)
+        last.heard(Feed(revision=2, removed_keys=("k1",)))
+        await _until(lambda: len(written) == 4)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+def test_the_control_planes_own_word_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool) -> None:
+    """What was kept is looked at only where it says nothing for a moment."""
+    monkeypatch.setattr("activator.feed.PATIENCE_S", 0.01)
+
+    async def scenario() -> None:
+        directory = SocketDirectory(tmp_path)
+        control = ServiceClient(directory, "control.sock", "the control plane")
+        seen: list[Feed] = []
+        feed = FeedClient(control, seen.append)
+        if speaks:
+            feed.synced.set()
+        kept = Feed(revision=1, full=True)
+        await feed.begin_without(lambda: kept, seen.append)
+        assert feed.synced.is_set()
+        assert seen == ([] if speaks else [kept])
+        await control.close()
+        directory.close()
+
+    asyncio.run(scenario())
+
+
+def test_versions_of_one_model_stay_together() -> None:
+    """The snapshot of a table is one of the feed's: nothing is asked twice, nothing is lost."""
+    table = Table()
+    table.apply(snapshot())
+    names = [(row.model, row.version) for row in table.rows().versions if row.tenant == "default"]
+    assert names == [("m", "aa" * 32), ("m", OTHER)]

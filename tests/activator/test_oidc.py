@@ -1,0 +1,261 @@
+"""Signed tokens at the door: forged ones one by one, and through a real activator what a good one opens."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
+
+from activator import jwks, oidc
+from activator.issuers import read_issuers
+from activator.oidc import Tokens, open_tokens
+from activator.policy.claims import Token
+from activator.policy.spent import Spent
+from contracts.control import Scope, TenantRow
+from contracts.errors import Refused
+from telemetry.policy.instruments import Page
+from tests.activator.control import key_row
+from tests.activator.identity import KeyServer, Signer, claims, forged, hmac_of, key_server
+from tests.activator.world import World, world
+
+ONE, TWO = Signer("one"), Signer("two", ed25519.Ed25519PrivateKey.generate())
+STRANGER = Signer("one")  # another key of that name
+RSA = Signer("one", rsa.generate_private_key(65537, 2048))
+ANY = {"alg": "ES256", "kid": "one", "typ": "JWT"}
+INFER = 'scopes = ["infer", "push"]\n'
+
+
+def _ask(scratch: Path, scenario: Callable[[KeyServer, Tokens], Awaitable[None]], more: str = INFER) -> None:
+    async def main() -> None:
+        async with key_server(scratch, ONE, TWO) as server:
+            trusted = read_issuers(server.file(scratch / "issuers.toml", more))
+            async with open_tokens(trusted, Page("activator")) as tokens:
+                assert tokens is not None
+                task = asyncio.create_task(tokens.run())
+                try:
+                    async with asyncio.timeout(30):
+                        await scenario(server, tokens)
+                finally:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def _tampered(token: str, part: int) -> str:
+    parts = token.split(".")
+    parts[part] = ("A" if parts[part][0] != "A" else "B") + parts[part][1:]
+    return ".".join(parts)
+
+
+def _bad_tokens() -> dict[str, str]:
+    """Each with the claims of a good one, but for what the name says."""
+    good = claims(time.time())
+    return {
+        "no signature at all": forged(ANY | {"alg": "none"}, good, lambda _: b"x"),
+        "HS256 over the public key": forged(ANY | {"alg": "HS256"}, good, hmac_of(ONE.pem)),
+        "ES256 over the public key's HMAC": forged(ANY, good, hmac_of(ONE.pem)),
+        "an empty ECDSA signature": forged(ANY, good, lambda _: bytes(64)),
+        "a signature of no length": forged(ANY, good, lambda _: b"x"),
+        "a stranger's key": STRANGER.token(good),
+        "an algorithm that is not the issuer's": RSA.token(good),
+        "one key's token under another's name": ONE.token(good, kid="two"),
+        "another algorithm under the same name": TWO.token(good, kid="one"),
+        "a kid that is a path": ONE.token(good, kid="../../../../dev/null"),
+        "a kid that is an address": ONE.token(good, kid="https://evil.example.com/keys"),
+        "a kid that is SQL": ONE.token(good, kid="one' OR '1'='1"),
+        "a key that it brings along": STRANGER.token(good, kid="mine", jwk=STRANGER.jwk),
+        "a key set that it names": STRANGER.token(good, kid="mine", jku="https://evil.example.com/keys"),
+        "changed claims": _tampered(ONE.token(good), 1),
+        "a changed signature": _tampered(ONE.token(good), 2),
+        "another audience": ONE.token(good | {"aud": "other"}),
+        "another issuer": ONE.token(good | {"iss": "https://evil.example.com/"}),
+        "expired": ONE.token(good | {"exp": time.time() - 31}),
+        "not yet": ONE.token(good | {"nbf": time.time() + 90}),
+        "another issuer's tenant": ONE.token(good | {"tenant": "stranger"}),
+    }
+
+
+def test_what_is_not_good(tmp_path: Path) -> None:
+    """Everything that is not signed by a key of the issuer's for what its file says; a good one beside them is."""
+
+    async def scenario(_: KeyServer, tokens: Tokens) -> None:
+        for signer in (ONE, TWO):
+            principal = await tokens.principal(signer.token(claims(time.time())))
+            assert principal is not None
+            assert (principal.tenant, principal.scopes) == ("default", (Scope.INFER, Scope.PUSH))
+        for name, token in _bad_tokens().items():
+            assert await tokens.principal(token) is None, name
+
+    _ask(tmp_path, scenario)
+
+
+def test_it_is_the_signature_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: without it a stranger's token is good."""
+    monkeypatch.setattr(oidc, "_is_signed", lambda *_: True)
+
+    async def scenario(_: KeyServer, tokens: Tokens) -> None:
+        assert await tokens.principal(STRANGER.token(claims(time.time()))) is not None
+
+    _ask(tmp_path, scenario)
+
+
+def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And until it expires; as many are kept as may be, the latest."""
+    verified: list[str] = []
+    is_signed = oidc._is_signed
+
+    def counted(text: str, token: Token, key: jwt.PyJWK) -> bool:
+        verified.append(text)
+        return is_signed(text, token, key)
+
+    monkeypatch.setattr(oidc, "_is_signed", counted)
+    monkeypatch.setattr(oidc, "KEPT", 2)
+
+    async def scenario(_: KeyServer, tokens: Tokens) -> None:
+        now_s = time.time()
+        tokens._wall_s = lambda: now_s
+        token = ONE.token(claims(now_s, exp=now_s + 60))
+        for _again in range(5):
+            assert await tokens.principal(token) is not None
+        assert verified == [token]
+        now_s += 91
+        assert await tokens.principal(token) is None
+        now_s -= 91
+        many = [ONE.token(claims(now_s, sub=f"s{number}")) for number in range(3)]
+        assert None not in [await tokens.principal(each) for each in many]
+        assert "verified=2" in repr(tokens)
+
+    _ask(tmp_path, scenario)
+
+
+def test_a_key_that_is_withdrawn_ends_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were verified with it as well; the other key's stay good."""
+    monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
+
+    async def scenario(server: KeyServer, tokens: Tokens) -> None:
+        first, second = (signer.token(claims(time.time())) for signer in (ONE, TWO))
+        assert None not in [await tokens.principal(token) for token in (first, second)]
+        server.signers.remove(ONE)
+        while await tokens.principal(first) is not None:  # the issuer is asked when a token names what is not there
+            await tokens.principal(ONE.token(claims(time.time()), kid="none"))
+            await asyncio.sleep(0.01)
+        assert await tokens.principal(second) is not None
+
+    _ask(tmp_path, scenario)
+
+
+def test_a_one_time_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is good once, whatever is changed about it; with the memory full nobody is let in, and nobody called wrong."""
+    few = Spent(2)
+    monkeypatch.setattr(oidc, "Spent", lambda: few)
+
+    async def scenario(_: KeyServer, tokens: Tokens) -> None:
+        now_s = time.time() + 60  # past the time of which is not known what was spent
+        tokens._wall_s = lambda: now_s
+        forged_first = STRANGER.token(claims(now_s, jti="a"))
+        assert await tokens.principal(forged_first) is None  # and spends nothing
+        token = ONE.token(claims(now_s, jti="a"))
+        assert await tokens.principal(token) is not None
+        assert await tokens.principal(token) is None
+        assert await tokens.principal(ONE.token(claims(now_s, jti="a", sub="other"))) is None
+        assert await tokens.principal(ONE.token(claims(now_s, jti="b"))) is not None
+        with pytest.raises(Refused) as caught:
+            await tokens.principal(ONE.token(claims(now_s, jti="c")))
+        assert caught.value.failure.retryable
+        now_s += 400
+        assert await tokens.principal(ONE.token(claims(now_s, jti="c"))) is not None
+
+    _ask(tmp_path, scenario, INFER + "one_time = true\n")
+
+
+async def _opens(here: World, signer: Signer) -> None:
+    """A replica's answer, the models, what is behind `/push`; not what is behind `/admin`."""
+    token = signer.token(claims(time.time()))
+    answered = await here.post(key=token)
+    assert answered.status == 200
+    (record,) = await here.control.until_records(1)
+    assert (record.tenant, record.outcome) == ("default", "ok")
+    assert re.fullmatch("j[0-9a-f]{11}", record.key_id)
+    timeline = await here.get(f"/v1/requests/{answered.headers['x-request-id']}/timeline", token)
+    assert timeline.status == 200
+    doors = ("/v1/models", "/push/v1/plans", "/admin/v1/status")
+    assert [(await here.get(door, token)).status for door in doors] == [200, 503, 403]  # nobody listens behind /push
+    await here.control.until_used("k4")
+    assert record.key_id not in here.control.used_at_s, "what is no key has no last use"
+
+
+async def _refuses(here: World) -> None:
+    """As a bad key: the same answer for each, and none of it says why."""
+    gone = ONE.token(claims(time.time(), tenant="gone"))  # the issuer may name it, and there is none
+    answers = []
+    for token in (gone, *_bad_tokens().values()):
+        got = await here.get("/v1/models", token)
+        request_id = got.headers.pop("x-request-id")
+        got.headers.pop("retry-after", None)
+        answers.append((got.status, got.body.replace(request_id.encode(), b"")))
+        if len(answers) == 18:  # within what an address may do wrong
+            break
+    assert {status for status, _ in answers} == {401}
+    assert len(set(answers)) == 1
+    here.control.publish(tenants=(TenantRow(tenant="default", suspended=True),))
+    await here.settled()
+    assert (await here.get("/v1/models", ONE.token(claims(time.time())))).code == "tenant_suspended"
+    here.control.publish(tenants=(TenantRow(tenant="default", suspended=False),))
+    await here.settled()
+
+
+async def _counts(here: World) -> None:
+    page = await here.page()
+    assert 'kelvin_tokens_refused_total{process="activator",why="signature"}' in page
+    assert 'kelvin_issuer_keys_age_seconds{process="activator",issuer="https://idp.example.com/"}' in page
+
+
+def test_what_a_token_opens(tmp_path: Path) -> None:
+    """Inference and push as keys with those scopes do, in its tenant; keys go on beside it."""
+
+    async def scenario() -> None:
+        async with key_server(tmp_path / "idp", ONE, TWO) as server:
+            file = server.file(tmp_path / "issuers.toml", INFER)
+            async with world(tmp_path, oidc=file) as here:
+                await here.replica("r1")
+                await _opens(here, TWO)
+                await _refuses(here)
+                await _counts(here)
+                here.control.publish(keys=(key_row("kv-push", "kv-push", "default", Scope.PUSH),))
+                await here.settled()
+                assert (await here.get("/v1/models", "kv-push")).status == 403
+                log = (here.data / "log").read_text()
+                assert ONE.token(claims(0)).split(".")[0] not in log
+
+    asyncio.run(scenario())
+
+
+def test_without_the_setting_no_token_counts(tmp_path: Path) -> None:
+    """Negative control: what opens is the file."""
+
+    async def scenario() -> None:
+        async with key_server(tmp_path / "idp", ONE) as server, world(tmp_path) as here:
+            assert (await here.get("/v1/models", ONE.token(claims(time.time())))).status == 401
+            assert server.asked == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_issuer_that_is_away_at_the_start(tmp_path: Path) -> None:
+    """Costs only its own tokens: they are told to come back, keys are served."""
+
+    async def scenario() -> None:
+        async with key_server(tmp_path / "idp", ONE) as server:
+            server.status = 503
+            async with world(tmp_path, oidc=server.file(tmp_path / "issuers.toml", INFER)) as here:
+                got = await here.get("/v1/models", ONE.token(claims(time.time())))
+                assert (got.status, got.code) == (503, "unavailable")
+                assert "keys_age_seconds{" not in await here.page()  # there is none yet
+                assert (await here.get("/v1/models")).status == 200
+
+    asyncio.run(scenario())

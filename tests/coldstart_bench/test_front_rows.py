@@ -1,0 +1,93 @@
+"""The front door's figures: what is of each round is compared within it, and each line goes red on a bad figure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from coldstart_bench.failures import Failed
+from coldstart_bench.front import connections_of
+from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontReport, FrontRow, Streams, Take, rows_of, table
+from coldstart_bench.front_verdicts import judge
+
+READ = Streams(streams=64, tokens_per_s=50.0, seconds=10.0, tokens=32_000, core_share=0.2)
+
+
+def take(rate: int, p50_us: int, processor_us: int | None = None) -> Take:
+    """One second of it."""
+    return Take(rate, 1_000_000, p50_us, 2 * p50_us, 0, processor_us)
+
+
+def good(connections: int) -> FrontRow:
+    """A row of ours that holds every line."""
+    return FrontRow(connections, KELVIN, 3000.0, 1.0, 2.0, 3, 0, 1.0, 0.10, 300.0)
+
+
+def test_what_is_beside_another_is_of_the_same_round() -> None:
+    """The machine got twice as slow in the last two rounds: ratios are as they were."""
+    taken = {
+        (16, KELVIN): [take(3000, 900, 600_000), take(1500, 1800, 600_000), take(1400, 1800, 700_000)],
+        (16, NGINX): [take(30_000, 100), take(15_000, 200), take(14_000, 200)],
+        (16, UPSTREAM): [take(60_000, 50), take(30_000, 100), take(30_000, 100)],
+    }
+    alone, nginx, ours = rows_of(taken)
+    assert [row.system for row in (alone, nginx, ours)] == [UPSTREAM, NGINX, KELVIN]
+    assert ours.ratio_to_nginx == pytest.approx(0.1)
+    assert ours.added_p50_ms == pytest.approx(1.7)
+    assert ours.processor_us == pytest.approx(400)
+    assert (ours.requests_per_s, ours.p50_ms, ours.n) == (1500, 1.8, 3)
+    assert (alone.added_p50_ms, nginx.ratio_to_nginx, nginx.processor_us) == (None, None, None)
+
+
+def test_without_nginx_its_figure_is_not_measured() -> None:
+    """Never 0, and no verdict; the others stand."""
+    rows = rows_of({(16, KELVIN): [take(3000, 900)], (16, UPSTREAM): [take(60_000, 50)]})
+    verdicts = judge(rows, READ, 0)
+    of_nginx = next(verdict for verdict in verdicts if "nginx" in verdict.claim)
+    assert (of_nginx.value, of_nginx.passed) == (None, None)
+    failures = (Failed(NGINX, "not installed"),)
+    said = table(FrontReport(rows, READ, 0, "wrk", failures, verdicts, {}, 0.0, None))
+    assert "nginx: not measured: not installed" in said
+    assert "nginx as a TLS proxy: not measured" in said
+
+
+def test_good_figures_pass() -> None:
+    """At the limits themselves."""
+    assert [verdict.passed for verdict in judge([good(1), good(16)], READ, 0)] == [True] * 7
+
+
+@pytest.mark.parametrize(
+    ("one", "some", "streams", "unrecorded", "claim"),
+    [
+        pytest.param({"added_p50_ms": 1.01}, {}, {}, 0, "added to the median", id="a slow one"),
+        pytest.param({}, {"ratio_to_nginx": 0.099}, {}, 0, "nginx", id="less than a tenth"),
+        pytest.param({}, {"requests_per_s": 2999.0}, {}, 0, "through one core", id="too few"),
+        pytest.param({}, {}, {"core_share": 0.26}, 0, "core for streams", id="streams take too much"),
+        pytest.param({}, {}, {"tokens": 31_000}, 0, "tokens that came", id="streams that lag"),
+        pytest.param({"bad": 1}, {}, {}, 0, "not answered right", id="one went wrong"),
+        pytest.param({}, {}, {}, 1, "without a usage record", id="one went unrecorded"),
+    ],
+)
+def test_a_bad_figure_fails(
+    one: dict[str, Any], some: dict[str, Any], streams: dict[str, Any], unrecorded: int, claim: str
+) -> None:
+    """Its own line goes red, and no other."""
+    replace = msgspec.structs.replace
+    found = judge([replace(good(1), **one), replace(good(16), **some)], replace(READ, **streams), unrecorded)
+    red = [verdict.claim for verdict in found if verdict.passed is False]
+    assert len(red) == 1
+    assert claim in red[0]
+
+
+@pytest.mark.parametrize(("words", "want"), [("16, 1,16", (1, 16)), ("512", (512,))])
+def test_connections_of(words: str, want: Sequence[int]) -> None:
+    """Each once, ascending."""
+    assert connections_of(words) == want
+
+
+@pytest.mark.parametrize("words", ["", "0", "1,x", "513", "-1"])
+def test_connections_that_are_none(words: str) -> None:
+    """Refused with the words."""
+    with pytest.raises(ValueError, match="must be numbers of 1 to 512"):
+        connections_of(words)

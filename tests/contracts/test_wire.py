@@ -1,0 +1,81 @@
+"""What crosses processes is decoded by any number of threads, each type made ready by one of them."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from contracts.errors import Refused
+from contracts.wire import Wire, convert, decode, decoder
+
+# Sixty types that nobody has decoded yet, each by four threads at once; threads give way as often as they can.
+RACE = """
+import resource, sys, threading, msgspec
+from contracts.wire import decoder
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+sys.setswitchinterval(1e-6)
+decode = {"ours": lambda raw, kind: decoder(kind).decode(raw), "plain": lambda raw, kind: msgspec.json.decode(raw, type=kind)}[sys.argv[1]]
+fields = [f"f{n}" for n in range(8)]
+for turn in range(60):
+    inner = [msgspec.defstruct(f"Inner{n}", [(name, "int | None") for name in fields]) for n in range(4)]
+    outer = msgspec.defstruct("Outer", [(f"part{n}", kind) for n, kind in enumerate(inner)])
+    raw = msgspec.json.encode({f"part{n}": dict.fromkeys(fields, n) for n in range(4)})
+    gate = threading.Barrier(4)
+    found = []
+    threads = [threading.Thread(target=lambda: (gate.wait(), found.append(decode(raw, outer)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [msgspec.json.encode(each) for each in found] == [raw] * 4
+"""  # noqa: E501
+
+
+def race(how: str) -> int:
+    return subprocess.run([sys.executable, "-c", RACE, how], check=False, timeout=120).returncode
+
+
+class Part(Wire, frozen=True):
+    """A fact."""
+
+    size: int
+
+
+def test_threads_that_decode_a_type_for_the_first_time() -> None:
+    """None of them sees it half made."""
+    assert race("ours") == 0
+
+
+def test_control() -> None:
+    """By msgspec's own call they do, and the process is gone. Where this goes red, msgspec was mended."""
+    assert race("plain") == -signal.SIGSEGV
+
+
+def test_decoder() -> None:
+    """One for each type, equal types the same."""
+    assert decoder(Part) is decoder(Part)
+    assert decoder(tuple[Part, ...]) is decoder(tuple[Part, ...])
+    assert decoder(tuple[Part, ...]).decode(b'[{"size":1}]') == (Part(size=1),)
+
+
+@pytest.mark.parametrize(
+    ("raw", "rule"),
+    [
+        pytest.param(b'{"size":"1"}', "Expected `int`, got `str` - at `$.size`", id="another type"),
+        pytest.param(b'{"size":1,"more":2}', "unknown field `more`", id="an unknown field"),
+        pytest.param(b'{"size":1', "truncated", id="a cut text"),
+        pytest.param(b"[]", "Expected `object`, got `array`", id="no object"),
+    ],
+)
+def test_refused(raw: bytes, rule: str) -> None:
+    """What does not fit is named, with the rule."""
+    with pytest.raises(Refused) as caught:
+        decode(raw, Part, what="part")
+    assert rule in str(caught.value)
+
+
+def test_convert() -> None:
+    """Of what was parsed elsewhere."""
+    assert convert({"size": 1}, Part) == Part(size=1)

@@ -1,0 +1,81 @@
+"""Targets for what issuers of tokens, and those who forge them, send."""
+
+import base64
+from typing import Any, Final
+
+import msgspec
+
+from activator.policy.claims import Identity, Issuer, Why, judge, read
+from activator.policy.key_sets import KINDS, MAX_KEYS, Jwk, Name, usable
+from contracts.control import Scope
+from tests.fuzz.fuzzer import Target
+from tests.fuzz.mutate import mutate_json
+
+NOW_S: Final = 1_800_000_000.0
+ISSUER: Final = Issuer(
+    name="i", audience="a", algorithms=frozenset({"RS256"}), tenant_claim="t", tenants=frozenset({"acme"}),
+    scopes=(Scope.INFER,), scope_claim="s", one_time=True,
+)  # fmt: skip
+TOKEN: Final = {
+    "header": {"alg": "RS256", "kid": "k", "typ": "JWT"},
+    "claims": {"iss": "i", "aud": ["a"], "exp": NOW_S + 9, "nbf": NOW_S, "iat": NOW_S, "sub": "s", "jti": "1",
+               "t": "acme", "s": "infer push operator"},
+}  # fmt: skip
+KEYS: Final = {
+    "keys": [
+        {"kid": "r", "kty": "RSA", "n": "AQAB", "e": "AQAB", "use": "sig", "alg": "RS256", "d": "AQAB"},
+        {"kid": "e", "kty": "EC", "crv": "P-256", "x": "AA", "y": "AA", "key_ops": ["verify"]},
+    ]
+}
+
+
+def _part(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def _read(data: bytes) -> Identity | Why | None:
+    """A token of these two parts, or the bytes as they are."""
+    try:
+        parts = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        parts = None
+    if isinstance(parts, dict):
+        text = ".".join(_part(msgspec.json.encode(parts.get(name))) for name in ("header", "claims")) + ".c2ln"
+    else:
+        text = data.decode("latin-1")
+    token = read(text)
+    return None if token is None else judge(token, ISSUER, NOW_S, 0.0)
+
+
+def _identity_holds(data: bytes, found: Identity | Why | None) -> None:
+    if isinstance(found, Identity):
+        assert found.principal.tenant in ISSUER.tenants
+        assert set(found.principal.scopes) <= set(ISSUER.scopes)
+        assert NOW_S - ISSUER.leeway_s < found.expires_at_s < float("inf")
+        assert found.nonce
+
+
+def _keys(data: bytes) -> dict[Name, Jwk]:
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return usable(document, frozenset(KINDS))
+
+
+def _keys_hold(data: bytes, found: dict[Name, Jwk]) -> None:
+    assert len(found) <= MAX_KEYS * len(KINDS)
+    for (kid, algorithm), jwk in found.items():
+        assert isinstance(kid, str)
+        assert jwk["kty"] == KINDS[algorithm][0]
+        assert not {"d", "p", "q", "k"} & set(jwk)
+
+
+def _json(value: Any) -> tuple[bytes, ...]:
+    return (msgspec.json.encode(value),)
+
+
+TARGETS: Final = (
+    Target("token", _read, (), _json(TOKEN), mutate_json, holds=_identity_holds),
+    Target("key-set", _keys, (ValueError,), _json(KEYS), mutate_json, holds=_keys_hold),
+)

@@ -1,0 +1,48 @@
+"""Files that share an installation are found by what their tests ask for; a file that is deep, by its mark."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.together import ROOT, is_deep, shared_by
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        pytest.param("def test_a(kelvin: Installation) -> None:", "kelvin: Installation", id="by a test"),
+        pytest.param("def test_a(tmp_path: Path, house: Installation)", "house: Installation", id="not first"),
+        pytest.param("def test_a(\n    buckets: Buckets, bucket: str\n)", "buckets: Buckets", id="over lines"),
+        pytest.param('@pytest.fixture()\ndef two(kelvin: Installation)', "kelvin: Installation", id="a fixture"),
+        pytest.param("def _ask(kelvin: Installation) -> None:", None, id="not by what tests call"),
+        pytest.param("def test_a(kelvin: str) -> None:", None, id="not by another's name"),
+    ],
+)  # fmt: skip
+def test_what_is_shared(tmp_path: Path, text: str, want: str | None) -> None:
+    """By the file's text: who gives out the work has imported none of it."""
+    path = tmp_path / "test_x.py"
+    path.write_text(f"import pytest\n\n\n{text}\n")
+    assert shared_by(path) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        pytest.param("pytestmark = pytest.mark.deep\n", True, id="all of it"),
+        pytest.param("pytestmark = [pytest.mark.deep, pytest.mark.timeout(9)]\n", True, id="with others"),
+        pytest.param("@pytest.mark.deep\ndef test_a() -> None:\n    ...\n", False, id="one test of it"),
+        pytest.param("pytestmark = pytest.mark.gpu\n", False, id="something else"),
+    ],
+)
+def test_what_is_deep(tmp_path: Path, text: str, want: bool) -> None:
+    """Then a run without such tests does not import it."""
+    path = tmp_path / "test_x.py"
+    path.write_text(text)
+    assert is_deep(path) == want
+
+
+def test_the_installation_is_shared() -> None:
+    """Of the suite itself: more than one file asks for each of them."""
+    found = [shared_by(path) for path in (ROOT / "tests").rglob("test_*.py")]
+    for name in ("kelvin: Installation", "watched: Installation", "house: Installation"):
+        assert found.count(name) > 1, name

@@ -1,0 +1,39 @@
+"""Which files go to one worker: those that share what takes long to start, so that it is started once."""
+
+import functools
+import re
+from pathlib import Path
+from typing import Final
+
+from xdist.scheduler.loadfile import LoadFileScheduling
+
+ROOT: Final = Path(__file__).parents[1]
+# Session fixtures that are processes, as tests and fixtures ask for them.
+_ASKED: Final = re.compile(
+    r"^(?:@pytest\.fixture[^\n]*\n)?def \w+\([^)]*?\b((?:kelvin|watched|house): Installation|buckets: Buckets)\b",
+    re.MULTILINE,
+)
+_TEST: Final = re.compile(r"^(?:@pytest\.fixture[^\n]*\n)def |^def test_", re.MULTILINE)
+_DEEP: Final = re.compile(r"^pytestmark = .*\bpytest\.mark\.deep\b", re.MULTILINE)
+
+
+@functools.cache
+def shared_by(path: Path) -> str | None:
+    """The fixture of that kind which the file's tests ask for; None where they need none."""
+    for found in _ASKED.finditer(text := path.read_text()):
+        if _TEST.match(text, found.start()):
+            return found[1]
+    return None
+
+
+def is_deep(path: Path) -> bool:
+    """Whether the whole file is: then nothing of it runs without `-m deep`."""
+    return _DEEP.search(path.read_text()) is not None
+
+
+class Together(LoadFileScheduling):  # type: ignore[misc]
+    """By file, and files that share a fixture together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return shared_by(ROOT / file) or file
