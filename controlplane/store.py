@@ -15,7 +15,9 @@ from sqlite3 import Connection as SqliteConnection
 from typing import Final, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import OperationalError
 
+from contracts.errors import Refused, Unavailable
 from controlplane.migrations import migrate
 
 T = TypeVar("T")
@@ -23,17 +25,21 @@ T = TypeVar("T")
 BUSY_MS: Final = 5_000
 READERS: Final = 2
 _READ_ONLY: Final = "kelvin_read_only"
+_LOCKED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # in the low byte; the rest says which kind of it
 
 
-def sqlite_engine(path: Path) -> Engine:
-    """An engine over the file (made with mode 0600). Every transaction takes the write lock at its start."""
+def sqlite_engine(path: Path, busy_ms: int = BUSY_MS) -> Engine:
+    """An engine over the file (made with mode 0600). Every transaction takes the write lock at its start.
+
+    Where another process holds the lock, a transaction waits for `busy_ms`.
+    """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # WAL and shm files copy its mode
     engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"check_same_thread": False})
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: SqliteConnection, _: object) -> None:
         connection.isolation_level = None  # the driver's implicit BEGIN would leave DDL outside of transactions
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_MS}"):
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={busy_ms}"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
@@ -52,6 +58,17 @@ def disposing(engine: Engine) -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
+
+
+@contextmanager
+def _locked_is_unavailable() -> Iterator[None]:
+    """A lock that another process holds for too long is a passing state, and said as one."""
+    try:
+        yield
+    except OperationalError as error:
+        if isinstance(error.orig, sqlite3.Error) and error.orig.sqlite_errorcode & 0xFF in _LOCKED:
+            raise Refused(Unavailable("the database")) from error
+        raise
 
 
 @contextmanager
@@ -75,10 +92,13 @@ class Database:
         return f"<Database {self.engine.url.database}>"
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction of the writer thread; durable on return. Cancelling undoes nothing."""
+        """Run `work` in a transaction of the writer thread; durable on return. Cancelling undoes nothing.
+
+        Raises `Refused(Unavailable)` where another process holds the lock for longer than the engine waits.
+        """
 
         def transaction() -> T:
-            with self.engine.begin() as connection:
+            with _locked_is_unavailable(), self.engine.begin() as connection:
                 done = work(connection)
             self.writes += 1
             return done
@@ -86,10 +106,10 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._writer, transaction)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` over one consistent snapshot."""
+        """Run `work` over one consistent snapshot. Raises as `write`."""
 
         def transaction() -> T:
-            with snapshot(self.engine) as connection:
+            with _locked_is_unavailable(), snapshot(self.engine) as connection:
                 return work(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, transaction)

@@ -1,13 +1,18 @@
 """A commit that returned survives, readers see whole transactions, writers never collide."""
 
 import asyncio
+import sqlite3
 import stat
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, insert, select, text
+from sqlalchemy.exc import OperationalError
 
+from contracts.errors import Refused
+from contracts.problem import is_retryable
 from controlplane import schema
 from controlplane.store import Database, sqlite_engine
 
@@ -115,6 +120,27 @@ def test_a_reader_does_not_wait_for_a_writer(path: Path) -> None:
         leave.set()
         await writing
         assert await database.read(_tenants) == {"t"}
+        database.close()
+
+    asyncio.run(main())
+
+
+def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> None:
+    """Whoever asked is told to ask again, and nothing of its transaction is there; other errors stay what they are."""
+
+    async def main() -> None:
+        database = Database(sqlite_engine(path, busy_ms=1))
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(Refused, match="unavailable: the database is not available") as refused:
+                await database.write(lambda connection: _add(connection, "t"))
+            assert is_retryable(refused.value.failure)
+            assert await database.read(_tenants) == set()
+            other.execute("ROLLBACK")
+        await database.write(lambda connection: _add(connection, "t"))
+        assert await database.read(_tenants) == {"t"}
+        with pytest.raises(OperationalError, match="no such table"):
+            await database.write(lambda connection: connection.execute(text("DELETE FROM missing")))
         database.close()
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 
 from coldstart_bench.installation import READY_S, Installation, InstallationFailed, free_port
-from tests.drills.judge import Bounds, Ending, Totals, bounds_of_all, differences, totals_of
+from tests.drills.judge import Bounds, Ending, Totals, bounds_of_all, differences, remaining, totals_of
 from tests.drills.matrix import ANSWERED, Process
 from tests.drills.operations import ROOT, Calls, Command, NotSo, Push
 
@@ -71,6 +71,7 @@ class Ground:
         self._family: list[psutil.Process] = []
         self._up: Installation | None = None
         self._counted = Totals()
+        self._late = Bounds()  # what may still come of requests that are counted
         self._due: list[Ending] = []  # requests of the drill's own since the bill was looked at
 
     def __repr__(self) -> str:
@@ -242,7 +243,7 @@ class Ground:
 
     def settle(self, endings: Iterable[Ending]) -> list[str]:
         """What is wrong with the bill after these requests, once it has had time to hear of them; counts from there."""
-        bounds = bounds_of_all([*endings, *self._due])
+        bounds = bounds_of_all([*endings, *self._due]) + self._late
         self._due.clear()
         limit, found = time.monotonic() + SETTLED_S, Totals()
         wrong = ["the bill can't be asked for"]
@@ -251,12 +252,13 @@ class Ground:
                 found = totals_of(self.bill())
                 wrong = differences(self._counted, found, bounds)
             time.sleep(0.05)
+        self._late = Bounds() if wrong else remaining(self._counted, found, bounds)
         self._counted = found
         return wrong
 
     def unsettled(self) -> list[str]:
-        """What came after all was counted."""
-        return differences(self._counted, totals_of(self.bill()), Bounds())
+        """What came after all was counted, and is nobody's."""
+        return differences(self._counted, totals_of(self.bill()), self._late)
 
     def expect_answer(self) -> None:
         """The next request. Raises NotSo where it is not answered."""

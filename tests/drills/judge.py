@@ -85,6 +85,19 @@ def differences(before: Totals, after: Totals, bounds: Bounds) -> list[str]:
     ]
 
 
+def remaining(before: Totals, after: Totals, bounds: Bounds) -> Bounds:
+    """By what the bill may still grow: a replica writes the record of a request whose door died when it comes to it."""
+
+    def left(figure: tuple[int, int], got: int) -> tuple[int, int]:
+        return max(0, figure[0] - got), max(0, figure[1] - got)
+
+    return Bounds(
+        left(bounds.requests, after.requests - before.requests),
+        left(bounds.ok, after.ok - before.ok),
+        left(bounds.tokens, after.tokens - before.tokens),
+    )
+
+
 def reasons(expected: Outcome, seen: Outcome) -> list[str]:
     """Why a cell is red by its outcome; none where it is as stated."""
     return [] if seen == expected else [f"expected {expected}, seen {seen}"]

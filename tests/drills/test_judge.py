@@ -2,7 +2,17 @@
 
 import pytest
 
-from tests.drills.judge import Bounds, Ending, Totals, bounds_of, bounds_of_all, differences, reasons, totals_of
+from tests.drills.judge import (
+    Bounds,
+    Ending,
+    Totals,
+    bounds_of,
+    bounds_of_all,
+    differences,
+    reasons,
+    remaining,
+    totals_of,
+)
 from tests.drills.matrix import ANSWERED, CUT, FAILED, GONE, Outcome, refused
 
 LOST = refused("replica_lost")
@@ -51,6 +61,17 @@ def test_differences(after: Totals, wrong: list[str]) -> None:
     """Each figure that the client did not count so."""
     found = differences(Totals(2, 2, 15), after, ONE)
     assert [line.split(" more ")[1].split(", the")[0] for line in found] == wrong
+
+
+def test_a_record_may_come_late_and_once() -> None:
+    """Of two requests whose door died before a token one record is there: one more may come, and no third."""
+    cut = bounds_of_all([Ending(CUT, 0, 9), Ending(CUT, 0, 9), Ending(ANSWERED, 3, 3, whole=True)])
+    seen = Totals(2, 1, 3)
+    late = remaining(Totals(), seen, cut)
+    assert late == Bounds((0, 1), (0, 0), (0, 0))
+    assert differences(seen, Totals(3, 1, 3), late) == []
+    assert differences(seen, Totals(4, 1, 3), late) == ["the bill has 2 more requests, the client counted 0 to 1"]
+    assert differences(seen, Totals(3, 1, 4), late) == ["the bill has 1 more tokens, the client counted 0"]
 
 
 @pytest.mark.parametrize("expected", [ANSWERED, CUT, FAILED, GONE, LOST], ids=str)
