@@ -2,11 +2,12 @@
 
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from activator.account import Account
 from activator.exchange import Exchange
 from activator.keys import VersionKey
-from activator.policy.ask import Rank, read_rank
+from activator.policy.ask import Ask, Rank, read_rank
 from activator.policy.body import Body, read_body
 from activator.policy.traffic import ModelEntry, which_model
 from activator.proxy import Upstream
@@ -18,6 +19,8 @@ from contracts.errors import InvalidRequest, ModelNotFound, Refused
 from contracts.kinds import PATHS
 from contracts.names import ModelReference
 from contracts.timeline import Timeline
+
+WAITING: Final = frozenset({"restoring", "queued"})  # stages without a slot
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class Call:
     schemas: tuple[str, ...] = ()  # hashes that the caller expects
     stage: str = "admitting"
     key: VersionKey | None = None  # once it is known which version answers
+    ask: Ask | None = None  # once it is known what it takes
     dispatched_us: int = 0
     upstream: Upstream | None = None  # at the replica that the record will name
 

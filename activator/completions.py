@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from activator.answer import Answer, internal
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
-from activator.call import Call, open_call
+from activator.call import WAITING, Call, open_call
 from activator.exchange import ClientGone, Exchange, now_us
 from activator.keys import VersionKey
 from activator.policy.ask import Ask
@@ -72,7 +72,9 @@ class Completions:
         form = open_inference_error if call.path == INFER else openai_error
 
         def remaining_s() -> float | None:
-            return None if call.key is None else self._throttler.remaining_s(call.key)
+            if call.key is None or call.ask is None or call.stage not in WAITING:
+                return None
+            return self._throttler.remaining_s(call.key, call.ask, call.deadline)
 
         answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, remaining_s)
         try:
@@ -119,7 +121,9 @@ class Completions:
             raise Refused(Unavailable("the usage spool"))
         key = call.key = VersionKey(row.tenant, row.model, row.version)
         nbytes = len(call.body)
-        ask = Ask(call.account.principal.tenant, nbytes, estimate_tokens(call.wanted, nbytes, row), call.rank)
+        ask = call.ask = Ask(
+            call.account.principal.tenant, nbytes, estimate_tokens(call.wanted, nbytes, row), call.rank
+        )
         call.account.timeline.stamp(Stage.ROUTED, now_us())
         # A version at zero is told by waking it: two stats would be added up.
         self._reporter.began(key, announce=not self._throttler.is_asleep(key))

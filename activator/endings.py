@@ -6,11 +6,13 @@ from activator.account import Account
 from activator.meters import Meters
 from contracts.errors import Failure
 from contracts.problem import code_of, status_of
-from contracts.traffic_errors import Overloaded
+from contracts.traffic_errors import DeadlineTooShort, Overloaded
 from telemetry.policy.spans import RequestFacts
 from telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
+
+_SHED = frozenset({Overloaded.code, DeadlineTooShort.code})  # as it should be, however often
 
 
 class Endings:
@@ -48,7 +50,7 @@ def _facts(account: Account, outcome: str, status: int) -> RequestFacts:
 
 def _say(account: Account, failure: Failure | None, outcome: str, status: int) -> None:
     """What was slow to start or is our fault is told; the rest, of which there is any number, at DEBUG only."""
-    ours = failure is not None and status_of(failure) >= 500 and code_of(failure) != Overloaded.code
+    ours = failure is not None and status_of(failure) >= 500 and code_of(failure) not in _SHED
     level = logging.WARNING if ours else logging.INFO if account.cold else logging.DEBUG
     if not log.isEnabledFor(level):
         return

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from activator.policy.ask import Ask
+from activator.policy.expected import Pace
 from activator.policy.fair import FairQueue
 from contracts.control import ReplicaRow
 
@@ -41,11 +42,16 @@ class Line:
 
     waiting: FairQueue[Waiter]
     replicas: dict[str, Replica] = field(default_factory=dict)
-    ready_at_s: float | None = None  # when a first replica is expected, where that was said (monotonic)
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def free(self) -> int:
         return sum(replica.free for replica in self.replicas.values())
+
+    @property
+    def slots(self) -> int:
+        """Of replicas that take requests, taken or free."""
+        return sum(0 if replica.is_closed else replica.row.max_streams for replica in self.replicas.values())
 
     @property
     def is_asleep(self) -> bool:

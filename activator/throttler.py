@@ -2,7 +2,7 @@
 
 Everything here happens on one event loop, in one step: it is the one writer of every version's slots. Whether a request
 may wait is `policy/admission`'s, when it is its turn `policy/fair`'s, which replica it gets `slots`', telling the
-decider `wake`'s.
+decider `wake`'s, when a slot is expected `policy/expected`'s.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from activator.line import Line, Replica, Waiter, next_waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
 from activator.policy.ask import Ask
 from activator.policy.bounds import Loads
-from activator.policy.fair import FairQueue
+from activator.policy.expected import Starts, comes_too_late, wait_s
+from activator.policy.fair import FairQueue, cost
 from activator.slots import Slot, take_slot
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import Failure, ModelNotFound, Refused, RemoteFailure
-from contracts.forecast import Forecast
-from contracts.traffic_errors import DeadlineExceeded
+from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
 
 SUSPECT_S: Final = 1.0
 
@@ -36,6 +36,14 @@ class Waking(Protocol):
 
     def rest(self, key: VersionKey) -> None:
         """It needs no more telling."""
+        ...
+
+    def nudge(self, key: VersionKey, for_s: float) -> None:
+        """Tell for so long: it is wanted by somebody who could not wait. Returns at once."""
+        ...
+
+    def calm(self, tenant: str, version: str) -> None:
+        """End that, of every model with this version."""
         ...
 
     def poked_us(self, key: VersionKey) -> int | None:
@@ -60,6 +68,7 @@ class Throttler:
         self._draw = draw
         self._lines: dict[VersionKey, Line] = {}
         self._where: dict[str, VersionKey] = {}  # runtime_id -> its line
+        self._starts: Starts[VersionKey] = Starts()
         self.loads = Loads()
 
     def __repr__(self) -> str:
@@ -83,12 +92,12 @@ class Throttler:
         line = self._lines.get(key)
         return line is not None and len(line.waiting) > 0 and line.is_asleep
 
-    def remaining_s(self, key: VersionKey) -> float | None:
-        """Until its first replica is expected to be ready; None where one is, or nothing is known."""
+    def remaining_s(self, key: VersionKey, ask: Ask, deadline: Deadline) -> float | None:
+        """Until one who waits is expected to have a slot; None where that is not known."""
         line = self._lines.get(key)
-        if line is None or line.ready_at_s is None or not line.is_asleep:
-            return None
-        return max(0.0, line.ready_at_s - self._clock())
+        if line is None or line.is_asleep:
+            return self._starts.remaining_s(key, self._clock())
+        return wait_s(line.waiting.tokens_before(ask, deadline.at_s), line.pace.tokens_per_s(line.slots))
 
     def queued(self, key: VersionKey) -> int:
         """Requests that wait for the version."""
@@ -106,11 +115,17 @@ class Throttler:
             self._remove(runtime_id)
         for runtime_id in feed.removed_replicas:
             self._remove(runtime_id)
+        if feed.full:
+            self._starts.clear()
+        for start in feed.starts:
+            self._starts.stands(VersionKey(start.tenant, start.model, start.version), start)
+        for forecast in feed.forecasts:
+            self._starts.under_way(
+                VersionKey(forecast.tenant, forecast.model, forecast.version), forecast, self._clock()
+            )
         self._put(feed.replicas)
         for failure in feed.failures:
             self._fail(failure)
-        for forecast in feed.forecasts:
-            self._expect(forecast)
         for version in feed.removed_versions:
             self._forget(VersionKey(*version))
 
@@ -135,11 +150,13 @@ class Throttler:
         match decide(facts, now):
             case Admit():
                 line.waiting.pass_by(ask)
+                line.pace.took(now)
                 return take_slot(line, self._draw)
             case Shed(failure):
                 self._tidy(key, line)
                 raise Refused(failure)
             case Hold(until_s):
+                self._check_time(key, line, ask, until_s, now)
                 return await self._wait(key, line, ask, until_s, now)
 
     def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
@@ -150,6 +167,8 @@ class Throttler:
         replica.running -= 1
         line = self._lines.get(key)
         if line is not None:
+            if not replica.gone:
+                line.pace.came_back(self._clock(), 0 if tokens == 0 else cost(ask.tokens))
             if tokens is not None:
                 line.waiting.settle(ask, tokens)
             self._grant(key, line)
@@ -161,11 +180,31 @@ class Throttler:
             line.waiting.check_integrity()
             total += len(line.waiting)
             assert not (len(line.waiting) and line.free), f"{key} has waiters and free slots"
+            assert line.pace.running == sum(replica.running for replica in line.replicas.values())
             for runtime_id, replica in line.replicas.items():
                 assert self._where[runtime_id] == key
                 assert replica.running >= 0
         assert total == self.loads.in_all.entries
         assert len(self._where) == sum(len(line.replicas) for line in self._lines.values())
+
+    def _check_time(self, key: VersionKey, line: Line, ask: Ask, until_s: float, now: float) -> None:
+        """Raises Refused where no slot is expected in time. A version at zero is woken all the same: else one whose
+        callers have little time would sleep for ever.
+        """
+        left_s = until_s - now
+        if asleep := line.is_asleep:
+            expected_s = self._starts.remaining_s(key, now)
+        else:
+            pace = line.pace.tokens_per_s(line.slots)
+            if not comes_too_late(wait_s(line.waiting.own.tokens, pace), left_s):
+                return  # even if all were before it
+            expected_s = wait_s(line.waiting.tokens_before(ask, until_s), pace)
+        if expected_s is None or not comes_too_late(expected_s, left_s):
+            return
+        if asleep:
+            self._waking.nudge(key, expected_s)
+        self._tidy(key, line)
+        raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
 
     async def _wait(self, key: VersionKey, line: Line, ask: Ask, until_s: float, began_s: float) -> Replica:
         waiter = Waiter(asyncio.get_running_loop().create_future())
@@ -196,6 +235,7 @@ class Throttler:
     def _grant(self, key: VersionKey, line: Line) -> None:
         free = line.free
         while free and (found := next_waiter(line)) is not None:
+            line.pace.took(self._clock())
             found[0].granted.set_result(take_slot(line, self._draw))
             free -= 1
         self._tidy(key, line)
@@ -219,7 +259,8 @@ class Throttler:
             self._grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
-                line.ready_at_s = None
+                self._waking.calm(key.tenant, key.version)
+                self._starts.served(key)
             elif len(line.waiting):
                 self._waking.ensure(key)
 
@@ -228,7 +269,9 @@ class Throttler:
         if key is None:
             return
         line = self._lines[key]
-        line.replicas.pop(runtime_id).gone = True  # its requests end by their own connections
+        gone = line.replicas.pop(runtime_id)
+        gone.gone = True  # its requests end by their own connections
+        line.pace.lost(self._clock(), gone.running)
         if self.is_wanted(key):
             self._waking.ensure(key)
         self._tidy(key, line)
@@ -238,23 +281,20 @@ class Throttler:
             failed.code, failed.status, failed.message, remote_retryable=failed.retryable,
             remote_retry_after_s=1.0 if failed.retryable else None,
         )  # fmt: skip
+        self._waking.calm(failed.tenant, failed.version)
+        self._starts.failed(failed.tenant, failed.version)
         for key, line in list(self._lines.items()):
             if (key.tenant, key.version) == (failed.tenant, failed.version) and line.is_asleep:
                 self._refuse(key, line, failure)
 
-    def _expect(self, forecast: Forecast) -> None:
-        line = self._lines.get(VersionKey(forecast.tenant, forecast.model, forecast.version))
-        if line is not None and line.is_asleep:
-            line.ready_at_s = self._clock() + forecast.ready_in_ms / 1000
-
     def _forget(self, key: VersionKey) -> None:
         """The version was deleted: nobody waits for it any more."""
+        self._starts.served(key)
         if (line := self._lines.get(key)) is not None:
             self._refuse(key, line, ModelNotFound(f"{key.model}@{key.version[:12]}"))
 
     def _refuse(self, key: VersionKey, line: Line, failure: Failure) -> None:
         self._waking.rest(key)
-        line.ready_at_s = None
         while (found := next_waiter(line)) is not None:
             waiter, ask = found
             line.waiting.settle(ask, 0)

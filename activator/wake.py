@@ -23,16 +23,17 @@ class Poke(Protocol):
 
 
 class Waker:
-    """One task for each version that is being woken; `ensure` and `rest` are the throttler's to call."""
+    """One task for each version that is being woken, by who waits or by who could not; the throttler calls."""
 
     def __init__(self, poke: Poke, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._poke = poke
         self._clock = clock
         self._tasks: dict[VersionKey, asyncio.Task[None]] = {}
+        self._nudges: dict[VersionKey, asyncio.Task[None]] = {}
         self._poked_us: dict[VersionKey, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Waker waking={len(self._tasks)}>"
+        return f"<Waker waking={len(self._tasks)} nudging={len(self._nudges)}>"
 
     def ensure(self, key: VersionKey) -> None:
         """Start telling, unless somebody's wait started it already."""
@@ -48,17 +49,40 @@ class Waker:
         if task is not None:
             task.cancel()
 
+    def nudge(self, key: VersionKey, for_s: float) -> None:
+        """Tell for so long, though nobody waits: somebody would have. Nothing more where it is being told already."""
+        if key not in self._nudges and key not in self._tasks:
+            self._nudges[key] = asyncio.create_task(self._tell_for(key, for_s), name=f"nudge-{key}")
+
+    def calm(self, tenant: str, version: str) -> None:
+        """Nudge no more: the version has a replica, or its start failed."""
+        for key in [key for key in self._nudges if (key.tenant, key.version) == (tenant, version)]:
+            self._nudges.pop(key).cancel()
+
     def poked_us(self, key: VersionKey) -> int | None:
         """When telling started (monotonic microseconds), where it goes on."""
         return self._poked_us.get(key)
 
     async def close(self) -> None:
         """End all tasks."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._nudges.values()]
         self._tasks.clear()
+        self._nudges.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell_for(self, key: VersionKey, for_s: float) -> None:
+        until_s = self._clock() + for_s
+        try:
+            while True:
+                pause_s = AGAIN_S if await self._poke.poke(key) else RETRY_S
+                await asyncio.sleep(pause_s)
+                if self._clock() >= until_s:
+                    return
+        finally:
+            if self._nudges.get(key) is asyncio.current_task():
+                del self._nudges[key]
 
     async def _keep_telling(self, key: VersionKey) -> None:
         while True:

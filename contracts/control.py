@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from contracts.forecast import Forecast
+from contracts.forecast import Forecast, StartRow
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature
 from contracts.timeline import Span, Stamp
@@ -123,6 +123,7 @@ class Feed(Wire, frozen=True):
     replicas: tuple[ReplicaRow, ...] = ()
     failures: tuple[RestoreFailure, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
+    starts: tuple[StartRow, ...] = ()  # of versions at zero; over once a replica of theirs is told
     removed_tenants: tuple[str, ...] = ()
     removed_keys: tuple[str, ...] = ()
     removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it

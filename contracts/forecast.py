@@ -1,5 +1,9 @@
 """Where a version's bytes are, how fast they would come, and when a start is expected to be over."""
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from contracts.wire import Wire
 
 
@@ -29,3 +33,14 @@ class Forecast(Wire, frozen=True):
     model: str
     version: str
     ready_in_ms: int
+
+
+class StartRow(Wire, frozen=True):
+    """Of a version at zero: how long a start would take, as it was when its last replica went. State, until a replica
+    is there again; only of versions of which, or of whose size, a start was seen.
+    """
+
+    tenant: str
+    model: str
+    version: str
+    start_ms: Annotated[int, Meta(ge=0)]

@@ -12,6 +12,7 @@ import msgspec
 
 from contracts.errors import Failure, MethodNotAllowed, RemoteFailure
 from contracts.secrets import redact
+from contracts.traffic_errors import DeadlineTooShort
 
 OPENAI_CONTENT_TYPE: Final = "application/json"
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
@@ -64,11 +65,16 @@ def from_wire(wire: WireFailure) -> RemoteFailure:
 
 
 def headers_of(failure: Failure) -> dict[str, str]:
-    """`Retry-After` in whole seconds where a retry has a time, `Allow` with a 405 (RFC 9110, 10.2.3 and 15.5.6)."""
+    """`Retry-After` in whole seconds where a retry has a time, `Allow` with a 405 (RFC 9110, 10.2.3 and 15.5.6); the
+    wait that was too long, in milliseconds.
+    """
     if isinstance(failure, MethodNotAllowed):
         return {"allow": ", ".join(failure.allowed)}
     after_s = failure.retry_after_s
-    return {} if after_s is None else {"retry-after": str(max(1, ceil(after_s)))}
+    headers = {} if after_s is None else {"retry-after": str(max(1, ceil(after_s)))}
+    if isinstance(failure, DeadlineTooShort):
+        headers["x-kelvin-expected-wait-ms"] = str(ceil(failure.expected_s * 1000))
+    return headers
 
 
 def _openai_type(status: int) -> str:

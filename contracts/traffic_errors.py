@@ -90,6 +90,25 @@ class DeadlineExceeded(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class DeadlineTooShort(Failure):
+    """No answer can begin within the deadline, by what is known: said at once, not when it has passed."""
+
+    expected_s: float
+    remaining_s: float
+    is_starting: bool  # a first replica has to start; else others are served first
+    code, status, retryable = "deadline_too_short", 503, True
+
+    @property
+    def message(self) -> str:
+        why = "the model's start takes" if self.is_starting else "those before it take"
+        return f"no answer can begin within the {self.remaining_s:.1f} s that are left: {why} {self.expected_s:.1f} s"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.expected_s
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaLost(Failure):
     """The runtime that was answering is gone; what had been sent stands."""
 

@@ -1,7 +1,7 @@
 """The feed: the whole state once, then every change in order, to any number of activators. Rows come from others.
 
 A reader that falls behind is cut rather than waited for: memory stays bounded, and the reader starts again from a
-snapshot. Failures and forecasts are news, not state: a snapshot holds none.
+snapshot. Failures and forecasts of starts under way are news, not state: a snapshot holds none.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, TenantRow, VersionRow
-from contracts.forecast import Forecast
+from contracts.forecast import Forecast, StartRow
 from contracts.wire import encode
 
 MAX_LINES: Final = 1024
@@ -92,6 +92,7 @@ class FeedHub:
         self._models: dict[tuple[str, str], ModelRow] = {}
         self._versions: dict[tuple[str, str, str], VersionRow] = {}
         self._replicas: dict[str, ReplicaRow] = {}
+        self._starts: dict[tuple[str, str, str], StartRow] = {}  # of versions without a replica
         self._subscriptions: set[Subscription] = set()
         self._max_lines = max_lines
         self._moved = asyncio.Event()
@@ -112,6 +113,7 @@ class FeedHub:
         replicas: tuple[ReplicaRow, ...] = (),
         failures: tuple[RestoreFailure, ...] = (),
         forecasts: tuple[Forecast, ...] = (),
+        starts: tuple[StartRow, ...] = (),
         removed_tenants: tuple[str, ...] = (),
         removed_keys: tuple[str, ...] = (),
         removed_replicas: tuple[str, ...] = (),
@@ -124,6 +126,10 @@ class FeedHub:
         self._models.update(((row.tenant, row.model), row) for row in models)
         self._versions.update(((row.tenant, row.model, row.version), row) for row in versions)
         self._replicas.update((row.runtime_id, row) for row in replicas)
+        self._starts.update(((row.tenant, row.model, row.version), row) for row in starts)
+        for replica in replicas:
+            if not replica.draining:
+                self._starts.pop((replica.tenant, replica.model, replica.version), None)
         for tenant in removed_tenants:
             self._tenants.pop(tenant, None)
         for key_id in removed_keys:
@@ -134,6 +140,7 @@ class FeedHub:
             self._models.pop(model, None)
         for version in removed_versions:
             self._versions.pop(version, None)
+            self._starts.pop(version, None)
         self._revision += 1
         change = Feed(
             revision=self._revision,
@@ -144,6 +151,7 @@ class FeedHub:
             replicas=replicas,
             failures=failures,
             forecasts=forecasts,
+            starts=starts,
             removed_tenants=removed_tenants,
             removed_keys=removed_keys,
             removed_replicas=removed_replicas,
@@ -165,6 +173,7 @@ class FeedHub:
             models=tuple(self._models.values()),
             versions=tuple(self._versions.values()),
             replicas=tuple(self._replicas.values()),
+            starts=tuple(self._starts.values()),
         )
 
     def heartbeat(self) -> bytes:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from contracts.errors import Failure, Refused
-from contracts.forecast import Forecast, Whereabouts
+from contracts.forecast import Forecast, StartRow, Whereabouts
 from contracts.timeline import Stage
 from contracts.usage import RequestRecord
 from controlplane.clock import Clock
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level
-from controlplane.policy.eta import Estimate, History, Miss
+from controlplane.policy.eta import Estimate, History, Known, Miss
 from controlplane.replicas import Replica
 from controlplane.tasks import Tasks
 from telemetry.policy.instruments import Page
@@ -51,6 +51,8 @@ class Forecasts:
         self._clock = clock
         self._tasks = tasks
         self._open: dict[VersionKey, _Open] = {}
+        self._falling: dict[VersionKey, int] = {}  # versions that may be at zero, of which the cache is asked
+        self._falls = 0
         self._ratios = page.histogram(
             "kelvin_eta_ratio", "What starts took, over what was said of them meanwhile.", ("tier",), RATIOS
         )
@@ -60,6 +62,7 @@ class Forecasts:
 
     def starting(self, key: VersionKey, asked_us: int, *, parked: bool, wakes: Level | None) -> None:
         """A start was accepted: of a process, which is `parked` already or not, or of one that sleeps so deep."""
+        self._falling.pop(key, None)
         start = self._open[key] = _Open(asked_us, parked, wakes)
         self._tasks.start(self._forecast(key, start), f"forecast of {key}")
 
@@ -84,6 +87,7 @@ class Forecasts:
     def ready(self, replica: Replica) -> None:
         """See `Listener`. Starts that another control plane began are not this one's to learn from."""
         assert replica.key is not None
+        self._falling.pop(replica.key, None)
         start, found = self._open.pop(replica.key, None), self._find(replica.key)
         if start is None or found is None or not replica.restore:
             return
@@ -109,7 +113,15 @@ class Forecasts:
         self._open.pop(key, None)
 
     def lost(self, replica: Replica) -> None:
-        """See `Listener`."""
+        """See `Listener`. It may have been the last one: activators are told how long another start would take, so that
+        who has not the time is not kept waiting. Nothing is told of what was only guessed.
+        """
+        key = replica.key
+        if key is None or not self._knows(key):
+            return
+        self._falls += 1
+        self._falling[key] = self._falls
+        self._tasks.start(self._stand(key, self._falls), f"start of {key} some day")
 
     def answered(self, records: tuple[RequestRecord, ...]) -> None:
         """Requests that waited for a start tell how long its first batch took."""
@@ -135,6 +147,31 @@ class Forecasts:
             tenant=key.tenant, model=key.model, version=key.version, ready_in_ms=max(0, round(left_s * 1000))
         )
         self._feed.publish(forecasts=(row,))
+
+    def _knows(self, key: VersionKey) -> bool:
+        found = self._find(key)
+        return found is not None and self.history.start(key, found[1].registration.total_bytes).seen > 0
+
+    async def _stand(self, key: VersionKey, fall: int) -> None:
+        whereabouts = await self.whereabouts(key)
+        if self._falling.get(key) != fall:
+            return  # it is served or starts meanwhile, or was lost again
+        del self._falling[key]
+        if whereabouts is None or not _is_measured(whereabouts):
+            return
+        said = self.estimate(key, whereabouts, parked=True)
+        if said.known is Known.GUESS:
+            return
+        row = StartRow(
+            tenant=key.tenant, model=key.model, version=key.version, start_ms=max(0, round(said.ready_s * 1000))
+        )
+        self._feed.publish(starts=(row,))
+
+
+def _is_measured(whereabouts: Whereabouts) -> bool:
+    """Whether each tier that the bytes would come from is as quick as it was seen to be."""
+    tiers = [tier for tier, nbytes in whereabouts.bytes_by_tier.items() if nbytes and tier in whereabouts.rates]
+    return all(whereabouts.rates[tier].loads for tier in tiers)
 
 
 def _total(whereabouts: Whereabouts) -> int:

@@ -126,6 +126,16 @@ class FairQueue(Generic[T]):
         self._left(place)
         return place.entry, place.ask
 
+    def tokens_before(self, ask: Ask, deadline_s: float) -> int:
+        """Tokens of what waits and is certainly served before it: its tenant's of its rank with an earlier deadline.
+
+        What others wait for is served in between, so that this is the least that it may be.
+        """
+        backlog = self._lanes[ask.rank].tenants.get(ask.tenant)
+        if backlog is None:
+            return 0
+        return sum(cost(place.ask.tokens) for at_s, _, place in backlog.heap if at_s < deadline_s and not place.left)
+
     def pass_by(self, ask: Ask) -> None:
         """It is given what it asked for without waiting, as nobody waits."""
         assert not self._places
@@ -135,7 +145,7 @@ class FairQueue(Generic[T]):
 
     def settle(self, ask: Ask, tokens: int) -> None:
         """What was given for that ask took so many tokens."""
-        more = _cost(tokens) - _cost(ask.tokens)
+        more = cost(tokens) - cost(ask.tokens)
         self._given.correct(ask.rank, more / WEIGHTS[ask.rank])
         self._lanes[ask.rank].given.correct(ask.tenant, more)
 
@@ -171,8 +181,8 @@ class FairQueue(Generic[T]):
         return backlog
 
     def _give(self, ask: Ask) -> None:
-        self._given.give(ask.rank, _cost(ask.tokens) / WEIGHTS[ask.rank])
-        self._lanes[ask.rank].given.give(ask.tenant, _cost(ask.tokens))
+        self._given.give(ask.rank, cost(ask.tokens) / WEIGHTS[ask.rank])
+        self._lanes[ask.rank].given.give(ask.tenant, cost(ask.tokens))
 
     def _left(self, place: _Place[T]) -> None:
         ask = place.ask
@@ -184,6 +194,6 @@ class FairQueue(Generic[T]):
         self.shared.remove(ask)
 
 
-def _cost(tokens: int) -> int:
+def cost(tokens: int) -> int:
     """What has no tokens, a prediction, counts as one."""
     return max(1, tokens)

@@ -26,7 +26,7 @@ from contracts.control import (
     VersionRow,
 )
 from contracts.errors import NotFound
-from contracts.forecast import Forecast
+from contracts.forecast import Forecast, StartRow
 from contracts.manifest import Limits
 from contracts.problem import problem_details
 from contracts.timeline import Span, Stage
@@ -133,6 +133,7 @@ class FakeControl:
         removed_keys: tuple[str, ...] = (),
         tenants: tuple[TenantRow, ...] = (),
         forecasts: tuple[Forecast, ...] = (),
+        starts: tuple[StartRow, ...] = (),
     ) -> None:
         """A change."""
         self.revision += 1
@@ -141,7 +142,7 @@ class FakeControl:
             self.replicas.pop(runtime_id, None)
         line = Feed(
             revision=self.revision, replicas=replicas, removed_replicas=removed, failures=failures,
-            keys=keys, removed_keys=removed_keys, tenants=tenants, forecasts=forecasts,
+            keys=keys, removed_keys=removed_keys, tenants=tenants, forecasts=forecasts, starts=starts,
         )  # fmt: skip
         for queue in self._readers:
             queue.put_nowait(encode(line) + b"\n")

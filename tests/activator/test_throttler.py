@@ -17,7 +17,6 @@ from activator.throttler import Throttler
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import Refused
-from contracts.forecast import Forecast
 from contracts.problem import code_of
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from tests.activator.control import VERSION, replica_row
@@ -37,6 +36,7 @@ class Bell:
 
     rung: list[VersionKey] = field(default_factory=list)
     ringing: set[VersionKey] = field(default_factory=set)
+    nudged: dict[VersionKey, float] = field(default_factory=dict)
 
     def ensure(self, key: VersionKey) -> None:
         if key not in self.ringing:
@@ -45,6 +45,13 @@ class Bell:
 
     def rest(self, key: VersionKey) -> None:
         self.ringing.discard(key)
+
+    def nudge(self, key: VersionKey, for_s: float) -> None:
+        self.nudged[key] = for_s
+
+    def calm(self, tenant: str, version: str) -> None:
+        for key in [key for key in self.nudged if (key.tenant, key.version) == (tenant, version)]:
+            del self.nudged[key]
 
     def poked_us(self, key: VersionKey) -> int | None:
         return 1 if key in self.ringing else None
@@ -65,33 +72,6 @@ async def _take(throttler: Throttler, seconds: float = 30.0) -> Replica:
 async def _turns(count: int = 3) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-def test_who_waits_is_told_how_long_as_far_as_it_was_said() -> None:
-    """Nothing before a forecast, then less and less, never below zero; nothing once a replica is there or it failed."""
-
-    async def scenario() -> None:
-        now_s = 100.0
-        throttler = Throttler(LIMITS, Bell(), clock=lambda: now_s, draw=lambda n: 0)
-        said = Feed(revision=1, forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1500),))
-        throttler.apply(said)
-        assert throttler.remaining_s(KEY) is None, "nobody waits"
-        waiting = asyncio.create_task(throttler.acquire(KEY, ASK, Deadline.after(30.0, now_s)))
-        await _turns()
-        assert throttler.remaining_s(KEY) is None
-        throttler.apply(said)
-        assert throttler.remaining_s(KEY) == 1.5
-        now_s = 101.0
-        assert throttler.remaining_s(KEY) == 0.5
-        now_s = 105.0
-        assert throttler.remaining_s(KEY) == 0.0
-        throttler.apply(_feed(replica_row("a", 1)))
-        assert throttler.remaining_s(KEY) is None
-        throttler.apply(_feed(removed=("a",)))
-        assert throttler.remaining_s(KEY) is None, "what was said was of the start before"
-        await waiting
-
-    asyncio.run(scenario())
 
 
 def test_waiters_are_served_in_order_as_capacity_rises() -> None:

@@ -68,3 +68,50 @@ def test_it_tells_again_while_somebody_waits(is_there: bool, monkeypatch: pytest
         await waker.close()
 
     asyncio.run(scenario())
+
+
+def test_it_nudges_for_as_long_as_it_was_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, again until the time is over, once for all who ask; then it is forgotten, and may be told anew."""
+    monkeypatch.setattr(wake, "AGAIN_S", 0.001)
+
+    async def scenario() -> None:
+        decider, now_s = Decider(), 100.0
+        waker = Waker(decider, clock=lambda: now_s)
+        for _ in range(5):
+            waker.nudge(KEY, 9.0)
+        async with asyncio.timeout(30):
+            while decider.pokes < 3:
+                decider.poked.clear()
+                await decider.poked.wait()
+            assert repr(waker) == "<Waker waking=0 nudging=1>"
+            now_s = 109.0
+            while repr(waker) != "<Waker waking=0 nudging=0>":
+                await asyncio.sleep(0.001)
+        told = decider.pokes
+        waker.nudge(KEY, 9.0)
+        await asyncio.sleep(0)
+        assert decider.pokes == told + 1
+        await waker.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_nudge_ends_with_the_start_and_not_with_a_wait() -> None:
+    """Who waits tells anyway; that its wait is over says nothing of who could not wait."""
+
+    async def scenario() -> None:
+        decider = Decider()
+        waker = Waker(decider)
+        waker.ensure(KEY)
+        waker.nudge(KEY, 9.0)
+        assert repr(waker) == "<Waker waking=1 nudging=0>"
+        waker.rest(KEY)
+        waker.nudge(KEY, 9.0)
+        waker.rest(KEY)
+        waker.calm(KEY.tenant, "w" * 64)
+        assert repr(waker) == "<Waker waking=0 nudging=1>"
+        waker.calm(KEY.tenant, KEY.version)
+        assert repr(waker) == "<Waker waking=0 nudging=0>"
+        await waker.close()
+
+    asyncio.run(scenario())

@@ -5,7 +5,7 @@ import pytest
 
 from contracts.errors import Failure, LimitExceeded, Unauthenticated
 from contracts.problem import from_wire, headers_of, openai_error, problem_details, sse_error, to_wire
-from contracts.traffic_errors import Overloaded
+from contracts.traffic_errors import DeadlineTooShort, Overloaded
 
 FAILURES = [
     pytest.param(Unauthenticated(), "authentication_error", id="a bad key is an authentication error"),
@@ -35,6 +35,12 @@ def test_retry_after_is_whole_seconds_rounded_up() -> None:
     """RFC 9110 knows no fractions."""
     assert headers_of(Overloaded("the queue", 8, 1.2)) == {"retry-after": "2"}
     assert headers_of(Unauthenticated()) == {}
+
+
+def test_a_wait_that_is_too_long_is_told_in_milliseconds() -> None:
+    """Beside the whole seconds of `Retry-After`."""
+    headers = headers_of(DeadlineTooShort(1.2345, 0.5, True))
+    assert headers == {"retry-after": "2", "x-kelvin-expected-wait-ms": "1235"}
 
 
 def test_an_sse_error_is_one_event() -> None:

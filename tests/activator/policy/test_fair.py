@@ -263,3 +263,30 @@ def test_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(queue._lanes[Rank.INTERACTIVE].given._given) <= 10
     assert sorted(queue.take()[0] for _ in range(100)) == list(range(100))
     queue.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("ask", "deadline_s", "want"),
+    [
+        pytest.param(Ask("t", 1, 5), 10.0, 30, id="those with less time"),
+        pytest.param(Ask("t", 1, 5), 2.0, 10, id="not those with as much"),
+        pytest.param(Ask("t", 1, 5), 1.0, 0, id="who has the least time is next"),
+        pytest.param(
+            Ask("t", 1, 5, Rank.BATCH), 10.0, 1, id="not those of another rank; what has no tokens counts one"
+        ),
+        pytest.param(Ask("u", 1, 5), 10.0, 40, id="not another tenant's"),
+        pytest.param(Ask("v", 1, 5), 10.0, 0, id="a tenant of which nobody waits"),
+    ],
+)
+def test_what_is_certainly_served_before(ask: Ask, deadline_s: float, want: int) -> None:
+    """One of tenant t has left."""
+    queue = FairQueue[int](Loads())
+    for entry, (tenant, tokens, at_s, rank) in enumerate(
+        [
+            ("t", 10, 1.0, Rank.INTERACTIVE), ("t", 20, 2.0, Rank.INTERACTIVE), ("t", 99, 3.0, Rank.INTERACTIVE),
+            ("t", 0, 4.0, Rank.BATCH), ("u", 40, 5.0, Rank.INTERACTIVE),
+        ]
+    ):  # fmt: skip
+        queue.put(entry, Ask(tenant, 1, tokens, rank), at_s)
+    queue.discard(2)
+    assert queue.tokens_before(ask, deadline_s) == want

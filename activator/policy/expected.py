@@ -1,0 +1,117 @@
+"""When a request that has no slot now is expected to have one, as far as that is known. Pure state; refusing is its
+caller's.
+
+What is known of a version at zero is the control plane's forecast; of one that serves, how fast its slots came free
+of late, in tokens as they are estimated, since what waits is known no better. A wait that is not known is None, and no
+request is ever refused for it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar
+
+from contracts.forecast import Forecast, StartRow
+
+
+class _Version(Protocol):
+    """What a version goes by."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+
+K = TypeVar("K", bound=_Version)
+
+LEAST: Final = 8  # answers, before a pace is known
+HALVED: Final = 64  # answers, after which those before count for half
+OVERDUE_S: Final = 30.0  # after which a start that should be over is one of which nothing is known
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast the slots of one version come free. Times are monotonic seconds."""
+
+    running: int = 0
+    _at_s: float = 0.0
+    _held_s: float = 0.0  # of all slots together
+    _tokens: float = 0.0  # of those that came back
+    _answers: int = 0
+
+    def took(self, now: float) -> None:
+        """A slot was given out."""
+        self._advance(now)
+        self.running += 1
+
+    def came_back(self, now: float, tokens: int) -> None:
+        """A slot is free again, of a request of so many estimated tokens; 0 where it had no answer."""
+        self._advance(now)
+        self.running -= 1
+        if not tokens:
+            return
+        self._tokens += tokens
+        self._answers += 1
+        if self._answers >= HALVED:
+            self._held_s, self._tokens, self._answers = self._held_s / 2, self._tokens / 2, self._answers // 2
+
+    def lost(self, now: float, slots: int) -> None:
+        """So many slots that were taken are no more."""
+        self._advance(now)
+        self.running -= slots
+
+    def tokens_per_s(self, slots: int) -> float | None:
+        """Of so many slots that are all taken."""
+        return self._tokens / self._held_s * slots if self._answers >= LEAST and self._held_s > 0 else None
+
+    def _advance(self, now: float) -> None:
+        self._held_s += self.running * (now - self._at_s)
+        self._at_s = now
+
+
+@dataclass(slots=True)
+class Starts(Generic[K]):
+    """When versions at zero are expected to serve, by what the control plane said. Times are monotonic seconds."""
+
+    _at_zero_s: dict[K, float] = field(default_factory=dict)  # how long a start would take
+    _ready_at_s: dict[K, float] = field(default_factory=dict)  # of starts under way
+
+    def stands(self, key: K, row: StartRow) -> None:
+        """It is at zero, and a start would take so long."""
+        self._at_zero_s[key] = row.start_ms / 1000
+
+    def under_way(self, key: K, forecast: Forecast, now: float) -> None:
+        """It starts."""
+        self._ready_at_s[key] = now + forecast.ready_in_ms / 1000
+
+    def failed(self, tenant: str, version: str) -> None:
+        """Its start has come to nothing: what was said of it says nothing of the next one."""
+        for key in [key for key in self._ready_at_s if (key.tenant, key.version) == (tenant, version)]:
+            del self._ready_at_s[key]
+
+    def served(self, key: K) -> None:
+        """It has a replica: what was said before it had one counts for nothing."""
+        self._ready_at_s.pop(key, None)
+        self._at_zero_s.pop(key, None)
+
+    def clear(self) -> None:
+        """A snapshot of all that stands follows. Starts under way are news, which it doesn't repeat."""
+        self._at_zero_s.clear()
+
+    def remaining_s(self, key: K, now: float) -> float | None:
+        """Until its first replica serves: never below 0, and None where nothing is known."""
+        ready_at_s = self._ready_at_s.get(key)
+        if ready_at_s is not None:
+            if now <= ready_at_s + OVERDUE_S:
+                return max(0.0, ready_at_s - now)
+            del self._ready_at_s[key]
+        return self._at_zero_s.get(key)
+
+
+def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:
+    """Until so many tokens that are served first have been."""
+    return None if tokens_per_s is None else tokens_before / tokens_per_s
+
+
+def comes_too_late(wait_s: float | None, remaining_s: float) -> bool:
+    """Whether it is known that the wait lasts longer than there is time."""
+    return wait_s is not None and wait_s > remaining_s

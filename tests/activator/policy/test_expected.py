@@ -1,0 +1,120 @@
+"""What is known of a wait: nothing before it was said or measured, and never more than that."""
+
+import pytest
+
+from activator.keys import VersionKey
+from activator.policy.expected import HALVED, LEAST, OVERDUE_S, Pace, Starts, comes_too_late, wait_s
+from contracts.forecast import Forecast, StartRow
+
+KEY = VersionKey("t", "m", "v")
+OTHER = VersionKey("t", "m", "w")
+NAMES = {"tenant": "t", "model": "m", "version": "v"}
+STANDING = StartRow(start_ms=9000, **NAMES)
+STARTING = Forecast(ready_in_ms=4000, **NAMES)
+
+
+def paced(answers: int, tokens: int = 100, each_s: float = 2.0) -> Pace:
+    """One slot, so many answers one after another."""
+    pace, now = Pace(), 50.0
+    for _ in range(answers):
+        pace.took(now)
+        now += each_s
+        pace.came_back(now, tokens)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("answers", "slots", "want"),
+    [
+        pytest.param(0, 1, None, id="nothing was served"),
+        pytest.param(LEAST - 1, 1, None, id="too little was served to know"),
+        pytest.param(LEAST, 1, 50.0, id="a hundred tokens in two seconds"),
+        pytest.param(LEAST, 4, 200.0, id="four slots are four times as quick"),
+        pytest.param(HALVED * 3, 1, 50.0, id="forgetting changes no mean"),
+    ],
+)
+def test_a_pace_is_what_slots_gave_back(answers: int, slots: int, want: float | None) -> None:
+    """Tokens over the seconds for which slots were held."""
+    assert paced(answers).tokens_per_s(slots) == (None if want is None else pytest.approx(want))
+
+
+def test_idle_time_and_what_had_no_answer_slow_nothing_down() -> None:
+    """Two slots are held at once, then none for an hour; one is cut short at once, one goes with its replica."""
+    pace = paced(LEAST)
+    pace.took(3600.0)
+    pace.took(3600.0)
+    pace.came_back(3601.0, 50)
+    pace.came_back(3601.0, 50)
+    assert pace.tokens_per_s(1) == pytest.approx(50.0)
+    pace.took(7200.0)
+    pace.came_back(7200.0, 0)
+    pace.took(7200.0)
+    pace.lost(7200.0, 1)
+    assert pace.running == 0
+    assert pace.tokens_per_s(1) == pytest.approx(50.0)
+
+
+def test_new_answers_outweigh_old_ones() -> None:
+    """After a few hundred, what was slow once is forgotten."""
+    pace = paced(HALVED, each_s=20.0)
+    assert pace.tokens_per_s(1) == pytest.approx(5.0)
+    now = 5000.0
+    for _ in range(10 * HALVED):
+        pace.took(now)
+        now += 2.0
+        pace.came_back(now, 100)
+    assert pace.tokens_per_s(1) == pytest.approx(50.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("stands", "starts_at", "now", "want"),
+    [
+        pytest.param(False, None, 100.0, None, id="nothing was said"),
+        pytest.param(True, None, 100.0, 9.0, id="a start would take that"),
+        pytest.param(True, None, 5000.0, 9.0, id="and does so whenever it begins"),
+        pytest.param(True, 100.0, 101.0, 3.0, id="a start under way is nearer its end"),
+        pytest.param(False, 100.0, 101.0, 3.0, id="also one of which nothing was said before"),
+        pytest.param(True, 100.0, 110.0, 0.0, id="one that should be over may be over at any moment"),
+        pytest.param(True, 100.0, 105.0 + OVERDUE_S, 9.0, id="one that should be long over never was"),
+    ],
+)
+def test_a_start(stands: bool, starts_at: float | None, now: float, want: float | None) -> None:
+    """Of this version alone."""
+    starts: Starts[VersionKey] = Starts()
+    if stands:
+        starts.stands(KEY, STANDING)
+    if starts_at is not None:
+        starts.under_way(KEY, STARTING, starts_at)
+    assert starts.remaining_s(OTHER, now) is None
+    assert starts.remaining_s(KEY, now) == want
+
+
+def test_what_was_said_ends() -> None:
+    """With a replica all of it; with a failure what was said of that start; with a snapshot what it may contradict."""
+    starts: Starts[VersionKey] = Starts()
+    starts.stands(KEY, STANDING)
+    starts.under_way(KEY, STARTING, 0.0)
+    starts.failed("t", "w")
+    assert starts.remaining_s(KEY, 0.0) == 4.0
+    starts.failed("t", "v")
+    assert starts.remaining_s(KEY, 0.0) == 9.0
+    starts.under_way(KEY, STARTING, 0.0)
+    starts.clear()
+    assert starts.remaining_s(KEY, 0.0) == 4.0
+    starts.stands(KEY, STANDING)
+    starts.served(KEY)
+    assert starts.remaining_s(KEY, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pace", "left_s", "want"),
+    [
+        pytest.param(10_000, None, 0.1, False, id="without a pace nothing is known, and nobody refused"),
+        pytest.param(0, 50.0, 0.1, False, id="nobody is before it"),
+        pytest.param(100, 50.0, 2.0, False, id="just in time"),
+        pytest.param(101, 50.0, 2.0, True, id="one token too many"),
+    ],
+)
+def test_too_late(tokens: int, pace: float | None, left_s: float, want: bool) -> None:
+    """Tokens before it over tokens a second."""
+    assert comes_too_late(wait_s(tokens, pace), left_s) is want

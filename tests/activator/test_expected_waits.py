@@ -1,0 +1,156 @@
+"""Who has too little time is told so at once, by what is known, and wakes the version all the same."""
+
+import asyncio
+
+from activator.keys import VersionKey
+from activator.policy.ask import Ask
+from activator.policy.expected import LEAST
+from activator.throttler import Throttler
+from contracts.control import Feed
+from contracts.deadline import Deadline
+from contracts.errors import Refused
+from contracts.forecast import Forecast, StartRow
+from contracts.traffic_errors import DeadlineTooShort
+from tests.activator.control import VERSION, replica_row
+from tests.activator.test_throttler import ASK, FAILED, KEY, LIMITS, Bell
+
+NAMES = {"tenant": "default", "model": "m", "version": VERSION}
+STANDING = Feed(revision=1, starts=(StartRow(start_ms=9000, **NAMES),))
+STARTING = Feed(revision=1, forecasts=(Forecast(ready_in_ms=1500, **NAMES),))
+READY = Feed(revision=1, replicas=(replica_row("a", 1),))
+
+
+class Clock:
+    """Seconds, as the test says."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def _turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def _refused(throttler: Throttler, seconds: float, ask: Ask = ASK) -> DeadlineTooShort | None:
+    """Why a request with so much time is refused at once; None where it waits. It doesn't stay."""
+    asked = asyncio.ensure_future(throttler.acquire(KEY, ask, Deadline.after(seconds, 100.0)))
+    await _turns()
+    if not asked.done():
+        asked.cancel()
+        await asyncio.wait((asked,))
+        return None
+    error = asked.exception()
+    assert isinstance(error, Refused)
+    assert isinstance(error.failure, DeadlineTooShort)
+    return error.failure
+
+
+def _left(throttler: Throttler) -> float | None:
+    return throttler.remaining_s(KEY, ASK, Deadline(200.0))
+
+
+def test_who_waits_is_told_how_long_as_far_as_it_was_said() -> None:
+    """Less and less, never below zero; nothing once a replica is there, or the start failed."""
+
+    async def scenario() -> None:
+        clock = Clock()
+        throttler = Throttler(LIMITS, Bell(), clock=clock, draw=lambda n: 0)
+        assert _left(throttler) is None
+        waiting = asyncio.create_task(throttler.acquire(KEY, ASK, Deadline(130.0)))
+        await _turns()
+        assert _left(throttler) is None
+        throttler.apply(STARTING)
+        assert _left(throttler) == 1.5
+        clock.now_s = 101.0
+        assert _left(throttler) == 0.5
+        clock.now_s = 105.0
+        assert _left(throttler) == 0.0
+        throttler.apply(READY)
+        assert _left(throttler) is None
+        throttler.apply(Feed(revision=1, removed_replicas=("a",)))
+        assert _left(throttler) is None, "what was said was of the start before"
+        await waiting
+        throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
+    """Who has the time waits; a start under way is nearer its end than one that has to begin."""
+
+    async def scenario() -> None:
+        bell = Bell()
+        throttler = Throttler(LIMITS, bell, clock=Clock(), draw=lambda n: 0)
+        assert await _refused(throttler, 0.5) is None, "nothing is known"
+        throttler.apply(STANDING)
+        assert await _refused(throttler, 9.5) is None
+        assert not bell.nudged
+        assert await _refused(throttler, 2.0) == DeadlineTooShort(9.0, 2.0, True)
+        assert (bell.nudged, bell.ringing) == ({KEY: 9.0}, set())
+        throttler.apply(STARTING)
+        assert await _refused(throttler, 2.0) is None
+        assert await _refused(throttler, 1.0) == DeadlineTooShort(1.5, 1.0, True)
+        throttler.apply(READY)
+        assert not bell.nudged
+        assert repr(throttler) == "<Throttler versions=1 running=0 queued=0>"
+        throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_failed_is_asked_for_no_more() -> None:
+    """Else whoever was refused would have it begun again and again."""
+
+    async def scenario() -> None:
+        bell = Bell()
+        throttler = Throttler(LIMITS, bell, clock=Clock(), draw=lambda n: 0)
+        throttler.apply(STANDING)
+        assert await _refused(throttler, 2.0) is not None
+        throttler.apply(Feed(revision=1, failures=(FAILED,)))
+        assert not bell.nudged
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
+    """By the pace of one slot: ten tokens in two seconds. Only who is served first counts: not who has more time."""
+
+    async def scenario() -> None:
+        clock, bell = Clock(), Bell()
+        throttler = Throttler(LIMITS, bell, clock=clock, draw=lambda n: 0)
+        throttler.apply(READY)
+        clock.now_s = 100.0 - 2 * LEAST
+        for _ in range(LEAST):
+            replica = await throttler.acquire(KEY, ASK, Deadline(500.0))
+            clock.now_s += 2.0
+            throttler.release(KEY, replica, ASK, None)
+        assert clock.now_s == 100.0
+        running = await throttler.acquire(KEY, ASK, Deadline(500.0))
+        assert await _refused(throttler, 0.1) is None, "nobody waits before it"
+        waiting = [asyncio.ensure_future(throttler.acquire(KEY, ASK, Deadline(103.0))) for _ in range(3)]
+        later = asyncio.ensure_future(throttler.acquire(KEY, ASK, Deadline(400.0)))
+        await _turns()
+        assert throttler.remaining_s(KEY, ASK, Deadline(110.0)) == 6.0
+        assert await _refused(throttler, 5.0) == DeadlineTooShort(6.0, 5.0, False)
+        assert await _refused(throttler, 6.5) is None
+        assert await _refused(throttler, 2.0) is None, "it is served before those that have more time"
+        assert not bell.nudged
+        throttler.release(KEY, running, ASK, None)
+        assert await asyncio.gather(*waiting[:1])
+        for task in (*waiting[1:], later):
+            task.cancel()
+        await asyncio.wait((*waiting, later))
+        throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
+def test_a_version_is_known_by_all_of_its_name() -> None:
+    """Another model of the same version has starts of its own."""
+    throttler = Throttler(LIMITS, Bell(), clock=Clock(), draw=lambda n: 0)
+    throttler.apply(STANDING)
+    other = VersionKey("default", "n", VERSION)
+    assert throttler.remaining_s(other, ASK, Deadline(200.0)) is None
