@@ -33,6 +33,7 @@ from activator.oidc import open_tokens
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
 from activator.proxy import Upstreams
+from activator.rates import Rates
 from activator.reporter import Reporter
 from activator.server import serve_tls
 from activator.settings import ActivatorSettings
@@ -113,7 +114,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page))
         authenticator = Authenticator(table, uses, tokens, counts=last.counts)
         door = Door(
-            Completions(authenticator, table, throttler, reporter, upstreams, usage, limits),
+            Completions(authenticator, table, throttler, reporter, upstreams, usage, limits, Rates()),
             Lists(authenticator, table, timelines, control),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             OpenInference(authenticator, table),

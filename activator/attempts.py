@@ -47,7 +47,7 @@ class Attempts:
                 replica, account = slot.replica, call.account
                 _dispatched(call, replica, waits_since_us)
                 remaining_ms = call.deadline.remaining_ms(time.monotonic())
-                told = Told(account.request_id, account.principal.key_id, self._source, remaining_ms)
+                told = Told(account.request_id, account.principal.key_id, self._source, remaining_ms, call.ceiling)
                 try:
                     async with self._upstreams.send(replica, call.path, call.body, told) as upstream:
                         call.upstream = upstream

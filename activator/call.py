@@ -11,8 +11,10 @@ from activator.policy.ask import Ask, Rank, read_rank
 from activator.policy.body import Body, read_body
 from activator.policy.traffic import ModelEntry, which_model
 from activator.proxy import Upstream
+from activator.rates import Reservation
 from activator.routes import Complete
 from activator.table import Table
+from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.control import Principal
 from contracts.deadline import Deadline
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
@@ -41,6 +43,8 @@ class Call:
     key: VersionKey | None = None  # once it is known which version answers
     ask: Ask | None = None  # once it is known what it takes
     dispatched_us: int = 0
+    ceiling: Ceiling = NO_CEILING  # what its tenant may use of what the version allows
+    reserved: Reservation | None = None  # of its tenant's tokens for this minute
     upstream: Upstream | None = None  # at the replica that the record will name
 
     def remaining_s(self) -> float:

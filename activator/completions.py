@@ -11,9 +11,10 @@ from activator.call import WAITING, Call, open_call
 from activator.exchange import ClientGone, Exchange, now_us
 from activator.keys import VersionKey
 from activator.policy.ask import Ask
-from activator.policy.body import estimate_tokens
+from activator.policy.body import ceiling_of, estimate_tokens
 from activator.policy.traffic import resolve
 from activator.proxy import Upstreams
+from activator.rates import Rates
 from activator.reporter import Reporter
 from activator.routes import Complete
 from activator.settings import RequestLimits
@@ -21,7 +22,7 @@ from activator.shares import Shares
 from activator.table import Table
 from activator.throttler import Throttler
 from activator.usage import Usage
-from contracts.control import Scope
+from contracts.control import Scope, TenantLimits
 from contracts.errors import BodyTooLarge, Refused, Unavailable
 from contracts.kinds import INFER, PATHS, other_kind
 from contracts.problem import open_inference_error, openai_error
@@ -42,6 +43,7 @@ class Completions:
         upstreams: Upstreams,
         usage: Usage,
         limits: RequestLimits,
+        rates: Rates,
     ) -> None:
         self._authenticator = authenticator
         self._table = table
@@ -50,6 +52,7 @@ class Completions:
         self._attempts = Attempts(throttler, upstreams, usage.source)
         self._usage = usage
         self._limits = limits
+        self._rates = rates
         self._shares = Shares()
         self._bodies = 0  # bytes, of all requests inside
 
@@ -59,15 +62,19 @@ class Completions:
         own = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if own.body_bytes is None else own.body_bytes
         with self._shares.enter(principal.tenant, own.requests), self._room(exchange.body_bound(body_bytes)):
+            if own.rpm is not None or own.tpm is not None:
+                await self._rates.enter(exchange, principal.tenant, own)
             raw = await exchange.read_body(body_bytes, self._limits.body_s)
             call = open_call(exchange, asked, raw, principal, self._table, self._limits.deadline_s)
             try:
-                await self._serve(call)
+                await self._serve(call, own)
             finally:
+                if call.reserved is not None:
+                    call.reserved.settle(call.account.seen.prompt_tokens + call.account.seen.completion_tokens)
                 if call.upstream is not None and call.account.is_recorded:
                     call.upstream.recorded()
 
-    async def _serve(self, call: Call) -> None:
+    async def _serve(self, call: Call, own: TenantLimits) -> None:
         exchange = call.exchange
         form = open_inference_error if call.path == INFER else openai_error
 
@@ -80,7 +87,7 @@ class Completions:
         try:
             with exchange.leaving_ends():
                 async with asyncio.timeout(call.remaining_s()):
-                    await self._run(call, answer)
+                    await self._run(call, answer, own)
         except Refused as refused:
             await answer.fail(refused.failure)
         except TimeoutError:
@@ -107,7 +114,7 @@ class Completions:
         finally:
             self._bodies -= nbytes
 
-    async def _run(self, call: Call, answer: Answer) -> None:
+    async def _run(self, call: Call, answer: Answer, own: TenantLimits) -> None:
         row = resolve(call.reference, call.entry)
         call.account.version = row.version
         if call.path not in PATHS[row.kind]:
@@ -119,11 +126,13 @@ class Completions:
             raise Refused(BodyTooLarge(row.limits.max_body_bytes))
         if self._usage.failing:  # take on nothing that could not be recorded
             raise Refused(Unavailable("the usage spool"))
+        call.ceiling = ceiling_of(call.wanted, own)
         key = call.key = VersionKey(row.tenant, row.model, row.version)
         nbytes = len(call.body)
-        ask = call.ask = Ask(
-            call.account.principal.tenant, nbytes, estimate_tokens(call.wanted, nbytes, row), call.rank
-        )
+        tenant, tokens = call.account.principal.tenant, estimate_tokens(call.wanted, nbytes, row, call.ceiling)
+        ask = call.ask = Ask(tenant, nbytes, tokens, call.rank)
+        if own.tpm is not None and tokens:
+            call.reserved = await self._rates.reserve(call.exchange, tenant, own.tpm, tokens)
         call.account.timeline.stamp(Stage.ROUTED, now_us())
         # A version at zero is told by waking it: two stats would be added up.
         self._reporter.began(key, announce=not self._throttler.is_asleep(key))

@@ -74,7 +74,7 @@ class Exchange:
 
     __slots__ = (
         "_first", "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller", "connection",
-        "headers", "hosts", "last", "method", "path", "peer", "query", "request_id", "standing", "started",
+        "headers", "hosts", "last", "method", "path", "peer", "query", "rates", "request_id", "standing", "started",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
@@ -93,6 +93,7 @@ class Exchange:
         self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id = new_request_id()
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
+        self.rates: Headers = []  # where its tenant stands with what it may use in a minute
         own = self.header(b"x-request-id")
         if own is not None and _SANE_ID.fullmatch(own):
             self.standing.append((b"x-client-request-id", own))
@@ -185,7 +186,11 @@ class Exchange:
         self.started = True
         closing: Headers = [(b"connection", b"close")] if self._more or self.last else []
         await self._send(
-            {"type": "http.response.start", "status": status, "headers": [*self.standing, *headers, *closing]}
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*self.standing, *self.rates, *headers, *closing],
+            }
         )
 
     async def write(self, data: bytes) -> None:

@@ -13,6 +13,7 @@ from activator.errands import Errands
 from activator.line import Replica
 from activator.sessions import Session
 from activator.upstream_http import Answer
+from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.errors import Failure, Internal, RemoteFailure
 from contracts.frames import Frame, FrameDecoder, FrameKind
 from contracts.traffic_errors import ReplicaLost
@@ -50,6 +51,7 @@ class Told:
     key_id: str
     source: str  # our spool: while we live, we owe the record
     remaining_ms: int
+    ceiling: Ceiling = NO_CEILING
 
 
 class Upstreams:
@@ -99,6 +101,8 @@ class Upstream:
             "x-kelvin-source": told.source,
             "x-kelvin-deadline-ms": str(told.remaining_ms),
         }
+        if told.ceiling is not NO_CEILING:
+            self._headers.update(told.ceiling.headers())
         if (asked := cause()) is not None and asked.trace is not None:
             self._headers[TRACEPARENT] = str(asked.trace)
         self._answer: Answer | None = None

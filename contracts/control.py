@@ -32,6 +32,10 @@ class TenantLimits(Wire, frozen=True):
     store_bytes: Annotated[int, Meta(ge=0)] | None = None  # of its packs
     requests: Annotated[int, Meta(ge=1)] | None = None  # inference under way at once, waiting ones included
     body_bytes: Annotated[int, Meta(ge=1024)] | None = None  # of an inference request
+    rpm: Annotated[int, Meta(ge=1)] | None = None  # inference requests a minute
+    tpm: Annotated[int, Meta(ge=1)] | None = None  # tokens of them a minute, of prompts and answers
+    context_tokens: Annotated[int, Meta(ge=2)] | None = None  # of one request's prompt and answer together
+    output_tokens: Annotated[int, Meta(ge=1)] | None = None  # of one answer
 
 
 class TenantRow(Wire, frozen=True):

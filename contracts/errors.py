@@ -141,17 +141,18 @@ class InvalidRequest(Failure):
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded(Failure):
-    """Over a hard limit of the version, found before any compute."""
+    """Over a hard limit of the version, or of the tenant, found before any compute."""
 
     field: str
     value: int
     limit: int
     unit: str
+    whose: str = "this model"
     code, status = "context_length_exceeded", 400
 
     @property
     def message(self) -> str:
-        return f"{self.field} is {self.value} {self.unit}; this model allows at most {self.limit}"
+        return f"{self.field} is {self.value} {self.unit}; {self.whose} allows at most {self.limit}"
 
     @property
     def param(self) -> str | None:

@@ -55,6 +55,44 @@ class TenantBusy(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimited(Failure):
+    """The tenant has used what it may in a minute. The code is OpenAI's."""
+
+    unit: str  # "requests" or "tokens"
+    limit: int
+    after_s: float
+    code, status, retryable = "rate_limit_exceeded", 429, True
+
+    @property
+    def message(self) -> str:
+        return f"your tenant may use {self.limit} {self.unit} a minute; retry after {self.after_s:.3g} s"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class TooLargeForRate(Failure):
+    """One request may take more than the tenant may use in a minute: no waiting helps."""
+
+    tokens: int
+    limit: int
+    code, status = "request_exceeds_rate", 400
+
+    @property
+    def message(self) -> str:
+        return (
+            f"this request may take {self.tokens} tokens, prompt and max_tokens together; "
+            f"your tenant may use {self.limit} a minute"
+        )
+
+    @property
+    def param(self) -> str | None:
+        return "max_tokens"
+
+
+@dataclass(frozen=True, slots=True)
 class Overloaded(Failure):
     """Every slot and every waiting place is taken."""
 

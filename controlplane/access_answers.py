@@ -37,6 +37,10 @@ class SetLimits(Wire, frozen=True):
     store_bytes: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | UnsetType | None = UNSET
     requests: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
     body_bytes: Annotated[int, Meta(ge=1024, le=MAX_LIMIT)] | UnsetType | None = UNSET
+    rpm: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
+    tpm: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
+    context_tokens: Annotated[int, Meta(ge=2, le=MAX_LIMIT)] | UnsetType | None = UNSET
+    output_tokens: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
 
     def given(self) -> dict[str, int | None]:
         """What is to change, by name."""

@@ -86,6 +86,11 @@ def _idle(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE models ADD COLUMN wait_price BIGINT NOT NULL DEFAULT 10000"))
 
 
+def _rates(connection: Connection) -> None:
+    for column in ("rpm", "tpm", "context_tokens", "output_tokens"):
+        connection.execute(text(f"ALTER TABLE tenants ADD COLUMN {column} BIGINT"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -93,6 +98,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(4, "signatures", _signatures),
     Migration(5, "limits", _limits),
     Migration(6, "idle", _idle),
+    Migration(7, "rates", _rates),
 )
 
 

@@ -17,6 +17,10 @@ tenants = Table(
     Column("store_bytes", BigInteger, nullable=True),
     Column("requests", BigInteger, nullable=True),
     Column("body_bytes", BigInteger, nullable=True),
+    Column("rpm", BigInteger, nullable=True),
+    Column("tpm", BigInteger, nullable=True),
+    Column("context_tokens", BigInteger, nullable=True),
+    Column("output_tokens", BigInteger, nullable=True),
 )
 
 keys = Table(

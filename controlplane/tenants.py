@@ -182,7 +182,7 @@ def _load(connection: Connection, now_s: int, only: str | None = None) -> list[T
             row["created_at_s"],
             row["models"],
             row["keys"],
-            TenantLimits(store_bytes=row["store_bytes"], requests=row["requests"], body_bytes=row["body_bytes"]),
+            TenantLimits(**{name: row[name] for name in TenantLimits.__struct_fields__}),
         )
         for row in connection.execute(wanted.order_by(table.c.tenant)).mappings()
     ]

@@ -10,7 +10,7 @@ from rich.table import Table
 from kelvin.client import target
 from kelvin.instants import instant
 
-LIMITS: Final = ("store_bytes", "requests", "body_bytes")
+LIMITS: Final = ("store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens")
 DEFAULT: Final = "default"
 
 
@@ -85,6 +85,10 @@ def resume_command(tenant: str) -> None:
 @click.option("--store-bytes", type=_Limit(0), help="Of its packs in the store, at most.")
 @click.option("--requests", type=_Limit(1), help="Inference requests under way at once, waiting ones included.")
 @click.option("--body-bytes", type=_Limit(1024), help="Of the body of an inference request.")
+@click.option("--rpm", type=_Limit(1), help="Inference requests a minute.")
+@click.option("--tpm", type=_Limit(1), help="Tokens a minute, of prompts and answers.")
+@click.option("--context-tokens", type=_Limit(2), help="Of one request's prompt and answer together.")
+@click.option("--output-tokens", type=_Limit(1), help="Of one answer.")
 def set_command(tenant: str, **given: int | str | None) -> None:
     """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}

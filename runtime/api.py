@@ -13,6 +13,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from contracts.ceiling import CONTEXT, NO_CEILING, OUTPUT, Ceiling
 from contracts.errors import BodyTooLarge, Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
 from contracts.jobs import Bind
 from contracts.kinds import PATHS, other_kind
@@ -50,6 +51,7 @@ class Call:
     source: str  # the spool of the activator that asks
     timeout_s: float
     deadline_s: float  # on the loop's clock
+    ceiling: Ceiling  # of the caller, within the version's limits
     began_us: int  # monotonic
     started_at_us: int  # wall clock
 
@@ -106,7 +108,8 @@ class ServingApi:
         try:
             async with asyncio.timeout_at(call.deadline_s):
                 raw = await _read_body(receive, serving.limits.max_body_bytes)
-                prepared = await serving.prepare(path, raw, call.request_id, call.started_at_us // 1_000_000)
+                created_s = call.started_at_us // 1_000_000
+                prepared = await serving.prepare(path, raw, call.request_id, created_s, call.ceiling)
             if asyncio.get_running_loop().time() >= call.deadline_s:  # nothing above had to wait
                 raise TimeoutError
         except TimeoutError:
@@ -186,9 +189,22 @@ def _call(scope: Scope) -> Call:
         source=_header(scope, SOURCE) or "",
         timeout_s=timeout_s,
         deadline_s=asyncio.get_running_loop().time() + timeout_s,
+        ceiling=_ceiling(scope),
         began_us=_now_us(),
         started_at_us=time.time_ns() // 1000,
     )
+
+
+def _ceiling(scope: Scope) -> Ceiling:
+    context, output = (_tokens(scope, name) for name in (CONTEXT, OUTPUT))
+    return NO_CEILING if context is None and output is None else Ceiling(context, output)
+
+
+def _tokens(scope: Scope, name: str) -> int | None:
+    raw = _header(scope, name)
+    if raw is not None and not (raw.isascii() and raw.isdigit()):
+        raise Refused(InvalidRequest(name, raw[:20], "must be a whole number of tokens"))
+    return None if raw is None else int(raw)
 
 
 def _header(scope: Scope, name: str) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from contracts import wire
+from contracts.ceiling import NO_CEILING, TENANT, Ceiling
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.manifest import Limits
 from contracts.wire import MAX_RULE
@@ -166,10 +167,10 @@ def decode_completion(raw: bytes) -> Ask:
     return _ask(request, _one_prompt(request.prompt), "max_tokens", wanted)
 
 
-def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int) -> int:
+def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int, ceiling: Ceiling = NO_CEILING) -> int:
     """Tokens that the answer may have. Raises `Refused(LimitExceeded)` naming field, value and limit.
 
-    Without a wish it is as many as the version allows and its positions leave room for.
+    Without a wish it is as many as the version and the caller's tenant allow and its positions leave room for.
     """
     longest = min(limits.max_input_tokens, max_positions - 1)
     if prompt_tokens > longest:
@@ -177,10 +178,15 @@ def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int)
     if prompt_tokens == 0:
         raise refused(ask.prompt_field, _Described("(no tokens)"), "must hold at least one token")
     room = min(limits.max_output_tokens, max_positions - prompt_tokens)
+    own = ceiling.output(room, prompt_tokens)
+    if own < 1 and ceiling.context_tokens is not None:
+        raise Refused(LimitExceeded(ask.prompt_field, prompt_tokens, ceiling.context_tokens - 1, "tokens", TENANT))
     if ask.max_tokens is None:
-        return room
+        return own
     if ask.max_tokens > room:
         raise Refused(LimitExceeded(ask.max_tokens_field, ask.max_tokens, room, "tokens"))
+    if ask.max_tokens > own:
+        raise Refused(LimitExceeded(ask.max_tokens_field, ask.max_tokens, own, "tokens", TENANT))
     return ask.max_tokens
 
 

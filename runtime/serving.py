@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.errors import Failure
 from contracts.jobs import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
@@ -114,8 +115,10 @@ class Served(Protocol):
         """What it leaves in host memory when it sleeps; None where it can't."""
         ...
 
-    async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
-        """Decode, encode, apply limits. Raises `Refused` for whatever breaks a rule, before any compute."""
+    async def prepare(
+        self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
+    ) -> Prepared:
+        """Decode, encode, apply limits, and the caller's. Raises `Refused` for what breaks one, before any compute."""
         ...
 
 
@@ -155,21 +158,23 @@ class Serving:
         """See `Served`, as for `prepare`."""
         return "generate"
 
-    async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
+    async def prepare(
+        self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
+    ) -> Prepared:
         ask = decode_chat(raw) if path == CHAT else decode_completion(raw)
-        request = await self._request(ask, request_id)
+        request = await self._request(ask, request_id, ceiling)
         heading = Heading(request_id, ask.model or self.bind.model, self.bind.version, created_s)
         renderer = renderer_for(heading, chat=ask.is_chat, stream=ask.stream, include_usage=ask.include_usage)
         answer = Answer(renderer, self.codec.detokenizer(request.prompt_ids), ask.stops)
         return Prepared(request, answer, ask.stream)
 
-    async def _request(self, ask: Ask, request_id: str) -> GenerationRequest:
+    async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling) -> GenerationRequest:
         """Template, tokens, limits."""
         if _characters(ask.prompt) > INLINE_CHARACTERS:
             prompt_ids = await asyncio.to_thread(self._encode, ask.prompt)
         else:
             prompt_ids = self._encode(ask.prompt)
-        max_tokens = fit_output(ask, len(prompt_ids), self.limits, self.context_tokens)
+        max_tokens = fit_output(ask, len(prompt_ids), self.limits, self.context_tokens, ceiling)
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,

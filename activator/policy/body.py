@@ -9,7 +9,9 @@ from typing import Final
 
 import msgspec
 
-from contracts.control import VersionRow
+from contracts.ceiling import NO_CEILING, TENANT, Ceiling
+from contracts.control import TenantLimits, VersionRow
+from contracts.errors import LimitExceeded, Refused
 from contracts.kinds import INFER, PATHS
 from contracts.wire import decode
 
@@ -65,8 +67,21 @@ def read_body(raw: bytes, path: str) -> Body:
     return Body(found.model, found.stream is True, most)
 
 
-def estimate_tokens(body: Body, nbytes: int, row: VersionRow) -> int:
-    """Tokens that the version may have to compute for a body of `nbytes`: at most what its limits allow.
+def ceiling_of(body: Body, own: TenantLimits) -> Ceiling:
+    """What the tenant may use of what a version allows. Raises Refused(LimitExceeded) for what can't be within it,
+    whatever the prompt: its tokens are counted by the replica, which is told the ceiling.
+    """
+    if own.output_tokens is None and own.context_tokens is None:
+        return NO_CEILING
+    for limit in (own.output_tokens, None if own.context_tokens is None else own.context_tokens - 1):
+        if limit is not None and body.output_tokens is not None and body.output_tokens > limit:
+            raise Refused(LimitExceeded("max_tokens", body.output_tokens, limit, "tokens", TENANT))
+    return Ceiling(own.context_tokens, own.output_tokens)
+
+
+def estimate_tokens(body: Body, nbytes: int, row: VersionRow, ceiling: Ceiling = NO_CEILING) -> int:
+    """Tokens that the version may have to compute for a body of `nbytes`: at most what its limits and the caller's
+    allow.
 
     Of a prompt the bytes are known, its tokens only to the replica; of an answer the most that was asked for.
     """
@@ -75,5 +90,5 @@ def estimate_tokens(body: Body, nbytes: int, row: VersionRow) -> int:
     prompt = min(-(-nbytes // BYTES_PER_TOKEN), row.limits.max_input_tokens)
     if row.kind == "embed":
         return prompt
-    most = row.limits.max_output_tokens
+    most = ceiling.output(row.limits.max_output_tokens)
     return prompt + (most if body.output_tokens is None else max(0, min(body.output_tokens, most)))

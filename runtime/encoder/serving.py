@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from contracts.ceiling import NO_CEILING, TENANT, Ceiling
 from contracts.jobs import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
@@ -36,20 +37,24 @@ class EmbeddingServing:
         """See `Served`, as for `prepare`."""
         return "embed"
 
-    async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
+    async def prepare(
+        self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
+    ) -> Prepared:
         ask = decode_embeddings(raw, self.dimensions)
         if sum(len(item) for item in ask.inputs if isinstance(item, str)) > INLINE_CHARACTERS:
-            sequences = await asyncio.to_thread(self._encode, ask)
+            sequences = await asyncio.to_thread(self._encode, ask, ceiling.context_tokens)
         else:
-            sequences = self._encode(ask)
+            sequences = self._encode(ask, ceiling.context_tokens)
         answer = EmbeddingAnswer(ask.model or self.bind.model, ask.form)
         return Prepared(EmbeddingRequest(request_id=request_id, sequences=sequences), answer, stream=False)
 
-    def _encode(self, ask: EmbeddingAsk) -> tuple[tuple[int, ...], ...]:
+    def _encode(self, ask: EmbeddingAsk, own: int | None) -> tuple[tuple[int, ...], ...]:
         found = []
         for at, item in enumerate(ask.inputs):
             ids = self.codec.encode(item) if isinstance(item, str) else item
             if len(ids) > self.limits.max_input_tokens:
                 raise too_long(at, len(ask.inputs), len(ids), self.limits.max_input_tokens)
+            if own is not None and len(ids) > own:
+                raise too_long(at, len(ask.inputs), len(ids), own, TENANT)
             found.append(ids)
         return tuple(found)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.jobs import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature
@@ -39,7 +40,9 @@ class PredictorServing:
         """See `Served`, as for `prepare`."""
         return "predict"
 
-    async def prepare(self, path: str, raw: bytes, request_id: str, created_s: int) -> Prepared:
+    async def prepare(
+        self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
+    ) -> Prepared:
         if len(raw) > INLINE_BYTES:
             ask, inputs = await asyncio.to_thread(self._decode, raw)
         else:

@@ -40,6 +40,9 @@ async def make(door: Door, who: dict[str, str], name: str = "k", **more: object)
     return await ask(door, who, "POST", "/keys", {"name": name, "scopes": ["infer"], **more}, status=201)
 
 
+NO_LIMITS: dict[str, int | None] = dict.fromkeys(TenantLimits.__struct_fields__)
+
+
 def ids(line: Feed) -> set[str]:
     return {row.key_id for row in line.keys}
 
@@ -53,7 +56,7 @@ def test_a_tenants_life(data: Path) -> None:
             made = await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
             assert {**made, "created_at_s": 0} == {
                 "tenant": "acme", "state": "active", "created_at_s": 0, "models": 0, "keys": 0,
-                "limits": {"store_bytes": None, "requests": None, "body_bytes": None},
+                "limits": NO_LIMITS,
             }  # fmt: skip
             assert [(row.tenant, row.suspended) for row in (await reader.line()).tenants] == [("acme", False)]
             await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=409)
@@ -109,15 +112,16 @@ def test_a_tenants_limits(data: Path) -> None:
             await reader.line()
             await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
             await reader.line()
-            news = {"store_bytes": 0, "requests": 2}
+            news: dict[str, int | None] = {"store_bytes": 0, "requests": 2}
             found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", news)
-            want: dict[str, int | None] = {"store_bytes": 0, "requests": 2, "body_bytes": None}
+            want: dict[str, int | None] = NO_LIMITS | {"store_bytes": 0, "requests": 2}
             assert found["limits"] == want
             (row,) = (await reader.line()).tenants
             assert row == TenantRow(tenant="acme", suspended=False, limits=TenantLimits(store_bytes=0, requests=2))
             for _ in range(2):
-                found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", {"requests": None, "body_bytes": 4096})
-                want = {"store_bytes": 0, "requests": None, "body_bytes": 4096}
+                news = {"requests": None, "body_bytes": 4096, "rpm": 60, "context_tokens": 2}
+                found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", news)
+                want = NO_LIMITS | {"store_bytes": 0, "body_bytes": 4096, "rpm": 60, "context_tokens": 2}
                 assert found["limits"] == want
             assert await door.ask("GET", "/internal/v1/tenants/acme/limits") == (200, want)
             assert (await door.ask("GET", "/internal/v1/tenants/nobody/limits"))[0] == 404
@@ -125,6 +129,10 @@ def test_a_tenants_limits(data: Path) -> None:
                 ({"requests": 0}, ">= 1"),
                 ({"body_bytes": 10}, ">= 1024"),
                 ({"store_bytes": -1}, ">= 0"),
+                ({"rpm": 0}, ">= 1"),
+                ({"tpm": -1}, ">= 1"),
+                ({"output_tokens": 0}, ">= 1"),
+                ({"context_tokens": 1}, ">= 2"),
                 ({"store": 1}, "unknown field `store`"),
                 ({"requests": "many"}, "Expected `int | null`"),
             ):
@@ -133,7 +141,7 @@ def test_a_tenants_limits(data: Path) -> None:
             await ask(door, ACME, "PUT", "/tenants/acme/limits", {}, status=403)
             events = (await ask(door, OPERATOR, "GET", "/audit?tenant=acme"))["events"]
             assert [each["detail"] for each in events if each["action"] == "tenant.limited"] == [
-                "requests default, body_bytes 4096", "store_bytes 0, requests 2",
+                "requests default, body_bytes 4096, rpm 60, context_tokens 2", "store_bytes 0, requests 2",
             ]  # fmt: skip
         async with opened(data) as door:
             (acme,) = (await ask(door, ACME, "GET", "/tenants"))["tenants"]

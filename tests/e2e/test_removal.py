@@ -90,15 +90,20 @@ def test_limits_of_a_tenant(kelvin: Installation, charlie: Tenant, tmp_path: Pat
         kelvin, "tenants", "set", charlie.name, "--requests", "0", code=2
     )
     said = run(kelvin, "tenants", "set", charlie.name, "--store-bytes", "1000", "--body-bytes", "2048")
-    assert said == f"{charlie.name}: store_bytes 1000, requests default, body_bytes 2048\n"
+    assert said.startswith(f"{charlie.name}: store_bytes 1000, requests default, body_bytes 2048, rpm default")
     directory = make_tiny(tmp_path / "m", "llama", seed=33)
     assert "the limit is 1000" in charlie.run("push", str(directory), "--name", "m", code=4)
-    run(kelvin, "tenants", "set", charlie.name, "--store-bytes", "default", "--requests", "4")
+    run(kelvin, "tenants", "set", charlie.name, "--store-bytes", "default", "--requests", "4", "--output-tokens", "5")
     charlie.run("push", str(directory), "--name", "m")
     (row,) = json.loads(charlie.run("tenants", "list", "--json"))["tenants"]
-    assert row["limits"] == {"store_bytes": None, "requests": 4, "body_bytes": 2048}
+    limits = {name: value for name, value in row["limits"].items() if value is not None}
+    assert limits == {"requests": 4, "body_bytes": 2048, "output_tokens": 5}
     assert "2048" in charlie.run("tenants", "list")
     assert charlie.complete(prompt="w1 " * 2000).status_code == 413
-    assert charlie.complete().status_code == 200
+    assert "your tenant allows at most 5" in charlie.complete(max_tokens=6).text
+    run(kelvin, "tenants", "set", charlie.name, "--context-tokens", "3", "--rpm", "60")
+    assert "your tenant allows at most 2" in charlie.complete(prompt="w1 w2 w3 w4", max_tokens=1).text  # by the replica
+    answered = charlie.complete(max_tokens=1)
+    assert (answered.status_code, answered.headers["x-ratelimit-limit-requests"]) == (200, "60")
     assert "tenant.limited" in charlie.run("keys", "audit")
     assert "operator" in charlie.run("tenants", "set", charlie.name, "--requests", "9", code=1)

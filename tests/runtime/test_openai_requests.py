@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.ceiling import TENANT, Ceiling
 from contracts.errors import Failure, InvalidRequest, LimitExceeded, Refused
 from contracts.manifest import Limits
 from runtime.openai_requests import Ask, ChatPrompt, TextPrompt, TokenPrompt, decode_chat, decode_completion, fit_output
@@ -232,6 +233,30 @@ LIMITS = Limits(max_input_tokens=100, max_output_tokens=50)
 def test_fit(wanted: int | None, prompt_tokens: int, max_positions: int, room: int) -> None:
     """How long an answer may be."""
     assert fit_output(_chat(max_tokens=wanted), prompt_tokens, LIMITS, max_positions) == room
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ceiling", "want"),
+    [
+        pytest.param(None, Ceiling(output_tokens=20), 20, id="without a wish, as many as the tenant may"),
+        pytest.param(None, Ceiling(output_tokens=60), 50, id="or the version, where that is less"),
+        pytest.param(None, Ceiling(context_tokens=15), 5, id="or as the context leaves"),
+        pytest.param(5, Ceiling(15, 5), 5, id="both met exactly"),
+        pytest.param(6, Ceiling(15, 50), LimitExceeded("max_tokens", 6, 5, "tokens", TENANT), id="over the context"),
+        pytest.param(6, Ceiling(None, 5), LimitExceeded("max_tokens", 6, 5, "tokens", TENANT), id="over the output"),
+        pytest.param(60, Ceiling(None, 5), LimitExceeded("max_tokens", 60, 50, "tokens"), id="over the version's too"),
+        pytest.param(
+            None, Ceiling(10), LimitExceeded("messages", 10, 9, "tokens", TENANT), id="a prompt that fills it"
+        ),
+    ],
+)
+def test_a_tenants_ceiling(wanted: int | None, ceiling: Ceiling, want: int | LimitExceeded) -> None:
+    """A prompt of ten tokens: the tenant's maxima hold beside the version's, and the refusal says whose it was."""
+    try:
+        found: object = fit_output(_chat(max_tokens=wanted), 10, LIMITS, 1000, ceiling)
+    except Refused as refused:
+        found = refused.failure
+    assert found == want
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""What a caller may use of what a version allows: its tenant's limits, told to the replica, which counts tokens. Pure.
+
+Travels as two headers, each only where there is such a limit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+CONTEXT: Final = "x-kelvin-context-tokens"
+OUTPUT: Final = "x-kelvin-output-tokens"
+TENANT: Final = "your tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """Tokens at most; None: as many as the version allows."""
+
+    context_tokens: int | None = None  # prompt and answer together; 2 or more
+    output_tokens: int | None = None
+
+    def output(self, most: int, prompt_tokens: int = 1) -> int:
+        """Of `most` tokens of an answer to such a prompt, so many; a prompt is of one token at least."""
+        if self.output_tokens is not None:
+            most = min(most, self.output_tokens)
+        return most if self.context_tokens is None else max(0, min(most, self.context_tokens - prompt_tokens))
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        """As the replica is told."""
+        if self.context_tokens is not None:
+            yield CONTEXT, str(self.context_tokens)
+        if self.output_tokens is not None:
+            yield OUTPUT, str(self.output_tokens)
+
+
+NO_CEILING: Final = Ceiling()

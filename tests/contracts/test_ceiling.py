@@ -1,0 +1,29 @@
+"""What a tenant may use of what a version allows, as a table."""
+
+import pytest
+
+from contracts.ceiling import NO_CEILING, Ceiling
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "prompt_tokens", "want"),
+    [
+        pytest.param(NO_CEILING, 10, 50, id="none: what the version allows"),
+        pytest.param(Ceiling(output_tokens=20), 10, 20, id="of output"),
+        pytest.param(Ceiling(output_tokens=70), 10, 50, id="above the version's"),
+        pytest.param(Ceiling(context_tokens=30), 10, 20, id="of context: what the prompt leaves"),
+        pytest.param(Ceiling(30, 5), 10, 5, id="the lower of both"),
+        pytest.param(Ceiling(context_tokens=10), 10, 0, id="a prompt that fills it"),
+        pytest.param(Ceiling(context_tokens=10), 99, 0, id="a prompt beyond it"),
+    ],
+)
+def test_output(ceiling: Ceiling, prompt_tokens: int, want: int) -> None:
+    """Of 50 tokens of an answer."""
+    assert ceiling.output(50, prompt_tokens) == want
+
+
+def test_headers() -> None:
+    """Only of what there is."""
+    assert list(NO_CEILING.headers()) == []
+    assert dict(Ceiling(30, 5).headers()) == {"x-kelvin-context-tokens": "30", "x-kelvin-output-tokens": "5"}
+    assert dict(Ceiling(None, 5).headers()) == {"x-kelvin-output-tokens": "5"}
