@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,9 +27,10 @@ from coldstart_bench.environment import commit, load_1m, machine
 from coldstart_bench.failures import Failed
 from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontReport, Streams, Take, rows_of
 from coldstart_bench.front_verdicts import judge
-from coldstart_bench.installation import InstallationFailed, free_port
+from coldstart_bench.installation import free_port
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
+from coldstart_bench.services import service
 from contracts.errors import Refused
 from service.client import ServiceClient
 from service.unix import SocketDirectory
@@ -191,24 +191,9 @@ def processor_us(pid: int) -> int:
 def _activator(data: Path, port: int) -> Iterator[int]:
     """One, ready, until the block ends; its process id."""
     environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port)}
-    with (data / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "activator"], env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        limit = time.monotonic() + READY_S
-        while not asyncio.run(_is_ready(data)):
-            if process.poll() is not None or time.monotonic() > limit:
-                raise InstallationFailed(f"the activator did not start: {(data / 'log').read_text()[-500:]}")
-            time.sleep(0.05)
-        yield process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=READY_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    command = [sys.executable, "-m", "activator"]
+    with service(command, environment, data / "log", lambda: asyncio.run(_is_ready(data)), "the activator") as pid:
+        yield pid
 
 
 async def _is_ready(data: Path) -> bool:

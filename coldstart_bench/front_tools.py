@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coldstart_bench.front_rows import Take
 from coldstart_bench.peers import PeerFailed
+from coldstart_bench.services import service
 
-READY_S: Final = 30.0
 BEYOND_S: Final = 60.0  # what a loader takes beside the load itself
 _FLOOR: Final = "coldstart_bench.loaders.floor_front"
 
@@ -61,18 +60,8 @@ def nginx(binary: str, at: Path, port: int, upstream_port: int) -> Iterator[None
     at.mkdir()
     _make_certificate(at)
     command = [sys.executable, "-m", _FLOOR, "nginx", binary, str(at), str(port), str(upstream_port)]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        limit = time.monotonic() + READY_S
-        while not _listens(port):
-            if process.poll() is not None or time.monotonic() > limit:
-                said = at / "error.log"
-                raise PeerFailed(f"nginx did not start: {said.read_text()[-500:] if said.exists() else ''}")
-            time.sleep(0.02)
+    with service(command, environment(), at / "said", lambda: _listens(port), "nginx"):
         yield
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _listens(port: int) -> bool:

@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,11 +23,12 @@ from typing import Any, Final
 import aiohttp
 
 from coldstart_bench.environment import commit, load_1m, machine
-from coldstart_bench.installation import Installation, InstallationFailed, free_port, running
+from coldstart_bench.installation import Installation, free_port, running
 from coldstart_bench.load import program_output
 from coldstart_bench.peers import make_model
 from coldstart_bench.programs import Program
 from coldstart_bench.room import LEAST_BYTES
+from coldstart_bench.services import service
 from coldstart_bench.statistics import median_of
 from coldstart_bench.storm_rows import Miss, Node, StormReport, Waiters, judge
 
@@ -208,21 +208,6 @@ def _agent(data: Path, plan: StormPlan, settings: Mapping[str, str]) -> Iterator
         "AWS_SECRET_ACCESS_KEY": "bench",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    with (data / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "weightcache"], env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        limit = time.monotonic() + READY_S
-        while not (data / "run" / "cache.sock").exists():
-            if process.poll() is not None or time.monotonic() > limit:
-                raise InstallationFailed(f"a cache agent did not start: {(data / 'log').read_text()[-500:]}")
-            time.sleep(0.02)
+    command = [sys.executable, "-m", "weightcache"]
+    with service(command, environment, data / "log", (data / "run" / "cache.sock").exists, "a cache agent"):
         yield data / "run"
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=READY_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

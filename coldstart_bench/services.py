@@ -1,0 +1,40 @@
+"""One process that a bench needs for the length of a block: begun, waited for until it is ready, and ended with it."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from coldstart_bench.installation import InstallationFailed
+
+READY_S: Final = 60.0
+POLL_S: Final = 0.02  # how late its readiness may be noticed
+LAST_WORDS: Final = 500
+
+
+@contextmanager
+def service(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, is_ready: Callable[[], bool], what: str
+) -> Iterator[int]:
+    """Its process id, from when it is ready on. Both its outputs are in `log`.
+
+    Raises InstallationFailed with its last words where it ends before it is ready, or is not within READY_S.
+    """
+    with log.open("wb") as said:
+        process = subprocess.Popen(command, env=dict(environment), stdout=said, stderr=said, start_new_session=True)
+    try:
+        limit = time.monotonic() + READY_S
+        while not is_ready():
+            if process.poll() is not None or time.monotonic() > limit:
+                raise InstallationFailed(f"{what} did not start: {log.read_text(errors='replace')[-LAST_WORDS:]}")
+            time.sleep(POLL_S)
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=READY_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

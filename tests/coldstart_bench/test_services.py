@@ -1,0 +1,42 @@
+"""A process of a bench is there for its block, ready, and gone after it; one that never is ready says why."""
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coldstart_bench import services
+from coldstart_bench.installation import InstallationFailed
+from coldstart_bench.services import service
+
+READY = "import pathlib, signal, sys; pathlib.Path(sys.argv[1]).touch(); signal.pause()"
+
+
+def test_it_is_ready_within_the_block_and_gone_after_it(tmp_path: Path) -> None:
+    """And that it was ended is no failure."""
+    command = [sys.executable, "-c", READY, str(tmp_path / "ready")]
+    with service(command, os.environ, tmp_path / "log", (tmp_path / "ready").exists, "it") as pid:
+        assert psutil.Process(pid).is_running()
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        pytest.param("print('no such port'); raise SystemExit(3)", "no such port", id="it ends"),
+        pytest.param("import signal; signal.pause()", "did not start: $", id="it never is ready"),
+    ],
+)
+def test_one_that_never_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str) -> None:
+    """Its last words, and nothing of it is left."""
+    monkeypatch.setattr(services, "READY_S", 1.0)
+    command = [sys.executable, "-c", program]
+    before = set(psutil.Process().children())
+    with (
+        pytest.raises(InstallationFailed, match=said),
+        service(command, os.environ, tmp_path / "log", lambda: False, "it"),
+    ):
+        pass
+    assert set(psutil.Process().children()) <= before
