@@ -10,10 +10,11 @@ from typing import Final
 import click
 
 from kelvin.client import DoorClosed, target
+from kelvin.supervisor.succession import OUTCOME
 from service.unix import SocketDirectory, peer_pid
 
 PATIENCE_S: Final = 180.0  # a start, and the longest drain but those that were asked for
-POLL_S: Final = 0.05
+POLL_S: Final = 0.05  # how late the change may be noticed
 
 
 @click.command("restart")
@@ -25,9 +26,13 @@ def restart_command(what: str) -> None:
     supervisor = _supervisor(data)
     if old is None or supervisor is None:
         raise DoorClosed(f"no installation runs in {data}")
+    outcome = data / "run" / OUTCOME
+    outcome.unlink(missing_ok=True)  # of an earlier one
     os.kill(supervisor, signal.SIGUSR1)
     limit = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{old}").exists() or (new := _door(data)) is None:
+        if outcome.exists() and (reason := outcome.read_text().strip()):
+            raise DoorClosed(reason)
         if time.monotonic() > limit:
             raise DoorClosed(f"the {what} was not changed within {PATIENCE_S:.0f} s; logs/supervisor.log says why")
         time.sleep(POLL_S)

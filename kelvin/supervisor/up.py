@@ -21,6 +21,7 @@ from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import become_subreaper, children, reap
+from kelvin.supervisor.succession import KILL_AFTER_S, POLL_S, Hands, Succession
 from service.client import ServiceClient
 from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
@@ -31,8 +32,6 @@ from spool.spool import Spool
 
 log = logging.getLogger(__name__)
 
-POLL_S: Final = 0.02
-KILL_AFTER_S: Final = 5.0
 HOPELESS_DEATHS: Final = 4  # before the first readiness
 
 
@@ -74,7 +73,8 @@ class Supervisor:
         self._restarting: set[asyncio.Task[None]] = set()
         self._deaths = asyncio.Event()
         self._draining = False
-        self._succession: asyncio.Task[None] | None = None
+        hands = Hands(self._start, self._end, self._may_succeed, self._is_at)
+        self._succession = Succession(self._children, hands, settings.data / "run", settings.ready_s, settings.drain_s)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._children}>"
@@ -115,30 +115,11 @@ class Supervisor:
 
     def restart_door(self) -> None:
         """Change the activator for another one, without a request that fails. Nothing where that is under way."""
-        if not self._draining and (self._succession is None or self._succession.done()):
-            self._succession = asyncio.get_running_loop().create_task(self._succeed())
+        if not self._draining:
+            self._succession.begin()
 
-    async def _succeed(self) -> None:
-        """Start another beside it on the same socket; once that is ready, the first ends as a lame duck."""
-        old = next(child for child in self._children if child.spec.listens)
-        if self._listener is None or not await self._is_ready("control.sock", "controlplane"):
-            log.error("the door can't be changed now", extra={"child": old.spec.name})
-            return
-        new = Child(old.spec, is_kept=False)
-        self._children.append(new)
-        self._start(new)
-        limit = time.monotonic() + self._settings.ready_s
-        while not await self._is_at(new):
-            if new.pid is None or time.monotonic() > limit:
-                log.error("the new door is not ready; the old one stays", extra={"child": old.spec.name})
-                await self._end([new], KILL_AFTER_S)
-                return
-            await asyncio.sleep(POLL_S)
-        new.is_kept, old.is_kept = True, False
-        if old.pid is None:  # it died meanwhile
-            self._children.remove(old)
-            return
-        await self._end([old], self._settings.drain_s, signal.SIGUSR1)
+    async def _may_succeed(self) -> bool:
+        return self._listener is not None and await self._is_ready("control.sock", "controlplane")
 
     async def _is_at(self, child: Child) -> bool:
         """Whether this very process answers at its socket, and is ready."""
@@ -197,7 +178,8 @@ class Supervisor:
     async def drain(self, shipper: Shipper) -> None:
         """Door first, then replicas, then what they needed; the ledger last, once it has heard of every death."""
         self._draining = True
-        for task in (*self._restarting, *([self._succession] if self._succession is not None else [])):
+        self._succession.cancel()
+        for task in self._restarting:
             task.cancel()
         if self._listener is not None:
             self._listener.close()  # with the activator's own, so that callers are refused from then on

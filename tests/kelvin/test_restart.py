@@ -1,8 +1,11 @@
 """`kelvin restart` where there is nothing to restart; with an installation: tests/e2e/test_restart.py."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -28,3 +31,32 @@ def test_nothing_runs(tmp_path: Path, lock: str | None) -> None:
     assert done.exit_code == 1
     assert "no installation runs" in done.output
     assert data.exists() == (lock is not None)
+
+
+SUPERVISOR = """
+import os, pathlib, signal, sys, threading
+from service.unix import SocketDirectory
+data = pathlib.Path(sys.argv[2])
+(data / "lock").write_text(str(os.getpid()))
+directory = SocketDirectory(data / "run")
+door = directory.listen("activator.sock")
+signal.signal(signal.SIGUSR1, lambda *_: (data / "run" / "succession").write_text("it is not ready\\n"))
+print("up", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_change_that_comes_to_nothing_says_why(tmp_path: Path) -> None:
+    """At once, as the supervisor says it, and not what an earlier one said."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run" / "succession").write_text("an earlier one\n")
+    command = [sys.executable, "-c", SUPERVISOR, "up", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            done = CliRunner().invoke(main, ["restart", "activator", "--data", str(tmp_path)])
+            assert psutil.pid_exists(process.pid)
+        finally:
+            process.kill()
+    assert (done.exit_code, done.output) == (1, "Error: it is not ready\n")

@@ -1,0 +1,95 @@
+"""The front door is changed for another process: begun beside the old one on the same socket, which then ends."""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from kelvin.supervisor.children import Child
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.02
+KILL_AFTER_S: Final = 5.0
+OUTCOME: Final = "succession"  # in the run directory: why the last one came to nothing
+
+
+class End(Protocol):
+    """End these with that signal, and by force after so many seconds; returns when they are gone."""
+
+    def __call__(self, ending: list[Child], patience_s: float, number: int = signal.SIGTERM, /) -> Awaitable[None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What it does through its supervisor."""
+
+    start: Callable[[Child], None]
+    end: End
+    may_begin: Callable[[], Awaitable[bool]]
+    is_at_door: Callable[[Child], Awaitable[bool]]  # whether this very process answers there, and is ready
+
+
+class Succession:
+    """Of one supervisor's children; at most one is under way."""
+
+    def __init__(self, children: list[Child], hands: Hands, run: Path, ready_s: float, drain_s: float) -> None:
+        """`children` is the supervisor's own list. A new door has `ready_s`, the old one `drain_s` to end."""
+        self._children = children
+        self._hands = hands
+        self._outcome = run / OUTCOME
+        self._ready_s = ready_s
+        self._drain_s = drain_s
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Succession under_way={self.is_under_way}>"
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether two doors are there, or will be."""
+        return self._task is not None and not self._task.done()
+
+    def begin(self) -> None:
+        """Nothing where one is under way."""
+        if not self.is_under_way:
+            self._task = asyncio.get_running_loop().create_task(self._change(), name="succession")
+
+    def cancel(self) -> None:
+        """Whoever runs is ended with all others."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _change(self) -> None:
+        old = next(child for child in self._children if child.spec.listens)
+        name = old.spec.name
+        if not await self._hands.may_begin():
+            self._failed(f"the {name} can't be changed before the installation is ready")
+            return
+        new = Child(old.spec, is_kept=False)
+        self._children.append(new)
+        self._hands.start(new)
+        limit = time.monotonic() + self._ready_s
+        while not await self._hands.is_at_door(new):
+            if new.pid is None or time.monotonic() > limit:
+                await self._hands.end([new], KILL_AFTER_S)
+                self._failed(f"the new {name} did not become ready, and the old one stays; logs/{name}.log says why")
+                return
+            await asyncio.sleep(POLL_S)
+        new.is_kept, old.is_kept = True, False
+        if old.pid is None:  # it died meanwhile
+            self._children.remove(old)
+            return
+        await self._hands.end([old], self._drain_s, signal.SIGUSR1)
+
+    def _failed(self, reason: str) -> None:
+        """Said to whoever asked for it, who may be gone."""
+        log.error("the door was not changed", extra={"reason": reason})
+        try:
+            self._outcome.write_text(reason + "\n")
+        except OSError as error:
+            log.warning("nobody can be told", extra={"error": repr(error)})

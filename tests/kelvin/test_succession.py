@@ -1,0 +1,129 @@
+"""The door is changed once the new one is ready; whatever keeps it from that, the old one stays, and it is said why."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from kelvin.supervisor.children import Child, ChildSpec
+from kelvin.supervisor.succession import OUTCOME, Hands, Succession
+
+DOOR = ChildSpec("activator", "activator", "activator.sock", listens=True)
+
+
+class Process:
+    """As much of one as a child shows."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+
+def _begun(child: Child, pid: int) -> None:
+    child.process = cast(None, Process(pid))
+
+
+@dataclass
+class Supervisor:
+    """Its children and what was done to them."""
+
+    run: Path
+    ready_s: float = 60.0
+    is_ready: bool = True
+    on_start: Callable[["Supervisor", Child], None] = lambda _, child: _begun(child, 2)
+    at_door: Callable[["Supervisor"], bool] = lambda _: True
+    children: list[Child] = field(default_factory=lambda: [Child(ChildSpec("cache", "weightcache", None)), Child(DOOR)])
+    ended: list[tuple[int | None, int]] = field(default_factory=list)
+
+    async def change(self) -> None:
+        """One, to its end."""
+        _begun(self.children[1], 1)
+        hands = Hands(lambda child: self.on_start(self, child), self.end, self.may_begin, self.is_at_door)
+        succession = Succession(self.children, hands, self.run, self.ready_s, 5.0)
+        succession.begin()
+        succession.begin()
+        async with asyncio.timeout(30):
+            while succession.is_under_way:
+                await asyncio.sleep(0)
+
+    async def end(self, ending: list[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
+        for child in ending:
+            self.ended.append((child.pid, number))
+            if not child.is_kept:
+                self.children.remove(child)
+
+    async def may_begin(self) -> bool:
+        return self.is_ready
+
+    async def is_at_door(self, child: Child) -> bool:
+        return self.at_door(self)
+
+    @property
+    def doors(self) -> list[tuple[int | None, bool]]:
+        """Process and whether it is brought back."""
+        return [(child.pid, child.is_kept) for child in self.children if child.spec.listens]
+
+    @property
+    def said(self) -> str:
+        """Of what came to nothing."""
+        path = self.run / OUTCOME
+        return path.read_text() if path.exists() else ""
+
+
+def test_the_old_one_ends_once_the_new_one_is_ready(tmp_path: Path) -> None:
+    """As a lame duck; a second order meanwhile is none."""
+    supervisor = Supervisor(tmp_path)
+    asyncio.run(supervisor.change())
+    assert supervisor.ended == [(1, signal.SIGUSR1)]
+    assert supervisor.doors == [(2, True)]
+    assert supervisor.said == ""
+
+
+def _dies(supervisor: Supervisor, child: Child) -> None:
+    _begun(child, 2)
+    child.process = None
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "reason", "ended"),
+    [
+        pytest.param(lambda run: Supervisor(run, is_ready=False), "before the installation is ready", [], id="early"),
+        pytest.param(
+            lambda run: Supervisor(run, on_start=_dies, at_door=lambda _: False),
+            "logs/activator.log says why",
+            [(None, signal.SIGTERM)],
+            id="it dies",
+        ),
+        pytest.param(
+            lambda run: Supervisor(run, ready_s=0.0, at_door=lambda _: False),
+            "the old one stays",
+            [(2, signal.SIGTERM)],
+            id="it never is ready",
+        ),
+    ],
+)
+def test_the_old_one_stays(
+    tmp_path: Path, supervisor: Callable[[Path], Supervisor], reason: str, ended: list[tuple[int | None, int]]
+) -> None:
+    """And is brought back as before."""
+    it = supervisor(tmp_path)
+    asyncio.run(it.change())
+    assert reason in it.said
+    assert it.ended == ended
+    assert it.doors == [(1, True)]
+
+
+def test_an_old_one_that_died_meanwhile_is_no_child_any_more(tmp_path: Path) -> None:
+    """Nobody is signalled."""
+
+    def dies(supervisor: Supervisor) -> bool:
+        supervisor.children[1].process = None
+        return True
+
+    supervisor = Supervisor(tmp_path, at_door=dies)
+    asyncio.run(supervisor.change())
+    assert supervisor.ended == []
+    assert supervisor.doors == [(2, True)]
