@@ -1,53 +1,33 @@
-"""uvicorn's HTTP/1.1 protocol with what a public door needs: bounds on the head, no pipelining, known delivery.
+"""HTTP/1.1 for a public door: bounds on the head, no pipelining, known delivery; uvicorn's server owns the listener.
 
-Puts itself into the scope as the extension `kelvin.connection`. It leans on uvicorn's internals, so the version is
-pinned and tests/activator/test_edge.py runs before it moves.
+Puts itself into the scope as the extension `kelvin.connection`. One request and its answer are `edge_cycle`'s.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
+import httptools
+from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from activator.edge_body import BodyPace
+from activator.edge_cycle import Cycle
 from activator.gate import Gate
-from activator.policy.edge_rates import is_padded, is_slow
 from activator.refusal import TOO_LARGE, closing
 from contracts.traffic_errors import AddressBusy, DeadlineExceeded
 
 EXTENSION: Final = "kelvin.connection"
-# What uvicorn warns of is what strangers send: counted, not written down.
-_log: Final = logging.getLogger("activator.http")
-_log.setLevel(logging.ERROR)
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+_MALFORMED: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b"
+)
 
 
-class _JoinedHead:
-    """A cycle's transport that sends the head of an answer together with its first bytes: one record, one call."""
-
-    __slots__ = ("_head", "_is_past", "_transport", "close", "is_closing")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._head = b""
-        self._is_past = False
-        self.close = transport.close
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        """uvicorn writes the head first, whole; the application always sends a body, if an empty one, right after."""
-        if self._is_past or data.startswith(b"HTTP/1.1 100 "):
-            self._transport.write(data)
-        elif self._head:
-            self._is_past = True
-            self._transport.write(self._head + data)
-        else:
-            self._head = data
-
-
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(asyncio.Protocol):
     """One connection, from the end of its TLS handshake on."""
 
     raw: asyncio.Transport  # below TLS; set by the edge, as the next
@@ -61,21 +41,30 @@ class HttpProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.logger = _log
+        if not config.loaded:
+            config.load()
+        self._app = config.loaded_app
+        self._loop = _loop or asyncio.get_running_loop()
+        self._server = server_state
         self._gate = gate
         self._limits = gate.limits
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # behind the last request: ignored
         self._is_open = False
+        self._cycle: Cycle | None = None
         self._taken = asyncio.Event()
         self._gone: Callable[[], None] | None = None
+        self.is_full = False
+        self._is_paused = False
+        self._idle_s = gate.limits.idle_s
+        self._idle_since_s: float | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
         self._head_read = 0
         self._head_timer: asyncio.TimerHandle | None = None
-        self._body_read = 0  # with what frames it
-        self._body_bytes = 0
-        self._body_before = 0  # of these, before the window that is timed
-        self._body_held = False  # we, and not the client, made the window slow
-        self._body_timer: asyncio.TimerHandle | None = None
+        self._pace = BodyPace(gate.limits, self._loop, self._is_body_held, self._body_is_late)
         self._ignoring = False
         self._extensions = {EXTENSION: self}
 
@@ -83,15 +72,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     def unaccepted(self) -> int:
         """Bytes of the answer that the client-side socket has not taken."""
-        return self.raw.get_write_buffer_size() + self.transport.get_write_buffer_size()
+        return self.raw.get_write_buffer_size() + self._transport.get_write_buffer_size()
 
     def is_accepted(self) -> bool:
         """Whether the socket has taken every byte, and the client is there."""
-        return self.unaccepted() == 0 and not self.cycle.disconnected and not self.transport.is_closing()
+        return self.unaccepted() == 0 and self._is_open and not self._transport.is_closing()
 
     async def accepted(self) -> bool:
         """Wait until the socket has taken every byte; False where the client has gone."""
-        while not self.cycle.disconnected and not self.transport.is_closing():
+        while self._is_open and not self._transport.is_closing():
             if self.unaccepted() == 0:
                 return True
             self._taken.clear()
@@ -104,7 +93,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def body_is_read(self) -> None:
         """A large body paused the socket, and a paused socket hides a disconnect."""
-        self.flow.resume_reading()
+        self.resume_body()
 
     def unwatch(self) -> None:
         """The request is over, or nobody needs to be told."""
@@ -114,28 +103,69 @@ class HttpProtocol(HttpToolsProtocol):
         """End the connection now, whatever waits to be sent."""
         self.raw.abort()
 
+    # What the cycle uses.
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def end(self) -> None:
+        self._transport.close()
+
+    def pause_body(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume_body(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    async def drained(self) -> None:
+        await self.accepted()
+
+    def answered(self) -> None:
+        self._server.total_requests += 1
+        if self._transport.is_closing():
+            return
+        self.resume_body()
+        self._idle_since_s = self._loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(self._idle_s, self._judge_idle)
+
     # What the transports tell.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast(asyncio.Transport, transport))
+        self._transport = cast(asyncio.Transport, transport)
+        self._own_address = transport.get_extra_info("sockname")
+        self._peer = transport.get_extra_info("peername")
+        self._server.connections.add(self)  # type: ignore[arg-type]
         self._is_open = True
         self._start_head_timer()
         if self._gate.relieved:
-            self.timeout_keep_alive = self._limits.lame_duck_s
+            self._idle_s = self._limits.lame_duck_s
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_open:  # lost within the handshake
             return
+        self._is_open = self.is_full = False
         self._stop_head_timer()
-        self._stop_body_timer()
-        super().connection_lost(exc)
+        self._pace.stop()
+        self._stop_idle_timer()
+        self._server.connections.discard(self)
+        if self._cycle is not None:
+            self._cycle.lost()
         self._taken.set()
+        self._transport.close()
         gone, self._gone = self._gone, None
         if gone is not None and not self._is_answered():
             gone()
 
+    def pause_writing(self) -> None:
+        self.is_full = True
+
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self.is_full = False
         self.raw_drained()
 
     def raw_drained(self) -> None:
@@ -146,161 +176,203 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
             return
+        self._idle_since_s = None
         if self._in_head:
             self._head_read += len(data)
-            if self._head_timer is None:
-                self._start_head_timer()
         else:
-            self._body_read += len(data)
-        super().data_received(data)
+            self._pace.read(len(data))
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # to nothing that we speak: the request is served as it is
+        except httptools.HttpParserError:
+            self._refuse_malformed(b"Invalid HTTP request received.")
         self._judge_read()
 
     def _judge_read(self) -> None:
         """Of what was parsed so far: the head's bounds, and how a body comes."""
-        if self._ignoring or self.transport.is_closing():
+        if self._ignoring or self._transport.is_closing():
             return
         if self._in_head:
             if self._head_read > self._limits.head_bytes:
                 self._refuse(TOO_LARGE, 431)
-        elif is_padded(self._body_read, self._body_bytes, self._limits.head_bytes):
-            self.send_400_response("The body is framed at too great length.")
-        elif self._body_timer is None:
-            self._start_body_timer()
+            elif self._head_read and self._head_timer is None:
+                self._start_head_timer()
+        elif self._pace.is_padded:
+            self._refuse_malformed(b"The body is framed at too great length.")
+        else:
+            self._pace.watch()
 
     def shutdown(self) -> None:
         """The server ends. A lame duck tells its clients before it goes (RFC 9112, 9.6).
 
         On a connection that is cut while idle a request may be on its way. Who is within an answer is told by the next.
         """
-        if not self._gate.relieved:
-            super().shutdown()
-            return
-        self.timeout_keep_alive = self._limits.lame_duck_s
-        if not self._is_answered():
-            self.cycle.keep_alive = self.cycle.keep_alive and self.cycle.response_started
-        elif self.timeout_keep_alive_task is not None:
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+        busy = self._busy()
+        if self._gate.relieved:
+            self._idle_s = self._limits.lame_duck_s
+            if busy is not None:
+                busy.keep_alive = busy.keep_alive and busy.response_started
+            elif self._idle_since_s is not None:
+                self._idle_since_s = self._loop.time()
+                self._stop_idle_timer()
+                self._idle_timer = self._loop.call_later(self._idle_s, self._judge_idle)
+        elif busy is not None:
+            busy.keep_alive = False
+        else:
+            self._transport.close()
 
     # What the parser tells.
 
     def on_message_begin(self) -> None:
-        if not self._is_answered():
+        if (busy := self._busy()) is not None:
             # Pipelining: answer the first, then close (RFC 9112, 9.3.2). It would hide a disconnect from the first.
             self._ignoring = True
-            self.cycle.keep_alive = False
-            return
-        super().on_message_begin()
-        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
+            busy.keep_alive = False
+        else:
+            self._url, self._headers = b"", []
 
     def on_url(self, url: bytes) -> None:
         if not self._ignoring:
-            super().on_url(url)
+            self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._ignoring and self._in_head:  # trailers are nobody's headers (RFC 9110, 6.5.1)
-            super().on_header(name, value)
+        if self._in_head and not self._ignoring:  # trailers are nobody's headers (RFC 9110, 6.5.1)
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._ignoring:
             return
         self._in_head, self._head_read = False, 0
         self._stop_head_timer()
-        self._body_read = self._body_bytes = 0
-        if self.source is not None and (wait_s := self._gate.addresses.asks(self.source, self.loop.time())) is not None:
-            busy = AddressBusy(wait_s)
-            self._gate.meters.refused(busy)
-            self._refuse(closing(busy, self.url), None)
-            return
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self._limits.head_bytes or len(self.headers) > self._limits.headers:  # a read may hold more than both
+        self._pace.begin()
+        url, headers = self._url, self._headers
+        if self.source is not None:
+            wait_s = self._gate.addresses.asks(self.source, self._loop.time())
+            if wait_s is not None:
+                busy = AddressBusy(wait_s)
+                self._gate.meters.refused(busy)
+                self._refuse(closing(busy, url), None)
+                return
+        size = len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
+        if size > self._limits.head_bytes or len(headers) > self._limits.headers:  # a read may hold more than both
             self._refuse(TOO_LARGE, 431)
             return
-        if not self.url.startswith(b"/") and self._names_another_host():
+        if not url.startswith(b"/") and self._names_another_host():
             self._ignoring = True
-            self.send_400_response("The target names another host.")
+            self._refuse_malformed(b"The target names another host.")
             return
-        super().on_headers_complete()
-        if self._gate.relieved:
-            self.cycle.keep_alive = False  # and the answer says so
-        if self.scope["method"] != "HEAD":  # its head is followed by nothing
-            self.cycle.transport = cast(asyncio.Transport, _JoinedHead(self.transport))
+        self._begin()
+
+    def _begin(self) -> None:
+        """The head is whole and may be served."""
+        parser, headers = self._parser, self._headers
+        target = httptools.parse_url(self._url)
+        path = target.path.decode("ascii")
+        version = parser.get_http_version()
+        scope: Scope = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "method": parser.get_method().decode("ascii"),
+            "scheme": "https",
+            "server": self._own_address,
+            "client": self._peer,
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": target.path,
+            "query_string": target.query or b"",
+            "headers": headers,
+            "extensions": self._extensions,
+        }
+        expected = [value.lower() for name, value in headers if name == b"expect"]
+        # The answer of a connection that may not stay says so.
+        may_stay = version != "1.0" and parser.should_keep_alive() and not self._gate.relieved
+        self._cycle = Cycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)
+        task = self._loop.create_task(self._cycle.run(self._app))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
 
     def on_body(self, body: bytes) -> None:
-        if not self._ignoring:
-            self._body_bytes += len(body)
-            super().on_body(body)
-            self._body_held = self._body_held or self.flow.read_paused
+        if not self._ignoring and self._cycle is not None:
+            self._cycle.take(body)
+            self._pace.came(len(body))
 
     def on_message_complete(self) -> None:
-        if not self._ignoring:
+        if not self._ignoring and self._cycle is not None:
             self._in_head = True
-            self._stop_body_timer()
-            super().on_message_complete()
+            self._pace.stop()
+            self._cycle.body_ended()
+
+    def _busy(self) -> Cycle | None:
+        """The request that waits for the end of its answer."""
+        cycle = self._cycle
+        return None if cycle is None or cycle.response_complete else cycle
 
     def _is_answered(self) -> bool:
-        """Whether no request waits for the end of its answer."""
-        cycle = cast(RequestResponseCycle | None, self.cycle)
-        return cycle is None or cycle.response_complete
+        return self._busy() is None
 
-    def send_400_response(self, msg: str) -> None:
+    def _refuse_malformed(self, why: bytes) -> None:
         """What the parser does not take. Behind a request that is whole it is as a second one: not answered."""
-        if not self._is_answered() and not self.cycle.more_body:
+        busy = self._busy()
+        if busy is not None and not busy.more_body:
             self._ignoring = True
-            self.cycle.keep_alive = False
-        elif not self._is_answered() and self.cycle.response_started:
+            busy.keep_alive = False
+        elif busy is not None and busy.response_started:
             self.raw.abort()
         else:
-            self._gate.meters.malformed(400)
-            super().send_400_response(msg)
+            self._refuse(_MALFORMED % (len(why), why), 400)
 
     def _names_another_host(self) -> bool:
         """Of a target in absolute-form, which would count instead of Host (RFC 9112, 3.2.2): the two have to agree."""
-        authority = self.url.partition(b"://")[2].partition(b"/")[0]
-        return [value for name, value in self.headers if name == b"host"] != [authority]
+        authority = self._url.partition(b"://")[2].partition(b"/")[0]
+        return [value for name, value in self._headers if name == b"host"] != [authority]
 
     def _refuse(self, answer: bytes, malformed: int | None) -> None:
         self._ignoring = True
         if malformed is not None:
             self._gate.meters.malformed(malformed)
-        self.transport.write(answer)
-        self.transport.close()
+        self._transport.write(answer)
+        self._transport.close()
 
     def _start_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(self._limits.head_s, self._head_is_late)
+        self._head_timer = self._loop.call_later(self._limits.head_s, self._head_is_late)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _judge_idle(self) -> None:
+        """One timer goes on for as long as the connection lives: a request only notes that it came."""
+        self._idle_timer = None
+        if self._idle_since_s is None or self._transport.is_closing():
+            return
+        left_s = self._idle_since_s + self._idle_s - self._loop.time()
+        if left_s > 0:
+            self._idle_timer = self._loop.call_later(left_s, self._judge_idle)
+        else:
+            self._transport.close()
+
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
     def _head_is_late(self) -> None:
         self._head_timer = None
         self.raw.abort()
 
-    def _start_body_timer(self) -> None:
-        self._body_before = self._body_bytes
-        self._body_held = self.flow.read_paused or self.cycle.waiting_for_100_continue
-        self._body_timer = self.loop.call_later(self._limits.head_s, self._judge_body)
+    def _is_body_held(self) -> bool:
+        """By us: we read no more for now, or it was not invited yet."""
+        return self._is_paused or (self._cycle is not None and self._cycle.invites)
 
-    def _stop_body_timer(self) -> None:
-        if self._body_timer is not None:
-            self._body_timer.cancel()
-            self._body_timer = None
-
-    def _judge_body(self) -> None:
-        """A window has passed."""
-        self._body_timer = None
-        if self.transport.is_closing():
+    def _body_is_late(self) -> None:
+        if self._transport.is_closing():
             return
-        came = self._body_bytes - self._body_before
-        if self._body_held or not is_slow(came, self._limits.head_s, self._limits.body_rate):
-            self._start_body_timer()
-        elif self.cycle.response_started:
+        if self._cycle is not None and self._cycle.response_started:
             self.raw.abort()
         else:
             late = DeadlineExceeded(self._limits.head_s, "reading the request's body")
             self._gate.meters.refused(late)
-            self._refuse(closing(late, self.url), None)
+            self._refuse(closing(late, self._url), None)
