@@ -6,6 +6,8 @@ Receipts are what an activator tells a replica meanwhile, so that one of the two
 from enum import StrEnum
 from typing import Final
 
+from msgspec import UNSET, UnsetType
+
 from contracts.timeline import Stamp
 from contracts.wire import Wire
 
@@ -42,6 +44,9 @@ class RequestRecord(Wire, frozen=True):
     completion_tokens: int
     device_us: int
     timeline: tuple[Stamp, ...] | None = None  # of cold starts and failures
+    # What an `Idempotency-Key` makes of all requests that are one for the bill. Not set it is not in the bytes, either:
+    # records that are digested as they came keep their digest.
+    once: str | UnsetType = UNSET
 
 
 class LifetimeRecord(Wire, frozen=True):

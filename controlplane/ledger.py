@@ -11,25 +11,24 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, RowMapping, select, update
+from sqlalchemy import Connection, select
 
 from contracts.billing import ClosingReport
 from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
-from contracts.timeline import Stage, Stamp
-from contracts.usage import LifetimeRecord, Origin, RequestRecord
-from contracts.wire import decoder, encode
+from contracts.timeline import Stage
+from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
 from controlplane.closings import closing_entry
 from controlplane.journal import LedgerJournal
 from controlplane.ledger_migrations import ensure_ledger
-from controlplane.ledger_schema import LIFETIME_VALUES, REQUEST_VALUES, lifetime_records, request_records
+from controlplane.ledger_schema import LIFETIME_VALUES, lifetime_records, request_records
 from controlplane.months import Closed
-from controlplane.policy.booking import Booked, book, key_of, packed, unpacked
+from controlplane.policy.booking import Booked
 from controlplane.policy.chain import Kind
-from controlplane.policy.rating import is_billable
-from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request
+from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request, standing
+from controlplane.request_rows import Groups, book_all, kin_of, known_requests, request_row, set_standing
 from controlplane.store import Database
 from controlplane.totals import Totals
 
@@ -38,10 +37,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", RequestRecord, LifetimeRecord)
 
 MAX_BATCH: Final = 5_000
-_REQUEST_FIELDS: Final = tuple(field for field in RequestRecord.__struct_fields__ if field != "timeline")
 _LIFETIME_FIELDS: Final = LifetimeRecord.__struct_fields__
-# Of REQUEST_VALUES, what comes after the name of a record and before its timeline; all of LIFETIME_VALUES.
-_request_values: Final = attrgetter(*(column.name for column in REQUEST_VALUES[4:-1]))
 _lifetime_values: Final = attrgetter(*(column.name for column in LIFETIME_VALUES))
 _COLD: Final = frozenset({Stage.PROMOTED, Stage.LEASED, Stage.BOUND, Stage.READY})
 
@@ -114,9 +110,9 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
     """Enter the records, in any order and however often."""
     arrived = Arrivals(connection, {record.source for record in records})
     shut = Closed(connection, {record.tenant for record in records})
-    known = _known_requests(connection, {(record.tenant, record.request_id) for record in records})
+    known = known_requests(connection, {(record.tenant, record.request_id) for record in records})
     groups = {name: list(booked) for name, booked in known.items()}
-    touched: dict[tuple[str, str], None] = {}  # an ordered set
+    touched: Groups = {}  # in the order of their records
     aside, placements = Conflicts(), defaultdict[Placement, int](int)
     for record in records:
         group = groups[record.tenant, record.request_id]
@@ -124,19 +120,23 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
         placement = place_request([booked.record for booked in group], record, sequence_taken=taken)
         if placement is Known.NEW:
             group.append(Booked(record, shut.month_for(record.tenant, record.ended_at_us)))
-            touched[record.tenant, record.request_id] = None
+            touched[record.tenant, record.request_id] = group
         elif isinstance(placement, Conflict):
             aside.add(record, f"{record.request_id} ({record.source}#{record.sequence})", record.ended_at_us, placement)
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.ended_at_us)
     chains, totals, rows = Chains(connection), Totals(connection), list[tuple[Any, ...]]()
-    for name in touched:
-        before, after = known[name], book(groups[name], shut.of(name[0]))
+    kin = kin_of(connection, touched)
+    known |= kin
+    for name, after in book_all(touched | kin, shut).items():
+        before = known[name]
+        if before == after:  # what is charged is not for another request to change
+            continue
         totals.add_requests(before, after)
-        rows += [_request_row(booked, chains) for booked in after[len(before) :]]
+        rows += [request_row(booked, chains) for booked in after[len(before) :]]
         for old, new in zip(before, after, strict=False):
             if old != new:
-                _set_standing(connection, new)
+                set_standing(connection, new)
     insert_rows(connection, request_records, rows)
     aside_count = aside.write(connection, chains, shut)
     totals.write()
@@ -175,19 +175,16 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
 
 
 def timeline_of(connection: Connection, tenant: str, request_id: str) -> TimelineAnswer | None:
-    """From the record that stands."""
-    columns = request_records.c
-    query = select(request_records).where(
-        columns.tenant == tenant, columns.request_id == request_id, columns.stands.is_(True)
-    )
-    row = connection.execute(query).mappings().first()
-    if row is None:
+    """From the best record of the request, whether or not it is the one that is charged."""
+    found = known_requests(connection, [(tenant, request_id)])[tenant, request_id]
+    if not found:
         return None
-    stamps = booked_of(row).record.timeline or ()
+    record = standing([booked.record for booked in found])
+    stamps = record.timeline or ()
     return TimelineAnswer(
         request_id=request_id,
-        model=row["model"],
-        version=row["version"],
+        model=record.model,
+        version=record.version,
         cold=any(stamp.stage in _COLD for stamp in stamps),
         stamps=stamps,
     )
@@ -203,20 +200,6 @@ def _check_size(records: Sequence[object]) -> None:
         raise Refused(InvalidRequest("records", str(len(records)), f"must be at most {MAX_BATCH}"))
 
 
-def _known_requests(connection: Connection, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[Booked]]:
-    known: dict[tuple[str, str], list[Booked]] = {name: [] for name in names}
-    by_tenant = defaultdict[str, list[str]](list)
-    for tenant, request_id in names:
-        by_tenant[tenant].append(request_id)
-    c = request_records.c
-    for tenant, ids in by_tenant.items():
-        for some in chunks(sorted(ids)):
-            query = select(request_records).where(c.tenant == tenant, c.request_id.in_(some))
-            for row in connection.execute(query).mappings():
-                known[tenant, row["request_id"]].append(booked_of(row))
-    return known
-
-
 def _known_lifetimes(connection: Connection, names: Collection[str]) -> dict[str, LifetimeRecord]:
     known = {}
     for some in chunks(sorted(names)):
@@ -224,38 +207,3 @@ def _known_lifetimes(connection: Connection, names: Collection[str]) -> dict[str
         for row in connection.execute(query).mappings():
             known[row["runtime_id"]] = LifetimeRecord(**{field: row[field] for field in _LIFETIME_FIELDS})
     return known
-
-
-def booked_of(row: RowMapping) -> Booked:
-    """A row of requests, whole."""
-    fields = {field: row[field] for field in _REQUEST_FIELDS}
-    timeline, replaces = row["timeline"], row["replaces"]
-    fields["origin"] = Origin(fields["origin"])
-    fields["timeline"] = None if timeline is None else decoder(tuple[Stamp, ...]).decode(timeline)
-    return Booked(
-        RequestRecord(**fields), row["month"], row["stands"], None if replaces is None else unpacked(replaces)
-    )
-
-
-def _request_row(booked: Booked, chains: Chains) -> tuple[Any, ...]:
-    record = booked.record
-    timeline = None if record.timeline is None else encode(record.timeline).decode()
-    values = (record.tenant, record.request_id, *key_of(record), *_request_values(record), timeline)
-    place = chains.add(record.tenant, booked.month, Kind.REQUEST, values)
-    return (*values, booked.stands, is_billable(record), *place, _replaced(booked))
-
-
-def _set_standing(connection: Connection, booked: Booked) -> None:
-    record, columns = booked.record, request_records.c
-    origin, orphan_of = key_of(record)
-    it = update(request_records).where(
-        columns.tenant == record.tenant,
-        columns.request_id == record.request_id,
-        columns.origin == origin,
-        columns.orphan_of == orphan_of,
-    )
-    connection.execute(it.values(stands=booked.stands, replaces=_replaced(booked)))
-
-
-def _replaced(booked: Booked) -> str | None:
-    return None if booked.replaces is None else packed(booked.replaces)

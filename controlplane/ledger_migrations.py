@@ -142,7 +142,19 @@ def _chain(connection: Connection, links: Chains, table: Table, kind: Kind, valu
     connection.execute(text("DROP INDEX ledger_unchained"))
 
 
-STEPS: Final[Sequence[Migration]] = (Migration(1, "records", _records), Migration(2, "chains", _chains))
+def _once(connection: Connection) -> None:
+    """Which requests are one for the bill. Those that are there are not: their digests stay as they are."""
+    connection.execute(text("ALTER TABLE ledger_requests ADD COLUMN once VARCHAR(64)"))
+    connection.execute(
+        text("CREATE INDEX ledger_requests_by_once ON ledger_requests (tenant, once) WHERE once IS NOT NULL")
+    )
+
+
+STEPS: Final[Sequence[Migration]] = (
+    Migration(1, "records", _records),
+    Migration(2, "chains", _chains),
+    Migration(3, "once", _once),
+)
 LEDGER_SCHEMA: Final = len(STEPS)
 
 

@@ -48,10 +48,13 @@ request_records = Table(
     Column("billable", Boolean, nullable=False),
     *_chained(),
     Column("replaces", String(145)),  # "origin:orphan_of" of the record of a closed month whose charge it takes back
+    Column("once", String(64)),  # of the requests that are one for the bill
     Index("ledger_requests_by_link", "tenant", "month", "link", unique=True),
 )
 _orphans = request_records.c.origin == "orphan"
 Index("ledger_requests_of_orphans", request_records.c.tenant, request_records.c.month, sqlite_where=_orphans)
+_once = request_records.c.once
+Index("ledger_requests_by_once", request_records.c.tenant, _once, sqlite_where=_once.is_not(None))
 
 lifetime_records = Table(
     "ledger_lifetimes",
@@ -176,7 +179,7 @@ runtime_totals = Table(
     Index("ledger_runtime_totals_by_end", "tenant", "last_at_us"),
 )
 
-# What a digest covers, in this order: a released list is never edited.
+# What a digest covers, in this order: a released list is never edited. Of a request with a `once` that comes last.
 REQUEST_VALUES: Final = tuple(column for column in request_records.c if column.name in (
     "tenant", "request_id", "origin", "orphan_of", "source", "sequence", "model", "version", "key_id", "runtime_id",
     "started_at_us", "ended_at_us", "queued_us", "outcome", "status", "stream", "prompt_tokens", "cached_tokens",

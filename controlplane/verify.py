@@ -16,7 +16,6 @@ from contracts.billing import BillingReport, ChainReport, LedgerDifference, Veri
 from contracts.usage import LifetimeRecord, Origin
 from contracts.wire import decoder
 from controlplane.closings import prices_of
-from controlplane.ledger import booked_of
 from controlplane.ledger_schema import (
     CLOSING_VALUES,
     CONFLICT_VALUES,
@@ -32,17 +31,17 @@ from controlplane.ledger_schema import (
     request_totals,
 )
 from controlplane.months import Closed
-from controlplane.policy.booking import book
 from controlplane.policy.chain import Kind, digest_of, genesis
 from controlplane.policy.rating import is_charged
 from controlplane.recount import COUNTED, Differing, Recount, Uses
+from controlplane.request_rows import book_all, kin_of, known_requests
 from controlplane.sheet import Pricing, Sheet
 from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES
 
 Tell = Callable[[int], None]  # that so many more rows are read
 
 _ROWS: Final = 2_000
-_MARKS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces"))  # in no digest
+_MARKS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces", "once"))
 _STREAMS: Final[Sequence[tuple[Kind, Table, Sequence[Column[Any]], Sequence[Column[Any]]]]] = (
     (Kind.REQUEST, request_records, REQUEST_VALUES, _MARKS),
     (Kind.LIFETIME, lifetime_records, LIFETIME_VALUES, ()),
@@ -53,6 +52,7 @@ _SUBJECT: Final = {Kind.REQUEST: "request_id", Kind.LIFETIME: "runtime_id", Kind
 # A row of a stream is its link, its digest, what that digest covers, and marks.
 _LINK, _CHAIN = 0, 1
 _COVERED: Final = {kind: slice(2, 2 + len(values)) for kind, _, values, _ in _STREAMS}
+_ONCE: Final = slice(-1, None)  # of a request: the last of its marks, in its digest where it is set; the others are not
 _REQUEST_NAMES: Final = ("link", "chain", *(column.name for column in (*REQUEST_VALUES, *_MARKS)))
 _counted: Final = itemgetter(*(_REQUEST_NAMES.index(name) for name in COUNTED))
 _judged: Final = itemgetter(
@@ -124,7 +124,7 @@ class _Month:
         self.links = 0
         self.end = genesis(tenant, month)
         self.closing: dict[str, Any] | None = None
-        self._closed = Closed(connection, {tenant}).of(tenant)
+        self._shut = Closed(connection, {tenant})
         self._recount = Recount(connection, tenant, month, uses)
 
     def run(self, written_end: tuple[int, str], tell: Tell) -> LedgerDifference | None:
@@ -168,7 +168,8 @@ class _Month:
         if self.closing is not None:
             return self._differs(self._subject(kind, row), f"link {link} was added after the month was closed")
         values = row[_COVERED[kind]]
-        self.end = digest_of(self.end, kind, values)
+        once = row[_ONCE] if kind is Kind.REQUEST and row[-1] is not None else ()
+        self.end = digest_of(self.end, kind, (*values, *once))
         if self.end.hex() != row[_CHAIN]:
             return self._differs(
                 self._subject(kind, row), f"link {link}: the row, or one before it, is not what was written"
@@ -187,19 +188,19 @@ class _Month:
         return None
 
     def _check_request(self, row: Row[Any]) -> LedgerDifference | None:
-        """Whether it is charged follows from all records of its request; of an activator's there is one, and it is."""
+        """Whether it is charged follows from all records of its request, and of those that are one with it; of an
+        activator's alone there is one, and it is."""
         request_id, origin, outcome, tokens = _judged(row)
-        stands, billable, replaces = _marked(row)
+        stands, billable, replaces, once = _marked(row)
         if billable is not is_charged(outcome, tokens):
             return self._differs(
                 self._subject(Kind.REQUEST, row), f"billable is {billable}; its outcome and tokens say otherwise"
             )
-        if origin == Origin.ORPHAN or replaces is not None or not stands:
-            c = request_records.c
-            query = select(request_records).where(c.tenant == self._tenant, c.request_id == request_id)
-            records = self._connection.execute(query).mappings()
-            group = [booked_of(record) for record in records]
-            if book(group, self._closed) != group:
+        if origin == Origin.ORPHAN or replaces is not None or not stands or once is not None:
+            name = self._tenant, request_id
+            known = known_requests(self._connection, [name])
+            known |= kin_of(self._connection, known)
+            if book_all(known, self._shut)[name] != known[name]:
                 return self._differs(
                     self._subject(Kind.REQUEST, row),
                     "which record of this request is charged is not what its records say",

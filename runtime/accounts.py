@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET
+
 from contracts.frames import Counts
 from contracts.traffic_errors import Cancelled
 from contracts.usage import Origin, RequestRecord
@@ -23,6 +25,7 @@ class Account:
     stream: bool
     counts: Counts
     delivered_tokens: int  # the last count that the activator acknowledged
+    once: str = ""  # as the activator would have recorded it; "" for none
 
     def delivered(self, tokens: int) -> "Account":
         """The same with an acknowledgement that came later; it never takes one back."""
@@ -50,4 +53,5 @@ class Account:
             cached_tokens=self.counts.cached_tokens,
             completion_tokens=self.delivered_tokens,
             device_us=self.counts.device_us,
+            once=self.once or UNSET,
         )

@@ -34,6 +34,7 @@ REQUEST_ID: Final = "x-kelvin-request-id"
 DEADLINE: Final = "x-kelvin-deadline-ms"
 KEY_ID: Final = "x-kelvin-key-id"
 SOURCE: Final = "x-kelvin-source"
+ONCE: Final = "x-kelvin-once"
 LONGEST_S: Final = 3600.0  # of a request that brings no deadline, too
 
 _REQUESTS: Final = "/v1/requests/"
@@ -54,6 +55,7 @@ class Call:
     ceiling: Ceiling  # of the caller, within the version's limits
     began_us: int  # monotonic
     started_at_us: int  # wall clock
+    once: str  # what the record is one with, or ""
 
 
 class ServingApi:
@@ -160,6 +162,7 @@ class ServingApi:
             stream=stream,
             counts=exchange.counts,
             delivered_tokens=min(exchange.delivered_tokens, exchange.counts.completion_tokens),
+            once=call.once,
         )
 
     def _delete(self, request_id: str) -> None:
@@ -192,6 +195,7 @@ def _call(scope: Scope) -> Call:
         ceiling=_ceiling(scope),
         began_us=_now_us(),
         started_at_us=time.time_ns() // 1000,
+        once=_header(scope, ONCE) or "",
     )
 
 

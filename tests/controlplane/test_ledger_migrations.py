@@ -16,6 +16,8 @@ from tests.controlplane.usage_records import lifetime_record, request_record
 
 # Made by the program that had schema 1: good and bad months of two tenants, orphans, a conflict, an unused standby.
 GOLDEN = Path(__file__).parents[1] / "golden" / "ledger_1.sql"
+# And schema 2: a closed month with a conflict and a late correction, two more months of one tenant.
+CHAINED = GOLDEN.with_name("ledger_2.sql")
 
 
 @pytest.fixture
@@ -83,6 +85,30 @@ def test_an_old_ledger_whose_rows_were_lost_would_bill_less(old: Engine) -> None
         connection.execute(text("DELETE FROM ledger_requests WHERE request_id = 'req-2'"))
     ensure_ledger(old)
     assert report(old).requests["ok"] == 1
+
+
+def test_the_digests_of_a_chained_ledger_stay_what_they_were(tmp_path: Path) -> None:
+    """Records without a `once` are digested as by the program that wrote them, and so are those that come next."""
+    path = tmp_path / "kelvin.db"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(CHAINED.read_text())
+        ends = dict(connection.execute("SELECT tenant || month, chain FROM ledger_chains").fetchall())
+    connection.close()
+    engine = sqlite_engine(path)
+    ensure_ledger(engine)
+    enter(engine, [request_record(30, sequence=30), request_record(31, sequence=31, once="a")])
+    for tenant in ("acme", ""):
+        with engine.connect() as opened:
+            found = verify_ledger(opened, tenant, None)
+        assert found.sound
+        for month in found.months:
+            if month.month == "2026-11":
+                assert month.chain == ends[tenant + month.month]
+    with engine.begin() as changing:
+        changing.execute(text("UPDATE ledger_requests SET once = 'b' WHERE once = 'a'"))
+    with engine.connect() as opened:
+        assert not verify_ledger(opened, "acme", None).sound
+    engine.dispose()
 
 
 def test_a_step_that_fails_leaves_the_old_ledger(old: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

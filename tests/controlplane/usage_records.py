@@ -1,5 +1,7 @@
 """Usage records for tests: one call makes a good one, keywords make it other."""
 
+from msgspec import UNSET, UnsetType
+
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
 from controlplane.policy.month import month_bounds_us
 
@@ -25,6 +27,7 @@ def request_record(
     cached_tokens: int = 4,
     completion_tokens: int = 7,
     device_us: int = 1000,
+    once: str | UnsetType = UNSET,
 ) -> RequestRecord:
     """The `number`th request; its sequence is the number."""
     ended = BEGIN_US + HOUR_US + number if ended_at_us is None else ended_at_us
@@ -48,6 +51,7 @@ def request_record(
         cached_tokens=cached_tokens,
         completion_tokens=completion_tokens,
         device_us=device_us,
+        once=once,
     )
 
 

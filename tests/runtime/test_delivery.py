@@ -98,7 +98,7 @@ def test_a_lost_activator_leaves_a_record(tmp_path: Path) -> None:
     """Connection gone without a DELETE: freed, and recorded with the tokens that were acknowledged, not those made."""
 
     async def scene(each: Bench) -> None:
-        async with each.open(body={"stream": True, "max_tokens": 50}, key_id="key1") as answer:
+        async with each.open(body={"stream": True, "max_tokens": 50}, key_id="key1", once="abc") as answer:
             each.engine.allow(5)
             await frames_until(answer, FrameDecoder(), 5)
             for tokens in (3, 2):
@@ -111,6 +111,7 @@ def test_a_lost_activator_leaves_a_record(tmp_path: Path) -> None:
         assert (record.request_id, record.origin, record.source, record.sequence) == ("r1", Origin.ORPHAN, "x", 1)
         assert (record.tenant, record.model, record.version) == (BIND.tenant, BIND.model, BIND.version)
         assert (record.key_id, record.runtime_id, record.stream) == ("key1", "x", True)
+        assert record.once == "abc"
         assert record.completion_tokens == 3
         assert record.prompt_tokens == len(CODEC.encode("Once"))
         assert (record.outcome, record.status) == ("cancelled", 499)

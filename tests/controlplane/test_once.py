@@ -1,0 +1,163 @@
+"""One charge in the ledger: requests with one `once` are billed once, however their records come; books stay sound."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, select, text
+
+from contracts.usage import Origin, RequestRecord
+from controlplane.journal import entry_of, payload_of
+from controlplane.ledger import append_requests, timeline_of
+from controlplane.ledger_migrations import ensure_ledger
+from controlplane.ledger_schema import request_records
+from controlplane.month_end import LATE_US, close_month
+from controlplane.replay import replay
+from controlplane.store import sqlite_engine
+from tests.controlplane.test_billing import BOOK, enter, fresh_engine, good_month, report
+from tests.controlplane.test_reconcile import found as reconciled
+from tests.controlplane.test_reconcile import whole_engine
+from tests.controlplane.test_verify import verify
+from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
+
+DAY_US = 24 * HOUR_US
+# One key, four times: cut by its caller, by its activator's death (told by two), answered, answered again.
+CUT = request_record(21, outcome="cancelled", status=499, completion_tokens=3, once="k1")
+ORPHAN = request_record(
+    22, origin=Origin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", completion_tokens=64, once="k1"
+)
+LATE_OF_IT = request_record(22, outcome="replica_lost", status=502, completion_tokens=5, once="k1")
+ANSWERED = request_record(23, completion_tokens=8, once="k1")
+AGAIN = request_record(24, completion_tokens=8, once="k1")
+OTHER = request_record(25, once="k2")
+THEIRS = request_record(26, once="k1", tenant="other")
+TOMORROW = request_record(27, once="k1", ended_at_us=ANSWERED.ended_at_us + 2 * DAY_US)
+FAMILY = [CUT, ORPHAN, LATE_OF_IT, ANSWERED, AGAIN, OTHER, THEIRS, TOMORROW]
+
+
+def standing(engine: Engine) -> set[str]:
+    """Requests that are charged."""
+    with engine.connect() as connection:
+        rows = connection.execute(select(request_records.c.request_id).where(request_records.c.stands))
+        return set(rows.scalars())
+
+
+def bill(engine: Engine) -> object:
+    """All of it that a tenant pays for."""
+    made = report(engine)
+    return made.requests, made.lines, made.total_micros, made.completion_tokens
+
+
+def test_four_requests_of_one_key_are_one_on_the_bill() -> None:
+    """And one of another key, of another tenant, of another day, are others."""
+    engine, alone = fresh_engine(), fresh_engine()
+    enter(engine, FAMILY)
+    enter(alone, [ANSWERED, OTHER, TOMORROW])
+    assert standing(engine) == {f"req-{number}" for number in (23, 25, 26, 27)}
+    assert bill(engine) == bill(alone)
+    assert verify(engine).sound
+    with engine.connect() as connection:
+        for number in (21, 22, 23):  # each can still be asked about
+            assert timeline_of(connection, "acme", f"req-{number}") is not None
+    engine.dispose()
+    alone.dispose()
+
+
+def test_without_it_each_would_be_charged() -> None:
+    """The control."""
+    engine = fresh_engine()
+    enter(engine, [request_record(number, completion_tokens=8) for number in (23, 24)])
+    assert report(engine).requests == {"ok": 2}
+    engine.dispose()
+
+
+@pytest.mark.deep
+@given(data=st.data())
+@settings(max_examples=60)
+def test_order_repeats_and_batches_do_not_change_a_bill(data: st.DataObject) -> None:
+    """Nor which records are charged; whatever came, the books are sound."""
+    repeats = data.draw(st.lists(st.sampled_from(FAMILY), max_size=6))
+    order: Sequence[RequestRecord] = data.draw(st.permutations([*FAMILY, *repeats]))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(order)), max_size=5)))
+    engine, plain = fresh_engine(), fresh_engine()
+    for begin, end in zip([0, *cuts], [*cuts, len(order)], strict=True):
+        with engine.begin() as connection:
+            append_requests(connection, order[begin:end])
+    enter(plain, FAMILY)
+    assert (standing(engine), bill(engine)) == (standing(plain), bill(plain))
+    for tenant in ("acme", "other"):
+        assert verify(engine, tenant=tenant).sound, verify(engine, tenant=tenant)
+    engine.dispose()
+    plain.dispose()
+
+
+@pytest.mark.deep
+@given(data=st.data())
+@settings(max_examples=40)
+def test_a_month_that_is_closed_in_between_charges_once_too(data: st.DataObject) -> None:
+    """What the closed month charged stands; the rest of the family costs nothing more; every chain holds."""
+    family = [CUT, ANSWERED, AGAIN]
+    order = data.draw(st.permutations(family))
+    after = data.draw(st.integers(0, len(order)))
+    engine = fresh_engine()
+    enter(engine, order[:after])
+    with engine.begin() as connection:
+        close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+    enter(engine, order[after:])
+    assert len(standing(engine)) == 1
+    assert verify(engine).sound, verify(engine)
+    with engine.connect() as connection:
+        charged = connection.execute(
+            text("SELECT SUM(requests) FROM ledger_request_totals WHERE tenant = 'acme' AND billable")
+        ).scalar_one()
+    assert charged == 1
+    engine.dispose()
+
+
+def test_one_that_is_made_to_be_charged_twice_is_found(tmp_path: Path) -> None:
+    """By verify, which recomputes who stands; and a `once` that was changed, by its digest."""
+    for number, statement in enumerate(
+        (
+            "UPDATE ledger_requests SET stands = 1 WHERE request_id = 'req-24'",
+            "UPDATE ledger_requests SET once = NULL WHERE request_id = 'req-24'",
+            "UPDATE ledger_requests SET once = 'k9' WHERE request_id = 'req-24'",
+            "UPDATE ledger_requests SET once = 'k1' WHERE request_id = 'req-1'",
+        )
+    ):
+        engine = sqlite_engine(tmp_path / f"{number}.db")
+        ensure_ledger(engine)
+        enter(engine, [request_record(1), *FAMILY])
+        assert verify(engine).sound
+        with engine.begin() as connection:
+            connection.execute(text(statement))
+        assert not verify(engine).sound, statement
+        engine.dispose()
+
+
+def test_the_accounts_agree_about_requests_that_are_one() -> None:
+    """A replica counted each that it served, a source each that it wrote: what is charged is another matter."""
+    engine = whole_engine()
+    begun = lifetime_record(9, runtime_id="rt-9", sequence=1, source="supervisor-9", requests=2)
+    answered = request_record(1, source="activator-9", runtime_id="rt-9", request_id="one", once="k1")
+    again = request_record(2, source="activator-9", runtime_id="rt-9", request_id="two", once="k1")
+    enter(engine, [*good_month(), answered, again, begun])
+    found = reconciled(engine)
+    assert (found.agrees, found.differences) == (True, ())
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE ledger_request_totals SET requests = requests + 1 WHERE outcome = 'ok'"))
+    assert not reconciled(engine).agrees, "the control"
+    engine.dispose()
+
+
+def test_a_journal_makes_the_same_chains_again() -> None:
+    """However the records were batched when they first came."""
+    first, second = fresh_engine(), fresh_engine()
+    for record in [request_record(1), *FAMILY]:
+        enter(first, [record])
+    assert replay(second, [entry_of(payload_of(record)) for record in [request_record(1), *FAMILY]]) == 9
+    for tenant in ("acme", "other"):
+        assert verify(first, tenant=tenant) == verify(second, tenant=tenant)
+    first.dispose()
+    second.dispose()
