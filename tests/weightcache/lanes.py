@@ -1,14 +1,20 @@
-"""Lanes whose device is this process's memory: the copies are real, and run when the copier least expects it."""
+"""Lanes whose device is this process's memory: the copies are real, and run when the copier least expects it.
+
+`LANES` are these and a CUDA device's, for what has to hold over each.
+"""
 
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 
 from weightcache.checksum import BLOCK_BYTES, blocks_of, sum_blocks
+from weightcache.device import CudaLane
 
+needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there is none here")
 Damage = Callable[[int, torch.Tensor], None]  # number of the copy, and what just arrived
 
 
@@ -82,3 +88,14 @@ class ThreadLane(LateLane):
     def finish(self) -> None:
         for slot in list(self._last):
             self.wait(slot)
+
+
+LANES = [
+    pytest.param(LateLane, id="late"),
+    pytest.param(ThreadLane, id="beside"),
+    pytest.param(
+        lambda: CudaLane(torch.device("cuda", 0), slot_bytes=BLOCK_BYTES, slots=2),
+        id="cuda",
+        marks=[pytest.mark.gpu, needs_device],
+    ),
+]

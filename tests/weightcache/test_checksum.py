@@ -7,12 +7,12 @@ import pytest
 import torch
 from blake3 import blake3
 
+from tests.weightcache.lanes import needs_device
 from weightcache import checksum
 from weightcache.checksum import BLOCK_BYTES, blocks_of, checksum_of, fold, sum_blocks, sums_of
 
 TOTAL = 3 * BLOCK_BYTES + 3 * 4096
 MASK = (1 << 64) - 1
-needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there is none here")
 
 
 @pytest.fixture(scope="module")

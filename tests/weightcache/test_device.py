@@ -13,15 +13,14 @@ from contracts.artifact_errors import AttestationInvalid, ChunkCorrupt
 from contracts.errors import Refused
 from contracts.manifest import PAGE, Manifest
 from tests.weightcache.kit import attestation_of, make_version, running, settings_of
-from tests.weightcache.lanes import Damage, LateLane, ThreadLane
+from tests.weightcache.lanes import LANES, Damage, LateLane
 from weightcache import device as device_module
 from weightcache.checksum import BLOCK_BYTES, checksum_of
-from weightcache.device import CudaLane, checksum_in, copy_to_device
+from weightcache.device import checksum_in, copy_to_device
 from weightcache.policy.spans import Span
 from weightcache.ring import Lane
 from weightcache.tensors import tensors
 
-needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there is none here")
 VERSION = make_version(seed=1, pages=(700, 7, 90), chunk_pages=64)
 RIGHT = checksum_of(memoryview(VERSION.linear))
 
@@ -61,17 +60,6 @@ def chunk_at(offset: int) -> str:
         if offset < begin:
             return chunk.digest
     raise AssertionError(offset)
-
-
-LANES = [
-    pytest.param(LateLane, id="late"),
-    pytest.param(ThreadLane, id="beside"),
-    pytest.param(
-        lambda: CudaLane(torch.device("cuda", 0), slot_bytes=BLOCK_BYTES, slots=2),
-        id="cuda",
-        marks=[pytest.mark.gpu, needs_device],
-    ),
-]
 
 
 @pytest.mark.parametrize("make", LANES)

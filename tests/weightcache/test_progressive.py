@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from blobstore.files import FileStore
 from contracts.errors import Refused, Unavailable
@@ -18,11 +17,10 @@ from contracts.problem import code_of
 from contracts.traffic_errors import DeadlineExceeded
 from service.client import ServiceClient
 from tests.weightcache.kit import TIMEOUT_S, HeldStore, RunningAgent, make_version, running, settings_of
-from tests.weightcache.lanes import LateLane, ThreadLane
+from tests.weightcache.lanes import LANES, LateLane
 from weightcache.app import HTTP_SOCKET
-from weightcache.checksum import BLOCK_BYTES
 from weightcache.client import Lease
-from weightcache.device import CudaLane, copy_to_device
+from weightcache.device import copy_to_device
 from weightcache.policy.spans import Spans, spans_of
 from weightcache.ring import Lane
 from weightcache.scrub import Report
@@ -33,7 +31,6 @@ TOTAL = VERSION.manifest.total_bytes
 PLACES = spans_of((chunk.digest, chunk.length) for chunk in VERSION.manifest.chunks)
 LATE = VERSION.digests[-1]
 HALF = PLACES[VERSION.digests[9]][0][0]  # a little over two blocks of three
-needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there is none here")
 
 
 class Checks:
@@ -252,17 +249,6 @@ class Watched:
         self.staged += nbytes
         if self.staged == HALF // self.slot_bytes * self.slot_bytes:
             self.enough.set()
-
-
-LANES = [
-    pytest.param(LateLane, id="late"),
-    pytest.param(ThreadLane, id="beside"),
-    pytest.param(
-        lambda: CudaLane(torch.device("cuda", 0), slot_bytes=BLOCK_BYTES, slots=2),
-        id="cuda",
-        marks=[pytest.mark.gpu, needs_device],
-    ),
-]
 
 
 @pytest.mark.parametrize("make", LANES)

@@ -117,15 +117,21 @@ class Reader:
         await settled()
 
 
+async def in_parts_of_40() -> tuple[Turns, Reader, Reader]:
+    """Two flows that each read a chunk of a hundred, and one part of which there is room for."""
+    turns = Turns({"store": InParts(40)})
+    for flow in "ab":
+        turns.enter(flow, wants(flow))
+    one, two = Reader(turns, "a"), Reader(turns, "b")
+    await settled()
+    return turns, one, two
+
+
 def test_in_parts() -> None:
     """Two chunks take turns part by part, within the room that there is; all of it is free again at the end."""
 
     async def scenario() -> None:
-        turns = Turns({"store": InParts(40)})
-        for flow in "ab":
-            turns.enter(flow, wants(flow))
-        one, two = Reader(turns, "a"), Reader(turns, "b")
-        await settled()
+        turns, one, two = await in_parts_of_40()
         assert (one.parts, two.parts) == ([40], [])
         for reader, other in ((one, two), (two, one)) * 2:
             already = list(other.parts)
@@ -166,11 +172,7 @@ def test_what_has_begun_runs_to_its_end() -> None:
     """A chunk of which a part is here is read to the end, out of turn, when nobody wants it any more."""
 
     async def scenario() -> None:
-        turns = Turns({"store": InParts(40)})
-        for flow in "ab":
-            turns.enter(flow, wants(flow))
-        one, two = Reader(turns, "a"), Reader(turns, "b")
-        await settled()
+        turns, one, two = await in_parts_of_40()
         assert (one.parts, two.parts) == ([40], [])
         turns.leave("a")
         await settled()
@@ -192,11 +194,7 @@ def test_cancelled_between_parts(moment: str) -> None:
     """All that it had is free again, and its place is another's."""
 
     async def scenario() -> None:
-        turns = Turns({"store": InParts(40)})
-        for flow in "ab":
-            turns.enter(flow, wants(flow))
-        one, two = Reader(turns, "a"), Reader(turns, "b")
-        await settled()
+        turns, one, two = await in_parts_of_40()
         if moment == "its part has just begun":
             turns.leave("b")
             await asyncio.wait({two.task})
