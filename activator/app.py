@@ -40,6 +40,7 @@ from activator.settings import ActivatorSettings
 from activator.table import Table
 from activator.throttler import Throttler
 from activator.timelines import Timelines
+from activator.under_way import UnderWay
 from activator.usage import Usage, poster
 from activator.wake import Waker
 from contracts.control import Feed
@@ -86,7 +87,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         ladder.push_async_callback(upstreams.close)
         ladder.push_async_callback(errands.close)
 
-        table, timelines = Table(), Timelines()
+        table, timelines, under_way = Table(), Timelines(), UnderWay()
         reporter = Reporter(control, name)
         waker = Waker(reporter)
         ladder.push_async_callback(waker.close)
@@ -114,8 +115,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page))
         authenticator = Authenticator(table, uses, tokens, counts=last.counts)
         door = Door(
-            Completions(authenticator, table, throttler, reporter, upstreams, usage, limits, Rates()),
-            Lists(authenticator, table, timelines, control),
+            Completions(authenticator, table, throttler, reporter, upstreams, usage, limits, Rates(), under_way),
+            Lists(authenticator, table, timelines, control, under_way),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             OpenInference(authenticator, table),
             settings.domain,

@@ -21,6 +21,7 @@ from activator.settings import RequestLimits
 from activator.shares import Shares
 from activator.table import Table
 from activator.throttler import Throttler
+from activator.under_way import Entry, UnderWay
 from activator.usage import Usage
 from contracts.control import Scope, TenantLimits
 from contracts.errors import BodyTooLarge, Refused, Unavailable
@@ -44,6 +45,7 @@ class Completions:
         usage: Usage,
         limits: RequestLimits,
         rates: Rates,
+        under_way: UnderWay,
     ) -> None:
         self._authenticator = authenticator
         self._table = table
@@ -53,6 +55,7 @@ class Completions:
         self._usage = usage
         self._limits = limits
         self._rates = rates
+        self._under_way = under_way
         self._shares = Shares()
         self._bodies = 0  # bytes, of all requests inside
 
@@ -66,15 +69,17 @@ class Completions:
                 await self._rates.enter(exchange, principal.tenant, own)
             raw = await exchange.read_body(body_bytes, self._limits.body_s)
             call = open_call(exchange, asked, raw, principal, self._table, self._limits.deadline_s)
+            entry = self._under_way.enter(call.account, exchange.own_id)
             try:
-                await self._serve(call, own)
+                await self._serve(call, own, entry)
             finally:
+                self._under_way.leave(entry)
                 if call.reserved is not None:
                     call.reserved.settle(call.account.seen.prompt_tokens + call.account.seen.completion_tokens)
                 if call.upstream is not None and call.account.is_recorded:
                     call.upstream.recorded()
 
-    async def _serve(self, call: Call, own: TenantLimits) -> None:
+    async def _serve(self, call: Call, own: TenantLimits, entry: Entry) -> None:
         exchange = call.exchange
         form = open_inference_error if call.path == INFER else openai_error
 
@@ -85,7 +90,7 @@ class Completions:
 
         answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, remaining_s)
         try:
-            with exchange.leaving_ends():
+            with exchange.leaving_ends(), entry:
                 async with asyncio.timeout(call.remaining_s()):
                     await self._run(call, answer, own)
         except Refused as refused:

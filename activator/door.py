@@ -18,6 +18,7 @@ from activator.passthrough import Passthrough
 from activator.refusal import rendered
 from activator.routes import (
     Asked,
+    CancelRequest,
     Complete,
     Inward,
     ListModels,
@@ -101,6 +102,8 @@ class Door:
                 return self._lists.models(exchange, asked)
             case ShowTimeline():
                 return self._lists.timeline(exchange, asked)
+            case CancelRequest():
+                return self._lists.cancel(exchange, asked)
             case ShowServer():
                 return self._open_inference.server(exchange, asked)
             case ShowPredictor():

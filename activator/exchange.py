@@ -74,7 +74,8 @@ class Exchange:
 
     __slots__ = (
         "_first", "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller", "connection",
-        "headers", "hosts", "last", "method", "path", "peer", "query", "rates", "request_id", "standing", "started",
+        "headers", "hosts", "last", "method", "own_id", "path", "peer", "query", "rates", "request_id", "standing",
+        "started",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
@@ -95,8 +96,9 @@ class Exchange:
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
         self.rates: Headers = []  # where its tenant stands with what it may use in a minute
         own = self.header(b"x-request-id")
-        if own is not None and _SANE_ID.fullmatch(own):
-            self.standing.append((b"x-client-request-id", own))
+        self.own_id = own if own is not None and _SANE_ID.fullmatch(own) else None  # the caller's name for it
+        if self.own_id is not None:
+            self.standing.append((b"x-client-request-id", self.own_id))
         self.started = False
         given = [value for name, value in self.headers if name == b"traceparent"]
         self.caller: TraceContext | None = parse(given[0]) if len(given) == 1 else None  # two are as none

@@ -1,13 +1,16 @@
-"""What can be asked about models and requests without a model: OpenAI's model list, and a request's timeline."""
+"""What can be asked about models and requests without a model: OpenAI's list, a request's timeline, and its end."""
+
+import asyncio
 
 import msgspec
 
 from activator.authenticate import Authenticator
 from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve
-from activator.routes import ListModels, ShowTimeline
+from activator.routes import CancelRequest, ListModels, ShowTimeline
 from activator.table import Table
 from activator.timelines import Timelines
+from activator.under_way import UnderWay
 from contracts.control import Principal, Scope, TimelineAnswer
 from contracts.errors import ModelNotFound, NotFound, Refused, Unavailable
 from contracts.names import parse_reference
@@ -32,15 +35,21 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 class Lists:
-    """Serves `/v1/models`, `/v1/models/M` and `/v1/requests/ID/timeline`."""
+    """Serves `/v1/models`, `/v1/models/M`, `/v1/requests/ID/timeline` and `/v1/requests/ID`."""
 
     def __init__(
-        self, authenticator: Authenticator, table: Table, timelines: Timelines, control: ServiceClient
+        self,
+        authenticator: Authenticator,
+        table: Table,
+        timelines: Timelines,
+        control: ServiceClient,
+        under_way: UnderWay,
     ) -> None:
         self._authenticator = authenticator
         self._table = table
         self._timelines = timelines
         self._control = control
+        self._under_way = under_way
 
     async def models(self, exchange: Exchange, asked: ListModels) -> None:
         """The models that the caller may call, or one."""
@@ -57,18 +66,32 @@ class Lists:
     async def timeline(self, exchange: Exchange, asked: ShowTimeline) -> None:
         """How a request of the caller's tenant went; recent ones are known here, older ones to the control plane."""
         caller = await self._caller(exchange, asked.target.tenant, asked.target.model or "")
-        found = self._timelines.find(caller.tenant, asked.request_id)
+        await _answer(exchange, encode(await self._past(caller, asked.request_id)))
+
+    async def cancel(self, exchange: Exchange, asked: CancelRequest) -> None:
+        """204 once it has ended, also where it had before; 202 where that takes longer than we wait."""
+        caller = await self._caller(exchange, asked.target.tenant, asked.target.model or "")
+        await exchange.read_body(0, TIMEOUT_S)
+        entries = self._under_way.cancel(caller, asked.name)
+        if entries is None:
+            await self._past(caller, asked.name)
+        over = await asyncio.gather(*[entry.ended(TIMEOUT_S) for entry in entries or ()])
+        await exchange.start(204 if all(over) else 202, [] if all(over) else [(b"content-length", b"0")])
+        await exchange.finish(b"")
+
+    async def _past(self, caller: Principal, request_id: str) -> TimelineAnswer:
+        found = self._timelines.find(caller.tenant, request_id)
         if found is None:
-            path = f"/internal/v1/requests/{asked.request_id}/timeline?tenant={caller.tenant}"
+            path = f"/internal/v1/requests/{request_id}/timeline?tenant={caller.tenant}"
             try:
                 found = await self._control.call("GET", path, TimelineAnswer, timeout_s=TIMEOUT_S)
             except Refused as refused:
                 if code_of(refused.failure) == Unavailable.code:
                     raise
-                raise Refused(NotFound("request", asked.request_id)) from refused
+                raise Refused(NotFound("request", request_id)) from refused
         if not caller.may_call(found.model):
-            raise Refused(NotFound("request", asked.request_id))
-        await _answer(exchange, encode(found))
+            raise Refused(NotFound("request", request_id))
+        return found
 
     async def _caller(self, exchange: Exchange, in_url: str | None, model: str) -> Principal:
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)

@@ -10,6 +10,7 @@ from contracts.kinds import INFER
 Verb = Literal["about", "ready", "infer"]
 COMPLETIONS: Final = ("/chat/completions", "/completions", "/embeddings")
 _TIMELINE: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})/timeline")
+_REQUEST: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})")
 _MODEL: Final = re.compile(r"/models/([A-Za-z0-9@-]{1,160})")
 # The Open Inference Protocol's paths, below /v2.
 _OPEN_INFERENCE: Final = re.compile(rb"(/[^/]*/[^/]*)?/v2(/|$)")
@@ -63,6 +64,14 @@ class ShowTimeline:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """A request is to end: one of that id, or those that their caller gave that name."""
+
+    name: str
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
 class ShowServer:
     """The Open Inference Protocol's server: who it is, or whether it lives and is ready."""
 
@@ -93,7 +102,7 @@ class Wrong:
     failure: Failure
 
 
-Asked = Complete | ListModels | ShowTimeline | ShowServer | ShowPredictor | Inward | Wrong
+Asked = Complete | ListModels | ShowTimeline | CancelRequest | ShowServer | ShowPredictor | Inward | Wrong
 
 
 def speaks_open_inference(path: bytes) -> bool:
@@ -149,6 +158,8 @@ def _of_model(method: str, path: str, target: Target) -> Asked:
     inner = path.removeprefix("/v1")
     if inner in COMPLETIONS:
         return Complete(path, target) if method == "POST" else Wrong(MethodNotAllowed(method, ("POST",)))
+    if found := _REQUEST.fullmatch(inner):
+        return CancelRequest(found[1], target) if method == "DELETE" else Wrong(MethodNotAllowed(method, ("DELETE",)))
     asked: Asked | None = None
     if inner == "/models":
         asked = ListModels(target)

@@ -4,6 +4,7 @@ import pytest
 
 from activator.routes import (
     Asked,
+    CancelRequest,
     Complete,
     Inward,
     ListModels,
@@ -38,6 +39,7 @@ TM = Target("t", "m")
         pytest.param("GET", "/v1/models", "x", ListModels(NONE), id="models"),
         pytest.param("GET", "/v1/models/m@x", "x", ListModels(NONE, "m@x"), id="one model"),
         pytest.param("GET", "/v1/requests/req_1/timeline", "x", ShowTimeline("req_1", NONE), id="a timeline"),
+        pytest.param("DELETE", "/t/m/v1/requests/req_1", "x", CancelRequest("req_1", TM), id="a cancellation"),
         pytest.param("GET", "/v2", "x", ShowServer(NONE), id="the server"),
         pytest.param("GET", "/v2/", "x", ShowServer(NONE), id="the server, as the specification writes it"),
         pytest.param("GET", "/t/m/v2", "x", ShowServer(TM), id="the server by path"),
@@ -66,6 +68,9 @@ def test_route(method: str, path: str, host: str, want: Asked) -> None:
     [
         pytest.param("GET", "/v1/completions", MethodNotAllowed, id="a completion is posted"),
         pytest.param("DELETE", "/v1/models", MethodNotAllowed, id="the list is only read"),
+        pytest.param("GET", "/v1/requests/req_1", MethodNotAllowed, id="a request is not read"),
+        pytest.param("DELETE", "/v1/requests/req_1/timeline", MethodNotAllowed, id="a timeline stands"),
+        pytest.param("DELETE", "/v1/requests/a.b", NotFound, id="no request's name to cancel"),
         pytest.param("GET", "/", NotFound, id="nothing at the root"),
         pytest.param("GET", "/internal/v1/feed", NotFound, id="internal"),
         pytest.param("GET", "/admin/v2/x", NotFound, id="another version of the API"),

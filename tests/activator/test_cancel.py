@@ -1,0 +1,210 @@
+"""A caller ends a request by its name, wherever that is: what it held is free, what was delivered is what it cost."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contracts.control import Scope
+from tests.activator.control import KEY, OTHER, STRANGER, key_row, replica_row
+from tests.activator.replica import Call, FakeReplica, chunk, hello
+from tests.activator.world import CHAT, Got, World, world
+
+STREAM = CHAT | {"stream": True}
+NAME = "mine-1"
+HELD: list["asyncio.Task[Got]"] = []  # a request in whose place another one would be
+
+
+async def _endless(call: Call) -> None:
+    """The first call never ends; the others do at once."""
+    tokens = 0
+    if call.replica.calls[0] is not call:
+        await hello(call)
+    while call.replica.calls[0] is call:
+        tokens += 1
+        await call.data(chunk("x"), tokens)
+        await asyncio.sleep(0.01)
+
+
+async def _silent(call: Call) -> None:
+    """Likewise, without a word."""
+    if call.replica.calls[0] is not call:
+        await hello(call)
+    else:
+        await asyncio.Event().wait()
+
+
+async def _cancel(here: World, name: str = NAME, key: str = KEY) -> Got:
+    return await here.request("DELETE", f"/v1/requests/{name}", None, key)
+
+
+def _ask(here: World, body: object) -> "asyncio.Task[Got]":
+    return asyncio.create_task(here.post(body=body, x_request_id=NAME))
+
+
+async def _waiting(here: World, count: int) -> None:
+    """Until so many wait for a slot."""
+    async with asyncio.timeout(30):
+        while f'kelvin_requests_queued{{process="activator"}} {count}\n' not in await here.page():
+            await asyncio.sleep(0.02)
+
+
+async def _restoring(here: World, body: object) -> "asyncio.Task[Got]":
+    """No replica, and one asked for."""
+    asked = _ask(here, body)
+    await here.control.until_stat(1.0)
+    return asked
+
+
+async def _queued(here: World, body: object) -> "asyncio.Task[Got]":
+    """The only slot is taken."""
+    replica = await here.replica("a", _silent, max_streams=1)
+    holder = asyncio.create_task(here.post(x_request_id="holder"))
+    await replica.until(lambda r: len(r.calls) == 1)
+    asked = _ask(here, body)
+    await _waiting(here, 1)
+    HELD.append(holder)
+    return asked
+
+
+async def _prefilling(here: World, body: object) -> "asyncio.Task[Got]":
+    """The replica has it, and has said nothing."""
+    replica = await here.replica("a", _silent, max_streams=1)
+    asked = _ask(here, body)
+    await replica.until(lambda r: len(r.calls) == 1)
+    return asked
+
+
+async def _decoding(here: World, body: object) -> "asyncio.Task[Got]":
+    """Tokens have come."""
+    replica = await here.replica("a", _endless, max_streams=1)
+    asked = _ask(here, body)
+    await replica.until(lambda r: len(r.calls) == 1 and r.calls[0].answer is not None)
+    return asked
+
+
+Reach = Callable[[World, object], Awaitable["asyncio.Task[Got]"]]
+
+
+@pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
+@pytest.mark.parametrize(
+    "reach",
+    [
+        pytest.param(_restoring, id="restoring"),
+        pytest.param(_queued, id="queued"),
+        pytest.param(_prefilling, id="prefilling"),
+        pytest.param(_decoding, id="decoding"),
+    ],
+)
+def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body: dict[str, object]) -> None:
+    """Its caller is told, its replica too; its place is free; a second time is as the first; others know nothing of it.
+
+    Once a stream has begun its last event says so; before that the status does.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            asked = await reach(here, body)
+            assert (await _cancel(here, key=STRANGER)).status == 404, "another tenant's looks like none"
+            done = await _cancel(here)
+            assert (done.status, done.body) == (204, b"")
+            got = await asked
+            if got.status == 200:
+                event = got.body.rstrip().rsplit(b"\n\n", 1)[-1]
+                assert event.startswith(b"event: error\ndata: ")
+                assert json.loads(event.partition(b"data: ")[2])["error"]["code"] == "cancelled"
+                assert b"[DONE]" not in got.body
+            else:
+                assert (got.status, got.code) == (499, "cancelled")
+            assert (await _cancel(here)).status == 204
+            record = next(each for each in await here.control.until_records(1) if each.outcome == "cancelled")
+            assert record.request_id == got.headers["x-request-id"]
+            assert record.status == got.status or got.status == 200
+            assert record.completion_tokens <= got.body.count(b'"content": "x"')
+            if reach in (_prefilling, _decoding):
+                replica = here.replicas[0]
+                await replica.until(lambda r: r.deleted == [record.request_id])
+                assert reach is _prefilling or replica.deleted_before_close == replica.deleted
+            if reach is _restoring:
+                late = FakeReplica()
+                await late.start(here.data / "run", "late")
+                here.replicas.append(late)
+                here.control.publish(replica_row("late"))
+            if reach is _queued:
+                assert (await _cancel(here, "holder")).status == 204
+                assert (await HELD.pop()).status == 499
+            assert (await here.post()).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_the_answer_s_own_id_names_it(tmp_path: Path) -> None:
+    """As a stream's head has it. What was delivered is what is billed."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", _endless, max_streams=1)
+            own = {"authorization": f"Bearer {KEY}"}
+            async with here.client.post(f"{here.url}/v1/chat/completions", json=STREAM, headers=own) as stream:
+                name = stream.headers["x-request-id"]
+                first = await stream.content.readuntil(b"\n\n")
+                assert (await _cancel(here, name)).status == 204
+                body = first + await stream.read()
+            assert b'"code":"cancelled"' in body
+            (record,) = await here.control.until_records(1)
+            assert (record.request_id, record.outcome) == (name, "cancelled")
+            assert 0 < record.completion_tokens <= body.count(b'"content": "x"')
+
+    asyncio.run(scenario())
+
+
+def test_what_is_over_and_what_never_was(tmp_path: Path) -> None:
+    """An answer that was given stands; unknown names are 404, as are those of models that the key is not for."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            limited = "kv-limitedlimit-" + "l" * 43
+            row = key_row("k9", limited, "default", Scope.INFER)
+            here.control.publish(keys=(msgspec.structs.replace(row, models=("other",)),))
+            replica = await here.replica("a", hello)
+            name = (await here.post()).headers["x-request-id"]
+            assert (await _cancel(here, name)).status == 204
+            assert (await _cancel(here, name, STRANGER)).status == 404
+            assert (await _cancel(here, name, limited)).status == 404
+            unknown = await _cancel(here, "req_unknown")
+            assert (unknown.status, unknown.code) == (404, "not_found")
+            (record,) = await here.control.until_records(1)
+            assert record.outcome == "ok"
+            replica.script = _silent
+            replica.calls.clear()
+            asked = _ask(here, CHAT)
+            await replica.until(lambda r: len(r.calls) == 1)
+            assert (await _cancel(here, NAME, limited)).status == 404
+            assert not asked.done()
+            assert (await _cancel(here)).status == 204
+            assert (await asked).status == 499
+            assert (await here.get(f"/v1/requests/{NAME}")).status == 405
+            assert (await here.request("DELETE", f"/v1/requests/{NAME}", None, "kv-bad")).status == 401
+
+    asyncio.run(scenario())
+
+
+def test_one_name_of_several_ends_all_of_them(tmp_path: Path) -> None:
+    """A caller that gives the same name twice means both; other requests go on."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            both = [_ask(here, CHAT) for _ in range(2)]
+            bystander = asyncio.create_task(here.post(body=CHAT | {"model": "m@next"}))
+            await _waiting(here, 3)
+            assert (await _cancel(here)).status == 204
+            assert [got.status for got in await asyncio.gather(*both)] == [499, 499]
+            replica = await here.replica("a", hello, told=False)
+            here.control.publish(replica_row("a", version=OTHER))
+            assert (await bystander).status == 200
+            assert len(replica.calls) == 1
+
+    asyncio.run(scenario())
