@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Final
 
+from activator.attempts import Attempts
 from activator.authenticate import Authenticator
 from activator.authority import Authority
 from activator.certificate_files import BadCertificate, CertificateFiles
@@ -114,8 +115,9 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         limits, uses = settings.request, KeyUses(control)
         tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page))
         authenticator = Authenticator(table, uses, tokens, counts=last.counts)
+        attempts = Attempts(throttler, upstreams, usage.source, meters)
         door = Door(
-            Completions(authenticator, table, throttler, reporter, upstreams, usage, limits, Rates(), under_way),
+            Completions(authenticator, table, throttler, reporter, attempts, usage, limits, Rates(), under_way),
             Lists(authenticator, table, timelines, control, under_way),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             OpenInference(authenticator, table),

@@ -1,7 +1,12 @@
-"""The attempts at one completion: a slot, a replica, its frames to the client; another one where that is safe."""
+"""The attempts at one completion: a slot, a replica, its frames to the client; another one where that is safe.
 
+Whether it is tried again, and when, is `policy/retries`'.
+"""
+
+import asyncio
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -11,7 +16,9 @@ from activator.call import Call
 from activator.exchange import now_us
 from activator.keys import VersionKey
 from activator.line import Replica
+from activator.meters import Meters
 from activator.policy.ask import Ask
+from activator.policy.retries import LIMITS, Again, Budgets, RetryLimits, Tried, Withheld, decide
 from activator.proxy import Declined, Lost, Told, Upstream, Upstreams
 from activator.slots import Slot
 from activator.throttler import Throttler
@@ -24,49 +31,82 @@ from contracts.traffic_errors import ReplicaLost
 from contracts.usage import ACK_TOKENS
 from contracts.wire import decoder
 
-ATTEMPTS: Final = 3
 _ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another replica may answer
 
 
 class Attempts:
-    """At the replicas of any version. `source` is the spool that owes the records."""
+    """At the replicas of any version. `source` is the spool that owes the records; `draw` is of [0, 1)."""
 
-    def __init__(self, throttler: Throttler, upstreams: Upstreams, source: str) -> None:
+    def __init__(
+        self,
+        throttler: Throttler,
+        upstreams: Upstreams,
+        source: str,
+        meters: Meters,
+        limits: RetryLimits = LIMITS,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
         self._throttler = throttler
         self._upstreams = upstreams
         self._source = source
+        self._meters = meters
+        self._limits = limits
+        self._budgets = Budgets[tuple[str, VersionKey]](limits)
+        self._draw = draw
 
     async def serve(self, key: VersionKey, ask: Ask, call: Call, answer: Answer) -> None:
         """The whole answer from some replica: another one only where the first was lost before its first byte, or says
-        that what it said was wrong before the client had any of it.
+        that what it said was wrong before the client had any of it. Raises Refused; where it is not tried again, with
+        what came of the last attempt.
         """
-        for attempt in range(1, ATTEMPTS + 1):
-            waits_since_us = now_us()
-            call.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
-            async with self._throttler.slot(key, ask, call.deadline) as slot:
-                replica, account = slot.replica, call.account
-                _dispatched(call, replica, waits_since_us)
-                remaining_ms = call.deadline.remaining_ms(time.monotonic())
-                told = Told(account.request_id, account.principal.key_id, self._source, remaining_ms, call.ceiling)
-                try:
-                    async with self._upstreams.send(replica, call.path, call.body, told) as upstream:
-                        call.upstream = upstream
-                        await _relay(call, answer, upstream, slot)
-                        return
-                except Lost as lost:
-                    self._throttler.report_lost(replica)
-                    if not lost.untouched:
-                        raise Refused(ReplicaLost()) from lost
+        self._budgets.asked((ask.tenant, key), time.monotonic())
+        tried = Tried()
+        while True:
+            try:
+                await self._try(key, ask, call, answer)
+                return
+            except Lost as lost:
+                if not lost.untouched:
+                    raise Refused(ReplicaLost()) from lost
+                failure: Failure = ReplicaLost()
+                tried = Tried(tried.lost + 1, tried.refused)
+            except Declined as declined:
+                failure = declined.failure
+                if code_of(failure) not in _ELSEWHERE:
+                    raise Refused(failure) from declined
+                tried = Tried(tried.lost, tried.refused + 1)
+            await asyncio.sleep(self._pause_s(key, ask, call, tried, failure))
+
+    async def _try(self, key: VersionKey, ask: Ask, call: Call, answer: Answer) -> None:
+        """At one replica. Raises Refused; Lost, Declined: then the account knows nothing of that replica."""
+        waits_since_us = now_us()
+        call.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
+        async with self._throttler.slot(key, ask, call.deadline) as slot:
+            replica, account = slot.replica, call.account
+            _dispatched(call, replica, waits_since_us)
+            remaining_ms = call.deadline.remaining_ms(time.monotonic())
+            told = Told(account.request_id, account.principal.key_id, self._source, remaining_ms, call.ceiling)
+            try:
+                async with self._upstreams.send(replica, call.path, call.body, told) as upstream:
+                    call.upstream = upstream
+                    await _relay(call, answer, upstream, slot)
+            except (Lost, Declined) as failed:
+                if isinstance(failed, Lost) or code_of(failed.failure) in _ELSEWHERE:
+                    self._throttler.report_lost(replica)  # of one that drains the feed has yet to say so
+                if isinstance(failed, Declined) or failed.untouched:
                     account.runtime_id = call.upstream = None  # it served nothing of this
                     slot.tokens = 0
-                    if attempt == ATTEMPTS:
-                        raise Refused(ReplicaLost()) from lost
-                except Declined as declined:
-                    account.runtime_id = call.upstream = None
-                    slot.tokens = 0
-                    if code_of(declined.failure) not in _ELSEWHERE or attempt == ATTEMPTS:
-                        raise Refused(declined.failure) from declined
-                    self._throttler.report_lost(replica)  # it drains, and the feed has yet to say so
+                raise
+
+    def _pause_s(self, key: VersionKey, ask: Ask, call: Call, tried: Tried, failure: Failure) -> float:
+        """Before the next attempt. Raises Refused where there is none."""
+        why = decide(tried, call.remaining_s(), self._draw(), self._limits)
+        if isinstance(why, Again) and not self._budgets.try_spend((ask.tenant, key), time.monotonic()):
+            why = Withheld.BUDGET
+        self._meters.retry((ask.tenant, key.model), code_of(failure), "again" if isinstance(why, Again) else why)
+        if isinstance(why, Again):
+            return why.pause_s
+        raise Refused(failure)
 
 
 def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:

@@ -13,7 +13,6 @@ from activator.keys import VersionKey
 from activator.policy.ask import Ask
 from activator.policy.body import ceiling_of, estimate_tokens
 from activator.policy.traffic import resolve
-from activator.proxy import Upstreams
 from activator.rates import Rates
 from activator.reporter import Reporter
 from activator.routes import Complete
@@ -41,7 +40,7 @@ class Completions:
         table: Table,
         throttler: Throttler,
         reporter: Reporter,
-        upstreams: Upstreams,
+        attempts: Attempts,
         usage: Usage,
         limits: RequestLimits,
         rates: Rates,
@@ -51,7 +50,7 @@ class Completions:
         self._table = table
         self._throttler = throttler
         self._reporter = reporter
-        self._attempts = Attempts(throttler, upstreams, usage.source)
+        self._attempts = attempts
         self._usage = usage
         self._limits = limits
         self._rates = rates

@@ -34,6 +34,11 @@ class Meters:
             "Connections that were ended before TLS, by whose places ran out.",
             ("limit",),
         )
+        self._retries = page.counter(
+            "kelvin_retries_total",
+            "Attempts that failed before the first byte, by whether another one followed.",
+            (*_WHOSE, "failure", "then"),
+        )
         self._first = page.histogram(
             "kelvin_first_token_seconds", "From arrival to an answer's first bytes.", (*_WHOSE, "start"), SECONDS
         )
@@ -56,6 +61,10 @@ class Meters:
     def cut(self, limit: str) -> None:
         """A connection was not let in: `all` places are taken, or those of its `address`."""
         self._cut.add((limit,))
+
+    def retry(self, whose: tuple[str, str], failure: str, then: str) -> None:
+        """An attempt of a tenant at a model failed before the upstream's first byte: `again`, or why not."""
+        self._retries.add((*self._cap.fold(whose), outcome_of(failure), then))
 
     def ended(self, account: Account, outcome: str, status: int) -> None:
         """A request ended, one way or another."""

@@ -28,7 +28,7 @@ ERRAND_S: Final = 2.0
 
 
 class Lost(Exception):
-    """The replica, or the connection to it, is gone. `untouched`: before it had begun to answer."""
+    """The replica, or the connection to it, is gone. `untouched`: before its 200, by which it counts the request."""
 
     def __init__(self, *, untouched: bool) -> None:
         super().__init__("before its first byte" if untouched else "in its answer")
@@ -107,7 +107,6 @@ class Upstream:
             self._headers[TRACEPARENT] = str(asked.trace)
         self._answer: Answer | None = None
         self._decoder = FrameDecoder()
-        self._began = False  # a byte of the answer has come
         self._over = False  # nothing is left to cancel
         self._delivered = 0
 
@@ -144,11 +143,10 @@ class Upstream:
                     log.error("not our frames", extra={"request_id": self._request_id, "error": str(error)})
                 else:
                     self._over = True  # there is nobody to cancel it at
-                raise Lost(untouched=not self._began) from error
+                raise Lost(untouched=False) from error
             if frames is None:  # a clean end without END is no end
                 self._over = True
-                raise Lost(untouched=not self._began)
-            self._began = self._began or bool(frames)
+                raise Lost(untouched=False)
             if frames:
                 self._over = frames[-1].kind in (FrameKind.END, FrameKind.FAILED)
                 yield frames

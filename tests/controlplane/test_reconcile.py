@@ -190,6 +190,29 @@ def test_a_request_that_is_charged_by_the_last_acknowledgement_is_named(engine: 
     assert found(engine).differences == ()
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_request_that_two_replicas_counted_is_charged_once(engine: Engine, kept: bool) -> None:
+    """The first one said that its weights were damaged, and wrote what it had counted when it ended; the second one
+    answered. Control: without that record the first one's count is named.
+    """
+    first = request_record(1, origin=Origin.ORPHAN, source="rt-7", sequence=1, runtime_id="rt-7", completion_tokens=0)
+    enter(
+        engine,
+        [
+            request_record(1),
+            lifetime_record(1, requests=1),
+            lifetime_record(7, sequence=2, runtime_id="rt-7", requests=1),
+        ],
+    )
+    if kept:
+        enter(engine, [first])
+    report = found(engine)
+    assert [(each.kind, each.subject) for each in report.differences] == (
+        [] if kept else [("requests_missing", "rt-7")]
+    )
+    assert report.compared.orphans == 0, "the activator's record is charged"
+
+
 def test_a_replica_and_an_activator_that_died_together_are_named(engine: Engine) -> None:
     """One request of it is in no record: what it may have cost at most, and how the replica ended."""
     enter(engine, [request_record(1), _killed(lifetime_record(1, requests=2))])

@@ -1,0 +1,91 @@
+"""Who is tried again, when, and that a budget never gives more than it was given."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.policy.retries import Again, Budgets, RetryLimits, Tried, Withheld, decide
+
+LIMITS = RetryLimits()
+
+
+@pytest.mark.parametrize(
+    ("tried", "remaining_s", "draw", "want"),
+    [
+        pytest.param(Tried(lost=1), 9.0, 0.5, Again(0.0125), id="the first pause is drawn from 25 ms"),
+        pytest.param(Tried(lost=1), 9.0, 0.0, Again(0.0), id="full jitter begins at nothing"),
+        pytest.param(Tried(lost=1, refused=2), 9.0, 0.5, Again(0.05), id="each range is twice the one before"),
+        pytest.param(Tried(refused=7), 9.0, 0.5, Again(0.5), id="up to a second"),
+        pytest.param(Tried(refused=8), 9.0, 0.5, Withheld.TRIES, id="eight attempts are enough"),
+        pytest.param(Tried(lost=2, refused=5), 9.0, 0.5, Again(0.5), id="of which two may have been lost"),
+        pytest.param(Tried(lost=3), 9.0, 0.5, Withheld.TRIES, id="three replicas are not lost with one request"),
+        pytest.param(Tried(refused=7), 0.5, 0.5, Withheld.DEADLINE, id="a pause that outlasts the deadline"),
+        pytest.param(Tried(refused=7), 0.51, 0.5, Again(0.5), id="one that does not"),
+        pytest.param(Tried(lost=1), 0.0, 0.0, Withheld.DEADLINE, id="no time at all"),
+    ],
+)
+def test_decide(tried: Tried, remaining_s: float, draw: float, want: Again | Withheld) -> None:
+    """Of one request."""
+    assert decide(tried, remaining_s, draw, LIMITS) == want
+
+
+@pytest.mark.parametrize(
+    ("requests", "spent", "pause_s", "want"),
+    [
+        pytest.param(0, 0, 0.0, 10, id="a quiet version has ten at once"),
+        pytest.param(100, 0, 0.0, 20, id="and a tenth of its requests"),
+        pytest.param(0, 10, 0.0, 0, id="spent is spent"),
+        pytest.param(0, 10, 1.1, 1, id="a second brings one"),
+        pytest.param(0, 10, 1e6, 10, id="a long quiet no more than ten"),
+        pytest.param(10_000, 0, 1e6, 10, id="what was not used fades"),
+    ],
+)
+def test_what_a_budget_holds(requests: int, spent: int, pause_s: float, want: int) -> None:
+    """After so many requests, retries and seconds."""
+    budgets = Budgets[str](LIMITS)
+    for _ in range(requests):
+        budgets.asked("a", 0.0)
+    assert all(budgets.try_spend("a", 0.0) for _ in range(spent))
+    assert _drain(budgets, "a", pause_s) == want
+
+
+def test_budgets_are_apart_and_bounded() -> None:
+    """One that is spent takes nothing from another; the one that was used longest ago is forgotten."""
+    budgets = Budgets[int](RetryLimits(budgets=3))
+    assert _drain(budgets, 0, 0.0) == 10
+    assert budgets.try_spend(1, 0.0)
+    for number in range(100):
+        assert not budgets.try_spend(0, 0.0)
+        budgets.asked(number + 2, 0.0)
+        budgets.check_integrity()
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["ask", "spend", "spend", "wait"]), st.floats(0, 30, allow_nan=False)), max_size=200
+)
+
+
+@given(STEPS)
+def test_retries_are_bounded_by_what_was_asked(steps: list[tuple[str, float]]) -> None:
+    """Never more than ten, a tenth of the requests and one a second; a second without any is always worth one more."""
+    budgets, now_s, asked, spent, refused_s = Budgets[str](LIMITS), 0.0, 0, 0, 0.0
+    for what, seconds in steps:
+        if what == "ask":
+            asked += 1
+            budgets.asked("a", now_s)
+        elif what == "wait":
+            now_s += seconds
+        elif budgets.try_spend("a", now_s):
+            spent += 1
+            refused_s = now_s
+        else:
+            assert now_s - refused_s < 1.1, "a second without a retry, and none is left"
+        budgets.check_integrity()
+        assert spent <= 10 + asked * LIMITS.share + now_s * LIMITS.per_s + 1e-6
+
+
+def _drain(budgets: Budgets[str] | Budgets[int], whose: object, now_s: float) -> int:
+    count = 0
+    while count < 10_000 and budgets.try_spend(whose, now_s):  # type: ignore[arg-type]
+        count += 1
+    return count

@@ -1,0 +1,184 @@
+"""Attempts on the wire: what follows one that failed before its first byte, who pays, and what is charged."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Unavailable
+from contracts.frames import FrameKind
+from tests.activator.control import replica_row
+from tests.activator.replica import Call, Script, hello
+from tests.activator.world import World, world
+
+BUDGET = 10  # what a quiet version has
+
+
+class Gated:
+    """A script that fails once it is told to: what follows then is there already."""
+
+    def __init__(self, fail: Script) -> None:
+        self._fail = fail
+        self.gate = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        await self.gate.wait()
+        await self._fail(call)
+
+
+async def decline(call: Call) -> None:
+    """As a replica that drains."""
+    call.refuse(Unavailable("this replica"))
+
+
+async def cut(call: Call) -> None:
+    """Before a byte."""
+    call.cut()
+
+
+async def cut_behind_head(call: Call) -> None:
+    """A 200's head is a beginning: its replica has counted the request, so that its record must name that replica."""
+    assert call.request.transport is not None
+    call.request.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    call.cut()
+
+
+async def cut_behind_beat(call: Call) -> None:
+    """So is a heartbeat."""
+    await call.write(FrameKind.BEAT)
+    call.cut()
+
+
+async def retries(here: World) -> dict[tuple[str, str], int]:
+    """By failure and what followed."""
+    found = {}
+    for line in (await here.page()).splitlines():
+        if line.startswith("kelvin_retries_total{"):
+            labels = dict(each.split("=") for each in line[line.index("{") + 1 : line.index("}")].split(","))
+            found[labels["failure"].strip('"'), labels["then"].strip('"')] = int(float(line.split()[-1]))
+    return found
+
+
+def test_a_refusal_is_tried_again_elsewhere_and_counted(tmp_path: Path) -> None:
+    """The caller sees the other replica's answer, the metrics see one retry, the ledger one record."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            script = Gated(decline)
+            draining = await here.replica("a", script)
+            asked = asyncio.create_task(here.post())
+            await draining.until(lambda replica: len(replica.calls) == 1)
+            other = await here.replica("b", hello)
+            script.gate.set()
+            assert (await asked).status == 200
+            assert await retries(here) == {("unavailable", "again"): 1}
+            (record,) = await here.control.until_records(1)
+            assert (record.outcome, record.runtime_id, record.completion_tokens) == ("ok", "b", 2)
+            assert draining.calls[0].request_id == other.calls[0].request_id, "one request, one name"
+            await other.until(lambda replica: replica.recorded == [record.request_id])
+            assert not draining.recorded, "the record is another's: this one keeps what it counted"
+
+    asyncio.run(scenario())
+
+
+def test_the_last_failure_is_told_when_the_budget_is_spent(tmp_path: Path) -> None:
+    """Of many that fail at once as many are tried again as the budget holds; the others are told why, and to retry."""
+
+    async def scenario() -> None:
+        count = 48
+        async with world(tmp_path) as here:
+            arrived = asyncio.Event()
+
+            async def together(call: Call) -> None:
+                if len(call.replica.calls) > count:
+                    await hello(call)
+                    return
+                if len(call.replica.calls) == count:
+                    arrived.set()
+                await arrived.wait()
+                await decline(call)
+
+            await here.replica("a", together, max_streams=count)
+            got = await asyncio.gather(*(here.post() for _ in range(count)))
+            answered = sum(each.status == 200 for each in got)
+            refused = [each for each in got if each.status != 200]
+            # A tenth of them and what a slow machine's seconds bring come on top.
+            assert BUDGET <= answered < count, answered
+            assert {(each.status, each.code, each.headers["retry-after"]) for each in refused} == {
+                (503, "unavailable", "1")
+            }
+            assert await retries(here) == {
+                ("unavailable", "again"): answered,
+                ("unavailable", "budget"): count - answered,
+            }
+            records = await here.control.until_records(count)
+            assert len({record.request_id for record in records}) == len(records) == count
+            assert {record.runtime_id for record in records if record.outcome == "unavailable"} == {None}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fail", "begun"),
+    [
+        pytest.param(cut, False, id="nothing has come"),
+        pytest.param(cut_behind_head, True, id="a head"),
+        pytest.param(cut_behind_beat, True, id="a heartbeat"),
+    ],
+)
+def test_nothing_is_tried_again_after_the_first_byte(tmp_path: Path, fail: Script, begun: bool) -> None:
+    """Its control is the same without that byte. The record names the replica that counts the request."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            script = Gated(fail)
+            first = await here.replica("a", script)
+            asked = asyncio.create_task(here.post())
+            await first.until(lambda replica: len(replica.calls) == 1)
+            second = await here.replica("b", hello)
+            script.gate.set()
+            got = await asked
+            assert (got.status, len(second.calls)) == ((502, 0) if begun else (200, 1))
+            assert await retries(here) == ({} if begun else {("replica_lost", "again"): 1})
+            (record,) = await here.control.until_records(1)
+            assert record.runtime_id == ("a" if begun else "b")
+
+    asyncio.run(scenario())
+
+
+def test_one_request_does_not_end_replica_after_replica(tmp_path: Path) -> None:
+    """The third that is lost with it is the last: it may be what ends them."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            lost = [await here.replica(name, cut) for name in "abcde"]
+            got = await here.post()
+            assert (got.status, got.code) == (502, "replica_lost")
+            assert sum(len(replica.calls) for replica in lost) == 3
+            assert await retries(here) == {("replica_lost", "again"): 2, ("replica_lost", "tries"): 1}
+            (record,) = await here.control.until_records(1)
+            assert (record.outcome, record.runtime_id) == ("replica_lost", None)
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_ends_the_wait_for_another_replica(tmp_path: Path) -> None:
+    """Nothing is left of it: the one slot of the replica that failed can be had."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            script = Gated(decline)
+            only = await here.replica("a", script, max_streams=1)
+            asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="2000"))
+            await only.until(lambda replica: len(replica.calls) == 1)
+            here.control.publish(removed=("a",))
+            await here.settled()
+            script.gate.set()
+            got = await asked
+            assert (got.status, got.code) == (504, "deadline_exceeded")
+            only.script = hello
+            here.control.publish(replica_row("a", 1))
+            await here.settled()
+            assert (await here.post()).status == 200
+
+    asyncio.run(scenario())
