@@ -7,6 +7,7 @@ from typing import Final
 from activator.account import Account
 from activator.exchange import Exchange
 from activator.keys import VersionKey
+from activator.policy.affinity import Affinity, read_affinity
 from activator.policy.ask import Ask, Rank, read_rank
 from activator.policy.body import Body, read_body
 from activator.policy.traffic import ModelEntry, which_model
@@ -34,6 +35,7 @@ class Call:
     body: bytes
     wanted: Body  # what is read of it
     rank: Rank
+    affinity: Affinity | None
     reference: ModelReference
     entry: ModelEntry
     account: Account
@@ -82,6 +84,7 @@ def open_call(
         raw,
         body,
         read_rank(exchange.header(b"x-kelvin-priority")),
+        read_affinity(principal.tenant, exchange.header(b"x-kelvin-session"), body.prefix),
         reference,
         entry,
         account,

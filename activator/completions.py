@@ -134,7 +134,7 @@ class Completions:
         key = call.key = VersionKey(row.tenant, row.model, row.version)
         nbytes = len(call.body)
         tenant, tokens = call.account.principal.tenant, estimate_tokens(call.wanted, nbytes, row, call.ceiling)
-        ask = call.ask = Ask(tenant, nbytes, tokens, call.rank)
+        ask = call.ask = Ask(tenant, nbytes, tokens, call.rank, call.affinity)
         if own.tpm is not None and tokens:
             call.reserved = await self._rates.reserve(call.exchange, tenant, own.tpm, tokens)
         call.account.timeline.stamp(Stage.ROUTED, now_us())

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from activator.policy.affinity import Ring
 from activator.policy.ask import Ask
 from activator.policy.expected import Pace
 from activator.policy.fair import FairQueue
@@ -42,6 +43,7 @@ class Line:
 
     waiting: FairQueue[Waiter]
     replicas: dict[str, Replica] = field(default_factory=dict)
+    ring: Ring = field(default_factory=Ring)  # of all of them
     pace: Pace = field(default_factory=Pace)
 
     @property

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from activator.keys import VersionKey
 from activator.line import Line, Replica
+from activator.policy.affinity import choose
 from activator.policy.ask import Ask
 from activator.policy.balance import Occupancy, less_loaded
 from contracts.deadline import Deadline
@@ -51,18 +52,30 @@ class Slot:
             self._replica = None
 
 
-def take_slot(line: Line, draw: Callable[[int], int]) -> Replica:
-    """A free slot of the less loaded of two replicas drawn among the free, of which there is one; `draw(n)` < n."""
-    free = [replica for replica in line.replicas.values() if replica.free]
-    chosen = free[0]
-    if len(free) > 1:
-        first = draw(len(free))
-        second = draw(len(free) - 1)
-        second += second >= first
-        chosen, other = free[first], free[second]
-        if less_loaded(
-            Occupancy(chosen.running, chosen.row.max_streams), Occupancy(other.running, other.row.max_streams)
-        ):
-            chosen = other
+def take_slot(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
+    """A free slot, of which there is one: where the ask belongs, else of the less loaded of two replicas drawn among
+    the free; `draw(n)` < n.
+    """
+    chosen = _choose(line, ask, draw)
     chosen.running += 1
     return chosen
+
+
+def _choose(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
+    free = [replica for replica in line.replicas.values() if replica.free]
+    if len(free) == 1:
+        return free[0]
+    if ask.affinity is not None:
+        open_ones = {name: _taken(replica) for name, replica in line.replicas.items() if not replica.is_closed}
+        name = choose(ask.affinity, line.ring, open_ones)
+        assert name is not None
+        return line.replicas[name]
+    first = draw(len(free))
+    second = draw(len(free) - 1)
+    second += second >= first
+    chosen, other = free[first], free[second]
+    return other if less_loaded(_taken(chosen), _taken(other)) else chosen
+
+
+def _taken(replica: Replica) -> Occupancy:
+    return Occupancy(replica.running, replica.row.max_streams)

@@ -151,7 +151,7 @@ class Throttler:
             case Admit():
                 line.waiting.pass_by(ask)
                 line.pace.took(now)
-                return take_slot(line, self._draw)
+                return take_slot(line, ask, self._draw)
             case Shed(failure):
                 self._tidy(key, line)
                 raise Refused(failure)
@@ -236,7 +236,7 @@ class Throttler:
         free = line.free
         while free and (found := next_waiter(line)) is not None:
             line.pace.took(self._clock())
-            found[0].granted.set_result(take_slot(line, self._draw))
+            found[0].granted.set_result(take_slot(line, found[1], self._draw))
             free -= 1
         self._tidy(key, line)
 
@@ -253,6 +253,7 @@ class Throttler:
             known = line.replicas.get(row.runtime_id)
             if known is None:
                 line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waking.poked_us(key))
+                line.ring.add(row.runtime_id)
                 self._where[row.runtime_id] = key
             else:
                 known.row = row
@@ -270,6 +271,7 @@ class Throttler:
             return
         line = self._lines[key]
         gone = line.replicas.pop(runtime_id)
+        line.ring.remove(runtime_id)
         gone.gone = True  # its requests end by their own connections
         line.pace.lost(self._clock(), gone.running)
         if self.is_wanted(key):

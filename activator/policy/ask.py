@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from activator.policy.affinity import Affinity
 from contracts.errors import InvalidRequest, Refused
 
 
@@ -22,6 +23,7 @@ class Ask:
     nbytes: int  # of the body
     tokens: int  # as they are estimated
     rank: Rank = Rank.INTERACTIVE
+    affinity: Affinity | None = None  # to a replica
 
 
 def read_rank(priority: bytes | None) -> Rank:

@@ -9,12 +9,14 @@ from typing import Final
 
 import msgspec
 
+from activator.policy.affinity import PREFIX_BYTES
 from contracts.ceiling import NO_CEILING, TENANT, Ceiling
 from contracts.control import TenantLimits, VersionRow
 from contracts.errors import LimitExceeded, Refused
 from contracts.kinds import INFER, PATHS
 from contracts.wire import decode
 
+NOTHING: Final = msgspec.Raw()
 BYTES_PER_TOKEN: Final = 4  # of English text in a vocabulary of 100,000 or so, nearly
 
 
@@ -30,6 +32,8 @@ class CompletionBody(EmbeddingBody, frozen=True):
 
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    messages: msgspec.Raw = NOTHING  # as they came, not looked into
+    prompt: msgspec.Raw = NOTHING
 
 
 class PredictionParameters(msgspec.Struct, frozen=True):
@@ -52,6 +56,7 @@ class Body:
     stream: bool = False
     output_tokens: int | None = None  # at most; as it was said, be it negative
     schema_hash: str | None = None  # of the schema that the caller was made for
+    prefix: bytes | None = None  # the prompt's beginning, as it came, of a prompt that is longer than that
 
 
 def read_body(raw: bytes, path: str) -> Body:
@@ -64,7 +69,9 @@ def read_body(raw: bytes, path: str) -> Body:
         return Body(embedding.model, embedding.stream is True)
     found = decode(raw, CompletionBody)
     most = found.max_tokens if found.max_completion_tokens is None else found.max_completion_tokens
-    return Body(found.model, found.stream is True, most)
+    prompt = memoryview(found.messages or found.prompt)
+    prefix = bytes(prompt[:PREFIX_BYTES]) if len(prompt) > PREFIX_BYTES else None
+    return Body(found.model, found.stream is True, most, prefix=prefix)
 
 
 def ceiling_of(body: Body, own: TenantLimits) -> Ceiling:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from activator.policy.affinity import PREFIX_BYTES
 from activator.policy.body import Body, estimate_tokens, read_body
 from contracts.control import VersionRow
 from contracts.errors import InvalidRequest, Refused
@@ -19,6 +20,7 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=10,
 )
+LONG = "x" * 2 * PREFIX_BYTES
 READ = {"model", "stream", "parameters", "max_tokens", "max_completion_tokens"}
 
 
@@ -45,6 +47,11 @@ READ = {"model", "stream", "parameters", "max_tokens", "max_completion_tokens"}
         pytest.param(CHAT, '{"model": 5}', None, id="a model that is a number"),
         pytest.param(CHAT, '{"stream": 1}', None, id="a stream that is a number"),
         pytest.param(INFER, '{"parameters": {"schema_hash": 5}}', None, id="a schema that is a number"),
+        pytest.param(CHAT, f'{{"prompt": "{LONG}"}}', Body(prefix=f'"{LONG}'.encode()[:PREFIX_BYTES]),
+                     id="the beginning of a long prompt"),
+        pytest.param(CHAT, f'{{"prompt": "x", "messages":["{LONG}"]}}', Body(prefix=b'["' + LONG.encode()[: PREFIX_BYTES - 2]),
+                     id="the beginning of a long conversation"),
+        pytest.param(CHAT, '{"prompt": "short", "messages": null}', Body(), id="a short prompt is computed anew"),
         pytest.param(CHAT, "[]", None, id="a list"),
         pytest.param(CHAT, "", None, id="an empty body"),
         pytest.param(CHAT, '{"model": "m"', None, id="half of a body"),
@@ -52,7 +59,7 @@ READ = {"model", "stream", "parameters", "max_tokens", "max_completion_tokens"}
         pytest.param(CHAT, '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", None, id="one that is too deep"),
         pytest.param(CHAT, b'{"model": "\xff"}', None, id="no UTF-8"),
     ],
-)
+)  # fmt: skip
 def test_read_body(path: str, raw: str | bytes, want: Body | None) -> None:
     """What it asks for, or a refusal that names the rule."""
     data = raw.encode() if isinstance(raw, str) else raw
