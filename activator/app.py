@@ -18,6 +18,7 @@ from activator.authority import Authority
 from activator.certificate_files import BadCertificate, CertificateFiles
 from activator.certificates import LOOK_AGAIN_S, Certificates
 from activator.completions import Completions
+from activator.counting import open_rates
 from activator.door import Door
 from activator.endings import Endings
 from activator.errands import Errands
@@ -34,7 +35,6 @@ from activator.oidc import open_tokens
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
 from activator.proxy import Upstreams
-from activator.rates import Rates
 from activator.reporter import Reporter
 from activator.server import serve_tls
 from activator.settings import ActivatorSettings
@@ -114,10 +114,11 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         feed = FeedClient(control, hear)
         limits, uses = settings.request, KeyUses(control)
         tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page))
+        counted = await ladder.enter_async_context(open_rates(settings.redis, name, telemetry.page))
         authenticator = Authenticator(table, uses, tokens, counts=last.counts)
         attempts = Attempts(throttler, upstreams, usage.source, meters)
         door = Door(
-            Completions(authenticator, table, throttler, reporter, attempts, usage, limits, Rates(), under_way),
+            Completions(authenticator, table, throttler, reporter, attempts, usage, limits, counted.rates, under_way),
             Lists(authenticator, table, timelines, control, under_way),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             OpenInference(authenticator, table),
@@ -149,6 +150,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             reporter.run(),
             uses.run(),
             _recover(settings, post),
+            *(loop() for loop in counted.loops),
             _follow_tenants(certificates, table, tenants),
             *([] if tokens is None else [tokens.run()]),
             *([] if files is None else [files.follow()]),

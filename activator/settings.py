@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from activator.issuers import TrustedIssuer, read_issuers
 from activator.policy.admission import QueueLimits
@@ -63,6 +64,7 @@ class ActivatorSettings:
     certificates: Path | None = None  # a directory of those that somebody else issues
     telemetry: TelemetrySettings = OFF
     issuers: tuple[TrustedIssuer, ...] = ()
+    redis: str | None = field(default=None, repr=False)  # where several activators share limits; may hold a password
     feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
 
     @property
@@ -129,6 +131,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         certificates=_certificates(env),
         telemetry=read_telemetry(env),
         feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
+        redis=_redis(env),
         issuers=read_issuers(Path(env["KELVIN_OIDC"])) if env.get("KELVIN_OIDC") else (),
     )
 
@@ -160,6 +163,23 @@ def _address(env: Mapping[str, str]) -> AddressLimits:
         rate=settings.number(env, "KELVIN_ADDRESS_RATE", 1000.0, low=1),
         trusted=found,
     )
+
+
+def _redis(env: Mapping[str, str]) -> str | None:
+    """A URL, whose password no error shows."""
+    if "KELVIN_REDIS" not in env:
+        return None
+    url = settings.text(env, "KELVIN_REDIS")
+    scheme, _, rest = url.partition("://")
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        port = 0
+    known = scheme in ("redis", "rediss", "unix")
+    if not known or not rest or port == 0:
+        shown = f"{scheme}://..." if known else "..."
+        raise settings.BadSetting("KELVIN_REDIS", shown, "must be redis://, rediss:// or unix://, and a place")
+    return url
 
 
 def _domain(env: Mapping[str, str]) -> str:

@@ -29,3 +29,20 @@ def test_refusals(name: str, value: str) -> None:
     """The text names both."""
     with pytest.raises(BadSetting, match=f"{name}={value}"):
         read_settings({"KELVIN_DATA": "/x", name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        pytest.param("secret", "", id="no URL"),
+        pytest.param("http://:secret@localhost", "", id="no Redis"),
+        pytest.param("redis://:secret@localhost:lots", "redis://", id="no port"),
+        pytest.param("redis://", "redis://", id="no place"),
+    ],
+)
+def test_a_redis_is_a_url_whose_password_is_not_shown(value: str, shown: str) -> None:
+    """Only its scheme is."""
+    with pytest.raises(BadSetting) as refused:
+        read_settings({"KELVIN_DATA": "/d", "KELVIN_REDIS": value})
+    assert str(refused.value).startswith(f"KELVIN_REDIS={shown}...: must be redis://")
+    assert read_settings({"KELVIN_DATA": "/d", "KELVIN_REDIS": "redis://:secret@h:1"}).redis == "redis://:secret@h:1"

@@ -1,0 +1,41 @@
+"""Where limits per minute are counted: in this process, or in a Redis that several activators share."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from activator.rates import REQUESTS, TOKENS, Rates
+from activator.shared_rates import Shared
+from contracts.settings import BadSetting
+from telemetry.policy.instruments import Page
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The limits, and what must run for them."""
+
+    rates: Rates
+    loops: tuple[Callable[[], Coroutine[object, object, None]], ...] = ()
+
+
+@asynccontextmanager
+async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Counted]:
+    """As the setting says. Raises BadSetting. The library is imported only where there is a Redis."""
+    if url is None:
+        yield Counted(Rates())
+        return
+    try:
+        from activator.shared_store import open_store
+    except ImportError as missing:
+        raise BadSetting(
+            "KELVIN_REDIS", url.partition(":")[0], "needs the extra: pip install kelvin[redis]"
+        ) from missing
+    async with open_store(url, name) as store:
+        page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)
+        page.gauge("kelvin_redis_members", "Activators that share it.", lambda: store.members)
+        requests, tokens = Shared(store, REQUESTS), Shared(store, TOKENS)
+        try:
+            yield Counted(Rates(requests, tokens), (store.run, requests.run, tokens.run))
+        finally:
+            await requests.close()
+            await tokens.close()

@@ -1,0 +1,152 @@
+"""Redis, as far as several activators share it: one script, run by its digest, and who is alive.
+
+A command is never cancelled, since the answer of one that was would be the next one's: it runs in a task of its own,
+with a deadline, after which its connection is dropped. None is repeated: it may have been heard. Time is Redis's own.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError
+
+from activator.shared_rates import Away
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 0.25
+BEAT_S: Final = 1.0
+SILENT_S: Final = 5.0  # after which a member counts no more
+CONNECTIONS: Final = 16
+MEMBERS: Final = "kelvin:members"
+
+# A bucket is the time at which it is full again (GCRA); one that is full has no key. In: a minute's limit, what goes
+# back (below 0: is owed), what is needed, what is wanted. Out: what is granted, seconds until it is full.
+TAKE: Final = """
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1000000
+local per = 60 / ARGV[1]
+local full = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), now)
+full = math.max(full - ARGV[2] * per, now)
+local room = math.floor(ARGV[1] - (full - now) / per + 0.000001)
+local granted = 0
+if tonumber(ARGV[4]) > 0 and room >= tonumber(ARGV[3]) then
+  granted = math.max(0, math.min(room, tonumber(ARGV[4])))
+end
+full = full + granted * per
+local left = math.ceil((full - now) * 1000)
+if left > 0 then
+  redis.call('SET', KEYS[1], string.format('%.6f', full), 'PX', left)
+else
+  redis.call('DEL', KEYS[1])
+end
+return {granted, string.format('%.6f', full - now)}
+"""
+
+# In: our name, seconds of silence. Out: how many members there are.
+BEAT: Final = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[2] * 2)
+return redis.call('ZCARD', KEYS[1])
+"""
+
+
+class RedisStore:
+    """One Redis. `name` is this activator's among the members."""
+
+    def __init__(self, redis: Redis, name: str) -> None:
+        self._redis = redis
+        self._name = name
+        self._running: set[asyncio.Task[Any]] = set()
+        self.is_up = False
+        self.members = 1
+        self.commands = 0
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {'up' if self.is_up else 'AWAY'} members={self.members} commands={self.commands}>"
+
+    async def take(self, key: str, limit: int, give: int, need: int, want: int) -> tuple[int, float]:
+        """See `Store`."""
+        granted, full_in_s = await self._run(TAKE, key, limit, give, need, want)
+        return int(granted), float(full_in_s)
+
+    async def beat(self) -> None:
+        """Say that we live, and look whether it answers."""
+        try:
+            members = await self._run(BEAT, MEMBERS, self._name, int(SILENT_S))
+        except Away:
+            return
+        self.members = max(1, int(members))
+        if not self.is_up:
+            log.info("redis answers", extra={"members": self.members})
+        self.is_up = True
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            await self.beat()
+            await asyncio.sleep(BEAT_S)
+
+    async def close(self) -> None:
+        """Wait for what is under way, which ends by itself, then end the connections."""
+        while self._running:
+            await asyncio.wait(self._running)
+        await self._redis.aclose(close_connection_pool=True)
+
+    async def _run(self, script: str, key: str, *arguments: str | int) -> Any:
+        """What the script answers. Cancelling gives up the wait, not the command."""
+        self.commands += 1
+        task = asyncio.ensure_future(self._command(script, key, *arguments))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        done, _ = await asyncio.wait((task,), timeout=ANSWER_S)
+        error = task.exception() if done else TimeoutError(f"no answer in {ANSWER_S:g} s")
+        if error is None:
+            return task.result()
+        if self.is_up:
+            log.warning("redis does not answer; limits are this activator's share", extra={"error": repr(error)})
+        self.is_up = False
+        raise Away from error
+
+    async def _command(self, script: str, key: str, *arguments: str | int) -> Any:
+        """Each step of it has a deadline (`open_store`). Nothing ran where the script is unknown: a new Redis."""
+        try:
+            return await self._redis.evalsha(_digest(script), 1, key, *arguments)
+        except NoScriptError:
+            return await self._redis.eval(script, 1, key, *arguments)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # who waited for it was told
+
+
+@asynccontextmanager
+async def open_store(url: str, name: str) -> AsyncIterator[RedisStore]:
+    """As `url` says; it may be away. Raises ValueError for what is no URL of a Redis."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=CONNECTIONS,
+        timeout=ANSWER_S,  # for a connection that is free
+        socket_connect_timeout=ANSWER_S,
+        socket_timeout=ANSWER_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+    store = RedisStore(Redis(connection_pool=pool), name)
+    try:
+        await store.beat()
+        yield store
+    finally:
+        await store.close()
+
+
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()

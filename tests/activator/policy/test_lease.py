@@ -1,0 +1,179 @@
+"""Blocks out of a shared bucket, as tables and a property: members never use what was not in it, whatever is lost."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.policy.gcra import MINUTE_S
+from activator.policy.lease import LEASE_S, QUIET_S, Asked, Lease, block_of
+
+LIMIT = 600
+
+
+@dataclass
+class Shared:
+    """What the script in `shared_store` does; it is compared with a real one in `test_shared_rates`."""
+
+    full_at_s: float = 0.0
+
+    def take(self, asked: Asked, now_s: float) -> tuple[int, float]:
+        """Granted, and seconds until it is full."""
+        per = MINUTE_S / LIMIT
+        full = max(max(self.full_at_s, now_s) - asked.give * per, now_s)
+        room = int(LIMIT - (full - now_s) / per + 1e-6)
+        granted = max(0, min(room, asked.want)) if asked.want and room >= asked.need else 0
+        self.full_at_s = full + granted * per
+        return granted, self.full_at_s - now_s
+
+
+@dataclass
+class Members:
+    """Several over one, whose answers may be lost before or after it heard."""
+
+    leases: list[Lease]
+    bucket: Shared = field(default_factory=Shared)
+    now_s: float = 0.0
+    running: list[tuple[Lease, int]] = field(default_factory=list)
+    used: list[tuple[float, int, int]] = field(default_factory=list)  # when, how much, all stocks before it
+
+    def hold(self, lease: Lease, units: int, fate: str) -> bool:
+        """Whether a request entered."""
+        if not lease.try_hold(units, self.now_s):
+            if lease.quiet_s(units, self.now_s) is not None:
+                return False
+            self.say(lease, lease.ask(LIMIT, units, units, self.now_s), fate)
+            if not lease.try_hold(units, self.now_s):
+                return False
+        self.running.append((lease, units))
+        return True
+
+    def say(self, lease: Lease, asked: Asked, fate: str) -> None:
+        """Ask the bucket."""
+        if fate != "unheard":
+            granted, full_in_s = self.bucket.take(asked, self.now_s)
+        if fate == "heard":
+            lease.told(asked, granted, full_in_s, self.now_s)
+        else:
+            lease.lost(asked)
+
+    def settle(self, used: int) -> None:
+        """The oldest request ends."""
+        if self.running:
+            lease, held = self.running.pop(0)
+            stocks = sum(max(0, each.stock) for each in self.leases)
+            self.used.append((self.now_s, min(used, held), stocks))
+            lease.settle(held, min(used, held), self.now_s)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["hold", "hold", "hold", "settle", "tend"]),
+        st.integers(0, 2),
+        st.integers(1, 120),
+        st.floats(0, 3),
+        st.sampled_from(["heard", "heard", "heard", "heard", "unheard", "unanswered"]),
+    ),
+    max_size=150,
+)
+
+
+@given(STEPS)
+def test_members_never_use_more(steps: list[tuple[str, int, int, float, str]]) -> None:
+    """In any span of time: what flows in, a minute's worth, and what they had taken before it."""
+    members = Members([Lease() for _ in range(3)])
+    for what, which, units, gap_s, fate in steps:
+        members.now_s += gap_s
+        lease = members.leases[which]
+        if what == "hold":
+            members.hold(lease, units, fate)
+        elif what == "settle":
+            members.settle(units)
+        elif (asked := lease.give_back(LIMIT, members.now_s)) is not None:
+            members.say(lease, asked, fate)
+        assert all(each.held >= 0 for each in members.leases)
+        assert lease.stock - lease.held <= LIMIT
+    for first, (since_s, _, stocks) in enumerate(members.used):
+        total = 0
+        for until_s, units, _ in members.used[first:]:
+            total += units
+            assert total <= LIMIT * ((until_s - since_s) / MINUTE_S + 1) + stocks + 1e-3
+
+
+def test_a_block_is_used_until_its_time_is_over() -> None:
+    """Then what is left goes back with the next question."""
+    lease = Lease()
+    asked = lease.ask(LIMIT, 1, 1, 0.0)
+    assert (asked.give, asked.need, asked.want) == (0, 1, 1 + block_of(LIMIT))
+    lease.told(asked, 31, 3.1, 0.0)
+    assert lease.try_hold(31, LEASE_S - 0.1)
+    assert not lease.try_hold(1, LEASE_S - 0.1)
+    lease.settle(31, 10, LEASE_S - 0.1)
+    assert lease.give_back(LIMIT, LEASE_S - 0.1) is None
+    assert not lease.try_hold(1, LEASE_S)
+    back = lease.give_back(LIMIT, LEASE_S)
+    assert back is not None
+    assert (back.give, back.want) == (21, 0)
+    lease.told(back, 0, 1.0, LEASE_S)
+    assert lease.give_back(LIMIT, LEASE_S) is None
+    assert lease.is_idle(LEASE_S + QUIET_S)
+
+
+@pytest.mark.parametrize(
+    ("granted", "asks", "want"),
+    [
+        pytest.param(31, 1, None, id="all of it: ask on"),
+        pytest.param(5, 1, QUIET_S, id="less than was wanted: nobody asks for a while"),
+        pytest.param(0, 1, QUIET_S, id="nothing: likewise"),
+    ],
+)
+def test_little_is_not_asked_for_often(granted: int, asks: int, want: float | None) -> None:
+    """So a tenant at its limit does not ask with each request."""
+    lease = Lease()
+    lease.told(lease.ask(LIMIT, 1, 1, 0.0), granted, 60.0, 0.0)
+    assert lease.quiet_s(asks, 0.0) == want
+    assert lease.quiet_s(asks, QUIET_S) is None
+
+
+def test_who_needs_less_may_ask_after_a_large_one_was_refused() -> None:
+    """A refusal says nothing of those that need less."""
+    lease = Lease()
+    lease.told(lease.ask(LIMIT, 100, 100, 0.0), 0, 60.0, 0.0)
+    assert lease.quiet_s(100, 0.0) == QUIET_S
+    assert lease.quiet_s(99, 0.0) is None
+
+
+def test_alone_and_back() -> None:
+    """A share that begins with a block of it; what was used, and has not flowed in since, is owed to the bucket."""
+    lease, share = Lease(), 60
+    assert lease.hold_alone(share, 4, 0.0).wait_s == pytest.approx(1.0)
+    for _ in range(3):
+        assert lease.hold_alone(share, 1, 0.0).wait_s is None
+        lease.settle(1, 1, 0.0)
+    assert lease.hold_alone(share, 1, 0.0).wait_s == pytest.approx(1.0)
+    asked = lease.ask(LIMIT, 1, 1, 0.0)
+    assert asked.give == -3
+    lease.lost(asked)
+    assert lease.hold_alone(share, 1, 0.5).wait_s == pytest.approx(0.5)  # as before
+    asked = lease.ask(LIMIT, 1, 1, 0.5)
+    assert asked.give == -3
+    lease.told(asked, 10, 5.0, 0.5)
+    assert lease.ask(LIMIT, 1, 1, 0.5).give == 10
+
+
+def test_a_debt_is_told_until_it_was_heard() -> None:
+    """More used than held: owed at once, and again where nobody knows whether it was heard."""
+    lease = Lease()
+    lease.told(lease.ask(LIMIT, 1, 1, 0.0), 31, 3.1, 0.0)
+    assert lease.try_hold(31, 0.0)
+    lease.settle(31, 100, 0.0)
+    for _ in range(2):
+        asked = lease.give_back(LIMIT, 0.0)
+        assert asked is not None
+        assert asked.give == -69
+        lease.lost(asked)
+    asked = lease.give_back(LIMIT, 0.0)
+    assert asked is not None
+    lease.told(asked, 0, 10.0, 0.0)
+    assert lease.give_back(LIMIT, 0.0) is None

