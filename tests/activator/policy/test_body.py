@@ -21,6 +21,7 @@ ANYTHING = st.recursive(
     max_leaves=10,
 )
 LONG = "x" * 2 * PREFIX_BYTES
+BEGINNING = b'["' + b"x" * (PREFIX_BYTES - 2)
 READ = {"model", "stream", "parameters", "max_tokens", "max_completion_tokens"}
 
 
@@ -49,7 +50,7 @@ READ = {"model", "stream", "parameters", "max_tokens", "max_completion_tokens"}
         pytest.param(INFER, '{"parameters": {"schema_hash": 5}}', None, id="a schema that is a number"),
         pytest.param(CHAT, f'{{"prompt": "{LONG}"}}', Body(prefix=f'"{LONG}'.encode()[:PREFIX_BYTES]),
                      id="the beginning of a long prompt"),
-        pytest.param(CHAT, f'{{"prompt": "x", "messages":["{LONG}"]}}', Body(prefix=b'["' + LONG.encode()[: PREFIX_BYTES - 2]),
+        pytest.param(CHAT, f'{{"prompt": "x", "messages":["{LONG}"]}}', Body(prefix=BEGINNING),
                      id="the beginning of a long conversation"),
         pytest.param(CHAT, '{"prompt": "short", "messages": null}', Body(), id="a short prompt is computed anew"),
         pytest.param(CHAT, "[]", None, id="a list"),
