@@ -85,7 +85,9 @@ class Attempts:
             replica, account = slot.replica, call.account
             _dispatched(call, replica, waits_since_us)
             remaining_ms = call.deadline.remaining_ms(time.monotonic())
-            told = Told(account.request_id, account.principal.key_id, self._source, remaining_ms, call.ceiling)
+            caller = account.principal
+            guest = None if caller.tenant == key.tenant else caller.tenant
+            told = Told(account.request_id, caller.key_id, self._source, remaining_ms, call.ceiling, guest)
             try:
                 async with self._upstreams.send(replica, call.path, call.body, told) as upstream:
                     call.upstream = upstream
@@ -103,7 +105,9 @@ class Attempts:
         why = decide(tried, call.remaining_s(), self._draw(), self._limits)
         if isinstance(why, Again) and not self._budgets.try_spend((ask.tenant, key), time.monotonic()):
             why = Withheld.BUDGET
-        self._meters.retry((ask.tenant, key.model), code_of(failure), "again" if isinstance(why, Again) else why)
+        self._meters.retry(
+            (ask.tenant, call.account.model), code_of(failure), "again" if isinstance(why, Again) else why
+        )
         if isinstance(why, Again):
             return why.pause_s
         raise Refused(failure)

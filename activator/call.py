@@ -13,12 +13,13 @@ from activator.policy.body import Body, read_body
 from activator.policy.traffic import ModelEntry, which_model
 from activator.proxy import Upstream
 from activator.rates import Reservation
+from activator.reach import reach
 from activator.routes import Complete
 from activator.table import Table
 from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.control import Principal
 from contracts.deadline import Deadline
-from contracts.errors import InvalidRequest, ModelNotFound, Refused
+from contracts.errors import InvalidRequest, Refused
 from contracts.kinds import PATHS
 from contracts.names import ModelReference
 from contracts.timeline import Timeline
@@ -63,16 +64,13 @@ def open_call(
     """
     body = read_body(raw, asked.path)
     reference = which_model(asked.target.model, body.model if asked.named is None else asked.named)
-    entry = table.model(principal.tenant, reference.model)
-    is_own = asked.target.tenant in (None, principal.tenant) and principal.may_call(reference.model)
-    if entry is None or not is_own:
-        raise Refused(ModelNotFound(str(reference)))
+    entry = reach(table, principal, asked.target.tenant, reference)
     if body.stream and asked.path in PATHS["embed"]:
         raise Refused(InvalidRequest("stream", "true", "embeddings are not streamed"))
     account = Account(
         request_id=exchange.request_id,
         principal=principal,
-        model=entry.model,
+        model=entry.name_for(principal.tenant),
         stream=body.stream,
         started_at_us=exchange.arrived_at_us,
         timeline=Timeline(exchange.arrived_us),

@@ -7,13 +7,14 @@ import msgspec
 from activator.authenticate import Authenticator
 from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve
-from activator.routes import CancelRequest, ListModels, ShowTimeline
+from activator.reach import reach
+from activator.routes import CancelRequest, ListModels, ShowTimeline, Target
 from activator.table import Table
 from activator.timelines import Timelines
 from activator.under_way import UnderWay
 from contracts.control import Principal, Scope, TimelineAnswer
-from contracts.errors import ModelNotFound, NotFound, Refused, Unavailable
-from contracts.names import parse_reference
+from contracts.errors import NotFound, Refused, Unavailable
+from contracts.names import parse_address
 from contracts.problem import code_of
 from contracts.wire import encode
 from service.client import ServiceClient
@@ -53,24 +54,27 @@ class Lists:
 
     async def models(self, exchange: Exchange, asked: ListModels) -> None:
         """The models that the caller may call, or one."""
-        caller = await self._caller(exchange, asked.target.tenant, asked.model or asked.target.model or "")
+        caller = await self._authenticator.authenticate(exchange, Scope.INFER)
         named = asked.model or asked.target.model
         if named is None:
-            entries = (entry for entry in self._table.models(caller.tenant) if caller.may_call(entry.model))
-            body = encode(_Models(tuple(_model(entry, entry.model) for entry in entries)))
+            entries = ((entry, entry.name_for(caller.tenant)) for entry in self._table.models(caller.tenant))
+            body = encode(_Models(tuple(_model(entry, name) for entry, name in entries if caller.may_call(name))))
         else:
-            found = _model(self._find(caller, named), named)
+            reference = parse_address(named)
+            entry = reach(self._table, caller, asked.target.tenant, reference)
+            resolve(reference, entry)
+            found = _model(entry, named)
             body = encode(found if asked.model is not None else _Models((found,)))
         await _answer(exchange, body)
 
     async def timeline(self, exchange: Exchange, asked: ShowTimeline) -> None:
         """How a request of the caller's tenant went; recent ones are known here, older ones to the control plane."""
-        caller = await self._caller(exchange, asked.target.tenant, asked.target.model or "")
+        caller = await self._caller(exchange, asked.target)
         await _answer(exchange, encode(await self._past(caller, asked.request_id)))
 
     async def cancel(self, exchange: Exchange, asked: CancelRequest) -> None:
         """204 once it has ended, also where it had before; 202 where that takes longer than we wait."""
-        caller = await self._caller(exchange, asked.target.tenant, asked.target.model or "")
+        caller = await self._caller(exchange, asked.target)
         await exchange.read_body(0, TIMEOUT_S)
         entries = self._under_way.cancel(caller, asked.name)
         if entries is None:
@@ -93,19 +97,12 @@ class Lists:
             raise Refused(NotFound("request", request_id))
         return found
 
-    async def _caller(self, exchange: Exchange, in_url: str | None, model: str) -> Principal:
-        principal = await self._authenticator.authenticate(exchange, Scope.INFER)
-        if in_url not in (None, principal.tenant):
-            raise Refused(ModelNotFound(model))
-        return principal
-
-    def _find(self, caller: Principal, name: str) -> ModelEntry:
-        reference = parse_reference(name)
-        entry = self._table.model(caller.tenant, reference.model)
-        if entry is None or not caller.may_call(reference.model):
-            raise Refused(ModelNotFound(name))
-        resolve(reference, entry)
-        return entry
+    async def _caller(self, exchange: Exchange, target: Target) -> Principal:
+        """Who asks; a URL that names another tenant must name a model of it that the caller may call."""
+        caller = await self._authenticator.authenticate(exchange, Scope.INFER)
+        if target.tenant not in (None, caller.tenant):
+            reach(self._table, caller, target.tenant, parse_address(target.model or ""))
+        return caller
 
 
 def _model(entry: ModelEntry, name: str) -> _Model:

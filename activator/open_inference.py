@@ -9,10 +9,11 @@ from typing import Final
 from activator.authenticate import Authenticator
 from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve, which_model
+from activator.reach import reach
 from activator.routes import ShowPredictor, ShowServer, Target
 from activator.table import Table
 from contracts.control import Principal, Scope, VersionRow
-from contracts.errors import ModelNotFound, Refused
+from contracts.errors import Refused
 from contracts.kinds import other_kind
 from contracts.names import ModelReference, parse_reference
 from contracts.wire import encode
@@ -67,11 +68,8 @@ class OpenInference:
         )
 
     def _find(self, principal: Principal, target: Target, reference: ModelReference) -> tuple[ModelEntry, VersionRow]:
-        """Another's is as what is not there. Raises `Refused`."""
-        entry = self._table.model(principal.tenant, reference.model)
-        is_own = target.tenant in (None, principal.tenant) and principal.may_call(reference.model)
-        if entry is None or not is_own:
-            raise Refused(ModelNotFound(str(reference)))
+        """Another's that was not granted is as what is not there. Raises `Refused`."""
+        entry = reach(self._table, principal, target.tenant, reference)
         return entry, resolve(reference, entry)
 
 

@@ -52,6 +52,7 @@ class Told:
     source: str  # our spool: while we live, we owe the record
     remaining_ms: int
     ceiling: Ceiling = NO_CEILING
+    guest: str | None = None  # the caller's tenant, where the version is another's
 
 
 class Upstreams:
@@ -103,6 +104,8 @@ class Upstream:
         }
         if told.ceiling is not NO_CEILING:
             self._headers.update(told.ceiling.headers())
+        if told.guest is not None:
+            self._headers["x-kelvin-guest"] = told.guest
         if (asked := cause()) is not None and asked.trace is not None:
             self._headers[TRACEPARENT] = str(asked.trace)
         self._answer: Answer | None = None

@@ -12,6 +12,7 @@ COMPLETIONS: Final = ("/chat/completions", "/completions", "/embeddings")
 _TIMELINE: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})/timeline")
 _REQUEST: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})")
 _MODEL: Final = re.compile(r"/models/([A-Za-z0-9@-]{1,160})")
+_ANY_MODEL: Final = re.compile(r"/models/((?:[A-Za-z0-9-]{1,63}/)?[A-Za-z0-9@-]{1,160})")  # OWNER/M, too
 # The Open Inference Protocol's paths, below /v2.
 _OPEN_INFERENCE: Final = re.compile(rb"(/[^/]*/[^/]*)?/v2(/|$)")
 _ABOUT: Final = ("/v2", "/v2/")
@@ -112,7 +113,9 @@ def speaks_open_inference(path: bytes) -> bool:
 
 def route(method: str, path: bytes, host: str, domain: str) -> Asked:
     """`path` is as sent, without the query; `host` is `host_of`'s."""
-    path = path.replace(b"%40", b"@")  # the one character of a name that client libraries escape
+    path = path.replace(b"%40", b"@")  # what client libraries escape of a name, and of OWNER/M
+    if path.startswith(b"/v1/models/"):
+        path = path.replace(b"%2F", b"/", 1)
     if _PLAIN.fullmatch(path) is None or any(part in (b".", b"..") for part in path.split(b"/")):
         return Wrong(NotFound("route", path[:80].decode("latin-1")))
     text = path.decode("ascii")
@@ -163,7 +166,7 @@ def _of_model(method: str, path: str, target: Target) -> Asked:
     asked: Asked | None = None
     if inner == "/models":
         asked = ListModels(target)
-    elif found := _MODEL.fullmatch(inner):
+    elif found := _ANY_MODEL.fullmatch(inner):
         asked = ListModels(target, found[1])
     elif found := _TIMELINE.fullmatch(inner):
         asked = ShowTimeline(found[1], target)

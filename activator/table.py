@@ -30,6 +30,7 @@ class Table:
         self._holders: dict[str, _Holder] = {}  # by SHA-256 of the key's text
         self._sha_of_key: dict[str, str] = {}
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
+        self._granted: dict[str, set[tuple[str, str]]] = {}  # grantee -> tenant and model of others
 
     def __repr__(self) -> str:
         models = sum(map(len, self._models.values()))
@@ -63,10 +64,18 @@ class Table:
         """The tenant's model of that name."""
         return self._models.get(tenant, {}).get(model)
 
+    def callable(self, caller: str, owner: str, model: str) -> ModelEntry | None:
+        """The model where the caller's tenant may call it: its own, or one that was granted by a tenant in force."""
+        entry = self.model(owner, model)
+        if entry is None or owner == caller or (caller in entry.grantees and not self.is_suspended(owner)):
+            return entry
+        return None
+
     def models(self, tenant: str) -> tuple[ModelEntry, ...]:
-        """All of the tenant's models, by name."""
+        """All of the tenant's models, by name; then those that others let it call, by tenant and name."""
         found = self._models.get(tenant, {})
-        return tuple(found[name] for name in sorted(found))
+        granted = (self.callable(tenant, *name) for name in sorted(self._granted.get(tenant, ())))
+        return (*(found[name] for name in sorted(found)), *(entry for entry in granted if entry is not None))
 
     def tenants(self) -> frozenset[str]:
         """All there are, suspended ones included."""
@@ -81,7 +90,13 @@ class Table:
             tenants=tuple(self._tenants.values()),
             keys=tuple(_row(sha, holder) for sha, holder in self._holders.items()),
             models=tuple(
-                ModelRow(tenant=entry.tenant, model=entry.model, aliases=entry.aliases, created_at_s=entry.created_at_s)
+                ModelRow(
+                    tenant=entry.tenant,
+                    model=entry.model,
+                    aliases=entry.aliases,
+                    created_at_s=entry.created_at_s,
+                    grantees=tuple(sorted(entry.grantees)),
+                )
                 for entry in entries
             ),
             versions=tuple(row for entry in entries for row in entry.versions),
@@ -91,7 +106,7 @@ class Table:
         """Take one line over; replicas and failures are the throttler's."""
         if line.full:
             self._fed = True
-            self._tenants, self._holders, self._sha_of_key, self._models = {}, {}, {}, {}
+            self._tenants, self._holders, self._sha_of_key, self._models, self._granted = {}, {}, {}, {}, {}
         self.revision = line.revision
         self._tenants.update((row.tenant, row) for row in line.tenants)
         for tenant in line.removed_tenants:
@@ -104,18 +119,27 @@ class Table:
             self._put_model(row)
         self._put_versions(line.versions)
         for owner, model in line.removed_models:
-            self._models.get(owner, {}).pop(model, None)
+            if (entry := self._models.get(owner, {}).pop(model, None)) is not None:
+                self._index(entry, frozenset())
         for owner, model, version in line.removed_versions:
             self._drop_version(owner, model, version)
 
     def check_integrity(self) -> None:
-        """Both key maps tell the same, versions are sorted and belong where they are."""
+        """Both key maps tell the same, and so do both of grants; versions are sorted and belong where they are."""
         assert {holder.principal.key_id: sha for sha, holder in self._holders.items()} == self._sha_of_key
         for tenant, models in self._models.items():
             for name, entry in models.items():
                 assert (entry.tenant, entry.model) == (tenant, name)
                 names = [row.version for row in entry.versions]
                 assert names == sorted(set(names))
+        granted = {(grantee, name) for grantee, names in self._granted.items() for name in names}
+        assert granted == {
+            (grantee, (entry.tenant, entry.model))
+            for models in self._models.values()
+            for entry in models.values()
+            for grantee in entry.grantees
+        }
+        assert all(self._granted.values())
 
     def _put_key(self, row: KeyRow) -> None:
         self._drop_key(row.key_id)
@@ -132,7 +156,19 @@ class Table:
         models = self._models.setdefault(row.tenant, {})
         before = models.get(row.model)
         versions = () if before is None else before.versions
-        models[row.model] = ModelEntry(row.tenant, row.model, row.aliases, row.created_at_s, versions)
+        grantees = frozenset(row.grantees)
+        entry = models[row.model] = ModelEntry(row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees)
+        self._index(entry if before is None else before, grantees)
+
+    def _index(self, before: ModelEntry, grantees: frozenset[str]) -> None:
+        """From now on these may call the model, and no others."""
+        name = (before.tenant, before.model)
+        for grantee in before.grantees - grantees:
+            self._granted[grantee].discard(name)
+            if not self._granted[grantee]:
+                del self._granted[grantee]
+        for grantee in grantees:
+            self._granted.setdefault(grantee, set()).add(name)
 
     def _put_versions(self, rows: Iterable[VersionRow]) -> None:
         fresh: dict[tuple[str, str], dict[str, VersionRow]] = {}
@@ -145,7 +181,7 @@ class Table:
             )
             merged = {row.version: row for row in before.versions} | by_version
             ordered = tuple(merged[version] for version in sorted(merged))
-            models[model] = ModelEntry(tenant, model, before.aliases, before.created_at_s, ordered)
+            models[model] = replace(before, versions=ordered)
 
     def _drop_version(self, tenant: str, model: str, version: str) -> None:
         models = self._models.get(tenant, {})

@@ -66,7 +66,7 @@ class Principal(Wire, frozen=True, omit_defaults=True):
     models: tuple[str, ...] = ()  # which may be called; empty: all
 
     def may_call(self, model: str) -> bool:
-        """Whether the key is for this model of its tenant."""
+        """Whether the key is for this model, as its tenant calls it (`names.model_for`)."""
         return not self.models or model in self.models
 
 
@@ -77,6 +77,7 @@ class ModelRow(Wire, frozen=True):
     model: str
     aliases: dict[str, str]  # alias -> version
     created_at_s: int
+    grantees: tuple[str, ...] = ()  # other tenants that may call it
 
 
 class VersionRow(Wire, frozen=True):

@@ -1,7 +1,7 @@
 """Names in a request: tenants and models are DNS labels, versions are digests, references combine them."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from contracts.errors import InvalidRequest, Refused
@@ -37,9 +37,29 @@ class ModelReference:
     model: str
     alias: str | None
     version_prefix: str | None
+    owner: str | None = None  # the tenant that it names; None: the caller's own
 
     def __str__(self) -> str:
-        return f"{self.model}@{self.alias or self.version_prefix}"
+        whose = "" if self.owner is None else f"{self.owner}/"
+        return f"{whose}{self.model}@{self.alias or self.version_prefix}"
+
+
+def model_for(caller: str, owner: str, model: str) -> str:
+    """A model as a tenant calls it: `M` is its own, `OWNER/M` another tenant's. So no two have one name to it."""
+    return model if owner == caller else f"{owner}/{model}"
+
+
+def owner_of(caller: str, named: str) -> tuple[str, str]:
+    """The way back: whose model it is, and its name there."""
+    owner, slash, model = named.partition("/")
+    return (owner, model) if slash else (caller, named)
+
+
+def model_name(value: str, field: str) -> str:
+    """Return `value` where it is `M` or `OWNER/M`; otherwise refuse, naming the value and the rule."""
+    for label in value.split("/", 1):
+        dns_label(label, field)
+    return value
 
 
 def parse_reference(text: str) -> ModelReference:
@@ -51,3 +71,11 @@ def parse_reference(text: str) -> ModelReference:
     if _VERSION_PREFIX.fullmatch(rest):
         return ModelReference(model, None, rest)
     return ModelReference(model, dns_label(rest, "alias"), None)
+
+
+def parse_address(text: str) -> ModelReference:
+    """As `parse_reference`, or with `OWNER/` before it: another tenant's model."""
+    owner, slash, reference = text.partition("/")
+    if not slash:
+        return parse_reference(text)
+    return replace(parse_reference(reference), owner=dns_label(owner, "model"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, and_, func, select
+from sqlalchemy import Connection, Select, and_, func, or_, select
 
 from contracts.usage import Origin
 from controlplane.ledger_schema import (
@@ -66,12 +66,14 @@ class Orphan:
 
 
 def open_runtimes(connection: Connection, tenant: str, begin_us: int, end_us: int) -> list[OpenRuntime]:
-    """Those that served around the month."""
+    """The tenant's own that served around the month, whoever asked."""
     c, died = runtime_totals.c, lifetime_records.c
     query = (
-        select(c.runtime_id, c.requests, c.device_us, c.last_at_us)
-        .where(c.tenant == tenant, c.last_at_us >= begin_us, c.first_at_us < end_us)
+        select(c.runtime_id, func.sum(c.requests), func.sum(c.device_us), func.max(c.last_at_us))
+        .where(or_(and_(c.tenant == tenant, c.owner.is_(None)), c.owner == tenant))
+        .where(c.last_at_us >= begin_us, c.first_at_us < end_us)
         .where(~select(died.runtime_id).where(died.runtime_id == c.runtime_id).exists())
+        .group_by(c.runtime_id)
         .order_by(c.runtime_id)
     )
     return [OpenRuntime(*row) for row in connection.execute(query)]
@@ -98,7 +100,7 @@ def received_ranges(connection: Connection, begin_us: int, end_us: int) -> Itera
 
 
 def lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
-    """Replicas of the tenant that died in the month."""
+    """Replicas of the tenant that died in the month, beside the requests of all who may call them."""
     uses, died = runtime_totals.c, lifetime_records.c
     query: Select[Any] = (
         select(
@@ -109,17 +111,18 @@ def lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
             died.active_us,
             died.idle_us,
             died.requests,
-            func.coalesce(uses.requests, 0),
-            func.coalesce(uses.answered, 0),
-            func.coalesce(uses.device_us, 0),
+            func.coalesce(func.sum(uses.requests), 0),
+            func.coalesce(func.sum(uses.answered), 0),
+            func.coalesce(func.sum(uses.device_us), 0),
             func.coalesce(died.model, ""),
             died.version,
             died.device_class,
             died.died_at_us,
             died.exit_status,
         )
-        .join(runtime_totals, and_(uses.runtime_id == died.runtime_id, uses.tenant == died.tenant), isouter=True)
+        .join(runtime_totals, uses.runtime_id == died.runtime_id, isouter=True)
         .where(died.tenant == tenant, died.month == month)
+        .group_by(died.runtime_id)  # which names the row
         .order_by(died.runtime_id)
         .execution_options(yield_per=_ROWS)
     )

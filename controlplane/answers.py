@@ -81,6 +81,23 @@ class ModelStatus(Wire, frozen=True):
     created_at_s: int
     last_restore: RestoreStatus | None
     versions: tuple[VersionStatus, ...]
+    grantees: tuple[str, ...]  # other tenants that may call it
+
+
+class ModelGrant(Wire, frozen=True):
+    """A tenant's model, and another tenant that may call it. `told`: every activator that follows the feed knows."""
+
+    owner: str
+    model: str
+    grantee: str
+    told: bool = True
+
+
+class ModelGrants(Wire, frozen=True):
+    """`GET /admin/v1/grants`: what the tenant gave, and what it was given."""
+
+    given: tuple[ModelGrant, ...]
+    had: tuple[ModelGrant, ...]
 
 
 class Models(Wire, frozen=True):

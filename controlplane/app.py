@@ -10,7 +10,16 @@ from starlette.types import ASGIApp
 
 from contracts.control import Scope
 from contracts.settings import BadSetting
-from controlplane import access_api, admin_api, backup_api, billing_api, internal_api, metrics_api, usage_api
+from controlplane import (
+    access_api,
+    admin_api,
+    backup_api,
+    billing_api,
+    grants_api,
+    internal_api,
+    metrics_api,
+    usage_api,
+)
 from controlplane.access_api import Access
 from controlplane.autoscaler import Autoscaler
 from controlplane.backup_schedule import BackupLoop, open_backups
@@ -194,6 +203,7 @@ def compose(
     removal = Removal(registry, access.tenants, access.keys, table, autoscaler, clock)
     explaining = (internals.forecasts, internals.economy, clock, pool, foresight)
     app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining))
+    app.include_router(grants_api.router(registry, clock))
     app.include_router(access_api.router(access, registry, autoscaler, removal, clock))
     app.include_router(
         billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])

@@ -1,4 +1,4 @@
-"""The audit: who changed which tenant or key, or deleted which model, and when.
+"""The audit: who changed which tenant or key, granted or deleted which model, and when.
 
 Rows are added in the change's own transaction, and stay.
 """
@@ -23,6 +23,8 @@ class Action(StrEnum):
     TENANT_LIMITED = "tenant.limited"
     TENANT_DELETED = "tenant.deleted"
     MODEL_DELETED = "model.deleted"
+    MODEL_GRANTED = "model.granted"
+    MODEL_REVOKED = "model.revoked"
     KEY_CREATED = "key.created"
     KEY_ROTATED = "key.rotated"
     KEY_REVOKED = "key.revoked"

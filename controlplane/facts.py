@@ -97,6 +97,7 @@ class Model:
     scale: ScaleSettings = field(default_factory=ScaleSettings)
     aliases: dict[str, str] = field(default_factory=dict)  # alias -> version; replaced, never changed in place
     versions: tuple[Version, ...] = ()
+    grantees: tuple[str, ...] = ()  # other tenants that may call it, in order
 
     def version(self, version: str) -> Version | None:
         """The version of that full digest."""

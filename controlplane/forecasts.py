@@ -10,6 +10,7 @@ from typing import Final
 
 from contracts.errors import Failure, Refused
 from contracts.forecast import Forecast, StartRow, Whereabouts
+from contracts.names import owner_of
 from contracts.timeline import Stage
 from contracts.usage import RequestRecord
 from controlplane.clock import Clock
@@ -130,7 +131,7 @@ class Forecasts:
                 continue
             at_us = {stamp.stage: stamp.at_us for stamp in record.timeline}
             if Stage.READY in at_us and Stage.FIRST_TOKEN in at_us:
-                key = VersionKey(record.tenant, record.model, record.version)
+                key = VersionKey(*owner_of(record.tenant, record.model), record.version)
                 self.history.answered(key, (at_us[Stage.FIRST_TOKEN] - at_us[Stage.READY]) / 1e6)
 
     async def _forecast(self, key: VersionKey, start: _Open) -> None:

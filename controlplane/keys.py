@@ -28,7 +28,8 @@ from controlplane.policy.access import (
     successors_end,
 )
 from controlplane.store import Database
-from controlplane.tenants import TELL_S, find_tenant, good_keys, insert_tenant
+from controlplane.tenant_rows import find_tenant
+from controlplane.tenants import TELL_S, good_keys, insert_tenant
 
 DEFAULT_TENANT: Final = OPERATORS
 MAX_KEYS: Final = 1000  # good ones, of a tenant

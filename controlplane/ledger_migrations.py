@@ -117,6 +117,16 @@ def _chains(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
+def _guests(connection: Connection) -> None:
+    """Requests at another tenant's replica; until now there were none."""
+    for statement in (
+        "ALTER TABLE ledger_runtime_totals ADD COLUMN owner VARCHAR(63)",
+        "CREATE INDEX ledger_runtime_totals_of_guests ON ledger_runtime_totals (owner, last_at_us) "
+        "WHERE owner IS NOT NULL",
+    ):
+        connection.execute(text(statement))
+
+
 def _chain(connection: Connection, links: Chains, table: Table, kind: Kind, values: list[str], end: str) -> None:
     """Link the rows in the order of their ends; as they lie in no chain yet, none is read twice."""
     names = [column.name for column in table.primary_key]
@@ -154,6 +164,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(1, "records", _records),
     Migration(2, "chains", _chains),
     Migration(3, "once", _once),
+    Migration(4, "guests", _guests),
 )
 LEDGER_SCHEMA: Final = len(STEPS)
 

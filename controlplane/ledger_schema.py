@@ -165,7 +165,7 @@ device_totals = Table(
     Column("idle_us", BigInteger, nullable=False),
 )
 
-# All that a balance asks of a replica's requests, whenever they ended.
+# All that a balance asks of a tenant's requests at a replica, whenever they ended.
 runtime_totals = Table(
     "ledger_runtime_totals",
     metadata,
@@ -176,8 +176,11 @@ runtime_totals = Table(
     Column("device_us", BigInteger, nullable=False),
     Column("first_at_us", BigInteger, nullable=False),  # earliest and latest end
     Column("last_at_us", BigInteger, nullable=False),
+    Column("owner", String(63)),  # whose replica it is, where it isn't the tenant's
     Index("ledger_runtime_totals_by_end", "tenant", "last_at_us"),
 )
+_guests = runtime_totals.c.owner.is_not(None)
+Index("ledger_runtime_totals_of_guests", runtime_totals.c.owner, runtime_totals.c.last_at_us, sqlite_where=_guests)
 
 # What a digest covers, in this order: a released list is never edited. Of a request with a `once` that comes last.
 REQUEST_VALUES: Final = tuple(column for column in request_records.c if column.name in (

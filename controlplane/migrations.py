@@ -91,6 +91,15 @@ def _rates(connection: Connection) -> None:
         connection.execute(text(f"ALTER TABLE tenants ADD COLUMN {column} BIGINT"))
 
 
+def _grants(connection: Connection) -> None:
+    statement = (
+        "CREATE TABLE grants (tenant VARCHAR(63) NOT NULL, model VARCHAR(63) NOT NULL, "
+        "grantee VARCHAR(63) NOT NULL REFERENCES tenants (tenant), created_at_s BIGINT NOT NULL, "
+        "PRIMARY KEY (tenant, model, grantee), FOREIGN KEY (tenant, model) REFERENCES models (tenant, model))"
+    )
+    connection.execute(text(statement))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -99,6 +108,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(5, "limits", _limits),
     Migration(6, "idle", _idle),
     Migration(7, "rates", _rates),
+    Migration(8, "grants", _grants),
 )
 
 

@@ -16,9 +16,11 @@ from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, 
 from contracts.names import DEFAULT_ALIAS, DIGEST_HEX, dns_label
 from controlplane import schema
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
+from controlplane.grants import check_grantee, delete_grant, insert_grant
 from controlplane.policy.lifecycle import VersionEvent, VersionState, check_unused, move
 from controlplane.registry_rows import delete_model, insert_version, load_models, scale_columns
 from controlplane.store import Database
+from controlplane.tenants import TELL_S
 
 MIN_PREFIX: Final = 12
 
@@ -34,6 +36,8 @@ class Publisher(Protocol):
         removed_models: tuple[tuple[str, str], ...] = (),
         removed_versions: tuple[tuple[str, str, str], ...] = (),
     ) -> int: ...
+
+    async def settled(self, revision: int, timeout_s: float) -> bool: ...
 
 
 class Registry:
@@ -63,6 +67,10 @@ class Registry:
     def models(self, tenant: str) -> tuple[Model, ...]:
         """All models of a tenant, by name."""
         return tuple(model for (owner, _), model in sorted(self._models.items()) if owner == tenant)
+
+    def granted_to(self, tenant: str) -> tuple[Model, ...]:
+        """Models of other tenants that it may call, by owner and name."""
+        return tuple(model for _, model in sorted(self._models.items()) if tenant in model.grantees)
 
     def every_model(self) -> tuple[Model, ...]:
         """All models of all tenants."""
@@ -193,6 +201,33 @@ class Registry:
             self._models[tenant, model] = after
             return scale
 
+    async def grant(self, by: Principal, tenant: str, model: str, grantee: str, now_s: int) -> bool:
+        """Let another tenant call the model; twice changes nothing. Whether every activator was told within a second.
+
+        Raises Refused: ModelNotFound, NotFound (the grantee), InvalidRequest, CapacityExceeded.
+        """
+        async with self._turn:
+            found = self.model(tenant, model)
+            check_grantee(found, grantee)
+            if grantee not in found.grantees:
+                await self._database.write(lambda connection: insert_grant(connection, by, found, grantee, now_s))
+            revision = self._show(replace(found, grantees=tuple(sorted({*found.grantees, grantee}))))
+        return await self._publisher.settled(revision, TELL_S)
+
+    async def revoke(self, by: Principal, tenant: str, model: str, grantee: str, now_s: int) -> bool:
+        """No longer let it. Returns as `grant`. Raises Refused: ModelNotFound, NotFound."""
+        async with self._turn:
+            found = self.model(tenant, model)
+            await self._database.write(lambda connection: delete_grant(connection, by, found, grantee, now_s))
+            revision = self._show(_without(found, grantee))
+        return await self._publisher.settled(revision, TELL_S)
+
+    async def forget_grantee(self, tenant: str) -> None:
+        """It is deleted, and its grants with it: show that."""
+        async with self._turn:
+            for model in [model for model in self._models.values() if tenant in model.grantees]:
+                self._show(_without(model, tenant))
+
     async def note(self, key: VersionKey, event: VersionEvent, fault: str | None = None) -> None:
         """Record what a restore taught of the version. A version that is unknown by now is left alone."""
         async with self._turn:
@@ -215,9 +250,10 @@ class Registry:
         versions = tuple(after if each.key == key else each for each in model.versions)
         self._models[key.tenant, key.model] = replace(model, versions=versions)
 
-    def _show(self, model: Model, *versions: Version) -> None:
+    def _show(self, model: Model, *versions: Version) -> int:
         self._models[model.tenant, model.model] = model
-        self._publisher.publish(models=(_model_row(model),), versions=tuple(_version_row(each) for each in versions))
+        rows = tuple(_version_row(each) for each in versions)
+        return self._publisher.publish(models=(_model_row(model),), versions=rows)
 
 
 def _check_digest(version: str) -> None:
@@ -236,8 +272,18 @@ def _resolve(model: Model, prefix: str) -> Version:
     return fitting[0]
 
 
+def _without(model: Model, grantee: str) -> Model:
+    return replace(model, grantees=tuple(each for each in model.grantees if each != grantee))
+
+
 def _model_row(model: Model) -> ModelRow:
-    return ModelRow(tenant=model.tenant, model=model.model, aliases=model.aliases, created_at_s=model.created_at_s)
+    return ModelRow(
+        tenant=model.tenant,
+        model=model.model,
+        aliases=model.aliases,
+        created_at_s=model.created_at_s,
+        grantees=model.grantees,
+    )
 
 
 def _version_row(version: Version) -> VersionRow:

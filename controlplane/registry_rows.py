@@ -10,8 +10,9 @@ from contracts.wire import decode, encode
 from controlplane import audit, schema
 from controlplane.audit import Action
 from controlplane.facts import Model, ScaleSettings, Version
+from controlplane.grants import load_grantees
 from controlplane.policy.lifecycle import VersionState
-from controlplane.tenants import find_tenant
+from controlplane.tenant_rows import find_tenant
 
 
 def scale_columns(scale: ScaleSettings) -> dict[str, float | int | str | None]:
@@ -28,8 +29,8 @@ def scale_columns(scale: ScaleSettings) -> dict[str, float | int | str | None]:
 
 
 def delete_model(connection: Connection, by: Principal, model: Model, now_s: int) -> None:
-    """With its versions and aliases, recorded for the audit."""
-    for table in (schema.aliases, schema.versions, schema.models):  # what refers first
+    """With its versions, aliases and grants, recorded for the audit."""
+    for table in (schema.grants, schema.aliases, schema.versions, schema.models):  # what refers first
         connection.execute(delete(table).where(table.c.tenant == model.tenant, table.c.model == model.model))
     versions = ", ".join(version.registration.version[:12] for version in model.versions)
     audit.record(connection, by, now_s, model.tenant, Action.MODEL_DELETED, model.model, f"versions {versions}")
@@ -86,6 +87,7 @@ def load_models(connection: Connection) -> list[Model]:
     aliases: dict[tuple[str, str], dict[str, str]] = {}
     for row in connection.execute(select(schema.aliases)).mappings():
         aliases.setdefault((row["tenant"], row["model"]), {})[row["alias"]] = row["version"]
+    grantees = load_grantees(connection)
     models = []
     for row in connection.execute(select(schema.models)).mappings():
         name = (row["tenant"], row["model"])
@@ -99,5 +101,6 @@ def load_models(connection: Connection) -> list[Model]:
             wait_price=row["wait_price"],
         )
         found = tuple(versions.get(name, ()))
-        models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found))
+        granted = tuple(grantees.get(name, ()))
+        models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found, granted))
     return models

@@ -42,6 +42,7 @@ class Removal:
                 await self.model(by, tenant, model.model, force=True)
             await self.keys.revoke_all(by, tenant, self.clock.wall_s())
         await self.tenants.delete(by, tenant, self.clock.wall_s())
+        await self.registry.forget_grantee(tenant)
 
     def is_present(self, key: VersionKey) -> bool:
         """Whether there is a process of the version in any state, or a start that has none yet."""

@@ -40,7 +40,7 @@ keys = Table(
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
 )
 
-# Who changed which key or tenant, or deleted which model, and when. Rows are only ever added.
+# Who changed which key or tenant, granted or deleted which model, and when. Rows are only ever added.
 audit = Table(
     "audit",
     metadata,
@@ -88,6 +88,18 @@ versions = Table(
     Column("kind", String(16), nullable=False, server_default="generate"),
     Column("signature", Text, nullable=True),  # JSON of contracts.signature.Signature, of what predicts
     ForeignKeyConstraint(["tenant", "model"], ["models.tenant", "models.model"]),
+)
+
+# Which other tenants may call a model. They go with the model, and with the tenant.
+grants = Table(
+    "grants",
+    metadata,
+    Column("tenant", String(63), primary_key=True),  # whose model it is
+    Column("model", String(63), primary_key=True),
+    Column("grantee", String(63), primary_key=True),
+    Column("created_at_s", BigInteger, nullable=False),
+    ForeignKeyConstraint(["tenant", "model"], ["models.tenant", "models.model"]),
+    ForeignKeyConstraint(["grantee"], ["tenants.tenant"]),
 )
 
 aliases = Table(

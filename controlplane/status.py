@@ -27,6 +27,7 @@ def model_status(model: Model, table: ReplicaTable, outcomes: Outcomes) -> Model
         created_at_s=model.created_at_s,
         last_restore=shown.last_restore if shown is not None else None,
         versions=versions,
+        grantees=model.grantees,
     )
 
 

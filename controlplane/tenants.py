@@ -11,6 +11,7 @@ from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.names import tenant_name
 from controlplane import audit, schema
 from controlplane.audit import Action
+from controlplane.grants import delete_grants_to
 from controlplane.policy.access import KeyState, TenantState, check_empty, check_move, key_state
 from controlplane.store import Database
 
@@ -133,20 +134,13 @@ class TenantStore:
             _one(connection, tenant, now_s)
             check_move(tenant, TenantState.DELETED)
             check_empty(tenant, _models(connection, tenant), good_keys(connection, tenant, now_s))
+            delete_grants_to(connection, by, tenant, now_s)
             _set_state(connection, tenant, TenantState.DELETED)
             audit.record(connection, by, now_s, tenant, Action.TENANT_DELETED, tenant)
 
         async with self._turn:
             await self._database.write(write)
             self._publisher.publish(removed_tenants=(tenant,))
-
-
-def find_tenant(connection: Connection, tenant: str) -> None:
-    """Raises Refused(NotFound) where there is no such tenant, or none any more."""
-    table = schema.tenants
-    known = select(table.c.tenant).where(table.c.tenant == tenant, table.c.state != TenantState.DELETED)
-    if connection.execute(known).first() is None:
-        raise Refused(NotFound("tenant", tenant[:63]))
 
 
 def insert_tenant(connection: Connection, by: Principal, tenant: str, now_s: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, delete
 from sqlalchemy.dialects.sqlite import insert  # PostgreSQL's ON CONFLICT has the same form
 
+from contracts.names import owner_of
 from contracts.usage import LifetimeRecord
 from controlplane.ledger_schema import device_totals, request_totals, runtime_totals
 from controlplane.policy.booking import Booked, DeviceKey, SumKey, device_sums, request_sums, runtime_uses
@@ -29,6 +30,7 @@ class Totals:
         self._devices: defaultdict[DeviceKey, list[int]] = defaultdict(lambda: [0] * len(DEVICE_FIGURES))
         self._uses: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0] * len(USE_FIGURES))
         self._spans: dict[tuple[str, str], tuple[int, int]] = {}
+        self._owners: dict[tuple[str, str], str] = {}  # of replicas that are another tenant's
 
     def add_requests(self, before: Sequence[Booked], after: Sequence[Booked]) -> None:
         """All records of one request as they were and as they are; the new ones are last."""
@@ -43,6 +45,9 @@ class Totals:
                 name, at_us = (record.runtime_id, record.tenant), record.ended_at_us
                 first, last = self._spans.get(name, (at_us, at_us))
                 self._spans[name] = min(first, at_us), max(last, at_us)
+                owner, _ = owner_of(record.tenant, record.model)
+                if owner != record.tenant:
+                    self._owners[name] = owner
 
     def add_lifetime(self, record: LifetimeRecord, month: str) -> None:
         """A replica's life."""
@@ -58,17 +63,28 @@ class Totals:
         }
         devices = {tuple(getattr(key, name) for name in _DEVICE_NAMES): sums for key, sums in self._devices.items()}
         # Of a runtime without a span nothing is new.
-        uses = {name: [*use, *self._spans[name]] for name, use in self._uses.items() if name in self._spans}
+        uses = {
+            name: [*use, *self._spans[name], self._owners.get(name)]
+            for name, use in self._uses.items()
+            if name in self._spans
+        }
         for adding, sums in ((_REQUESTS, requests), (_DEVICES, devices), (_USES, uses)):
             adding.run(self._connection, sums)
 
 
 class _Adding:
-    """Adds figures to rows of a table; those that are not there begin with them."""
+    """Adds figures to rows of a table; those that are not there begin with them. What is `fixed` stays as it began."""
 
-    def __init__(self, table: Table, names: Sequence[str], figures: Sequence[str], span: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        table: Table,
+        names: Sequence[str],
+        figures: Sequence[str],
+        span: Sequence[str] = (),
+        fixed: Sequence[str] = (),
+    ) -> None:
         new = insert(table)
-        self._columns = (*names, *figures, *span)
+        self._columns = (*names, *figures, *span, *fixed)
         changes: dict[str, ColumnElement[Any]] = {name: table.c[name] + new.excluded[name] for name in figures}
         for name, further in zip(span, (operator.lt, operator.gt), strict=False):
             old, other = table.c[name], new.excluded[name]
@@ -79,8 +95,8 @@ class _Adding:
         self._names = names
         self._width = len(figures)
 
-    def run(self, connection: Connection, sums: Mapping[tuple[Any, ...], Sequence[int]]) -> None:
-        """`sums` are figures, and the span where there is one, by the row's name."""
+    def run(self, connection: Connection, sums: Mapping[tuple[Any, ...], Sequence[Any]]) -> None:
+        """`sums` are figures, then the span and what is fixed where there are such, by the row's name."""
         if not sums:
             return
         rows = [dict(zip(self._columns, (*name, *figures), strict=True)) for name, figures in sums.items()]
@@ -100,4 +116,4 @@ _REQUEST_NAMES: Final = tuple(SumKey.__slots__)
 _DEVICE_NAMES: Final = tuple(DeviceKey.__slots__)
 _REQUESTS: Final = _Adding(request_totals, _REQUEST_NAMES, REQUEST_FIGURES)
 _DEVICES: Final = _Adding(device_totals, _DEVICE_NAMES, DEVICE_FIGURES)
-_USES: Final = _Adding(runtime_totals, ("runtime_id", "tenant"), USE_FIGURES, ("first_at_us", "last_at_us"))
+_USES: Final = _Adding(runtime_totals, ("runtime_id", "tenant"), USE_FIGURES, ("first_at_us", "last_at_us"), ("owner",))

@@ -15,6 +15,7 @@ from contracts.names import parse_reference
 from contracts.wire import decoder
 from kelvin.client import DoorClosed, target
 from kelvin.floors import BadReport, read_floor_us
+from kelvin.grants import grant_command, grants_command, revoke_command
 from kelvin.policy.findings import as_bytes
 from kelvin.waterfall import waterfall
 
@@ -76,6 +77,10 @@ def delete_command(model: str, force: bool) -> None:
     click.echo(f"deleted {model}, {len(gone['versions'])} versions; `kelvin collect --run` frees their bytes")
 
 
+for _command in (grant_command, revoke_command, grants_command):
+    models_command.add_command(_command)
+
+
 def cache_line(cache: dict[str, Any] | None) -> str:
     """What the weight cache found faulty since it started, and what became of it."""
     if cache is None:
@@ -118,13 +123,14 @@ def _mark(good: bool) -> str:
 
 
 def _model_table(models: list[dict[str, Any]]) -> Table:
-    table = Table("model", "prod", "versions", "state", "replicas", "min-max", title="models")
+    table = Table("model", "prod", "versions", "state", "replicas", "min-max", "granted to", title="models")
     for row in models:
         scale = row["scale"]
         bounds = f"{scale['min']}-{scale['max']}"
         version = row["aliases"].get("prod", "")[:12]
         versions = sum(each["health"] != "deleted" for each in row["versions"])
-        table.add_row(row["model"], version, str(versions), row["state"], str(row["replicas"]), bounds)
+        state, granted = (row["state"], str(row["replicas"]), bounds), " ".join(row["grantees"])
+        table.add_row(row["model"], version, str(versions), *state, granted)
     return table
 
 
@@ -209,7 +215,9 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
 
 
 def _weight_bytes(answer: TimelineAnswer) -> int:
-    """Bytes of the weights of the request's version."""
+    """Bytes of the weights of the request's version; 0 of another tenant's, which only that one sees."""
+    if "/" in answer.model:
+        return 0
     with target().door() as door:
         found = door.get(f"/admin/v1/models/{answer.model}").json()
     return next((int(row["weight_bytes"]) for row in found["versions"] if row["version"] == answer.version), 0)

@@ -17,6 +17,7 @@ from contracts.ceiling import CONTEXT, NO_CEILING, OUTPUT, Ceiling
 from contracts.errors import BodyTooLarge, Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
 from contracts.jobs import Bind
 from contracts.kinds import PATHS, other_kind
+from contracts.names import model_for
 from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, status_of
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
 from contracts.usage import Receipt, Receipts
@@ -35,6 +36,7 @@ DEADLINE: Final = "x-kelvin-deadline-ms"
 KEY_ID: Final = "x-kelvin-key-id"
 SOURCE: Final = "x-kelvin-source"
 ONCE: Final = "x-kelvin-once"
+GUEST: Final = "x-kelvin-guest"
 LONGEST_S: Final = 3600.0  # of a request that brings no deadline, too
 
 _REQUESTS: Final = "/v1/requests/"
@@ -50,6 +52,7 @@ class Call:
     request_id: str
     key_id: str
     source: str  # the spool of the activator that asks
+    guest: str | None  # the caller's tenant, where it isn't the version's
     timeout_s: float
     deadline_s: float  # on the loop's clock
     ceiling: Ceiling  # of the caller, within the version's limits
@@ -149,11 +152,12 @@ class ServingApi:
                 self._orphans.keep(self._account(call, exchange, bind, stream), lost=exchange.lost)
 
     def _account(self, call: Call, exchange: Exchange, bind: Bind, stream: bool) -> Account:
+        tenant = call.guest or bind.tenant
         return Account(
             request_id=call.request_id,
             activator=call.source,
-            tenant=bind.tenant,
-            model=bind.model,
+            tenant=tenant,
+            model=model_for(tenant, bind.tenant, bind.model),
             version=bind.version,
             key_id=call.key_id,
             runtime_id=self._replica.runtime_id,
@@ -190,6 +194,7 @@ def _call(scope: Scope) -> Call:
         request_id=request_id,
         key_id=_header(scope, KEY_ID) or "",
         source=_header(scope, SOURCE) or "",
+        guest=_header(scope, GUEST),
         timeout_s=timeout_s,
         deadline_s=asyncio.get_running_loop().time() + timeout_s,
         ceiling=_ceiling(scope),

@@ -1,11 +1,11 @@
 """Decide which version a request means. Who may ask is authentication's matter, waiting is the throttler's."""
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contracts.control import VersionRow
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
-from contracts.names import ModelReference, parse_reference
+from contracts.names import ModelReference, model_for, parse_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,11 @@ class ModelEntry:
     aliases: dict[str, str]
     created_at_s: int
     versions: tuple[VersionRow, ...]
+    grantees: frozenset[str] = frozenset()  # other tenants that may call it
+
+    def name_for(self, caller: str) -> str:
+        """What the tenant calls it by; keys, records and lists have it under this name."""
+        return model_for(caller, self.tenant, self.model)
 
 
 def which_model(in_url: str | None, in_body: str | None) -> ModelReference:
@@ -27,13 +32,14 @@ def which_model(in_url: str | None, in_body: str | None) -> ModelReference:
     if in_url is None and in_body is None:
         raise Refused(InvalidRequest("model", "(missing)", "name a model"))
     if in_url is None or in_body is None or in_url == in_body:
-        return parse_reference(in_body if in_url is None else in_url)  # type: ignore[arg-type]
-    url, body = parse_reference(in_url), parse_reference(in_body)
+        return parse_address(in_body if in_url is None else in_url)  # type: ignore[arg-type]
+    url, body = parse_address(in_url), parse_address(in_body)
     if url.model == body.model:
-        if "@" not in in_url or url == body:
+        named = replace(url, owner=body.owner)  # of a URL the tenant stands before the model
+        if "@" not in in_url or named == body:
             return body
         if "@" not in in_body:
-            return url
+            return named
     raise Refused(InvalidRequest("model", repr(in_body[:80]), f"the URL names '{in_url}'"))
 
 

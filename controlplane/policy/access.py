@@ -8,7 +8,7 @@ from typing import Final
 
 from contracts.control import Principal, Scope
 from contracts.errors import Conflict, Forbidden, InvalidRequest, NotFound, Refused
-from contracts.names import dns_label
+from contracts.names import model_for, model_name, owner_of
 from contracts.scopes import allows
 from contracts.secrets import redact
 
@@ -39,7 +39,7 @@ class Grant:
 
     name: str
     scopes: tuple[Scope, ...]
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()  # `M`, or `OWNER/M` of another tenant
 
 
 def key_state(expires_at_s: int | None, revoked_at_s: int | None, now_s: int) -> KeyState:
@@ -70,15 +70,14 @@ def check_grant(by: Principal, tenant: str, grant: Grant) -> Grant:
         if tenant != OPERATORS:
             rule = f"operators belong to the tenant '{OPERATORS}'"
             raise Refused(InvalidRequest("scopes", str(Scope.OPERATOR), rule))
-    for model in grant.models:
-        dns_label(model, "models")
+    models = {_own(tenant, model_name(model, "models")) for model in grant.models}
     if len(grant.models) > MAX_MODELS:
         raise Refused(InvalidRequest("models", f"({len(grant.models)})", f"must be {MAX_MODELS} or fewer"))
     if grant.models and set(grant.scopes) != {Scope.INFER}:
         rule = f"only a key with the scope '{Scope.INFER}' alone can be held to some models"
         raise Refused(InvalidRequest("models", ", ".join(grant.models)[:80], rule))
     scopes = tuple(scope for scope in Scope if scope in grant.scopes)
-    return Grant(grant.name, scopes, tuple(sorted(set(grant.models))))
+    return Grant(grant.name, scopes, tuple(sorted(models)))
 
 
 def may_touch(by: Principal, scopes: Sequence[Scope]) -> None:
@@ -116,6 +115,11 @@ def check_empty(tenant: str, models: Sequence[str], keys: Sequence[str]) -> None
     left = [f"{what} {_some(names)}" for what, names in (("models", models), ("keys", keys)) if names]
     if left:
         raise Refused(Conflict(f"tenant '{tenant}'", f"is not empty: {'; '.join(left)}"))
+
+
+def _own(tenant: str, model: str) -> str:
+    """As the tenant itself calls it: `T/M` is `M` to T."""
+    return model_for(tenant, *owner_of(tenant, model))
 
 
 def _some(names: Sequence[str], most: int = 8) -> str:

@@ -134,6 +134,7 @@ class FakeControl:
         tenants: tuple[TenantRow, ...] = (),
         forecasts: tuple[Forecast, ...] = (),
         starts: tuple[StartRow, ...] = (),
+        models: tuple[ModelRow, ...] = (),
     ) -> None:
         """A change."""
         self.revision += 1
@@ -143,6 +144,7 @@ class FakeControl:
         line = Feed(
             revision=self.revision, replicas=replicas, removed_replicas=removed, failures=failures,
             keys=keys, removed_keys=removed_keys, tenants=tenants, forecasts=forecasts, starts=starts,
+            models=models,
         )  # fmt: skip
         for queue in self._readers:
             queue.put_nowait(encode(line) + b"\n")

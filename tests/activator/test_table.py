@@ -60,6 +60,54 @@ def test_changes_add_up() -> None:
     table.check_integrity()
 
 
+def _granting(*grantees: str) -> Feed:
+    row = ModelRow(tenant="default", model="m", aliases={"prod": VERSION}, created_at_s=7, grantees=grantees)
+    return Feed(revision=2, models=(row,))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(_granting(), id="it is revoked"),
+        pytest.param(_granting("others"), id="others have one"),
+        pytest.param(
+            Feed(revision=3, tenants=(TenantRow(tenant="default", suspended=True),)), id="its owner suspended"
+        ),
+        pytest.param(Feed(revision=3, removed_models=(("default", "m"),)), id="the model is deleted"),
+        pytest.param(Feed(revision=3, full=True, tenants=snapshot().tenants), id="a snapshot that knows none"),
+    ],
+)
+def test_a_grant_lasts_until(end: Feed) -> None:
+    """Until then the grantee has the model in its list, after its own, and nobody else does."""
+    table = _table()
+    assert table.callable("stranger", "default", "m") is None
+    table.apply(_granting("stranger"))
+    table.apply(Feed(revision=2, versions=(version_row("default", "m", "00" * 32),)))  # a version changes nothing of it
+    table.check_integrity()
+    assert [entry.name_for("stranger") for entry in table.models("stranger")] == ["theirs", "default/m"]
+    assert table.callable("stranger", "default", "m") is table.callable("default", "default", "m")
+    assert table.callable("third", "default", "m") is None
+    assert table.callable("default", "stranger", "theirs") is None
+    assert table.callable("stranger", "default", "other") is None
+    kept = Table()
+    kept.apply(msgspec.structs.replace(table.rows(), full=True))
+    assert kept.rows() == table.rows()
+    table.apply(end)
+    table.check_integrity()
+    assert table.callable("stranger", "default", "m") is None
+    assert "default/m" not in [entry.name_for("stranger") for entry in table.models("stranger")]
+
+
+def test_a_model_that_comes_again_is_granted_to_nobody() -> None:
+    """A name is not the model that had it."""
+    table = _table()
+    table.apply(_granting("stranger"))
+    table.apply(Feed(revision=3, removed_models=(("default", "m"),)))
+    table.apply(_granting())
+    table.check_integrity()
+    assert table.callable("stranger", "default", "m") is None
+
+
 def test_a_key_is_revoked_and_rotated() -> None:
     """By its id; a row of the same id replaces the old secret."""
     table = _table()

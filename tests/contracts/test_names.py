@@ -4,7 +4,17 @@ import pytest
 
 from activator.routes import ListModels, route
 from contracts.errors import InvalidRequest, Refused
-from contracts.names import RESERVED_TENANTS, ModelReference, dns_label, parse_reference, tenant_name
+from contracts.names import (
+    RESERVED_TENANTS,
+    ModelReference,
+    dns_label,
+    model_for,
+    model_name,
+    owner_of,
+    parse_address,
+    parse_reference,
+    tenant_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +62,47 @@ def test_why_it_is_reserved(name: str) -> None:
     named = route("GET", b"/acme/v1/v1/models", "localhost", "kelvin.localhost")
     assert isinstance(named, ListModels)
     assert named.target.tenant == "acme"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        pytest.param("m", ModelReference("m", "prod", None), id="one's own"),
+        pytest.param("acme/m", ModelReference("m", "prod", None, "acme"), id="another tenant's"),
+        pytest.param("acme/m@next", ModelReference("m", "next", None, "acme"), id="its alias"),
+        pytest.param("acme/m@0123456789ab", ModelReference("m", None, "0123456789ab", "acme"), id="its version"),
+        *(
+            pytest.param(text, None, id=f"refused: {text!r}")
+            for text in ("/m", "acme/", "acme//m", "a/b/m", "Acme/m", "acme@x/m", "../m", "acme/m@", "/")
+        ),
+    ],
+)
+def test_parse_address(text: str, want: ModelReference | None) -> None:
+    """`OWNER/` before a reference names whose it is; what is printed of it reads back."""
+    if want is None:
+        with pytest.raises(Refused, match="DNS label"):
+            parse_address(text)
+        return
+    assert parse_address(text) == want
+    assert parse_address(str(want)) == want
+    if want.owner is not None:
+        with pytest.raises(Refused, match="DNS label"):
+            parse_reference(text)
+
+
+@pytest.mark.parametrize(
+    ("owner", "want"),
+    [pytest.param("acme", "m", id="one's own"), pytest.param("other", "other/m", id="another tenant's")],
+)
+def test_what_a_tenant_calls_a_model(owner: str, want: str) -> None:
+    """And the way back; both are names of models."""
+    assert model_for("acme", owner, "m") == want
+    assert owner_of("acme", want) == (owner, "m")
+    assert model_name(want, "models") == want
+
+
+@pytest.mark.parametrize("value", ["", "/m", "a/", "a/b/c", "A/m", "a/m@x"])
+def test_what_is_no_models_name(value: str) -> None:
+    """The field and the value are named."""
+    with pytest.raises(Refused, match="models"):
+        model_name(value, "models")

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from controlplane import access_api, admin_api, billing_api, metrics_api
+from controlplane import access_api, admin_api, billing_api, grants_api, metrics_api
 
 
 def admin_routes() -> set[tuple[str, str]]:
@@ -15,6 +15,7 @@ def admin_routes() -> set[tuple[str, str]]:
     routers = (
         admin_api.router(*[nothing] * 11),
         access_api.router(nothing, nothing, nothing, nothing, nothing),
+        grants_api.router(nothing, nothing),
         billing_api.router(nothing, nothing, nothing),
         metrics_api.router(nothing, nothing, nothing),
     )

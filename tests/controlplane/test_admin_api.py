@@ -78,6 +78,8 @@ ROUTES = [
     ("POST", "/tenants/t/resume"),
     ("PUT", "/tenants/t/limits"),
     ("DELETE", "/tenants/t"),
+    ("GET", "/grants"),
+    *((method, "/models/m/grants/g") for method in ("PUT", "DELETE")),
     ("GET", "/keys"),
     ("POST", "/keys"),
     ("POST", "/keys/k/rotate"),

@@ -62,7 +62,7 @@ PLANTED = [
     ),
     pytest.param(
         Planted("INSERT INTO ledger_runtime_totals SELECT 'ghost', tenant, 1, 1, 5, first_at_us - 600000000, "
-                "first_at_us - 600000000 FROM ledger_runtime_totals WHERE runtime_id = :life",
+                "first_at_us - 600000000, owner FROM ledger_runtime_totals WHERE runtime_id = :life",
                 "DELETE FROM ledger_runtime_totals WHERE runtime_id = 'ghost'", "lifetime_missing"),
         id="a replica without a life",
     ),

@@ -14,7 +14,7 @@ from contracts.control import Feed, KeyRow, Principal, RequestBatch, Scope, Stat
 from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.frames import Counts, End, Frame, FrameDecoder, FrameKind, encode_frame, failed_frame
 from contracts.jobs import Bind, GateJob, SealAttestation
-from contracts.names import parse_reference
+from contracts.names import parse_address, parse_reference
 from contracts.problem import WireFailure, sse_error, to_wire
 from contracts.push import CommitRequest, MissingRequest
 from contracts.settings import BadSetting
@@ -188,6 +188,7 @@ def _naming(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 READERS: Final[tuple[Callable[[str], Any], ...]] = (
     _naming(parse_duration_s),
     _naming(parse_rate),
+    parse_address,
     parse_reference,
     month_bounds_us,
     lambda text: parse_place(text, "KELVIN_STORE"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from activator.routes import Wrong, route
+from activator.routes import Asked, ListModels, Wrong, route
 from blobstore.memory import MemoryStore
 from contracts import artifact_errors, errors, traffic_errors
 from controlplane.app import compose
@@ -92,8 +92,15 @@ def routes_of_front() -> set[Route]:
         for inner in paths
         for path in (inner, f"/v1{inner}", f"/v2{inner}")
         for method in ("GET", "POST", "PUT", "DELETE")
-        if not isinstance(route(method, path.replace("{}", "x").encode(), "localhost", "kelvin.test"), Wrong)
+        if _is_there(route(method, path.replace("{}", "x").encode(), "localhost", "kelvin.test"))
     }
+
+
+def _is_there(asked: Asked) -> bool:
+    """A model's name of two parts, as in `x/infer`, makes no route of its own."""
+    return not isinstance(asked, Wrong | ListModels) or (
+        isinstance(asked, ListModels) and "/" not in (asked.model or "")
+    )
 
 
 def routes_of_code(scratch: Path) -> set[Route]:

@@ -94,11 +94,20 @@ def test_delete_cancels(tmp_path: Path) -> None:
     play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
 
-def test_a_lost_activator_leaves_a_record(tmp_path: Path) -> None:
-    """Connection gone without a DELETE: freed, and recorded with the tokens that were acknowledged, not those made."""
+@pytest.mark.parametrize(
+    ("told", "tenant", "model"),
+    [
+        pytest.param({}, BIND.tenant, BIND.model, id="the version's own tenant asked"),
+        pytest.param({"guest": "guest"}, "guest", f"{BIND.tenant}/{BIND.model}", id="another one did"),
+    ],
+)
+def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, str], tenant: str, model: str) -> None:
+    """Connection gone without a DELETE: freed, and recorded with the tokens that were acknowledged, not those made, as
+    its activator would have recorded it.
+    """
 
     async def scene(each: Bench) -> None:
-        async with each.open(body={"stream": True, "max_tokens": 50}, key_id="key1", once="abc") as answer:
+        async with each.open(body={"stream": True, "max_tokens": 50}, key_id="key1", once="abc", **told) as answer:
             each.engine.allow(5)
             await frames_until(answer, FrameDecoder(), 5)
             for tokens in (3, 2):
@@ -109,7 +118,7 @@ def test_a_lost_activator_leaves_a_record(tmp_path: Path) -> None:
             await each.records.written.wait()
         (record,) = each.records.records
         assert (record.request_id, record.origin, record.source, record.sequence) == ("r1", Origin.ORPHAN, "x", 1)
-        assert (record.tenant, record.model, record.version) == (BIND.tenant, BIND.model, BIND.version)
+        assert (record.tenant, record.model, record.version) == (tenant, model, BIND.version)
         assert (record.key_id, record.runtime_id, record.stream) == ("key1", "x", True)
         assert record.once == "abc"
         assert record.completion_tokens == 3

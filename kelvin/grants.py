@@ -1,0 +1,62 @@
+"""`kelvin models grant`, `revoke` and `grants`: which other tenants may call a model."""
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from kelvin.client import target
+
+_OWNER = click.option("--owner", help="Whose model it is; for operators. [default: the key's own tenant]")
+
+
+@click.command("grant")
+@click.argument("model")
+@click.argument("tenant")
+@_OWNER
+def grant_command(model: str, tenant: str, owner: str | None) -> None:
+    """Let another tenant call a model, all its versions. It calls it OWNER/MODEL, and pays for its own requests."""
+    with target().door() as door:
+        found = door.put(_path(model, tenant), params=_named(owner)).json()
+    click.echo(f"{tenant} may call {found['owner']}/{model}{_late(found)}")
+
+
+@click.command("revoke")
+@click.argument("model")
+@click.argument("tenant")
+@_OWNER
+def revoke_command(model: str, tenant: str, owner: str | None) -> None:
+    """No longer let another tenant call a model. What is being answered is finished."""
+    with target().door() as door:
+        found = door.delete(_path(model, tenant), params=_named(owner)).json()
+    click.echo(f"{tenant} may no longer call {found['owner']}/{model}{_late(found)}")
+
+
+@click.command("grants")
+@click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
+@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+def grants_command(tenant: str | None, as_json: bool) -> None:
+    """Which models others may call, and which of others' the tenant may."""
+    with target().door() as door:
+        found = door.get("/admin/v1/grants", params={} if tenant is None else {"tenant": tenant}).json()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table("model", "may be called by", title="grants")
+    for row in (*found["given"], *found["had"]):
+        table.add_row(f"{row['owner']}/{row['model']}", row["grantee"])
+    Console(soft_wrap=True).print(table)
+
+
+def _path(model: str, tenant: str) -> str:
+    return f"/admin/v1/models/{model}/grants/{tenant}"
+
+
+def _named(owner: str | None) -> dict[str, str]:
+    return {} if owner is None else {"tenant": owner}
+
+
+def _late(found: dict[str, Any]) -> str:
+    return "" if found["told"] else "; an activator has not taken it yet"
