@@ -1,8 +1,6 @@
 """One completion from key to last byte: a ladder that unwinds whoever leaves, and one record on every way out."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from activator.answer import Answer, internal
 from activator.attempts import Attempts
@@ -17,7 +15,7 @@ from activator.rates import Rates
 from activator.reporter import Reporter
 from activator.routes import Complete
 from activator.settings import RequestLimits
-from activator.shares import Shares
+from activator.shares import Room, Shares
 from activator.table import Table
 from activator.throttler import Throttler
 from activator.under_way import Entry, UnderWay
@@ -28,7 +26,7 @@ from contracts.kinds import INFER, PATHS, other_kind
 from contracts.problem import open_inference_error, openai_error
 from contracts.signature import check_schema
 from contracts.timeline import Stage
-from contracts.traffic_errors import Cancelled, DeadlineExceeded, Overloaded
+from contracts.traffic_errors import Cancelled, DeadlineExceeded
 
 
 class Completions:
@@ -56,14 +54,14 @@ class Completions:
         self._rates = rates
         self._under_way = under_way
         self._shares = Shares()
-        self._bodies = 0  # bytes, of all requests inside
+        self._room = Room(limits.body_bytes_in_all)
 
     async def serve(self, exchange: Exchange, asked: Complete) -> None:
         """Answer it. Raises Refused for what names no model of the caller's: such a request leaves no record."""
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         own = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if own.body_bytes is None else own.body_bytes
-        with self._shares.enter(principal.tenant, own.requests), self._room(exchange.body_bound(body_bytes)):
+        with self._shares.enter(principal.tenant, own.requests), self._room.take(exchange.body_bound(body_bytes)):
             if own.rpm is not None or own.tpm is not None:
                 await self._rates.enter(exchange, principal.tenant, own)
             raw = await exchange.read_body(body_bytes, self._limits.body_s)
@@ -89,9 +87,8 @@ class Completions:
 
         answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, remaining_s)
         try:
-            with exchange.leaving_ends(), entry:
-                async with asyncio.timeout(call.remaining_s()):
-                    await self._run(call, answer, own)
+            with exchange.leaving_ends(call.remaining_s()), entry:
+                await self._run(call, answer, own)
         except Refused as refused:
             await answer.fail(refused.failure)
         except TimeoutError:
@@ -105,18 +102,6 @@ class Completions:
             await answer.fail(Unavailable("this activator"))
         except Exception as error:
             await answer.fail(internal(error, exchange.request_id))
-
-    @contextmanager
-    def _room(self, nbytes: int) -> Iterator[None]:
-        """Bytes of a body, taken before it is read and given back when its request has ended."""
-        limit = self._limits.body_bytes_in_all
-        if self._bodies + nbytes > limit:
-            raise Refused(Overloaded("the room for request bodies", limit, 1.0))
-        self._bodies += nbytes
-        try:
-            yield
-        finally:
-            self._bodies -= nbytes
 
     async def _run(self, call: Call, answer: Answer, own: TenantLimits) -> None:
         row = resolve(call.reference, call.entry)

@@ -91,6 +91,10 @@ class HttpProtocol(asyncio.Protocol):
         """Call `gone` once if the client goes before the answer is complete."""
         self._gone = gone
 
+    def has_body(self) -> bool:
+        """Whether all of the request's body has come."""
+        return self._cycle is not None and not self._cycle.more_body
+
     def body_is_read(self) -> None:
         """A large body paused the socket, and a paused socket hides a disconnect."""
         self.resume_body()

@@ -4,8 +4,8 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -43,6 +43,10 @@ class Connection(Protocol):
 
     def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` once if the client goes."""
+        ...
+
+    def has_body(self) -> bool:
+        """Whether all of the request's body has come."""
         ...
 
     def body_is_read(self) -> None:
@@ -115,18 +119,23 @@ class Exchange:
     async def read_body(self, limit_bytes: int, within_s: float) -> bytes:
         """The whole body. Raises Refused: BodyTooLarge, DeadlineExceeded; ClientGone."""
         self.check_length(limit_bytes)
-        parts: list[bytes] = []
-        size = 0
+        if self.connection.has_body():  # nothing is waited for
+            return await self._parts(limit_bytes)
         try:
             async with asyncio.timeout(within_s):
-                while self._more:
-                    part = await self.receive()
-                    size += len(part)
-                    if size > limit_bytes:
-                        raise Refused(BodyTooLarge(limit_bytes))
-                    parts.append(part)
+                return await self._parts(limit_bytes)
         except TimeoutError:
             raise Refused(DeadlineExceeded(within_s, "reading the request's body")) from None
+
+    async def _parts(self, limit_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while self._more:
+            part = await self.receive()
+            size += len(part)
+            if size > limit_bytes:
+                raise Refused(BodyTooLarge(limit_bytes))
+            parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def receive(self) -> bytes:
@@ -161,27 +170,9 @@ class Exchange:
         if int(length) > limit_bytes:
             raise Refused(BodyTooLarge(limit_bytes))
 
-    @contextmanager
-    def leaving_ends(self) -> Iterator[None]:
-        """A client that leaves cancels the block, which then raises ClientGone."""
-        task, left = asyncio.current_task(), False
-        assert task is not None
-
-        def gone() -> None:
-            nonlocal left
-            left = True
-            task.cancel()
-
-        self.connection.watch(gone)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not left:
-                raise
-            task.uncancel()
-            raise ClientGone from None
-        finally:
-            self.connection.unwatch()
+    def leaving_ends(self, within_s: float | None = None) -> "Stay":
+        """`with` it: a client that leaves cancels the block, which raises ClientGone; so does time, TimeoutError."""
+        return Stay(self.connection, within_s)
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of the answer. A body that was not read ends the connection after it."""
@@ -221,3 +212,47 @@ class Exchange:
         length = str(len(body)).encode()
         await self.start(status, [(b"content-type", content_type), (b"content-length", length), *(headers or [])])
         await self.finish(body)
+
+
+class Stay:
+    """A block that ends when the client leaves, or its time is over: one watcher and one timer, whatever it waits for.
+
+    Both cancel its task, as `asyncio.timeout` does. Who else cancels it is told apart: that goes on.
+    """
+
+    __slots__ = ("_asked", "_before", "_connection", "_is_left", "_task", "_timer", "_within_s")
+
+    def __init__(self, connection: Connection, within_s: float | None) -> None:
+        self._connection = connection
+        self._within_s = within_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._asked = 0  # cancellations that are ours
+        self._is_left = False
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        assert task is not None
+        self._task, self._before = task, task.cancelling()
+        if self._within_s is not None:
+            self._timer = loop.call_later(self._within_s, self._cancel)
+        self._connection.watch(self._left)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connection.unwatch()
+        for _ in range(self._asked):
+            self._task.uncancel()
+        if self._asked and kind is asyncio.CancelledError and self._task.cancelling() <= self._before:
+            raise (ClientGone if self._is_left else TimeoutError) from None
+
+    def _left(self) -> None:
+        self._is_left = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        self._asked += 1
+        self._task.cancel()

@@ -24,7 +24,8 @@ class Replica:
     @property
     def free(self) -> int:
         """Requests that it may take now."""
-        return 0 if self.is_closed else max(0, self.row.max_streams - self.running)
+        free = self.row.max_streams - self.running
+        return 0 if free < 0 or self.is_closed else free
 
     @property
     def is_closed(self) -> bool:
@@ -48,7 +49,10 @@ class Line:
 
     @property
     def free(self) -> int:
-        return sum(replica.free for replica in self.replicas.values())
+        free = 0  # plain loops: each request comes by here some times
+        for replica in self.replicas.values():
+            free += replica.free
+        return free
 
     @property
     def slots(self) -> int:
@@ -57,7 +61,10 @@ class Line:
 
     @property
     def is_asleep(self) -> bool:
-        return all(replica.is_closed for replica in self.replicas.values())
+        for replica in self.replicas.values():  # noqa: SIM110
+            if not replica.is_closed:
+                return False
+        return True
 
 
 def next_waiter(line: Line) -> tuple[Waiter, Ask] | None:

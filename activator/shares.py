@@ -1,12 +1,13 @@
-"""How many requests each tenant has under way, so that one tenant's do not fill what all share. One event loop's."""
+"""What requests take of what all share, for as long as they are inside: places of their tenant, room for their bodies.
+
+One event loop's. Blocks are classes: a generator for each would cost a request as much as all that is done in it.
+"""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from contracts.errors import Refused
-from contracts.traffic_errors import TenantBusy
+from contracts.traffic_errors import Overloaded, TenantBusy
 
 RETRY_AFTER_S: Final = 1.0
 
@@ -20,15 +21,61 @@ class Shares:
     def __repr__(self) -> str:
         return f"<Shares tenants={len(self._inside)} inside={self._inside.total()}>"
 
-    @contextmanager
-    def enter(self, tenant: str, limit: int | None) -> Iterator[None]:
-        """One more while the block lasts. Raises `Refused(TenantBusy)` where `limit` are inside."""
-        if limit is not None and self._inside[tenant] >= limit:
-            raise Refused(TenantBusy(limit, RETRY_AFTER_S))
-        self._inside[tenant] += 1
-        try:
-            yield
-        finally:
-            self._inside[tenant] -= 1
-            if not self._inside[tenant]:
-                del self._inside[tenant]
+    def enter(self, tenant: str, limit: int | None) -> "Place":
+        """`with` it: one more while the block lasts. Raises `Refused(TenantBusy)` where `limit` are inside."""
+        return Place(self._inside, tenant, limit)
+
+
+class Place:
+    """One request of a tenant."""
+
+    __slots__ = ("_inside", "_limit", "_tenant")
+
+    def __init__(self, inside: Counter[str], tenant: str, limit: int | None) -> None:
+        self._inside, self._tenant, self._limit = inside, tenant, limit
+
+    def __enter__(self) -> None:
+        if self._limit is not None and self._inside[self._tenant] >= self._limit:
+            raise Refused(TenantBusy(self._limit, RETRY_AFTER_S))
+        self._inside[self._tenant] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._inside[self._tenant] -= 1
+        if not self._inside[self._tenant]:
+            del self._inside[self._tenant]
+
+
+class Room:
+    """Bytes of the bodies of all requests inside."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.taken_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Room taken={self.taken_bytes}/{self._limit_bytes}>"
+
+    def take(self, nbytes: int) -> "Taken":
+        """`with` it: taken before a body is read, given back at its request's end. Raises `Refused(Overloaded)`."""
+        return Taken(self, nbytes)
+
+    def check(self, nbytes: int) -> None:
+        """Raises where so many more do not fit."""
+        if self.taken_bytes + nbytes > self._limit_bytes:
+            raise Refused(Overloaded("the room for request bodies", self._limit_bytes, RETRY_AFTER_S))
+
+
+class Taken:
+    """One body's."""
+
+    __slots__ = ("_nbytes", "_room")
+
+    def __init__(self, room: Room, nbytes: int) -> None:
+        self._room, self._nbytes = room, nbytes
+
+    def __enter__(self) -> None:
+        self._room.check(self._nbytes)
+        self._room.taken_bytes += self._nbytes
+
+    def __exit__(self, *_: object) -> None:
+        self._room.taken_bytes -= self._nbytes

@@ -30,6 +30,9 @@ class FakeConnection:
 
     def watch(self, gone: Callable[[], None]) -> None: ...
 
+    def has_body(self) -> bool:
+        return True
+
     def body_is_read(self) -> None: ...
 
     def unwatch(self) -> None: ...
