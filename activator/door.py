@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable
-from typing import cast
+from functools import lru_cache
+from typing import Final, cast
 
 from starlette.types import Receive, Scope, Send
 
@@ -37,6 +38,9 @@ from service.cause import begin
 
 log = logging.getLogger(__name__)
 
+KEPT: Final = 512  # routes: callers ask for the same few
+SHORT: Final = 256  # bytes of path and host: what is kept is bounded, whatever strangers send
+
 
 class Door:
     """Every request enters here."""
@@ -56,6 +60,7 @@ class Door:
         self._passthrough = passthrough
         self._open_inference = open_inference
         self._domain = domain
+        self._known_route = lru_cache(KEPT)(route)
         self._limits = limits
         self._meters = meters
         self.inside = 0
@@ -92,7 +97,8 @@ class Door:
             raise Refused(InvalidRequest("transfer-encoding", "(HTTP/1.0)", "belongs to HTTP/1.1"))
         if self.inside > self._limits.requests:
             raise Refused(Overloaded("this activator", self._limits.requests, 1.0))
-        return route(exchange.method, exchange.path, host, self._domain)
+        is_short = len(exchange.path) + len(host) <= SHORT
+        return (self._known_route if is_short else route)(exchange.method, exchange.path, host, self._domain)
 
     def _serve(self, exchange: Exchange, asked: Asked) -> Awaitable[None]:
         match asked:

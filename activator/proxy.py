@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
@@ -43,8 +42,7 @@ class Declined(Exception):
         self.failure = failure
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True, gc=False):
     """What the replica is told beside the body; the key's id is for the record of an orphan."""
 
     request_id: str

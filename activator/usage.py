@@ -59,7 +59,7 @@ class Usage:
         outcome = OK if failure is None else code_of(failure)
         if status is None:
             status = 200 if failure is None else status_of(failure)
-        self._timelines.put(account.principal.tenant, account.answer())
+        self._timelines.put(account.principal.tenant, account.request_id, account.answer)
         self._ended(account, failure, outcome, status)
         record = account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
         await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))

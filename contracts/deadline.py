@@ -1,10 +1,9 @@
 """A point in monotonic time after which an answer is worth nothing. Travels as remaining milliseconds per hop."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(msgspec.Struct, frozen=True, gc=False):
     """`at_s` is on the monotonic clock of this process; never send it to another."""
 
     at_s: float

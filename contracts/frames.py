@@ -5,7 +5,6 @@ bill what was delivered. Pure codec; sockets are the callers'.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -28,6 +27,9 @@ class FrameKind(IntEnum):
     BEAT = 4  # nothing: counts moved, or the stream is alive
 
 
+_KINDS: Final[dict[int, FrameKind]] = {kind.value: kind for kind in FrameKind}
+
+
 class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Payload of the last frame of a complete answer."""
 
@@ -35,8 +37,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     spans: tuple[Span, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(msgspec.Struct, frozen=True, gc=False):
     """Cumulative cost of one request at its runtime."""
 
     prompt_tokens: int = 0
@@ -45,8 +46,7 @@ class Counts:
     device_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """One frame; `payload` is what its kind says."""
 
     kind: FrameKind
@@ -76,33 +76,39 @@ class FrameDecoder:
     """Feed it bytes as they come; it yields whole frames. Raises ValueError on what no runtime of ours sends."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._parts: list[bytes] = []  # of a frame that is not whole yet
+        self._held = 0  # bytes of these
+        self._wanted = 0  # bytes without which there is nothing to be done
 
     def feed(self, data: bytes) -> list[Frame]:
         """Frames completed by `data`, in order."""
-        self._buffer += data
+        if self._parts:
+            self._parts.append(data)
+            self._held += len(data)
+            if self._held < self._wanted:
+                return []
+            data, self._parts = b"".join(self._parts), []
         frames: list[Frame] = []
-        while (frame := self._try_take()) is not None:
-            frames.append(frame)
+        at, self._wanted = 0, _HEADER.size
+        while len(data) - at >= _HEADER.size:
+            kind, length, prompt, cached, completion, device_us = _HEADER.unpack_from(data, at)
+            if length > MAX_PAYLOAD:
+                raise ValueError(f"frame payload of {length} bytes is over {MAX_PAYLOAD}")
+            begin, end = at + _HEADER.size, at + _HEADER.size + length
+            if len(data) < end:
+                self._wanted = end - at
+                break
+            counts = Counts(prompt, cached, completion, device_us)
+            frames.append(Frame(_KINDS.get(kind) or FrameKind(kind), counts, data[begin:end]))
+            at = end
+        if at < len(data):
+            self._parts, self._held = [data[at:]], len(data) - at
         return frames
-
-    def _try_take(self) -> Frame | None:
-        if len(self._buffer) < _HEADER.size:
-            return None
-        kind, length, prompt, cached, completion, device_us = _HEADER.unpack_from(self._buffer)
-        if length > MAX_PAYLOAD:
-            raise ValueError(f"frame payload of {length} bytes is over {MAX_PAYLOAD}")
-        end = _HEADER.size + length
-        if len(self._buffer) < end:
-            return None
-        payload = bytes(self._buffer[_HEADER.size : end])
-        del self._buffer[:end]
-        return Frame(FrameKind(kind), Counts(prompt, cached, completion, device_us), payload)
 
     @property
     def is_clean(self) -> bool:
         """Whether the stream could end here without cutting a frame."""
-        return not self._buffer
+        return not self._parts
 
 
 def failed_frame(failure: WireFailure, counts: Counts) -> bytes:

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import itemgetter
 
 import msgspec
+
+_when = itemgetter(1)
 
 
 class Stage(StrEnum):
@@ -61,12 +64,15 @@ class Timeline:
 
     def stamps(self) -> tuple[Stamp, ...]:
         """In order of time."""
-        return tuple(Stamp(stage, at) for stage, at in sorted(self._at_us.items(), key=lambda item: item[1]))
+        return tuple([Stamp(stage, at) for stage, at in self._in_order()])
 
     def server_timing(self) -> str:
         """The `Server-Timing` header (W3C): `stage;dur=ms` of each stage since the one before it."""
         parts, before = [], 0
-        for stamp in self.stamps():
-            parts.append(f"{stamp.stage};dur={(stamp.at_us - before) / 1000:.2f}")
-            before = stamp.at_us
+        for stage, at_us in self._in_order():
+            parts.append(f"{stage};dur={(at_us - before) / 1000:.2f}")
+            before = at_us
         return ", ".join(parts)
+
+    def _in_order(self) -> list[tuple[Stage, int]]:
+        return sorted(self._at_us.items(), key=_when)

@@ -6,9 +6,9 @@ Whoever answers a request begins it here; every log line and every call to a sib
 import re
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.trace import TraceContext, parse
@@ -20,8 +20,7 @@ _TRACEPARENT: Final = TRACEPARENT.encode()
 _SANE: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True, gc=False):
     """A request, and the trace of a caller who brought one."""
 
     request_id: str

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from activator.policy.ask import Ask
 from activator.policy.bounds import Bound, Load, Loads
 from contracts.deadline import Deadline
@@ -21,8 +23,7 @@ class QueueLimits:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionFacts:
+class AdmissionFacts(msgspec.Struct, frozen=True):
     """What is known when a request arrives."""
 
     free_slots: int

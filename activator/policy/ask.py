@@ -1,7 +1,8 @@
 """Who asks for a slot, how urgently, and what it takes."""
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 from activator.policy.affinity import Affinity
 from contracts.errors import InvalidRequest, Refused
@@ -15,8 +16,7 @@ class Rank(IntEnum):
     INTERACTIVE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """What is asked for."""
 
     tenant: str  # the caller's

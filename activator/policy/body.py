@@ -4,7 +4,6 @@ The scan is what a large body costs, however few fields are kept of it, so nothi
 edits one.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -48,8 +47,7 @@ class PredictionBody(msgspec.Struct, frozen=True):
     parameters: PredictionParameters | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(msgspec.Struct, frozen=True, gc=False):
     """What a body asks for; None where it doesn't say."""
 
     model: str | None = None

@@ -103,7 +103,7 @@ class _Forgetful(contracts.frames.FrameDecoder):
     """Loses what a feed left over."""
 
     def feed(self, data: bytes) -> list[contracts.frames.Frame]:
-        self._buffer.clear()
+        self._parts.clear()
         return super().feed(data)
 
 
