@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final
 
 from contracts.errors import Internal, Refused
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 MAX_WAITING: Final = 4096
 MAX_GROUP: Final = 512
 BLOCKING_TIMEOUT_S: Final = 30.0
+LINGER: Final = 1  # rounds of a loop
 
 Outcome = int | Exception
 
@@ -30,21 +32,22 @@ Outcome = int | Exception
 class _LoopWaiter:
     """An append that an event loop waits for."""
 
-    __slots__ = ("future", "loop", "make")
+    __slots__ = ("future", "loop", "make", "outcome")
 
     def __init__(self, make: Make, loop: asyncio.AbstractEventLoop) -> None:
         self.make = make
         self.loop = loop
         self.future: asyncio.Future[int] = loop.create_future()
+        self.outcome: Outcome = 0
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self) -> None:
         """On the loop."""
         if self.future.done():  # cancelled: the record stays
             return
-        if isinstance(outcome, int):
-            self.future.set_result(outcome)
+        if isinstance(self.outcome, int):
+            self.future.set_result(self.outcome)
         else:
-            self.future.set_exception(outcome)
+            self.future.set_exception(self.outcome)
 
 
 class _ThreadWaiter:
@@ -69,10 +72,12 @@ class Spool:
         self._max_waiting = max_waiting
         self._committed = journal.committed
         self._failing = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # over the next four
         self._waiting: list[_LoopWaiter | _ThreadWaiter] = []
+        self._lingering: asyncio.AbstractEventLoop | None = None  # that will wake the committer
         self._closing = False
         self._listeners: dict[int, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
+        self._wakes: SimpleQueue[None] = SimpleQueue()
         self.tail = Tail(home.path, recent)  # the shipper's
         self._thread = threading.Thread(target=self._run, name=f"spool-{self.source}", daemon=True)
         self._thread.start()
@@ -121,14 +126,17 @@ class Spool:
         Cancelling gives up the wait, not the record. Raises what `make` raises, Refused(Unavailable) where the disk
         fails, Refused(Overloaded) where too many wait or too much is not yet shipped: then nothing was recorded.
         """
-        waiter = _LoopWaiter(make, asyncio.get_running_loop())
-        self._enqueue(waiter)
+        loop = asyncio.get_running_loop()
+        waiter = _LoopWaiter(make, loop)
+        if not self._enqueue(waiter, loop):
+            loop.call_soon(self._linger, loop, LINGER)
         return await waiter.future
 
     def append_blocking(self, make: Make, timeout_s: float = BLOCKING_TIMEOUT_S) -> int:
         """As `append`, for a thread without a loop. After Refused(DeadlineExceeded) the record may still be made."""
         waiter = _ThreadWaiter(make)
         self._enqueue(waiter)
+        self._wakes.put(None)
         if not waiter.done.wait(timeout_s):
             raise Refused(DeadlineExceeded(timeout_s, "writing the usage spool"))
         if isinstance(waiter.outcome, Exception):
@@ -138,20 +146,20 @@ class Spool:
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Run `callback` on the running loop after each commit; returns what ends that."""
         loop, key = asyncio.get_running_loop(), id(callback)
-        with self._changed:
+        with self._lock:
             self._listeners[key] = (loop, callback)
 
         def unsubscribe() -> None:
-            with self._changed:
+            with self._lock:
                 self._listeners.pop(key, None)
 
         return unsubscribe
 
     def close(self) -> None:
         """Commit what waits, end the thread, release the directory; remove it where all was shipped. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify()
+        self._wakes.put(None)
         self._thread.join()
         self._journal.close()
         self.tail.close()
@@ -159,25 +167,36 @@ class Spool:
             self._home.remove_if_shipped()
             self._home.close()
 
-    def _enqueue(self, waiter: "_LoopWaiter | _ThreadWaiter") -> None:
-        with self._changed:
+    def _enqueue(self, waiter: "_LoopWaiter | _ThreadWaiter", loop: asyncio.AbstractEventLoop | None = None) -> bool:
+        """Whether that loop is going to wake the committer anyway."""
+        with self._lock:
             if self._closing:
                 raise Refused(Internal())
             if len(self._waiting) >= self._max_waiting:
                 raise Refused(Overloaded("the usage spool's queue", self._max_waiting, 1.0))
             self._waiting.append(waiter)
-            self._changed.notify()
+            before, self._lingering = self._lingering, loop or self._lingering
+            return before is loop
+
+    def _linger(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
+        """Rounds of the loop: no time where it is idle, and company for the record where it is busy."""
+        if rounds:
+            loop.call_soon(self._linger, loop, rounds - 1)
+        else:
+            self._wakes.put(None)
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                while not self._waiting and not self._closing:
-                    self._changed.wait()
-                if not self._waiting:
-                    return
+            self._wakes.get()
+            with self._lock:
                 group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
-            outcomes = self._commit([waiter.make for waiter in group])
-            self._deliver(group, outcomes)
+                self._lingering = None
+                if self._closing and not group:
+                    return
+                if self._closing or self._waiting:
+                    self._wakes.put(None)  # there is more to be done than this
+            if group:
+                self._deliver(group, self._commit([waiter.make for waiter in group]))
 
     def _commit(self, makes: Sequence[Make]) -> list[Outcome]:
         try:
@@ -192,12 +211,12 @@ class Spool:
     def _deliver(self, group: "Sequence[_LoopWaiter | _ThreadWaiter]", outcomes: Sequence[Outcome]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         for waiter, outcome in zip(group, outcomes, strict=True):
+            waiter.outcome = outcome
             if isinstance(waiter, _ThreadWaiter):
-                waiter.outcome = outcome
                 waiter.done.set()
             else:
-                by_loop.setdefault(waiter.loop, []).append(_settlement(waiter, outcome))
-        with self._changed:
+                by_loop.setdefault(waiter.loop, []).append(waiter.settle)
+        with self._lock:
             listeners = list(self._listeners.values())
         for loop, callback in listeners:
             by_loop.setdefault(loop, []).append(callback)
@@ -206,10 +225,6 @@ class Spool:
                 loop.call_soon_threadsafe(_call_all, callbacks)
             except RuntimeError:  # that loop is closed: nobody waits
                 continue
-
-
-def _settlement(waiter: _LoopWaiter, outcome: Outcome) -> Callable[[], None]:
-    return lambda: waiter.settle(outcome)
 
 
 def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:

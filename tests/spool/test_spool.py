@@ -216,3 +216,22 @@ def test_a_source_is_a_plain_file_name(tmp_path: Path, source: str) -> None:
     """Anything else is refused by name and rule."""
     with pytest.raises(ValueError, match="source"):
         Spool.open(tmp_path, source)
+
+
+def test_a_loop_that_ended_before_it_woke_the_committer_stops_nobody(tmp_path: Path) -> None:
+    """Its record goes with the next one, whoever brings that: another loop, or a thread."""
+
+    async def leave(spool: Spool) -> None:
+        waiting = spool.append(make("left"))
+        waiting.send(None)
+        waiting.close()
+
+    for name in ("loop", "thread"):
+        spool = Spool.open(tmp_path, name)
+        asyncio.run(leave(spool))
+        assert spool.committed == 0, "nobody was woken"
+        if name == "loop":
+            assert asyncio.run(spool.append(make("next"))) == 2
+        else:
+            assert spool.append_blocking(make("next"), DEADLINE_S) == 2
+        spool.close()
