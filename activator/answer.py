@@ -61,13 +61,15 @@ class Answer:
         if not self._account.stream:
             self._held += data
             return
-        data = self._held + data
+        if self._held:
+            data = self._held + data
         self._held = DONE if data.endswith(DONE) else b""
         if self._held:
             data = data[: -len(DONE)]
         if data:
-            self._said = True
-            await self._commit()
+            if not self._said:
+                self._said = True
+                await self._commit()
             await self._exchange.write(data)
         self._account.delivered_tokens = completion_tokens
 

@@ -136,7 +136,7 @@ async def _relay(call: Call, answer: Answer, upstream: Upstream, slot: Slot) -> 
     Declined where another one may answer all the same.
     """
     account, acknowledged = call.account, 0
-    async for frames in upstream.batches():
+    while frames := await upstream.some():
         seen = account.seen = frames[-1].counts
         slot.tokens = seen.prompt_tokens + seen.completion_tokens
         data = [frame for frame in frames if frame.kind is FrameKind.DATA]

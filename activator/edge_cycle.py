@@ -51,6 +51,10 @@ class Wire(Protocol):
         """The answer is complete."""
         ...
 
+    def left(self) -> None:
+        """Called by the task that served the request, as the last that it does."""
+        ...
+
 
 class Cycle:
     """Used by the one task that serves the request, and told by the connection what came of its body."""
@@ -90,6 +94,7 @@ class Cycle:
                 self.response_started = True
                 self._wire.write(_FAILED)
             self._wire.end()
+        self._wire.left()
 
     # What the connection tells.
 

@@ -137,6 +137,11 @@ class HttpProtocol(asyncio.Protocol):
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_later(self._idle_s, self._judge_idle)
 
+    def left(self) -> None:
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        self._server.tasks.discard(task)
+
     # What the transports tell.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -293,9 +298,7 @@ class HttpProtocol(asyncio.Protocol):
         # The answer of a connection that may not stay says so.
         may_stay = version != "1.0" and parser.should_keep_alive() and not self._gate.relieved
         self._cycle = Cycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)
-        task = self._loop.create_task(self._cycle.run(self._app))
-        self._server.tasks.add(task)
-        task.add_done_callback(self._server.tasks.discard)
+        self._server.tasks.add(self._loop.create_task(self._cycle.run(self._app)))
 
     def on_body(self, body: bytes) -> None:
         if not self._ignoring and self._cycle is not None:

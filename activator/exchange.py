@@ -93,19 +93,21 @@ class Exchange:
         self.path: bytes = scope["raw_path"]
         self.query: bytes = scope["query_string"]
         self.headers: Headers = scope["headers"]
-        self._first = dict(reversed(self.headers))  # of each name the first value
-        self._more = self.header(b"transfer-encoding") is not None or self.header(b"content-length") not in (None, b"0")
+        first = self._first = dict(reversed(self.headers))  # of each name the first value
+        self._more = b"transfer-encoding" in first or first.get(b"content-length", b"0") != b"0"
         self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id = new_request_id()
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
         self.rates: Headers = []  # where its tenant stands with what it may use in a minute
-        own = self.header(b"x-request-id")
+        own = first.get(b"x-request-id")
         self.own_id = own if own is not None and _SANE_ID.fullmatch(own) else None  # the caller's name for it
         if self.own_id is not None:
             self.standing.append((b"x-client-request-id", self.own_id))
         self.started = False
-        given = [value for name, value in self.headers if name == b"traceparent"]
-        self.caller: TraceContext | None = parse(given[0]) if len(given) == 1 else None  # two are as none
+        self.caller: TraceContext | None = None
+        if b"traceparent" in first:
+            given = [value for name, value in self.headers if name == b"traceparent"]
+            self.caller = parse(given[0]) if len(given) == 1 else None  # two are as none
         self.peer: str = (scope.get("client") or ("",))[0]  # the socket's: what headers claim is not looked at
         self.last = False  # whether the connection ends with this answer
 

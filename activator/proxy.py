@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Final
 
@@ -65,7 +64,7 @@ class Upstreams:
         return f"<Upstreams sockets={len(self._sessions)}>"
 
     def send(self, replica: Replica, path: str, body: bytes, told: "Told") -> "Upstream":
-        """`async with` it, then iterate. Entering raises Declined, Lost."""
+        """`async with` it, then take `some`. Entering raises Declined, Lost."""
         address = replica.row.address
         session = self._sessions.get(address)
         if session is None:
@@ -85,7 +84,7 @@ class Upstreams:
 
 
 class Upstream:
-    """One request. Iterating gives whole frames, as many as have come; reads no faster than it is asked."""
+    """One request. Gives whole frames, as many as have come; reads no faster than it is asked."""
 
     def __init__(self, session: Session, errands: Errands, path: str, body: bytes, told: "Told") -> None:
         self._session = session
@@ -132,8 +131,10 @@ class Upstream:
     ) -> None:
         await self._leave()
 
-    async def batches(self) -> AsyncIterator[list[Frame]]:
-        """Frames in order; the last batch ends with END or FAILED. Raises Lost where that never comes."""
+    async def some(self) -> list[Frame]:
+        """The next frames, in order, as soon as there are any; none behind END or FAILED. Raises Lost where neither
+        comes.
+        """
         assert self._answer is not None
         while not self._over:
             try:
@@ -150,7 +151,8 @@ class Upstream:
                 raise Lost(untouched=False)
             if frames:
                 self._over = frames[-1].kind in (FrameKind.END, FrameKind.FAILED)
-                yield frames
+                return frames
+        return []
 
     def acknowledge(self, completion_tokens: int) -> None:
         """Tell the replica how many tokens were delivered."""
