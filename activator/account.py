@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import UNSET
+
 from contracts.control import Principal, TimelineAnswer
 from contracts.frames import Counts
 from contracts.timeline import Timeline
@@ -32,6 +34,8 @@ class Account:
     status: int = 200
     is_settled: bool = False
     is_recorded: bool = False  # durably
+    outcome: str | None = None  # once it is settled, or that is known otherwise
+    once: str = ""  # what its record is one with, or "" for nothing
 
     def answer(self) -> TimelineAnswer:
         """The timeline as it stands."""
@@ -44,7 +48,9 @@ class Account:
         )
 
     def record(self, source: str, outcome: str, status: int, ended_at_us: int) -> RequestRecord:
-        """Prompt, cached tokens and device time are what it cost; completion tokens what was delivered."""
+        """Prompt, cached tokens and device time are what it cost; completion tokens what was delivered. What is not
+        charged is not one with anything: of failures there may be any number.
+        """
         return RequestRecord(
             request_id=self.request_id,
             origin=Origin.ACTIVATOR,
@@ -66,4 +72,5 @@ class Account:
             completion_tokens=self.delivered_tokens,
             device_us=self.seen.device_us,
             timeline=self.timeline.stamps() if self.cold or outcome != OK else None,
+            once=self.once if self.once and (outcome == OK or self.delivered_tokens) else UNSET,
         )

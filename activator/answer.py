@@ -104,6 +104,13 @@ class Answer:
             await exchange.start(200, head)
         await exchange.finish(late)
 
+    async def repeated(self, outcome: str, status: int) -> None:
+        """Another request's answer goes out here, to its last byte but one: settle, at no charge. Raises Refused."""
+        self._exchange.connection.unwatch()
+        self._account.timeline.stamp(Stage.DONE, now_us())
+        self._account.outcome = outcome
+        await self._usage.settle(self._account, status=status)
+
     async def _settle(self) -> None:
         """From here on the record stands, whether or not the client stays for the rest."""
         self._exchange.connection.unwatch()

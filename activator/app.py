@@ -27,11 +27,15 @@ from activator.feed import FeedClient
 from activator.gate import Gate
 from activator.gauges import describe
 from activator.health import health, readiness
+from activator.kept_answers import OwnAnswers
 from activator.key_uses import KeyUses
 from activator.last_feed import LastFeed
 from activator.lists import Lists
 from activator.meters import Meters
 from activator.oidc import open_tokens
+from activator.once import Once
+from activator.once_key import NAME as ONCE_KEY
+from activator.once_key import BadOnceKey, ensure_once_key
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
 from activator.proxy import Upstreams
@@ -117,8 +121,12 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         counted = await ladder.enter_async_context(open_rates(settings.redis, name, telemetry.page))
         authenticator = Authenticator(table, uses, tokens, counts=last.counts)
         attempts = Attempts(throttler, upstreams, usage.source, meters)
+        answers = OwnAnswers(settings.once)
+        once = Once(_once_key(settings), answers, settings.once, telemetry.page)
+        ladder.push_async_callback(once.close)
+        rates = counted.rates
         door = Door(
-            Completions(authenticator, table, throttler, reporter, attempts, usage, limits, counted.rates, under_way),
+            Completions(authenticator, table, throttler, reporter, attempts, usage, limits, rates, under_way, once),
             Lists(authenticator, table, timelines, control, under_way),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             OpenInference(authenticator, table),
@@ -126,7 +134,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             limits,
             meters,
         )
-        describe(telemetry.page, door, throttler, shipper, feed, last)
+        describe(telemetry.page, door, throttler, shipper, feed, last, answers)
         listener = _listen(settings)
         ladder.callback(listener.close)
         own = directory.listen("activator.sock")
@@ -149,6 +157,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             last.run(),
             reporter.run(),
             uses.run(),
+            answers.run(),
             _recover(settings, post),
             *(loop() for loop in counted.loops),
             _follow_tenants(certificates, table, tenants),
@@ -183,6 +192,13 @@ def _certificate_files(settings: ActivatorSettings) -> CertificateFiles | None:
         return CertificateFiles(settings.certificates)
     except BadCertificate as bad:
         raise BadSetting("KELVIN_CERTIFICATES", str(settings.certificates), str(bad)) from bad
+
+
+def _once_key(settings: ActivatorSettings) -> bytes:
+    try:
+        return ensure_once_key(settings.data / ONCE_KEY)
+    except BadOnceKey as bad:
+        raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
 
 
 def _listen(settings: ActivatorSettings) -> socket.socket:

@@ -87,7 +87,9 @@ class Attempts:
             remaining_ms = call.deadline.remaining_ms(time.monotonic())
             caller = account.principal
             guest = None if caller.tenant == key.tenant else caller.tenant
-            told = Told(account.request_id, caller.key_id, self._source, remaining_ms, call.ceiling, guest)
+            told = Told(
+                account.request_id, caller.key_id, self._source, remaining_ms, call.ceiling, guest, account.once
+            )
             try:
                 async with self._upstreams.send(replica, call.path, call.body, told) as upstream:
                     call.upstream = upstream

@@ -1,6 +1,7 @@
 """One completion from key to last byte: a ladder that unwinds whoever leaves, and one record on every way out."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from activator.answer import Answer, internal
 from activator.attempts import Attempts
@@ -8,8 +9,10 @@ from activator.authenticate import Authenticator
 from activator.call import WAITING, Call, open_call
 from activator.exchange import ClientGone, Exchange, now_us
 from activator.keys import VersionKey
+from activator.once import Once
 from activator.policy.ask import Ask
 from activator.policy.body import ceiling_of, estimate_tokens
+from activator.policy.once import HEADER
 from activator.policy.traffic import resolve
 from activator.rates import Rates
 from activator.reporter import Reporter
@@ -43,6 +46,7 @@ class Completions:
         limits: RequestLimits,
         rates: Rates,
         under_way: UnderWay,
+        once: Once,
     ) -> None:
         self._authenticator = authenticator
         self._table = table
@@ -53,6 +57,7 @@ class Completions:
         self._limits = limits
         self._rates = rates
         self._under_way = under_way
+        self._once = once
         self._shares = Shares()
         self._room = Room(limits.body_bytes_in_all)
 
@@ -66,17 +71,30 @@ class Completions:
                 await self._rates.enter(exchange, principal.tenant, own)
             raw = await exchange.read_body(body_bytes, self._limits.body_s)
             call = open_call(exchange, asked, raw, principal, self._table, self._limits.deadline_s)
-            entry = self._under_way.enter(call.account, exchange.own_id)
-            try:
-                await self._serve(call, own, entry)
-            finally:
-                self._under_way.leave(entry)
-                if call.reserved is not None:
-                    call.reserved.settle(call.account.seen.prompt_tokens + call.account.seen.completion_tokens)
-                if call.upstream is not None and call.account.is_recorded:
-                    call.upstream.recorded()
+            if exchange.header(HEADER) is None:
+                await self._work(call, own)
+            else:
+                await self._once.serve(call, lambda call: self._work(call, own), self._serve)
 
-    async def _serve(self, call: Call, own: TenantLimits, entry: Entry) -> None:
+    async def _work(self, call: Call, own: TenantLimits) -> None:
+        """Run it, whoever hears the answer."""
+        try:
+            await self._serve(call, lambda call, answer: self._run(call, answer, own))
+        finally:
+            if call.reserved is not None:
+                call.reserved.settle(call.account.seen.prompt_tokens + call.account.seen.completion_tokens)
+            if call.upstream is not None and call.account.is_recorded:
+                call.upstream.recorded()
+
+    async def _serve(self, call: Call, body: Callable[[Call, Answer], Awaitable[None]]) -> None:
+        """Answer it with what `body` says; however that ends, there is an answer and a record."""
+        entry = self._under_way.enter(call.account, call.exchange.own_id)
+        try:
+            await self._answer(call, body, entry)
+        finally:
+            self._under_way.leave(entry)
+
+    async def _answer(self, call: Call, body: Callable[[Call, Answer], Awaitable[None]], entry: Entry) -> None:
         exchange = call.exchange
         form = open_inference_error if call.path == INFER else openai_error
 
@@ -88,7 +106,7 @@ class Completions:
         answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, remaining_s)
         try:
             with exchange.leaving_ends(call.remaining_s()), entry:
-                await self._run(call, answer, own)
+                await body(call, answer)
         except Refused as refused:
             await answer.fail(refused.failure)
         except TimeoutError:

@@ -1,6 +1,7 @@
 """One request as it came in, and its answer's way to the client-side socket. What is said is others' matter."""
 
 import asyncio
+import copy
 import os
 import re
 import time
@@ -117,6 +118,14 @@ class Exchange:
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
         return self._first.get(name)
+
+    def through(self, send: Send, connection: Connection) -> "Exchange":
+        """The same request, whose body was read, answered to another end than its socket; what is said there of
+        who asked is for that end to say."""
+        other = copy.copy(self)
+        other._send, other.connection = send, connection
+        other.standing, other.rates, other.last = [], [], False
+        return other
 
     async def read_body(self, limit_bytes: int, within_s: float) -> bytes:
         """The whole body. Raises Refused: BodyTooLarge, DeadlineExceeded; ClientGone."""

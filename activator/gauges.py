@@ -4,13 +4,22 @@ from math import isfinite
 
 from activator.door import Door
 from activator.feed import FeedClient
+from activator.kept_answers import OwnAnswers
 from activator.last_feed import LastFeed
 from activator.throttler import Throttler
 from spool import Shipper
 from telemetry.policy.instruments import Kind, Page
 
 
-def describe(page: Page, door: Door, throttler: Throttler, shipper: Shipper, feed: FeedClient, last: LastFeed) -> None:
+def describe(
+    page: Page,
+    door: Door,
+    throttler: Throttler,
+    shipper: Shipper,
+    feed: FeedClient,
+    last: LastFeed,
+    answers: OwnAnswers,
+) -> None:
     """Each is read when the page is."""
     page.gauge("kelvin_requests_inside", "Requests of any kind under way.", lambda: door.inside)
     page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: throttler.loads.in_all.entries)
@@ -18,6 +27,8 @@ def describe(page: Page, door: Door, throttler: Throttler, shipper: Shipper, fee
     page.gauge("kelvin_queued_tokens", "Tokens that they may take.", lambda: throttler.loads.in_all.tokens)
     page.gauge("kelvin_spool_backlog_records", "Usage records that the ledger lacks.", lambda: shipper.backlog)
     page.gauge("kelvin_feed_connected", "Whether the control plane is heard.", lambda: feed.connected)
+    page.gauge("kelvin_kept_answers", "Answers that are kept for their Idempotency-Key.", lambda: len(answers.shelf))
+    page.gauge("kelvin_kept_answer_bytes", "Bytes that they take, sealed.", lambda: answers.shelf.nbytes)
     help = "Since the control plane was last heard."
     page.read("kelvin_feed_age_seconds", help, Kind.GAUGE, (), lambda: _age(last.age_s()))
 

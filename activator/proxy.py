@@ -50,6 +50,7 @@ class Told(msgspec.Struct, frozen=True, gc=False):
     remaining_ms: int
     ceiling: Ceiling = NO_CEILING
     guest: str | None = None  # the caller's tenant, where the version is another's
+    once: str = ""  # for the record of an orphan, too
 
 
 class Upstreams:
@@ -103,6 +104,8 @@ class Upstream:
             self._headers.update(told.ceiling.headers())
         if told.guest is not None:
             self._headers["x-kelvin-guest"] = told.guest
+        if told.once:
+            self._headers["x-kelvin-once"] = told.once
         if (asked := cause()) is not None and asked.trace is not None:
             self._headers[TRACEPARENT] = str(asked.trace)
         self._answer: Answer | None = None

@@ -10,6 +10,7 @@ from activator.issuers import TrustedIssuer, read_issuers
 from activator.policy.admission import QueueLimits
 from activator.policy.bounds import Bound
 from activator.policy.edge_rates import AddressLimits, networks
+from activator.policy.once import DEFAULT_LIMITS, OnceLimits
 from contracts import settings
 from contracts.names import dns_label
 from telemetry.settings import OFF, TelemetrySettings
@@ -65,6 +66,7 @@ class ActivatorSettings:
     telemetry: TelemetrySettings = OFF
     issuers: tuple[TrustedIssuer, ...] = ()
     redis: str | None = field(default=None, repr=False)  # where several activators share limits; may hold a password
+    once: OnceLimits = DEFAULT_LIMITS
     feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
 
     @property
@@ -129,6 +131,14 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             wait_s=settings.number(env, "KELVIN_QUEUE_S", 600.0, low=0.1, high=86400),
         ),
         certificates=_certificates(env),
+        once=OnceLimits(
+            ttl_s=settings.number(env, "KELVIN_ONCE_S", 86_400.0, low=1, high=86_400),
+            answer_bytes=settings.integer(env, "KELVIN_ONCE_ANSWER_BYTES", 4 * MIB, low=1024),
+            tenant_answers=settings.integer(env, "KELVIN_ONCE_ANSWERS_PER_TENANT", 10_000, low=1),
+            tenant_bytes=settings.integer(env, "KELVIN_ONCE_BYTES_PER_TENANT", 32 * MIB, low=1024),
+            answers=settings.integer(env, "KELVIN_ONCE_ANSWERS", 100_000, low=1),
+            nbytes=settings.integer(env, "KELVIN_ONCE_BYTES", 128 * MIB, low=1024),
+        ),
         telemetry=read_telemetry(env),
         feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
         redis=_redis(env),

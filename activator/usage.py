@@ -56,7 +56,8 @@ class Usage:
         if account.is_settled:
             return
         account.is_settled = True
-        outcome = OK if failure is None else code_of(failure)
+        outcome = account.outcome or (OK if failure is None else code_of(failure))
+        account.outcome = outcome
         if status is None:
             status = 200 if failure is None else status_of(failure)
         self._timelines.put(account.principal.tenant, account.request_id, account.answer)

@@ -178,3 +178,38 @@ class SlowReader(Failure):
     @property
     def message(self) -> str:
         return f"the answer was not read: {self.limit_tokens} tokens were waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInUse(Failure):
+    """A request with this `Idempotency-Key` is under way where it can't be joined."""
+
+    after_s: float
+    code, status, retryable = "idempotency_key_in_use", 409, True
+
+    @property
+    def message(self) -> str:
+        return "a request with this Idempotency-Key is under way; its answer can be had when it has ended"
+
+    @property
+    def param(self) -> str | None:
+        return "idempotency-key"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused(Failure):
+    """An `Idempotency-Key` that another request has had."""
+
+    code, status = "idempotency_key_reused", 422
+
+    @property
+    def message(self) -> str:
+        return "this Idempotency-Key was sent with another model, path or body; a new request needs a key of its own"
+
+    @property
+    def param(self) -> str | None:
+        return "idempotency-key"

@@ -32,7 +32,7 @@ DATABASE: Final = "kelvin.db"
 UNSHIPPED: Final = "unshipped"
 INSTALLATION: Final = "installation"
 # Secrets and identity, beside the database. Those that are not there are left out.
-FILES: Final = ("admin.key", "default.key", "ca.pem", "tls/ca.key", "attest.key", INSTALLATION)
+FILES: Final = ("admin.key", "default.key", "ca.pem", "tls/ca.key", "attest.key", "once.key", INSTALLATION)
 NAMES: Final = (*FILES, UNSHIPPED, DATABASE)
 DRAFT: Final = ".backup-"
 _LIFETIMES: Final = "supervisor-"  # every other source holds request records

@@ -20,7 +20,7 @@ from kelvin.policy.guarding import BackupFacts, SecretFile
 
 CONNECT_S: Final = 3.0
 _KEYS: Final = ("admin.key", "default.key")
-_SECRETS: Final = (*_KEYS, "tls/ca.key", "attest.key", "kelvin.db", "kelvin.db-wal")
+_SECRETS: Final = (*_KEYS, "tls/ca.key", "attest.key", "once.key", "kelvin.db", "kelvin.db-wal")
 
 
 def look_at_secrets(data: Path) -> tuple[list[SecretFile], int | None]:

@@ -14,7 +14,8 @@ def _kinds(kind: type[errors.Failure]) -> list[type[errors.Failure]]:
 
 
 _KNOWN: Final = (errors, artifact_errors, traffic_errors)  # subclasses exist once their module is imported
-OUTCOMES: Final = frozenset({OK} | {kind.code for kind in _kinds(errors.Failure)})
+REPEATS: Final = ("joined", "replayed")  # of a request whose key another one had
+OUTCOMES: Final = frozenset({OK, *REPEATS} | {kind.code for kind in _kinds(errors.Failure)})
 
 
 def outcome_of(code: str) -> str:

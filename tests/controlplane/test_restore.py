@@ -45,7 +45,7 @@ class World:
     def __init__(self, root: Path, *, journal: bool = True) -> None:
         self.data, self.place = root / "data", root / "place"
         self.data.mkdir()
-        for name in ("ca.pem", "tls/ca.key", "attest.key"):
+        for name in ("ca.pem", "tls/ca.key", "attest.key", "once.key"):
             (self.data / name).parent.mkdir(exist_ok=True)
             (self.data / name).write_text(f"the {name}")
         claim_place(self.place, self.data)
@@ -135,6 +135,7 @@ def test_everything_comes_back(made: Path, tmp_path: Path) -> None:
         "kelvin.db",
         "tls",
         "attest.key",
+        "once.key",
         *FILES[:3],
         "installation",
     }

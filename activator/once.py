@@ -1,0 +1,244 @@
+"""Requests with an `Idempotency-Key`: the first one runs, those beside it join it, those after it get its answer.
+
+The work belongs to a run, and lives as long as anybody listens to it. What may be kept is `policy/once`'s, the bytes
+are the `tape`'s, and how a request is answered is `completions`'.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from activator.account import OK, Account
+from activator.answer import Answer
+from activator.call import Call
+from activator.exchange import ClientGone, Exchange, Headers
+from activator.kept_answers import Claim, Elsewhere, KeptAnswers, Mine
+from activator.once_key import Content, Sealer
+from activator.policy.once import HEADER, Asked, Cuts, Kept, OnceLimits, asked, read_key
+from activator.tape import Listener, Tape
+from contracts.errors import Refused
+from contracts.traffic_errors import DeadlineExceeded, KeyInUse, KeyReused
+from telemetry.policy.instruments import Page
+
+log = logging.getLogger(__name__)
+
+JOINED: Final = "joined"
+REPLAYED: Final = "replayed"
+RETRY_S: Final = 1.0
+
+Work = Callable[[Call], Awaitable[None]]
+Body = Callable[[Call, Answer], Awaitable[None]]
+Follow = Callable[[Call, Body], Awaitable[None]]
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One request under way for all who asked it."""
+
+    asked: Asked
+    account: Account
+    tape: Tape
+    exchange: Exchange  # with the tape
+    claimed: "asyncio.Future[Claim]"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether its answer is one that may be given again: a right one, recorded, from its beginning."""
+        return self.account.outcome == OK and self.account.is_recorded and self.tape.ended and self.tape.is_whole
+
+
+class Once:
+    """Serves requests that have a key. `close` ends what runs."""
+
+    def __init__(self, secret: bytes, answers: KeptAnswers, limits: OnceLimits, page: Page) -> None:
+        self._secret = secret
+        self._sealer = Sealer(secret)
+        self._answers = answers
+        self._limits = limits
+        self._cuts = Cuts()
+        self._runs: dict[bytes, Run] = {}  # by name
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._repeats = page.counter("kelvin_repeats_total", "Requests whose key was used before.", ("answer",))
+        page.gauge("kelvin_keyed_runs", "Requests with an Idempotency-Key that run.", lambda: len(self._tasks))
+
+    def __repr__(self) -> str:
+        return f"<Once runs={len(self._runs)} tasks={len(self._tasks)}>"
+
+    async def serve(self, call: Call, work: Work, follow: Follow) -> None:
+        """`work` runs a request to its end, whatever that is; `follow` answers one out of another's run, with an
+        account of its own. Raises Refused for a key that is none, ClientGone.
+        """
+        given = [value for name, value in call.exchange.headers if name == HEADER]
+        what = asked(self._secret, call.account.principal.tenant, read_key(given), _parts(call))
+        run = self._runs.get(what.name)
+        if run is not None and run.asked.fingerprint != what.fingerprint:
+            await follow(call, self._refusal(KeyReused()))
+        elif run is not None and not run.tape.is_whole:  # too large to be kept: its beginning is gone
+            await follow(call, self._refusal(KeyInUse(RETRY_S)))
+        else:
+            is_first = run is None
+            await self._listen(run or self._begin(what, call, work), call, follow, is_first=is_first)
+
+    async def _listen(self, run: Run, call: Call, follow: Follow, *, is_first: bool) -> None:
+        how = REPLAYED if run.tape.ended else JOINED
+        with run.tape.listening() as listener:
+            claim = await _claim_of(run, call)
+            if isinstance(claim, Mine):
+                if is_first:
+                    await _lead(run, call.exchange, listener)
+                else:
+                    await follow(call, self._repeat(listener, how, run.account.request_id))
+                return
+        await follow(call, self._without_running(run.asked, claim))
+
+    async def close(self) -> None:
+        """End what runs; each still writes its record."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _begin(self, what: Asked, call: Call, work: Work) -> Run:
+        account = call.account
+        account.once = "" if self._cuts.are_enough(what.once) else what.once
+
+        def ended() -> None:  # who comes from now on does not join a failure
+            if not run.is_good:
+                self._forget(run)
+
+        tape = Tape(self._limits.answer_bytes, ended=ended, deserted=lambda: self._forget(run))
+        inner = replace(call, exchange=call.exchange.through(tape.send, tape))
+        run = Run(what, account, tape, inner.exchange, asyncio.get_running_loop().create_future())
+        self._runs[what.name] = run
+        task = asyncio.create_task(self._run(run, inner, work), name=f"once-{account.request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return run
+
+    async def _run(self, run: Run, call: Call, work: Work) -> None:
+        try:
+            claim = await self._answers.claim(run.asked)
+            run.claimed.set_result(claim)
+            if isinstance(claim, Mine):
+                await self._work(run, claim, call, work)
+        finally:
+            self._forget(run)
+            run.claimed.cancel()  # of nobody who knows it already
+            run.tape.abort()
+
+    async def _work(self, run: Run, claim: Mine, call: Call, work: Work) -> None:
+        try:
+            await work(call)
+            if run.is_good:
+                assert run.tape.head is not None
+                head, content = run.tape.head, run.tape.content()
+                sealed = self._sealer.seal(run.asked, run.account.request_id, head.status, head.headers, content)
+                await self._answers.publish(run.asked, claim, sealed)
+                return
+        finally:
+            if not run.is_good:
+                if run.account.delivered_tokens:
+                    self._cuts.note(run.asked.once)
+                await self._answers.release(run.asked, claim)
+
+    def _forget(self, run: Run) -> None:
+        if self._runs.get(run.asked.name) is run:
+            del self._runs[run.asked.name]
+
+    def _without_running(self, what: Asked, claim: Kept | Elsewhere) -> Body:
+        if claim.fingerprint != what.fingerprint:
+            return self._refusal(KeyReused())
+        if isinstance(claim, Elsewhere):
+            return self._refusal(KeyInUse(claim.retry_after_s))
+        content = self._sealer.open(what, claim.sealed)
+        if content is None:  # of another secret, or damaged: nobody can say what was answered
+            log.error("a kept answer can't be opened", extra={"tenant": what.tenant})
+            return self._refusal(KeyInUse(RETRY_S))
+        return self._replay(content)
+
+    def _refusal(self, failure: KeyReused | KeyInUse) -> Body:
+        async def refuse(call: Call, answer: Answer) -> None:
+            self._repeats.add((failure.code,))
+            raise Refused(failure)
+
+        return refuse
+
+    def _replay(self, content: Content) -> Body:
+        async def replay(call: Call, answer: Answer) -> None:
+            tape = Tape(len(content.body), ended=_nothing, deserted=_nothing)
+            await tape.send({"type": "http.response.start", "status": content.status, "headers": content.headers})
+            await tape.send({"type": "http.response.body", "body": content.body})
+            with tape.listening() as listener:
+                await self._repeat(listener, REPLAYED, content.request_id)(call, answer)
+
+        return replay
+
+    def _repeat(self, listener: Listener, how: str, of: str) -> Body:
+        async def repeat(call: Call, answer: Answer) -> None:
+            marks: Headers = [(b"x-kelvin-repeat-of", of.encode())]
+            if how == REPLAYED:
+                marks.append((b"idempotent-replayed", b"true"))
+            self._repeats.add((how,))
+            try:
+                await _play(call.exchange, listener, marks, lambda status: answer.repeated(how, status))
+            except ClientGone:  # the client, or the run: either way nothing more comes
+                call.exchange.connection.abort()
+                raise
+
+        return repeat
+
+
+async def _lead(run: Run, exchange: Exchange, listener: Listener) -> None:
+    """The first one's answer: its account is the run's, and so is what comes of it."""
+    with exchange.leaving_ends():
+        await listener.head()
+        exchange.rates = run.exchange.rates or exchange.rates
+        await _play(exchange, listener, [])
+
+
+async def _play(
+    exchange: Exchange,
+    listener: Listener,
+    marks: Headers,
+    before_end: Callable[[int], Awaitable[None]] | None = None,
+) -> None:
+    """All of the answer, no faster than the client takes it. Raises ClientGone, also where the run breaks off."""
+    head = await listener.head()
+    await exchange.start(head.status, [*head.headers, *marks])
+    while True:
+        data, is_last = await listener.more()
+        if is_last:
+            if before_end is not None:
+                await before_end(head.status)
+            await exchange.finish(data)
+            listener.took(len(data))
+            return
+        await exchange.write(data)
+        listener.took(len(data))
+
+
+async def _claim_of(run: Run, call: Call) -> Claim:
+    """Known at once, but where others have to be asked."""
+    if run.claimed.done() and not run.claimed.cancelled():
+        return run.claimed.result()
+    try:
+        with call.exchange.leaving_ends(call.remaining_s()):
+            await asyncio.wait((run.claimed,))
+    except TimeoutError:
+        raise Refused(DeadlineExceeded(0.0, "claiming its key")) from None
+    if run.claimed.cancelled():
+        raise ClientGone
+    return run.claimed.result()
+
+
+def _parts(call: Call) -> list[bytes]:
+    """All that an answer depends on. Not when it must be there, nor who goes first."""
+    entry, reference = call.entry, call.reference
+    named = (call.path, entry.tenant, entry.model, reference.alias or "", reference.version_prefix or "", *call.schemas)
+    return [*(each.encode() for each in named), call.body]
+
+
+def _nothing() -> None:
+    return None

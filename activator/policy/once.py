@@ -1,0 +1,184 @@
+"""Requests with an `Idempotency-Key`: what a key may be, what it names, and which answers are kept for how long.
+
+Names are digests under the installation's secret, and a tenant is part of each: a key never meets another tenant's.
+"""
+
+import hashlib
+import hmac
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from contracts.errors import InvalidRequest, Refused
+
+HEADER: Final = b"idempotency-key"
+MAX_CHARACTERS: Final = 255
+ENTRY_BYTES: Final = 512  # that an answer takes beside its own
+CUTS: Final = 8  # runs of one key that ended badly are one for the bill; further ones are charged each
+_KEY: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_CHARACTERS)
+_DIGITS: Final = 32  # hex, of `once`: 128 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a tenant asked under a key. `name` is that of the key alone, `once` also of what was asked."""
+
+    tenant: str
+    name: bytes
+    fingerprint: bytes
+    once: str
+
+
+def read_key(given: Sequence[bytes]) -> bytes:
+    """The one key of a request that has some. Raises Refused(InvalidRequest), which does not repeat what was sent."""
+    if len(given) != 1:
+        raise Refused(InvalidRequest("idempotency-key", f"({len(given)} headers)", "send exactly one"))
+    if _KEY.fullmatch(given[0]) is None:
+        rule = f"must be 1 to {MAX_CHARACTERS} visible ASCII characters"
+        raise Refused(InvalidRequest("idempotency-key", f"({len(given[0])} bytes)", rule))
+    return given[0]
+
+
+def asked(secret: bytes, tenant: str, key: bytes, parts: Sequence[bytes]) -> Asked:
+    """`parts` are all that the answer depends on: two requests with equal ones are the same request."""
+    fingerprint = _digest(secret, b"asked", parts)
+    whose = tenant.encode(), key
+    once = _digest(secret, b"once", (*whose, fingerprint)).hex()[:_DIGITS]
+    return Asked(tenant, _digest(secret, b"name", whose), fingerprint, once)
+
+
+def _digest(secret: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
+    """HMAC-SHA256 (RFC 2104). Lengths go before parts: no two lists of them are the same bytes."""
+    made = hmac.new(secret, digestmod=hashlib.sha256)
+    for part in (b"kelvin once 1", purpose, *parts):
+        made.update(len(part).to_bytes(8, "big"))
+        made.update(part)
+    return made.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class OnceLimits:
+    """How long answers are kept, and how many: of one tenant, and in all."""
+
+    ttl_s: float = 86_400.0
+    answer_bytes: int = 4 << 20  # a larger answer is not kept
+    tenant_answers: int = 10_000
+    tenant_bytes: int = 32 << 20
+    answers: int = 100_000
+    nbytes: int = 128 << 20
+
+
+DEFAULT_LIMITS: Final = OnceLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An answer that is kept, sealed, and what it answers."""
+
+    fingerprint: bytes
+    sealed: bytes
+
+
+@dataclass(slots=True)
+class _Row:
+    """One tenant's answers, the oldest first."""
+
+    answers: OrderedDict[bytes, Kept] = field(default_factory=OrderedDict)
+    nbytes: int = 0
+
+
+class Shelf:
+    """Kept answers. Whoever keeps most makes room for the others; of a tenant's the oldest goes first."""
+
+    def __init__(self, limits: OnceLimits) -> None:
+        self._limits = limits
+        self._rows: dict[str, _Row] = {}
+        self._ends: OrderedDict[tuple[str, bytes], float] = OrderedDict()  # all have one TTL: the next to end is first
+        self.nbytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Shelf answers={len(self)} bytes={self.nbytes} tenants={len(self._rows)}>"
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def find(self, tenant: str, name: bytes, now_s: float) -> Kept | None:
+        """What is kept under that name, and has not ended."""
+        self.tidy(now_s)
+        row = self._rows.get(tenant)
+        return None if row is None else row.answers.get(name)
+
+    def put(self, tenant: str, name: bytes, kept: Kept, now_s: float) -> bool:
+        """Keep it, in the place of what had that name; False where there is no room, of the tenant's or in all."""
+        self.tidy(now_s)
+        size = _size(kept)
+        if size > min(self._limits.tenant_bytes, self._limits.nbytes):
+            return False
+        self._drop(tenant, name)
+        row = self._rows.setdefault(tenant, _Row())
+        row.answers[name] = kept
+        row.nbytes += size
+        self.nbytes += size
+        self._ends[tenant, name] = now_s + self._limits.ttl_s
+        while len(row.answers) > self._limits.tenant_answers or row.nbytes > self._limits.tenant_bytes:
+            self._drop_oldest(tenant)
+        while len(self) > self._limits.answers or self.nbytes > self._limits.nbytes:
+            self._drop_oldest(max(self._rows, key=lambda each: self._rows[each].nbytes))
+        return (tenant, name) in self._ends
+
+    def tidy(self, now_s: float) -> None:
+        """Forget what has ended."""
+        while self._ends:
+            (tenant, name), end_s = next(iter(self._ends.items()))
+            if end_s > now_s:
+                return
+            self._drop(tenant, name)
+
+    def check_integrity(self) -> None:
+        """Sums are those of the rows; nobody has more than a tenant may, nor all more than there may be."""
+        assert {(tenant, name) for tenant, row in self._rows.items() for name in row.answers} == set(self._ends)
+        for row in self._rows.values():
+            assert row.nbytes == sum(map(_size, row.answers.values())) <= self._limits.tenant_bytes
+            assert 0 < len(row.answers) <= self._limits.tenant_answers
+        assert self.nbytes == sum(row.nbytes for row in self._rows.values()) <= self._limits.nbytes
+        assert len(self) <= self._limits.answers
+        assert list(self._ends.values()) == sorted(self._ends.values())
+
+    def _drop_oldest(self, tenant: str) -> None:
+        self._drop(tenant, next(iter(self._rows[tenant].answers)))
+
+    def _drop(self, tenant: str, name: bytes) -> None:
+        row = self._rows.get(tenant)
+        kept = None if row is None else row.answers.pop(name, None)
+        if row is None or kept is None:
+            return
+        row.nbytes -= _size(kept)
+        self.nbytes -= _size(kept)
+        del self._ends[tenant, name]
+        if not row.answers:
+            del self._rows[tenant]
+
+
+def _size(kept: Kept) -> int:
+    return len(kept.sealed) + ENTRY_BYTES
+
+
+class Cuts:
+    """How often runs of a key ended badly with something delivered; forgets the oldest keys. It bounds what a caller
+    gets for one charge by cutting its answers short again and again."""
+
+    def __init__(self, keys: int = 65_536) -> None:
+        self._keys = keys
+        self._counts: OrderedDict[str, int] = OrderedDict()
+
+    def note(self, once: str) -> None:
+        """One more."""
+        self._counts[once] = self._counts.pop(once, 0) + 1
+        if len(self._counts) > self._keys:
+            self._counts.popitem(last=False)
+
+    def are_enough(self, once: str) -> bool:
+        """Whether the next one is charged by itself."""
+        return self._counts.get(once, 0) >= CUTS

@@ -1,0 +1,189 @@
+"""An answer that any number of clients listen to, each from its start and as fast as it takes it.
+
+To the run that makes the answer a tape is the client's connection: what the quickest listener has taken is delivered,
+and when the last one leaves, the client has gone. Every part is one event loop's.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.types import Message
+
+from activator.exchange import ClientGone, Headers
+
+PIECE: Final = 64 << 10  # handed to a listener at once
+_OF_THE_MOMENT: Final = b"x-ratelimit-"  # each listener is told its own
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Status and headers, but for those that tell of a connection or of who listens."""
+
+    status: int
+    headers: Headers
+
+
+class Tape:
+    """One run's answer. Over `keep_bytes` its beginning is forgotten as it is heard, and nobody can join any more."""
+
+    def __init__(self, keep_bytes: int, *, ended: Callable[[], None], deserted: Callable[[], None]) -> None:
+        """`ended` is told when the answer is whole, `deserted` when nobody listens before that; each at most once."""
+        self._keep_bytes = keep_bytes
+        self._on_end = ended
+        self._on_desertion = deserted
+        self._bytes = bytearray()
+        self._forgotten = 0  # bytes before those
+        self._listeners: set[Listener] = set()
+        self._gone: Callable[[], None] | None = None
+        self._changed = asyncio.Event()
+        self.head: Head | None = None
+        self.ended = False
+        self.aborted = False
+
+    def __repr__(self) -> str:
+        return f"<Tape bytes={self.size} listeners={len(self._listeners)} ended={self.ended}>"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body so far."""
+        return self._forgotten + len(self._bytes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it still begins at its beginning."""
+        return self._forgotten == 0
+
+    def content(self) -> bytes:
+        """The body, of a whole one that has ended."""
+        assert self.ended
+        assert self.is_whole
+        return bytes(self._bytes)
+
+    @contextmanager
+    def listening(self) -> "Iterator[Listener]":
+        """Listen, from the start; leaving the block is to leave."""
+        assert self.is_whole
+        listener = Listener(self)
+        self._listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+            self.heard()
+            if not self._listeners and not self.ended and not self.aborted:
+                self._desert()
+
+    async def send(self, message: Message) -> None:
+        """What an ASGI server takes of an answer."""
+        if message["type"] == "http.response.start":
+            kept = [line for line in message["headers"] if not line[0].startswith(_OF_THE_MOMENT)]
+            self.head = Head(message["status"], kept)
+        else:
+            self._bytes += message.get("body", b"")
+            if not message.get("more_body", False):
+                self.ended = True
+                self._gone = None
+                self._on_end()
+        self._wake()
+
+    def piece(self, begin: int) -> bytes:
+        """The next bytes after `begin`."""
+        start = begin - self._forgotten
+        return bytes(self._bytes[start : start + PIECE])
+
+    def heard(self) -> None:
+        """A listener took something, or left."""
+        if len(self._bytes) > self._keep_bytes and not self.ended:
+            least = min((listener.taken for listener in self._listeners), default=self.size)
+            del self._bytes[: least - self._forgotten]
+            self._forgotten = max(self._forgotten, least)
+        self._wake()
+
+    async def until(self, claim: Callable[[], bool]) -> None:
+        """Wait until it holds. Raises ClientGone where the answer broke off."""
+        while not claim():
+            if self.aborted:
+                raise ClientGone
+            await self._changed.wait()
+
+    # As `exchange.Connection`.
+
+    def unaccepted(self) -> int:
+        """Bytes that not even the quickest listener has taken."""
+        return self.size - max((listener.taken for listener in self._listeners), default=0)
+
+    def is_accepted(self) -> bool:
+        """Whether one has taken everything."""
+        return bool(self._listeners) and self.unaccepted() == 0
+
+    async def accepted(self) -> bool:
+        """Wait until one has; False where nobody listens."""
+        while self._listeners and not self.aborted:
+            if self.unaccepted() == 0:
+                return True
+            await self._changed.wait()
+        return False
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` once if the last listener leaves before the end."""
+        self._gone = gone
+        if not self._listeners:  # they left before the run had begun
+            asyncio.get_running_loop().call_soon(self._desert)
+
+    def has_body(self) -> bool:
+        """Its request's body was read before there was a tape."""
+        return True
+
+    def body_is_read(self) -> None:
+        """Its request's body was read before there was a tape."""
+
+    def unwatch(self) -> None:
+        """Nobody needs to be told."""
+        self._gone = None
+
+    def abort(self) -> None:
+        """It breaks off here, for all who listen."""
+        if not self.ended:
+            self.aborted = True
+        self._wake()
+
+    def _desert(self) -> None:
+        gone, self._gone = self._gone, None
+        if gone is not None:
+            self._on_desertion()
+            gone()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class Listener:
+    """One who listens; used by one task."""
+
+    __slots__ = ("_tape", "taken")
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self.taken = 0  # bytes
+
+    async def head(self) -> Head:
+        """Raises ClientGone where there will be none."""
+        await self._tape.until(lambda: self._tape.head is not None)
+        assert self._tape.head is not None
+        return self._tape.head
+
+    async def more(self) -> tuple[bytes, bool]:
+        """What comes next, and whether it is the last; it counts as taken with the next `took`. Raises ClientGone."""
+        tape = self._tape
+        await tape.until(lambda: tape.size > self.taken or tape.ended)
+        data = tape.piece(self.taken)
+        return data, tape.ended and self.taken + len(data) == tape.size
+
+    def took(self, nbytes: int) -> None:
+        """The socket has so many more."""
+        self.taken += nbytes
+        self._tape.heard()

@@ -1,0 +1,144 @@
+"""What a key may be and what it names; which answers stay on the shelf, whoever fills it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from activator.policy.once import CUTS, ENTRY_BYTES, Cuts, Kept, OnceLimits, Shelf, asked, read_key
+from contracts.errors import InvalidRequest, Refused
+
+SECRET = b"s" * 32
+TENANTS = st.sampled_from(["a", "ab", "b", "default"])
+PARTS = st.lists(st.binary(max_size=4), max_size=4)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(b"a", id="one character"),
+        pytest.param(b"~" * 255, id="255 of them"),
+        pytest.param(b'"8e03978e-40d5-43dd-bc93-6894a57f9324"', id="in quotes, as the draft of the IETF has it"),
+    ],
+)
+def test_a_key(key: bytes) -> None:
+    """Taken as it is."""
+    assert read_key([key]) == key
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        pytest.param([b""], "(0 bytes)", id="empty"),
+        pytest.param([b"x" * 256], "(256 bytes)", id="too long"),
+        pytest.param([b"a b"], "(3 bytes)", id="a space"),
+        pytest.param([b"a\x7f"], "(2 bytes)", id="a control character"),
+        pytest.param([b"a", b"a"], "(2 headers)", id="twice, if the same"),
+    ],
+)
+def test_no_key(given: list[bytes], value: str) -> None:
+    """Refused with what is wrong, and without what was sent: it may be a secret of the caller's."""
+    with pytest.raises(Refused) as caught:
+        read_key(given)
+    assert isinstance(caught.value.failure, InvalidRequest)
+    assert (caught.value.failure.field, caught.value.failure.value) == ("idempotency-key", value)
+
+
+@given(TENANTS, st.binary(min_size=1, max_size=4), PARTS, TENANTS, st.binary(min_size=1, max_size=4), PARTS)
+def test_names_meet_only_where_all_is_the_same(
+    tenant: str, key: bytes, parts: list[bytes], other: str, other_key: bytes, other_parts: list[bytes]
+) -> None:
+    """Another tenant's key of the same text is another name, as is one whose parts only join to the same bytes."""
+    one, two = asked(SECRET, tenant, key, parts), asked(SECRET, other, other_key, other_parts)
+    assert (one.name == two.name) == ((tenant, key) == (other, other_key))
+    assert (one.fingerprint == two.fingerprint) == (parts == other_parts)
+    assert (one.once == two.once) == ((tenant, key, parts) == (other, other_key, other_parts))
+
+
+def test_names_tell_nothing_without_the_secret() -> None:
+    """Another installation's are others; none holds what it is made of."""
+    one, two = (asked(secret, "acme", b"order-7", [b"hi"]) for secret in (SECRET, b"t" * 32))
+    assert not {one.name, one.fingerprint, one.once} & {two.name, two.fingerprint, two.once}
+    assert len(one.once) == 32
+
+
+LIMITS = OnceLimits(
+    ttl_s=10, tenant_answers=3, tenant_bytes=4 * ENTRY_BYTES, answers=5, nbytes=6 * ENTRY_BYTES, answer_bytes=1 << 20
+)
+
+
+def kept(size: int = 0) -> Kept:
+    return Kept(b"f", b"x" * size)
+
+
+def test_who_keeps_most_makes_room() -> None:
+    """A tenant's own oldest first where it has its fill; in all, the oldest of whoever has most."""
+    shelf = Shelf(LIMITS)
+    for number in range(4):
+        assert shelf.put("greedy", b"%d" % number, kept(), number)
+    assert shelf.find("greedy", b"0", 4) is None
+    assert shelf.find("greedy", b"1", 4) is not None
+    for number in range(3):
+        assert shelf.put("modest", b"%d" % number, kept(), 4)
+    assert [shelf.find("greedy", name, 4) is not None for name in (b"1", b"2", b"3")] == [False, True, True]
+    assert all(shelf.find("modest", b"%d" % number, 4) for number in range(3))
+    assert not shelf.put("modest", b"large", kept(4 * ENTRY_BYTES), 4)
+    shelf.check_integrity()
+
+
+def test_an_answer_ends() -> None:
+    """With its time, to the second; also where nobody asks for it."""
+    shelf = Shelf(LIMITS)
+    shelf.put("a", b"1", kept(), 0)
+    assert shelf.find("a", b"1", 9.9) is not None
+    assert shelf.find("a", b"1", 10) is None
+    shelf.put("a", b"1", kept(), 20)
+    shelf.tidy(30)
+    assert (len(shelf), shelf.nbytes) == (0, 0)
+
+
+class Shelving(RuleBasedStateMachine):
+    """Beside a shelf without limits: what is found is what was put, and nobody is over a limit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shelf = Shelf(LIMITS)
+        self.put_last: dict[tuple[str, bytes], tuple[Kept, float]] = {}
+        self.now_s = 0.0
+
+    @rule(tenant=TENANTS, name=st.sampled_from([b"1", b"2", b"3", b"4"]), size=st.integers(0, 5 * ENTRY_BYTES))
+    def put(self, tenant: str, name: bytes, size: int) -> None:
+        answer = Kept(b"%d" % len(self.put_last), b"x" * size)
+        if self.shelf.put(tenant, name, answer, self.now_s):
+            self.put_last[tenant, name] = answer, self.now_s
+            assert self.shelf.find(tenant, name, self.now_s) is answer
+
+    @rule(seconds=st.floats(0, 6))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @rule(tenant=TENANTS, name=st.sampled_from([b"1", b"2", b"3", b"4"]))
+    def find(self, tenant: str, name: bytes) -> None:
+        if (found := self.shelf.find(tenant, name, self.now_s)) is not None:
+            answer, at_s = self.put_last[tenant, name]
+            assert found is answer
+            assert self.now_s < at_s + LIMITS.ttl_s
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.shelf.check_integrity()
+
+
+TestShelving = Shelving.TestCase
+
+
+def test_cutting_short_again_and_again_is_charged_in_the_end() -> None:
+    """So many runs of a key may be one; the oldest keys are forgotten."""
+    cuts = Cuts(keys=2)
+    for _ in range(CUTS):
+        assert not cuts.are_enough("a")
+        cuts.note("a")
+    assert cuts.are_enough("a")
+    cuts.note("b")
+    cuts.note("c")
+    assert not cuts.are_enough("a")

@@ -1,0 +1,200 @@
+"""Requests with an `Idempotency-Key`, over TLS: one run, the same bytes for all who ask, one charge."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Unavailable
+from contracts.usage import RequestRecord
+from tests.activator.control import KEY
+from tests.activator.replica import DONE, Call, chunk, hello
+from tests.activator.world import CHAT, Got, World, world
+
+STREAM = CHAT | {"stream": True}
+ASK = {"idempotency-key": "order-7"}
+
+
+def sent(records: list[RequestRecord]) -> list[tuple[str, int, int, bool]]:
+    """Outcome, status, completion tokens and whether it is one with others, of each."""
+    return [(each.outcome, each.status, each.completion_tokens, bool(each.once)) for each in records]
+
+
+def same(one: Got, other: Got) -> bool:
+    """Status, body and what headers say of the answer."""
+    names = {"content-type", "content-length", "server-timing", "x-kelvin-version", "cache-control"}
+    heads = [{name: value for name, value in got.headers.items() if name in names} for got in (one, other)]
+    return (one.status, one.body, heads[0]) == (other.status, other.body, heads[1])
+
+
+class Gate:
+    """A script that says one word, then the rest when it is let."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        if not call.wanted.get("stream"):
+            await self.open.wait()
+            await hello(call)
+            return
+        await call.data(chunk("hel"), 1)
+        await self.open.wait()
+        await call.data(chunk("lo"), 2)
+        await call.data(DONE, 2)
+        await call.end(2)
+
+
+@pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
+def test_a_repeat_gets_the_same_bytes_and_no_charge(tmp_path: Path, body: dict[str, object]) -> None:
+    """Status, headers, body, event for event; it says that it is a repeat and of what; the replica ran once. Without a
+    key, or with another one, it runs again."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a")
+            first = await here.post(body=body, **ASK)
+            again = await here.post(body=body, **ASK)
+            assert first.status == 200
+            assert same(first, again)
+            assert "idempotent-replayed" not in first.headers
+            assert again.headers["idempotent-replayed"] == "true"
+            assert again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]
+            assert again.headers["x-request-id"] != first.headers["x-request-id"]
+            assert len(replica.calls) == 1
+            records = await here.control.until_records(2)
+            assert sent(records) == [("ok", 200, 2, True), ("replayed", 200, 0, False)]
+            assert records[1].runtime_id is None
+            assert replica.calls[0].headers["x-kelvin-once"] == records[0].once
+            await here.post(body=body)
+            await here.post(body=body, **{"idempotency-key": "order-8"})
+            assert len(replica.calls) == 3
+            assert await figure(here, 'kelvin_repeats_total answer="replayed"') == 1
+            assert await figure(here, "kelvin_kept_answers{") == 2
+
+    asyncio.run(scenario())
+
+
+JOINED = 'kelvin_repeats_total answer="joined"'
+INSIDE = "kelvin_requests_inside"
+
+
+async def until(here: World, series: str, value: float) -> None:
+    """Wait until a figure of the activator is that."""
+    async with asyncio.timeout(30):
+        while await figure(here, series) != value:
+            await asyncio.sleep(0.01)
+
+
+async def figure(here: World, series: str) -> float:
+    """A figure of the activator's page, whatever other labels it has."""
+    name, _, label = series.partition(" ")
+    lines = [line for line in (await here.page()).splitlines() if line.startswith(name) and label in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_a_failure_is_not_kept(tmp_path: Path) -> None:
+    """Neither of the replica, nor before any work; and such a record is one with nothing: it costs nothing."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+
+            async def refuse(call: Call) -> None:
+                call.refuse(Unavailable("the model"))
+
+            replica = await here.replica("a", refuse)
+            failed = await here.post(**ASK)
+            assert failed.status == 503
+            replica.script = hello
+            assert (await here.post(body=CHAT | {"model": "m@none"}, **ASK)).status == 404
+            served = await here.post(**ASK)
+            assert (served.status, "x-kelvin-repeat-of" in served.headers) == (200, False)
+            assert [bool(each.once) for each in await here.control.until_records(3)] == [False, False, True]
+
+    asyncio.run(scenario())
+
+
+def test_a_key_belongs_to_one_request(tmp_path: Path) -> None:
+    """Another body, path or model is 422, while it runs and afterwards; the first one is as it was."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            gate = Gate()
+            replica = await here.replica("a", gate)
+            running = asyncio.create_task(here.post(**ASK))
+            await replica.until(lambda r: len(r.calls) == 1)
+            others = [
+                ("/v1/chat/completions", CHAT | {"seed": 1}),
+                ("/v1/chat/completions", CHAT | {"model": "m@next"}),
+                ("/v1/completions", CHAT | {"prompt": "x"}),
+            ]
+            for round in range(2):
+                for path, body in others:
+                    refused = await here.post(path, body, **ASK)
+                    assert (refused.status, refused.code) == (422, "idempotency_key_reused"), (round, path)
+                gate.open.set()
+                first = await running
+            assert same(first, await here.post(**ASK))
+            assert len(replica.calls) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("lines", "rule"),
+    [
+        pytest.param([b""], b"1 to 255 visible", id="empty"),
+        pytest.param([b"a" * 256], b"1 to 255 visible", id="too long"),
+        pytest.param([b"two words"], b"1 to 255 visible", id="a space"),
+        pytest.param(["Schlüssel".encode()], b"1 to 255 visible", id="beyond ASCII"),
+        pytest.param([b"one", b"two"], b"exactly one", id="two of them"),
+    ],
+)
+def test_what_is_no_key_is_refused(tmp_path: Path, lines: list[bytes], rule: bytes) -> None:
+    """400 with the rule, without what was sent; no replica is asked."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a")
+            reader, writer = await here.raw()
+            extra = b"".join(b"Idempotency-Key: " + line + b"\r\n" for line in lines)
+            body = json.dumps(CHAT).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+            writer.write(f"{head}Content-Length: {len(body)}\r\n".encode() + extra + b"\r\n" + body)
+            got = await reader.readuntil(b"}}")
+            writer.close()
+            assert got.startswith(b"HTTP/1.1 400 ")
+            assert rule in got
+            assert b"idempotency-key" in got
+            assert replica.calls == []
+
+    asyncio.run(scenario())
+
+
+def test_the_openai_client_s_way(tmp_path: Path) -> None:
+    """Its option for a key is this header."""
+    openai = pytest.importorskip("openai")
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a")
+            import httpx
+
+            async with openai.AsyncOpenAI(
+                api_key=KEY, base_url=f"{here.url}/v1", http_client=httpx.AsyncClient(verify=here.tls)
+            ) as client:
+                ids = [
+                    (
+                        await client.chat.completions.create(
+                            model="m",
+                            messages=[{"role": "user", "content": "hi"}],
+                            extra_headers={"Idempotency-Key": "k"},
+                        )
+                    ).id
+                    for _ in range(2)
+                ]
+            assert len(set(ids)) == 1
+            assert len(replica.calls) == 1
+
+    asyncio.run(scenario())

@@ -1,0 +1,58 @@
+"""The installation's secret, and what is sealed with it: no answer opens for anybody but who asked."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.once_key import BadOnceKey, Content, Sealer, ensure_once_key
+from activator.policy.once import asked
+
+SECRET, OTHER = b"s" * 32, b"t" * 32
+TENANTS = st.sampled_from(["acme", "other", "acme2"])
+BODY = b"the answer of a tenant"
+
+
+def test_the_secret_is_made_once(tmp_path: Path) -> None:
+    """For its owner alone, and as it was for whoever comes later."""
+    path = tmp_path / "once.key"
+    made = ensure_once_key(path)
+    assert (len(made), path.stat().st_mode & 0o777) == (32, 0o600)
+    assert ensure_once_key(path) == made
+    assert ensure_once_key(tmp_path / "another") != made
+
+
+@pytest.mark.parametrize("content", ["", "abc", "zz" * 32, "ab" * 31, "ab" * 33])
+def test_what_is_no_secret_is_refused(tmp_path: Path, content: str) -> None:
+    """With the rule, without the content; it is not overwritten."""
+    path = tmp_path / "once.key"
+    path.write_text(content)
+    with pytest.raises(BadOnceKey, match=r"once\.key: must hold 64 hex digits"):
+        ensure_once_key(path)
+    assert path.read_text() == content
+
+
+@given(TENANTS, st.sampled_from([b"k", b"l"]), st.sampled_from([b"x", b"y"]), st.sampled_from([SECRET, OTHER]))
+def test_only_who_asked_opens_it(tenant: str, key: bytes, body: bytes, secret: bytes) -> None:
+    """The same tenant, key, request and installation; nothing else, whatever it guesses."""
+    one = asked(SECRET, "acme", b"k", [b"x"])
+    sealed = Sealer(SECRET).seal(one, "req_1", 200, [(b"content-type", b"text/plain")], BODY)
+    found = Sealer(secret).open(asked(SECRET, tenant, key, [body]), sealed)
+    if (tenant, key, body, secret) == ("acme", b"k", b"x", SECRET):
+        assert found == Content("req_1", 200, [(b"content-type", b"text/plain")], BODY)
+    else:
+        assert found is None
+
+
+def test_nothing_of_an_answer_can_be_read_in_it() -> None:
+    """Nor changed unseen; the same answer is never the same bytes."""
+    one, sealer = asked(SECRET, "acme", b"k", [b"x"]), Sealer(SECRET)
+    first, second = (sealer.seal(one, "req_1", 200, [], BODY) for _ in range(2))
+    assert BODY not in first
+    assert first != second
+    for at in (0, 12, len(first) - 1):
+        changed = bytearray(first)
+        changed[at] ^= 1
+        assert sealer.open(one, bytes(changed)) is None
+    assert sealer.open(one, b"") is None
