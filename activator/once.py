@@ -17,7 +17,7 @@ from activator.exchange import ClientGone, Exchange, Headers
 from activator.kept_answers import Claim, Elsewhere, KeptAnswers, Mine
 from activator.once_key import Content, Sealer
 from activator.policy.once import HEADER, Asked, Cuts, Kept, OnceLimits, asked, read_key
-from activator.tape import Listener, Tape
+from activator.tape import Listener, Room, Tape
 from contracts.errors import Refused
 from contracts.traffic_errors import DeadlineExceeded, KeyInUse, KeyReused
 from telemetry.policy.instruments import Page
@@ -58,9 +58,11 @@ class Once:
         self._answers = answers
         self._limits = limits
         self._cuts = Cuts()
+        self._room = Room(limits.nbytes)
         self._runs: dict[bytes, Run] = {}  # by name
         self._tasks: set[asyncio.Task[None]] = set()
         self._repeats = page.counter("kelvin_repeats_total", "Requests whose key was used before.", ("answer",))
+        page.gauge("kelvin_keyed_run_bytes", "Bytes of their answers so far.", lambda: self._room.used_bytes)
         page.gauge("kelvin_keyed_runs", "Requests with an Idempotency-Key that run.", lambda: len(self._tasks))
 
     def __repr__(self) -> str:
@@ -108,7 +110,7 @@ class Once:
             if not run.is_good:
                 self._forget(run)
 
-        tape = Tape(self._limits.answer_bytes, ended=ended, deserted=lambda: self._forget(run))
+        tape = Tape(self._limits.answer_bytes, self._room, ended=ended, deserted=lambda: self._forget(run))
         inner = replace(call, exchange=call.exchange.through(tape.send, tape))
         run = Run(what, account, tape, inner.exchange, asyncio.get_running_loop().create_future())
         self._runs[what.name] = run
@@ -126,7 +128,7 @@ class Once:
         finally:
             self._forget(run)
             run.claimed.cancel()  # of nobody who knows it already
-            run.tape.abort()
+            run.tape.close()
 
     async def _work(self, run: Run, claim: Mine, call: Call, work: Work) -> None:
         try:
@@ -167,7 +169,7 @@ class Once:
 
     def _replay(self, content: Content) -> Body:
         async def replay(call: Call, answer: Answer) -> None:
-            tape = Tape(len(content.body), ended=_nothing, deserted=_nothing)
+            tape = Tape(len(content.body), Room(0), ended=_nothing, deserted=_nothing)
             await tape.send({"type": "http.response.start", "status": content.status, "headers": content.headers})
             await tape.send({"type": "http.response.body", "body": content.body})
             with tape.listening() as listener:

@@ -26,12 +26,23 @@ class Head:
     headers: Headers
 
 
-class Tape:
-    """One run's answer. Over `keep_bytes` its beginning is forgotten as it is heard, and nobody can join any more."""
+@dataclass(slots=True)
+class Room:
+    """Bytes that all tapes together may keep for who comes late."""
 
-    def __init__(self, keep_bytes: int, *, ended: Callable[[], None], deserted: Callable[[], None]) -> None:
+    limit_bytes: int
+    used_bytes: int = 0
+
+
+class Tape:
+    """One run's answer. Over `keep_bytes`, and while there is no room, its beginning is forgotten as it is heard: then
+    nobody can join any more."""
+
+    def __init__(self, keep_bytes: int, room: Room, *, ended: Callable[[], None], deserted: Callable[[], None]) -> None:
         """`ended` is told when the answer is whole, `deserted` when nobody listens before that; each at most once."""
         self._keep_bytes = keep_bytes
+        self._room = room
+        self._is_counted = True
         self._on_end = ended
         self._on_desertion = deserted
         self._bytes = bytearray()
@@ -82,7 +93,10 @@ class Tape:
             kept = [line for line in message["headers"] if not line[0].startswith(_OF_THE_MOMENT)]
             self.head = Head(message["status"], kept)
         else:
-            self._bytes += message.get("body", b"")
+            data = message.get("body", b"")
+            self._bytes += data
+            if self._is_counted:
+                self._room.used_bytes += len(data)
             if not message.get("more_body", False):
                 self.ended = True
                 self._gone = None
@@ -96,11 +110,22 @@ class Tape:
 
     def heard(self) -> None:
         """A listener took something, or left."""
-        if len(self._bytes) > self._keep_bytes and not self.ended:
+        is_full = self._is_counted and self._room.used_bytes > self._room.limit_bytes
+        if (is_full or len(self._bytes) > self._keep_bytes) and not self.ended:
+            before = len(self._bytes)
             least = min((listener.taken for listener in self._listeners), default=self.size)
             del self._bytes[: least - self._forgotten]
             self._forgotten = max(self._forgotten, least)
+            if self._is_counted:
+                self._room.used_bytes -= before - len(self._bytes)
         self._wake()
+
+    def close(self) -> None:
+        """Its run is over: nobody joins any more, and what is left is for those who listen. Idempotent."""
+        if self._is_counted:
+            self._is_counted = False
+            self._room.used_bytes -= len(self._bytes)
+        self.abort()
 
     async def until(self, claim: Callable[[], bool]) -> None:
         """Wait until it holds. Raises ClientGone where the answer broke off."""

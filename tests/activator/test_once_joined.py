@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from activator.policy.once import CUTS
 from tests.activator.control import KEY
 from tests.activator.replica import DONE, Call, chunk, hello
 from tests.activator.test_once import ASK, INSIDE, JOINED, STREAM, Gate, figure, same, sent, until
@@ -145,5 +146,22 @@ def test_one_request_is_ended_by_its_id(tmp_path: Path) -> None:
             await replica.until(lambda r: len(r.deleted) == 1)
             replica.script = hello
             assert (await here.post(body=CHAT, **ASK)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_answers_that_are_cut_short_again_and_again_are_charged_in_the_end(tmp_path: Path) -> None:
+    """So many runs of one key are one for the bill, the next ones are each for itself."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a", Gate())
+            for count in range(1, CUTS + 2):
+                await leave(here, STREAM, b"hel")
+                await replica.until(lambda r, count=count: len(r.deleted) == count)  # type: ignore[misc]
+                await here.control.until_records(count)
+            records = here.control.records
+            assert {each.completion_tokens for each in records} == {1}
+            assert [bool(each.once) for each in records] == [True] * CUTS + [False]
 
     asyncio.run(scenario())

@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from activator.exchange import ClientGone
-from activator.tape import PIECE, Tape
+from activator.tape import PIECE, Room, Tape
 
 
 class Told:
     """What a tape said to its owner."""
 
-    def __init__(self, keep_bytes: int = 100) -> None:
+    def __init__(self, keep_bytes: int = 100, room: Room | None = None) -> None:
         self.said: list[str] = []
-        self.tape = Tape(
-            keep_bytes, ended=lambda: self.said.append("ended"), deserted=lambda: self.said.append("deserted")
-        )
+        self.room = room or Room(1 << 20)
+        say = self.said.append
+        self.tape = Tape(keep_bytes, self.room, ended=lambda: say("ended"), deserted=lambda: say("deserted"))
 
     async def say(self, data: bytes, *, more: bool = True) -> None:
         await self.tape.send({"type": "http.response.body", "body": data, "more_body": more})
@@ -154,6 +154,28 @@ def test_a_large_answer_is_forgotten_as_it_is_heard() -> None:
             assert await slow.more() == (b"x" * 50, False)
 
     play(scenario)
+
+
+def test_all_tapes_share_their_room() -> None:
+    """Where there is none a tape keeps what is not heard yet, and no more; what ends gives its room back."""
+
+    async def scenario(told: Told) -> None:
+        other = Told(room=told.room)
+        await other.say(b"x" * 20)
+        with told.tape.listening() as one:
+            await told.say(b"x" * 10)
+            one.took(10)
+            assert not told.tape.is_whole
+            assert told.room.used_bytes == 20
+            other.tape.close()
+            other.tape.close()
+            assert told.room.used_bytes == 0
+            await told.say(b"y", more=False)
+            assert await one.more() == (b"y", True)
+        told.tape.close()
+        assert told.room.used_bytes == 0
+
+    play(scenario, Told(room=Room(25)))
 
 
 def test_pieces_are_bounded() -> None:
