@@ -7,7 +7,7 @@ from typing import Final
 from activator.account import Account
 from activator.exchange import Exchange
 from activator.keys import VersionKey
-from activator.policy.affinity import Affinity, read_affinity
+from activator.policy.affinity import Affinity, read_affinity, read_session
 from activator.policy.ask import Ask, Rank, read_rank
 from activator.policy.body import Body, read_body
 from activator.policy.traffic import ModelEntry, which_model
@@ -49,6 +49,14 @@ class Call:
     ceiling: Ceiling = NO_CEILING  # what its tenant may use of what the version allows
     reserved: Reservation | None = None  # of its tenant's tokens for this minute
     upstream: Upstream | None = None  # at the replica that the record will name
+
+    @property
+    def who(self) -> str | None:
+        """By whom a version is chosen where several share a model: its session's name, else its key. None: only one."""
+        if not self.entry.split:
+            return None
+        session = self.exchange.header(b"x-kelvin-session")
+        return f"key {self.account.principal.key_id}" if session is None else f"session {read_session(session)}"
 
     def remaining_s(self) -> float:
         """Seconds until its deadline."""

@@ -122,7 +122,7 @@ class Completions:
             await answer.fail(internal(error, exchange.request_id))
 
     async def _run(self, call: Call, answer: Answer, own: TenantLimits) -> None:
-        row = resolve(call.reference, call.entry)
+        row = resolve(call.reference, call.entry, call.who)
         call.account.version = row.version
         if call.path not in PATHS[row.kind]:
             raise Refused(other_kind(call.reference.model, row.kind))

@@ -96,6 +96,7 @@ class Table:
                     aliases=entry.aliases,
                     created_at_s=entry.created_at_s,
                     grantees=tuple(sorted(entry.grantees)),
+                    split=dict(entry.split),
                 )
                 for entry in entries
             ),
@@ -157,7 +158,9 @@ class Table:
         before = models.get(row.model)
         versions = () if before is None else before.versions
         grantees = frozenset(row.grantees)
-        entry = models[row.model] = ModelEntry(row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees)
+        entry = models[row.model] = ModelEntry(
+            row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees, row.split
+        )
         self._index(entry if before is None else before, grantees)
 
     def _index(self, before: ModelEntry, grantees: frozenset[str]) -> None:

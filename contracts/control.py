@@ -6,7 +6,7 @@ What is asked of a runtime is in `jobs`.
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from contracts.forecast import Forecast, StartRow
 from contracts.manifest import Kind, Limits
@@ -77,6 +77,9 @@ class ModelRow(Wire, frozen=True):
     model: str
     aliases: dict[str, str]  # alias -> version
     created_at_s: int
+    split: dict[str, int] = field(
+        default_factory=dict
+    )  # versions that share what is asked of `prod`, by weight; empty: all is prod's own
     grantees: tuple[str, ...] = ()  # other tenants that may call it
 
 

@@ -21,6 +21,7 @@ from controlplane.answers import (
     DeviceStatus,
     Models,
     ModelStatus,
+    Split,
     Status,
 )
 from controlplane.autoscaler import Autoscaler
@@ -108,6 +109,14 @@ def router(
         version = await registry.deploy(principal.tenant, model, wanted.version)
         autoscaler.tick()  # a minimum moves with the alias
         return answer(Deployed(model=model, version=version))
+
+    @routes.put("/models/{model}/split", **described(Split, *NO_MODEL, Conflict, takes=Split))
+    async def split(request: Request, model: str) -> Response:
+        principal = admin_of(request)
+        wanted = await read(request, Split)
+        weights = await registry.split(principal.tenant, model, wanted.weights)
+        autoscaler.tick()  # a minimum is every version's that is named
+        return answer(Split(weights=weights))
 
     @routes.delete("/models/{model}", **described(DeletedModel, *NO_MODEL, Conflict))
     async def delete_model(request: Request, model: str, force: bool = False) -> Response:

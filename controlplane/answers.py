@@ -1,6 +1,9 @@
 """What the admin API answers with, and what it takes. Rendering is the command line's."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from contracts.timeline import Span
 from contracts.wire import Wire
@@ -18,6 +21,14 @@ class Deployed(Wire, frozen=True):
 
     model: str
     version: str
+
+
+class Split(Wire, frozen=True):
+    """Body of `PUT /admin/v1/models/M/split`, by 12 or more hex digits of each version, and its answer, by all of them:
+    the versions that share what is asked of `prod`, by weight. Empty: it has all.
+    """
+
+    weights: Annotated[dict[str, Annotated[int, Meta(ge=1, le=1000)]], Meta(max_length=16)]
 
 
 class Deleted(Wire, frozen=True):
@@ -82,6 +93,7 @@ class ModelStatus(Wire, frozen=True):
     last_restore: RestoreStatus | None
     versions: tuple[VersionStatus, ...]
     grantees: tuple[str, ...]  # other tenants that may call it
+    split: dict[str, int]  # versions that share what is asked of `prod`, by weight
 
 
 class ModelGrant(Wire, frozen=True):

@@ -103,7 +103,7 @@ class Autoscaler:
             self._ensure(key)
         for model in self._versions.every_model():
             if model.scale.min:
-                for version in model.aliases.values():
+                for version in model.named:
                     self._ensure(VersionKey(model.tenant, model.model, version))
         for scaled in tuple(self._scaled.values()):
             try:

@@ -98,6 +98,12 @@ class Model:
     aliases: dict[str, str] = field(default_factory=dict)  # alias -> version; replaced, never changed in place
     versions: tuple[Version, ...] = ()
     grantees: tuple[str, ...] = ()  # other tenants that may call it, in order
+    split: dict[str, int] = field(default_factory=dict)  # versions that share what `prod` is asked, by weight
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Versions that are asked for without their digests."""
+        return frozenset((*self.aliases.values(), *self.split))
 
     def version(self, version: str) -> Version | None:
         """The version of that full digest."""

@@ -100,6 +100,10 @@ def _grants(connection: Connection) -> None:
     connection.execute(text(statement))
 
 
+def _splits(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE models ADD COLUMN split TEXT"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -109,6 +113,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(6, "idle", _idle),
     Migration(7, "rates", _rates),
     Migration(8, "grants", _grants),
+    Migration(9, "splits", _splits),
 )
 
 

@@ -5,24 +5,23 @@ to readers, then published, so nobody ever hears of what a crash could take back
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Protocol
 
 from sqlalchemy import update
 
 from contracts.control import ModelRow, Principal, VersionRegistration, VersionRow
-from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, Refused
-from contracts.names import DEFAULT_ALIAS, DIGEST_HEX, dns_label
+from contracts.errors import Conflict, ModelNotFound, Refused
+from contracts.names import DEFAULT_ALIAS, dns_label
 from controlplane import schema
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
 from controlplane.grants import check_grantee, delete_grant, insert_grant
+from controlplane.naming import check_digest, check_split, check_unnamed, resolve, servable
 from controlplane.policy.lifecycle import VersionEvent, VersionState, check_unused, move
-from controlplane.registry_rows import delete_model, insert_version, load_models, scale_columns
+from controlplane.registry_rows import delete_model, insert_version, load_models, scale_columns, set_prod, set_split
 from controlplane.store import Database
 from controlplane.tenants import TELL_S
-
-MIN_PREFIX: Final = 12
 
 
 class Publisher(Protocol):
@@ -100,7 +99,7 @@ class Registry:
         Repeats are harmless. Raises Refused(InvalidRequest) on a bad name, NotFound on an unknown tenant.
         """
         tenant, name = registration.tenant, dns_label(registration.model, "model")
-        _check_digest(registration.version)
+        check_digest(registration.version)
         async with self._turn:
             model = self._models.get((tenant, name))
             before = None if model is None else model.version(registration.version)
@@ -122,49 +121,56 @@ class Registry:
             return True
 
     async def deploy(self, tenant: str, model: str, prefix: str) -> str:
-        """Move `prod` to the version whose digest begins so, and return that version.
+        """Move `prod` to the version whose digest begins so, end a split, and return that version.
 
         Raises Refused: ModelNotFound, NotFound (no such version), InvalidRequest (the prefix fits two, or is too
         short), Conflict (the version is faulty or deleted).
         """
         async with self._turn:
             found = self.model(tenant, model)
-            version = _resolve(found, prefix)
-            if version.is_deleted:
-                raise Refused(Conflict(f"version {version.registration.version[:12]}", "it was deleted: push it again"))
-            if version.state is VersionState.FAULTY:
-                rule = f"its last restore failed ({version.fault}); push it again or deploy another"
-                raise Refused(Conflict(f"version {version.registration.version[:12]}", rule))
+            version = servable(found, prefix)
             digest = version.registration.version
-            if found.aliases.get(DEFAULT_ALIAS) != digest:
-                after = replace(found, aliases={**found.aliases, DEFAULT_ALIAS: digest})
-                table = schema.aliases
-                statement = (
-                    update(table)
-                    .where(table.c.tenant == tenant, table.c.model == model, table.c.alias == DEFAULT_ALIAS)
-                    .values(version=digest)
-                )
-                await self._database.write(lambda connection: connection.execute(statement))
+            if found.aliases.get(DEFAULT_ALIAS) != digest or found.split:
+                after = replace(found, aliases={**found.aliases, DEFAULT_ALIAS: digest}, split={})
+                await self._database.write(lambda connection: set_prod(connection, after))
                 self._show(after)
             self.on_named(version.key)
             return digest
 
-    async def delete(self, tenant: str, model: str, prefix: str, in_use: Callable[[VersionKey], bool]) -> VersionKey:
-        """No longer serve the version whose digest begins so; repeats change nothing.
+    async def split(self, tenant: str, model: str, weights: Mapping[str, int]) -> dict[str, int]:
+        """Share what is asked of `prod` among versions, by beginnings of their digests; without any, `prod` has it all.
 
-        Raises Refused: ModelNotFound, NotFound, InvalidRequest as `deploy`; Conflict where an alias names it, or a
-        process runs it.
+        Returns the split by whole digests. Raises Refused as `deploy`; InvalidRequest for a version that is named
+        twice, or alone; Conflict where they are of several kinds.
         """
         async with self._turn:
             found = self.model(tenant, model)
-            version = _resolve(found, prefix)
-            what = f"version {version.registration.version[:12]}"
-            aliases = sorted(alias for alias, named in found.aliases.items() if named == version.registration.version)
-            if aliases:
-                rule = f"the alias '{aliases[0]}' names it: deploy another version first"
-                raise Refused(Conflict(what, rule))
+            versions = [servable(found, prefix) for prefix in weights]
+            check_split(versions)
+            digests = [version.registration.version for version in versions]
+            after = replace(found, split=dict(zip(digests, weights.values(), strict=True)))
+            await self._database.write(lambda connection: set_split(connection, after))
+            self._show(after)
+            for version in versions:
+                self.on_named(version.key)
+            return after.split
+
+    async def delete(self, tenant: str, model: str, prefix: str, in_use: Callable[[VersionKey], bool]) -> VersionKey:
+        """No longer serve the version whose digest begins so; repeats change nothing.
+
+        Raises Refused: ModelNotFound, NotFound, InvalidRequest as `deploy`; Conflict where an alias or a
+        split names it, or a process runs it.
+        """
+        async with self._turn:
+            found = self.model(tenant, model)
+            version = resolve(found, prefix)
+            check_unnamed(found, version)
             if in_use(version.key):
-                raise Refused(Conflict(what, f"a replica of it runs: `kelvin stop {model}` ends it, then try again"))
+                what, rule = (
+                    f"version {version.registration.version[:12]}",
+                    f"`kelvin stop {model}` ends it, then try again",
+                )
+                raise Refused(Conflict(what, f"a replica of it runs: {rule}"))
             if not version.is_deleted:
                 await self._move(version, VersionEvent.DELETED, None)
                 self._publisher.publish(removed_versions=((tenant, model, version.registration.version),))
@@ -256,22 +262,6 @@ class Registry:
         return self._publisher.publish(models=(_model_row(model),), versions=rows)
 
 
-def _check_digest(version: str) -> None:
-    if len(version) != DIGEST_HEX or not set(version) <= set("0123456789abcdef"):
-        raise Refused(InvalidRequest("version", repr(version[:80]), f"must be {DIGEST_HEX} hex digits"))
-
-
-def _resolve(model: Model, prefix: str) -> Version:
-    if len(prefix) < MIN_PREFIX:
-        raise Refused(InvalidRequest("version", repr(prefix), f"must have {MIN_PREFIX} or more hex digits"))
-    fitting = [each for each in model.versions if each.registration.version.startswith(prefix)]
-    if not fitting:
-        raise Refused(NotFound("version", f"{model.model}@{prefix[:DIGEST_HEX]}"))
-    if len(fitting) > 1:
-        raise Refused(InvalidRequest("version", repr(prefix), f"fits {len(fitting)} versions; give more digits"))
-    return fitting[0]
-
-
 def _without(model: Model, grantee: str) -> Model:
     return replace(model, grantees=tuple(each for each in model.grantees if each != grantee))
 
@@ -283,6 +273,7 @@ def _model_row(model: Model) -> ModelRow:
         aliases=model.aliases,
         created_at_s=model.created_at_s,
         grantees=model.grantees,
+        split=model.split,
     )
 
 

@@ -1,6 +1,6 @@
 """Models, versions and aliases as rows of the database. What may be done to them is the registry's to say."""
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select, update
 
 from contracts.control import Principal, VersionRegistration
 from contracts.manifest import Limits
@@ -64,6 +64,23 @@ def insert_version(connection: Connection, model: Model, version: Version, *, fi
         connection.execute(insert(schema.aliases).values(**owner, alias=DEFAULT_ALIAS, version=of.version))
 
 
+def set_split(connection: Connection, model: Model) -> None:
+    """As the model has it."""
+    table = schema.models
+    stored = encode(model.split).decode() if model.split else None
+    connection.execute(
+        update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(split=stored)
+    )
+
+
+def set_prod(connection: Connection, model: Model) -> None:
+    """The version that `prod` names, and what is split of what it is asked."""
+    table = schema.aliases
+    which = (table.c.tenant == model.tenant, table.c.model == model.model, table.c.alias == DEFAULT_ALIAS)
+    connection.execute(update(table).where(*which).values(version=model.aliases[DEFAULT_ALIAS]))
+    set_split(connection, model)
+
+
 def load_models(connection: Connection) -> list[Model]:
     """All of all tenants."""
     versions: dict[tuple[str, str], list[Version]] = {}
@@ -102,5 +119,6 @@ def load_models(connection: Connection) -> list[Model]:
         )
         found = tuple(versions.get(name, ()))
         granted = tuple(grantees.get(name, ()))
-        models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found, granted))
+        split = {} if row["split"] is None else decode(row["split"], dict[str, int], what="a stored split")
+        models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found, granted, split))
     return models

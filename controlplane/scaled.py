@@ -108,7 +108,7 @@ class Scaled:
         """Replicas to have now, or how the last one shall sleep; None to leave it as it is. `steps`: by break-even."""
         if self._needs_poke and live == 0 and not self._may_retry(model.scale.min, now) and not may_sleep(model.scale):
             return 0  # nothing starts, and nothing sleeps on
-        scale, reachable = model.scale, version.registration.version in model.aliases.values()
+        scale, reachable = model.scale, version.registration.version in model.named
         self._resize(scale.window_s, now)
         seen = Observed(stable=self._stable.average(now), panic=self._panic.average(now), ready_pods=ready)
         streams = version.registration.limits.max_streams

@@ -67,6 +67,7 @@ models = Table(
     Column("grace_s", Float, nullable=False),
     Column("idle", String(16), nullable=False, server_default="zero"),  # where the last replica goes
     Column("wait_price", BigInteger, nullable=False, server_default="10000"),  # micro-units a second
+    Column("split", Text, nullable=True),  # JSON: version -> weight; NULL: `prod` alone has what is asked of it
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
 )
 

@@ -28,6 +28,7 @@ def model_status(model: Model, table: ReplicaTable, outcomes: Outcomes) -> Model
         last_restore=shown.last_restore if shown is not None else None,
         versions=versions,
         grantees=model.grantees,
+        split=model.split,
     )
 
 

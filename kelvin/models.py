@@ -1,7 +1,7 @@
 """Commands about models: what there is, which version serves, how it scales, and the timeline of a request."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,6 +79,41 @@ def delete_command(model: str, force: bool) -> None:
 
 for _command in (grant_command, revoke_command, grants_command):
     models_command.add_command(_command)
+
+
+@models_command.command("split")
+@click.argument("model")
+@click.argument("weights", nargs=-1, metavar="[VERSION=WEIGHT]...")
+@_json_option
+def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
+    """Share what is asked of a model among versions of it (12 or more hex digits), by weight: `A=90 B=10`. Who asks, by
+    session or key, has the same version each time. Without versions, or by a deploy, `prod` has it all again.
+    """
+    body = {"weights": read_weights(weights)}
+    with target().door() as door:
+        answer = door.put(f"/admin/v1/models/{model}/split", json=body).json()
+    if as_json:
+        _print_json(answer)
+        return
+    click.echo("\n".join(split_lines(answer["weights"])) or f"{model}: all is prod's")
+
+
+def read_weights(given: Sequence[str]) -> dict[str, int]:
+    """Of VERSION=WEIGHT. Raises UsageError."""
+    found: dict[str, int] = {}
+    for each in given:
+        version, _, weight = each.partition("=")
+        if not version or not (weight.isascii() and weight.isdecimal()) or version in found:
+            raise click.UsageError(f"{each}: must be VERSION=WEIGHT, a whole number, each version once")
+        found[version] = int(weight)
+    return found
+
+
+def split_lines(weights: Mapping[str, int]) -> Iterator[str]:
+    """Each version with its share, the largest first."""
+    total = sum(weights.values())
+    for version, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        yield f"{version[:12]} {weight} ({weight / total:.1%})"
 
 
 def cache_line(cache: dict[str, Any] | None) -> str:

@@ -1,11 +1,13 @@
 """Decide which version a request means. Who may ask is authentication's matter, waiting is the throttler's."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from activator.policy.split import assign
 from contracts.control import VersionRow
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
-from contracts.names import ModelReference, model_for, parse_address
+from contracts.names import DEFAULT_ALIAS, ModelReference, model_for, parse_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class ModelEntry:
     created_at_s: int
     versions: tuple[VersionRow, ...]
     grantees: frozenset[str] = frozenset()  # other tenants that may call it
+    split: Mapping[str, int] = field(default_factory=dict)  # as in `ModelRow`
 
     def name_for(self, caller: str) -> str:
         """What the tenant calls it by; keys, records and lists have it under this name."""
@@ -43,9 +46,13 @@ def which_model(in_url: str | None, in_body: str | None) -> ModelReference:
     raise Refused(InvalidRequest("model", repr(in_body[:80]), f"the URL names '{in_url}'"))
 
 
-def resolve(reference: ModelReference, entry: ModelEntry) -> VersionRow:
-    """The version. Raises Refused: ModelNotFound, or InvalidRequest for a prefix that fits several versions."""
+def resolve(reference: ModelReference, entry: ModelEntry, who: str | None = None) -> VersionRow:
+    """The version, where `who` asks. Raises Refused: ModelNotFound; InvalidRequest for a prefix that fits several."""
     if reference.alias is not None:
+        if entry.split and who is not None and reference.alias == DEFAULT_ALIAS:
+            row = find_version(entry, assign(entry.split, who))
+            if row is not None:
+                return row
         version = entry.aliases.get(reference.alias)
         row = None if version is None else find_version(entry, version)
     else:

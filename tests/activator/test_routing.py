@@ -3,9 +3,11 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
+
 from activator.policy.affinity import PREFIX_BYTES
-from tests.activator.control import replica_row
-from tests.activator.world import World, world
+from tests.activator.control import OTHER, VERSION, replica_row, snapshot
+from tests.activator.world import CHAT, World, world
 
 PROMPT = "x" * 2 * PREFIX_BYTES
 
@@ -52,5 +54,36 @@ def test_sessions_and_beginnings_meet_at_one_replica(tmp_path: Path) -> None:
 
             refused = await here.post(x_kelvin_session="x" * 129)
             assert (refused.status, refused.code) == (400, "invalid_request")
+
+    asyncio.run(scenario())
+
+
+def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
+    """Both versions answer; each session always has the same one, and each key; a pin has what it names. Without the
+    split all is prod's.
+    """
+    row = snapshot().models[0]
+
+    async def answering(here: World, name: str = "m", **headers: str) -> str:
+        got = await here.post(body=CHAT | {"model": name}, **headers)
+        assert got.status == 200
+        return got.headers["x-kelvin-version"]
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("old")
+            await here.replica("new", told=False)
+            here.control.publish(replica_row("new", version=OTHER))
+            here.control.publish(models=(msgspec.structs.replace(row, split={VERSION: 1, OTHER: 1}),))
+            await here.settled()
+            sessions = [f"s-{number}" for number in range(24)]
+            first = [await answering(here, x_kelvin_session=session) for session in sessions]
+            assert set(first) == {VERSION, OTHER}
+            assert first == [await answering(here, x_kelvin_session=session) for session in sessions]
+            assert len({await answering(here) for _ in range(8)}) == 1, "the key's"
+            assert {await answering(here, "m@" + VERSION[:12], x_kelvin_session=each) for each in sessions} == {VERSION}
+            here.control.publish(models=(row,))
+            await here.settled()
+            assert {await answering(here, x_kelvin_session=session) for session in sessions} == {VERSION}
 
     asyncio.run(scenario())

@@ -28,9 +28,8 @@ def data(tmp_path: Path) -> Iterator[Path]:
 
 
 async def push(door: Door, model: str = "m", letter: str = "a") -> None:
-    status, _ = await door.ask(
-        "POST", "/internal/v1/versions", json.loads(msgspec.json.encode(registration(model, letter)))
-    )
+    body = msgspec.to_builtins(registration(model, letter))
+    status, _ = await door.ask("POST", "/internal/v1/versions", body)
     assert status in (200, 201)
 
 
@@ -60,6 +59,7 @@ ROUTES = [
     ("GET", "/models/m/idle"),
     ("GET", "/models/m/starts"),
     ("POST", "/models/m/deploy"),
+    ("PUT", "/models/m/split"),
     ("DELETE", "/models/m"),
     ("DELETE", "/models/m/versions/aaaaaaaaaaaa"),
     ("PUT", "/models/m/scale"),

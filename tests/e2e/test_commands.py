@@ -14,7 +14,7 @@ import pytest
 import safetensors
 
 from coldstart_bench.installation import Installation
-from tests.e2e.calls import complete
+from tests.e2e.calls import complete, post
 from tests.e2e.commands import run
 from tests.e2e.inside import at_rest, cache, is_recorded, reads
 from tests.e2e.models import make_tiny
@@ -91,6 +91,22 @@ def test_deploy_moves_prod_and_requests_follow(kelvin: Installation, two: tuple[
     assert kelvin.model("two")["version"] == second
     assert "0123456789ab" in run(kelvin, "deploy", "two@0123456789ab", code=1)
     run(kelvin, "deploy", f"two@{first}")
+
+
+def test_a_split_shares_a_model_until_a_deploy(kelvin: Installation, two: tuple[str, str]) -> None:
+    """Both versions answer, by session; what may not share it is refused; a deploy gives all to one."""
+    first, second = two
+    shown = run(kelvin, "models", "split", "two", f"{first[:12]}=1", f"{second[:12]}=3")
+    assert shown == f"{second[:12]} 3 (75.0%)\n{first[:12]} 1 (25.0%)\n"
+    assert kelvin.model("two")["split"] == {first: 1, second: 3}
+    assert "0123456789ab" in run(kelvin, "models", "split", "two", f"{first[:12]}=1", "0123456789ab=1", code=1)
+    assert "split" in run(kelvin, "versions", "delete", f"two@{second[:12]}", code=1)
+    body = {"model": "two", "prompt": "w1 w2 w3", "temperature": 0, "max_tokens": 1}
+    answers = [post(kelvin, "/v1/completions", body, x_kelvin_session=f"s-{at}") for at in range(16)]
+    assert {answer.headers["x-kelvin-version"] for answer in answers} == {first, second}
+    run(kelvin, "deploy", f"two@{first}")
+    assert kelvin.model("two")["split"] == {}
+    assert run(kelvin, "models", "split", "two") == "two: all is prod's\n"
 
 
 def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two: tuple[str, str]) -> None:

@@ -104,6 +104,7 @@ def _described(ours: Installation, llama: Path) -> dict[str, Any]:
     bodies: dict[Operation, Any] = {
         ("POST", "/admin/v1/models/{model}/deploy"): {"version": served},
         ("PUT", "/admin/v1/models/{model}/scale"): {"max": 1},
+        ("PUT", "/admin/v1/models/{model}/split"): {"weights": {}},  # the spare version may be gone by then
         ("POST", "/admin/v1/cache/evict"): {"tier": "nvme"},
         ("POST", "/admin/v1/tenants"): {"tenant": "made"},
         ("PUT", "/admin/v1/tenants/{tenant}/limits"): {"requests": 8},

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import click
 import pytest
 
-from kelvin.models import cache_line, standby_lines
+from kelvin.models import cache_line, read_weights, split_lines, standby_lines
 
 QUIET: dict[str, Any] = {
     "chunk_faults": {},
@@ -78,3 +79,17 @@ def test_standby_lines() -> None:
         "  0.0314 taken per second, made up for in 0.42 s: 99.31% find one (target 0.99)",
         "  memory: 61 MB of their own (budget 1.07 GB), 150 MB with their part of the zygote's; it: 120 MB",
     ]
+
+
+def test_split_lines() -> None:
+    """Each version's share, the largest first."""
+    assert list(split_lines({"a" * 64: 1, "b" * 64: 3})) == ["bbbbbbbbbbbb 3 (75.0%)", "aaaaaaaaaaaa 1 (25.0%)"]
+    assert list(split_lines({})) == []
+
+
+def test_read_weights() -> None:
+    """VERSION=WEIGHT, each once; what is right of a number is the API's to say."""
+    assert read_weights(("a=90", "b=0")) == {"a": 90, "b": 0}
+    for bad in (("a",), ("=1",), ("a=",), ("a=1.5",), ("a=-1",), ("a=\u0661",), ("a=1", "a=2")):
+        with pytest.raises(click.UsageError, match="VERSION=WEIGHT"):
+            read_weights(bad)

@@ -1,5 +1,7 @@
 """Which version a request means, as a table."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +40,27 @@ def test_resolve(name: str, want: str | type) -> None:
     with pytest.raises(Refused) as refused:
         resolve(parse_reference(name), ENTRY)
     assert isinstance(refused.value.failure, want)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "who", "want"),
+    [
+        pytest.param("m", {AB: 1, B: 1}, "key 0", None, id="a bare name is shared"),
+        pytest.param("m@prod", {AB: 1, B: 1}, "key 0", None, id="prod is"),
+        pytest.param("m@next", {AB: 1, A: 1}, "key 0", B, id="another alias is its version"),
+        pytest.param("m@" + AB, {A: 1, B: 1}, "key 0", AB, id="a version is itself"),
+        pytest.param("m", {"c" * 64: 1}, "key 0", A, id="a version that may not be addressed leaves it to prod"),
+        pytest.param("m", {AB: 1, B: 1}, None, A, id="where nobody asks, it is prod's"),
+        pytest.param("m", {}, "key 0", A, id="no split"),
+    ],
+)
+def test_resolve_of_a_split(name: str, split: dict[str, int], who: str | None, want: str | None) -> None:
+    """Where it is shared (None), by the split; over many who ask both versions are met."""
+    entry = replace(ENTRY, split=split)
+    if want is not None:
+        assert resolve(parse_reference(name), entry, who).version == want
+        return
+    assert {resolve(parse_reference(name), entry, f"key {n}").version for n in range(40)} == set(split)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""Which version a beginning of its digest means, and whether it may be named: by an alias, or by a split."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from contracts.errors import Conflict, InvalidRequest, NotFound, Refused
+from contracts.names import DIGEST_HEX
+from controlplane.facts import Model, Version
+from controlplane.policy.lifecycle import VersionState
+
+MIN_PREFIX: Final = 12
+
+
+def check_digest(version: str) -> None:
+    """Raises Refused(InvalidRequest) for what is no whole one."""
+    if len(version) != DIGEST_HEX or not set(version) <= set("0123456789abcdef"):
+        raise Refused(InvalidRequest("version", repr(version[:80]), f"must be {DIGEST_HEX} hex digits"))
+
+
+def resolve(model: Model, prefix: str) -> Version:
+    """The model's version. Raises Refused: NotFound, InvalidRequest (it is too short, or fits two)."""
+    if len(prefix) < MIN_PREFIX:
+        raise Refused(InvalidRequest("version", repr(prefix), f"must have {MIN_PREFIX} or more hex digits"))
+    fitting = [each for each in model.versions if each.registration.version.startswith(prefix)]
+    if not fitting:
+        raise Refused(NotFound("version", f"{model.model}@{prefix[:DIGEST_HEX]}"))
+    if len(fitting) > 1:
+        raise Refused(InvalidRequest("version", repr(prefix), f"fits {len(fitting)} versions; give more digits"))
+    return fitting[0]
+
+
+def servable(model: Model, prefix: str) -> Version:
+    """One that may be named. Raises Refused: as `resolve`, Conflict (it is faulty or deleted)."""
+    version = resolve(model, prefix)
+    what = f"version {version.registration.version[:12]}"
+    if version.is_deleted:
+        raise Refused(Conflict(what, "it was deleted: push it again"))
+    if version.state is VersionState.FAULTY:
+        raise Refused(Conflict(what, f"its last restore failed ({version.fault}); push it again or deploy another"))
+    return version
+
+
+def check_unnamed(model: Model, version: Version) -> None:
+    """Raises Refused(Conflict) where an alias or the split names it."""
+    digest = version.registration.version
+    what = f"version {digest[:12]}"
+    aliases = sorted(alias for alias, named in model.aliases.items() if named == digest)
+    if aliases:
+        raise Refused(Conflict(what, f"the alias '{aliases[0]}' names it: deploy another version first"))
+    if digest in model.split:
+        rule = f"requests are split to it: `kelvin models split {model.model}` ends that"
+        raise Refused(Conflict(what, rule))
+
+
+def check_split(versions: Sequence[Version]) -> None:
+    """None, which ends a split, or several of one kind. Raises Refused: InvalidRequest, Conflict."""
+    digests = [version.registration.version for version in versions]
+    for digest in digests:
+        if digests.count(digest) > 1:
+            raise Refused(InvalidRequest("weights", digest[:12], "names a version twice"))
+        if len(digests) == 1:
+            raise Refused(InvalidRequest("weights", digest[:12], "must name two versions or more: deploy a single one"))
+    kinds = {version.registration.kind for version in versions}
+    if len(kinds) > 1:
+        raise Refused(Conflict("the split", f"its versions are of several kinds: {', '.join(sorted(kinds))}"))

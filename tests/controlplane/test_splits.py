@@ -1,0 +1,119 @@
+"""A split of a model: what may share its requests, for how long, and who is told."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from contracts.errors import Conflict, Failure, InvalidRequest, ModelNotFound, NotFound, Refused
+from controlplane.facts import VersionKey
+from controlplane.feed import FeedHub
+from controlplane.policy.lifecycle import VersionEvent
+from controlplane.registry import Registry
+from tests.controlplane.builders import NOW_S, TENANT, digest, key, opened_registry, registration
+from tests.controlplane.door import opened
+
+A, B, C = "a" * 12, "b" * 12, "c" * 12
+
+
+async def _refusal(work: Coroutine[Any, Any, object]) -> Failure:
+    with pytest.raises(Refused) as refused:
+        await work
+    return refused.value.failure
+
+
+async def _pushed(registry: Registry, *letters: str) -> None:
+    for at, letter in enumerate(letters):
+        await registry.register(registration(letter=letter), NOW_S + at)
+
+
+def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
+    """By whole digests, to activators and after a restart; by nothing, and by a deploy, it ends."""
+
+    async def main() -> None:
+        feed = FeedHub()
+        async with opened_registry(tmp_path, feed) as registry:
+            await _pushed(registry, "a", "b", "c")
+            named: list[VersionKey] = []
+            registry.on_named = named.append
+            assert await registry.split(TENANT, "m", {B: 10, A: 90}) == {digest("a"): 90, digest("b"): 10}
+            assert sorted(named) == [key(letter="a"), key(letter="b")], "their bytes are brought"
+            assert registry.model(TENANT, "m").named == {digest("a"), digest("b")}
+            assert feed.snapshot().models[0].split == {digest("a"): 90, digest("b"): 10}
+            before = registry.model(TENANT, "m")
+        async with opened_registry(tmp_path, feed) as registry:
+            assert registry.model(TENANT, "m") == before
+            assert await registry.split(TENANT, "m", {}) == {}
+            assert feed.snapshot().models[0].split == {}
+            await registry.split(TENANT, "m", {A: 1, C: 1})
+            await registry.deploy(TENANT, "m", A)
+            assert feed.snapshot().models[0].split == {}
+            assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
+        async with opened_registry(tmp_path) as registry:
+            assert registry.model(TENANT, "m").split == {}
+
+    asyncio.run(main())
+
+
+def test_what_may_not_share_a_model(tmp_path: Path) -> None:
+    """Each refusal names the value; nothing changes."""
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            await _pushed(registry, "a", "b", "c")
+            embeds = msgspec.structs.replace(registration(letter="e"), kind="embed")
+            await registry.register(embeds, NOW_S)
+            await registry.note(key(letter="c"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+            split = registry.split
+            assert await _refusal(split(TENANT, "nope", {})) == ModelNotFound("nope")
+            assert await _refusal(split("other", "m", {A: 1, B: 1})) == ModelNotFound("m")
+            assert await _refusal(split(TENANT, "m", {A: 1, "d" * 12: 1})) == NotFound("version", "m@" + "d" * 12)
+            assert isinstance(await _refusal(split(TENANT, "m", {A: 1, "b": 1})), InvalidRequest)
+            assert await _refusal(split(TENANT, "m", {A: 1, "a" * 13: 1})) == InvalidRequest(
+                "weights", A, "names a version twice"
+            )
+            assert isinstance(await _refusal(split(TENANT, "m", {A: 1})), InvalidRequest)
+            assert isinstance(await _refusal(split(TENANT, "m", {A: 1, C: 1})), Conflict)
+            assert await _refusal(split(TENANT, "m", {A: 1, "e" * 12: 1})) == Conflict(
+                "the split", "its versions are of several kinds: embed, generate"
+            )
+            assert registry.model(TENANT, "m").split == {}
+            await split(TENANT, "m", {A: 1, B: 1})
+            refused = await _refusal(registry.delete(TENANT, "m", B, lambda _: False))
+            assert refused == Conflict(f"version {B}", "requests are split to it: `kelvin models split m` ends that")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("weights", "status"),
+    [
+        pytest.param({A: 3, B: 1}, 200, id="two versions"),
+        pytest.param({}, 200, id="none"),
+        pytest.param({A: 0, B: 1}, 400, id="a weight of nothing"),
+        pytest.param({A: 1001, B: 1}, 400, id="too large a weight"),
+        pytest.param({A: 1.5, B: 1}, 400, id="half a weight"),
+        pytest.param({letter * 12: 1 for letter in "0123456789abcdefg"}, 400, id="too many versions"),
+        pytest.param({A: 1}, 400, id="a single version"),
+        pytest.param({A: 1, C: 1}, 404, id="a version that there is not"),
+    ],
+)
+def test_the_route(tmp_path: Path, weights: dict[str, float], status: int) -> None:
+    """What was taken is answered, and shown with the model."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+            for letter in "ab":
+                body = msgspec.to_builtins(registration(letter=letter))
+                assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
+            got, answer = await door.admin("PUT", "/models/m/split", {"weights": weights})
+            assert got == status, answer
+            want = {each[0] * 64: weight for each, weight in weights.items()} if status == 200 else {}
+            if status == 200:
+                assert answer == {"weights": want}
+            assert (await door.admin("GET", "/models/m"))[1]["split"] == want
+
+    asyncio.run(main())
