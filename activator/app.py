@@ -96,7 +96,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         reporter = Reporter(control, name)
         waker = Waker(reporter)
         ladder.push_async_callback(waker.close)
-        throttler = Throttler(settings.queue, waker)
+        throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s)
         meters = Meters(telemetry.page)
         usage = Usage(spool, timelines, ended=Endings(meters, telemetry))
         tenants = asyncio.Event()

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from activator.answer import Answer
+from activator.breakers import INTEGRITY
 from activator.call import Call
 from activator.exchange import now_us
 from activator.keys import VersionKey
@@ -93,14 +94,25 @@ class Attempts:
             try:
                 async with self._upstreams.send(replica, call.path, call.body, told) as upstream:
                     call.upstream = upstream
+                    self._throttler.report_began(replica)
                     await _relay(call, answer, upstream, slot)
+                self._throttler.report_answered(replica)
+            except Refused as refused:
+                self._blame(replica, code_of(refused.failure))
+                raise
             except (Lost, Declined) as failed:
-                if isinstance(failed, Lost) or code_of(failed.failure) in _ELSEWHERE:
-                    self._throttler.report_lost(replica)  # of one that drains the feed has yet to say so
+                self._blame(replica, ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure))
                 if isinstance(failed, Declined) or failed.untouched:
                     account.runtime_id = call.upstream = None  # it served nothing of this
                     slot.tokens = 0
                 raise
+
+    def _blame(self, replica: Replica, code: str) -> None:
+        """Tell the throttler of what is the replica's fault. A refusal is not, nor a drain the version's."""
+        if code in INTEGRITY or code == ReplicaLost.code:
+            self._throttler.report_failed(replica, code)
+        elif code in _ELSEWHERE:
+            self._throttler.report_failed(replica)
 
     def _pause_s(self, key: VersionKey, ask: Ask, call: Call, tried: Tried, failure: Failure) -> float:
         """Before the next attempt. Raises Refused where there is none."""

@@ -9,6 +9,7 @@ from activator.last_feed import LastFeed
 from activator.throttler import Throttler
 from spool import Shipper
 from telemetry.policy.instruments import Kind, Page
+from telemetry.policy.labels import outcome_of
 
 
 def describe(
@@ -29,8 +30,18 @@ def describe(
     page.gauge("kelvin_feed_connected", "Whether the control plane is heard.", lambda: feed.connected)
     page.gauge("kelvin_kept_answers", "Answers that are kept for their Idempotency-Key.", lambda: len(answers.shelf))
     page.gauge("kelvin_kept_answer_bytes", "Bytes that they take, sealed.", lambda: answers.shelf.nbytes)
+    help = "Breakers that opened: a replica's, or its version's by why."
+    page.read("kelvin_breaker_openings_total", help, Kind.COUNTER, ("of", "why"), lambda: _openings(throttler))
+    page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))
     help = "Since the control plane was last heard."
     page.read("kelvin_feed_age_seconds", help, Kind.GAUGE, (), lambda: _age(last.age_s()))
+
+
+def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
+    found: dict[tuple[str, ...], float] = {("replica", "lost"): throttler.resting.openings}
+    for why, count in throttler.breakers.openings.items():
+        found["version", outcome_of(why)] = count
+    return found
 
 
 def _age(seconds: float) -> dict[tuple[str, ...], float]:

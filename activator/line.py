@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from activator.policy.affinity import Ring
 from activator.policy.ask import Ask
+from activator.policy.breaker import Breaker
 from activator.policy.expected import Pace
 from activator.policy.fair import FairQueue
 from contracts.control import ReplicaRow
@@ -18,19 +19,21 @@ class Replica:
     appeared_us: int
     poked_us: int | None
     running: int = 0
-    suspect: bool = False  # a connection to it broke a moment ago
+    breaker: Breaker | None = None  # since it was lost, until it answers
     gone: bool = False
 
     @property
     def free(self) -> int:
         """Requests that it may take now."""
         free = self.row.max_streams - self.running
-        return 0 if free < 0 or self.is_closed else free
+        if free < 0 or self.is_closed:
+            return 0
+        return free if self.breaker is None else min(free, 0 if self.breaker.is_trying else 1)
 
     @property
     def is_closed(self) -> bool:
         """Whether it takes no new requests, busy or not."""
-        return self.gone or self.suspect or self.row.draining
+        return self.gone or self.row.draining or (self.breaker is not None and self.breaker.is_open)
 
 
 @dataclass(slots=True, eq=False)

@@ -67,6 +67,7 @@ class ActivatorSettings:
     issuers: tuple[TrustedIssuer, ...] = ()
     redis: str | None = field(default=None, repr=False)  # where several activators share limits; may hold a password
     once: OnceLimits = DEFAULT_LIMITS
+    breaker_s: float = 30.0  # for which a breaker is open at the most
     feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
 
     @property
@@ -142,6 +143,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         telemetry=read_telemetry(env),
         feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
         redis=_redis(env),
+        breaker_s=settings.number(env, "KELVIN_BREAKER_S", 30.0, low=1, high=3600),
         issuers=read_issuers(Path(env["KELVIN_OIDC"])) if env.get("KELVIN_OIDC") else (),
     )
 

@@ -9,8 +9,9 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Protocol
 
+from activator.breakers import INTEGRITY, LONGEST_S, Breakers
 from activator.keys import VersionKey
 from activator.line import Line, Replica, Waiter, next_waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
@@ -18,13 +19,12 @@ from activator.policy.ask import Ask
 from activator.policy.bounds import Loads
 from activator.policy.expected import Starts, comes_too_late, wait_s
 from activator.policy.fair import FairQueue, cost
+from activator.resting import Resting
 from activator.slots import Slot, take_slot
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import Failure, ModelNotFound, Refused, RemoteFailure
 from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
-
-SUSPECT_S: Final = 1.0
 
 
 class Waking(Protocol):
@@ -59,6 +59,7 @@ class Throttler:
         limits: QueueLimits,
         waking: Waking,
         *,
+        longest_rest_s: float = LONGEST_S,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = random.randrange,
     ) -> None:
@@ -69,6 +70,8 @@ class Throttler:
         self._lines: dict[VersionKey, Line] = {}
         self._where: dict[str, VersionKey] = {}  # runtime_id -> its line
         self._starts: Starts[VersionKey] = Starts()
+        self.resting = Resting(longest_rest_s, clock, self._reopen)
+        self.breakers = Breakers(longest_rest_s)
         self.loads = Loads()
 
     def __repr__(self) -> str:
@@ -117,6 +120,7 @@ class Throttler:
             self._remove(runtime_id)
         if feed.full:
             self._starts.clear()
+            self.breakers.retain({(row.tenant, row.version) for row in feed.versions})
         for start in feed.starts:
             self._starts.stands(VersionKey(start.tenant, start.model, start.version), start)
         for forecast in feed.forecasts:
@@ -129,29 +133,41 @@ class Throttler:
         for version in feed.removed_versions:
             self._forget(VersionKey(*version))
 
-    def report_lost(self, replica: Replica) -> None:
-        """A connection to it broke: give it nothing for a moment; the feed says whether it is gone."""
-        if replica.suspect or replica.gone:
-            return
-        replica.suspect = True
-        key = VersionKey(replica.row.tenant, replica.row.model, replica.row.version)
-        asyncio.get_running_loop().call_later(SUSPECT_S, self._clear, key, replica)
-        if self.is_wanted(key):
+    def report_failed(self, replica: Replica, code: str | None = None) -> None:
+        """A request that was sent to it came to nothing: give it no more for a moment; the feed says whether it is
+        gone. With the code of a failure its version is blamed, too: after several in a row nobody waits for a start.
+        """
+        opened = self.resting.failed(replica)
+        if code is not None and (opened or code in INTEGRITY):
+            self.breakers.failed(replica.row.tenant, replica.row.version, code, self._clock())
+        if opened and self.is_wanted(key := _key_of(replica.row)):
             self._waking.ensure(key)
+
+    def report_began(self, replica: Replica) -> None:
+        """It has begun an answer: it takes requests."""
+        if replica.breaker is not None:
+            self.resting.answered(replica)
+
+    def report_answered(self, replica: Replica) -> None:
+        """It has answered, and so its version is right: what is wrong is found before a first token leaves."""
+        if self.breakers:
+            self.breakers.forget(_key_of(replica.row))
 
     async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Replica:
         """`slot` without its end: whoever calls this calls `release`."""
+        now = self._clock()
+        if self.breakers and self.is_asleep(key):
+            self.breakers.check(key, now)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = Line(FairQueue(self.loads))
-        now = self._clock()
         free = line.free
         facts = AdmissionFacts(free, ask, line.waiting.own, self.loads, self._limits, deadline)
         match decide(facts, now):
             case Admit():
                 line.waiting.pass_by(ask)
                 line.pace.took(now)
-                return take_slot(line, ask, self._draw)
+                return self._take_slot(line, ask)
             case Shed(failure):
                 self._tidy(key, line)
                 raise Refused(failure)
@@ -165,6 +181,8 @@ class Throttler:
         """
         assert replica.running > 0
         replica.running -= 1
+        if replica.breaker is not None:
+            replica.breaker.leave(ask)
         line = self._lines.get(key)
         if line is not None:
             if not replica.gone:
@@ -208,6 +226,8 @@ class Throttler:
 
     async def _wait(self, key: VersionKey, line: Line, ask: Ask, until_s: float, began_s: float) -> Replica:
         waiter = Waiter(asyncio.get_running_loop().create_future())
+        if line.is_asleep:
+            self.breakers.enter(key, waiter, began_s)
         line.waiting.put(waiter, ask, until_s)
         if line.is_asleep:
             self._waking.ensure(key)
@@ -220,6 +240,8 @@ class Throttler:
                 stage = "waiting for a replica to start" if line.is_asleep else "queued"
                 raise Refused(DeadlineExceeded(self._clock() - began_s, stage)) from None
             raise
+        finally:
+            self.breakers.leave(key, waiter)
 
     def _leave(self, key: VersionKey, line: Line, waiter: Waiter, ask: Ask) -> None:
         """A waiter that ends without its slot: out of the line, or the slot that it was just given back."""
@@ -236,7 +258,7 @@ class Throttler:
         free = line.free
         while free and (found := next_waiter(line)) is not None:
             line.pace.took(self._clock())
-            found[0].granted.set_result(take_slot(line, found[1], self._draw))
+            found[0].granted.set_result(self._take_slot(line, found[1]))
             free -= 1
         self._tidy(key, line)
 
@@ -246,7 +268,7 @@ class Throttler:
 
     def _put(self, rows: Iterable[ReplicaRow]) -> None:
         for row in rows:
-            key = VersionKey(row.tenant, row.model, row.version)
+            key = _key_of(row)
             if self._where.get(row.runtime_id, key) != key:
                 self._remove(row.runtime_id)
             line = self._lines.setdefault(key, Line(FairQueue(self.loads)))
@@ -285,6 +307,7 @@ class Throttler:
         )  # fmt: skip
         self._waking.calm(failed.tenant, failed.version)
         self._starts.failed(failed.tenant, failed.version)
+        self.breakers.failed(failed.tenant, failed.version, failed.code, self._clock())
         for key, line in list(self._lines.items()):
             if (key.tenant, key.version) == (failed.tenant, failed.version) and line.is_asleep:
                 self._refuse(key, line, failure)
@@ -292,6 +315,7 @@ class Throttler:
     def _forget(self, key: VersionKey) -> None:
         """The version was deleted: nobody waits for it any more."""
         self._starts.served(key)
+        self.breakers.forget(key)
         if (line := self._lines.get(key)) is not None:
             self._refuse(key, line, ModelNotFound(f"{key.model}@{key.version[:12]}"))
 
@@ -303,10 +327,20 @@ class Throttler:
             waiter.granted.set_exception(Refused(failure))
         self._tidy(key, line)
 
-    def _clear(self, key: VersionKey, replica: Replica) -> None:
-        replica.suspect = False
+    def _take_slot(self, line: Line, ask: Ask) -> Replica:
+        replica = take_slot(line, ask, self._draw)
+        if replica.breaker is not None:
+            replica.breaker.enter(ask, self._clock())
+        return replica
+
+    def _reopen(self, replica: Replica) -> None:
+        key = _key_of(replica.row)
         line = self._lines.get(key)
         if line is not None:
             self._grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
+
+
+def _key_of(row: ReplicaRow) -> VersionKey:
+    return VersionKey(row.tenant, row.model, row.version)

@@ -8,6 +8,7 @@ import json
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ PROMPT: Final = "w1 w2 w3 w4"
 CHUNK_BYTES: Final = 256 << 10  # so that a small model has many
 AT_ONCE: Final = 20
 HEALED_SHARE: Final = 0.8
+PATIENCE: Final = 60  # seconds for which a breaker may be open
 RATES: Final = 5
 HOST_NOTE: Final = "host memory is sealed against every process but the agent: nothing is injected there"
 
@@ -67,7 +69,11 @@ def run(plan: IntegrityPlan) -> IntegrityReport:
     try:
         plan.tell("making and pushing a model")
         make_model(scratch / "model", plan.size_bytes, plan.seed)
-        settings = {"KELVIN_CHUNK_BYTES": str(CHUNK_BYTES), "KELVIN_HOST_BYTES": str(plan.size_bytes + (1 << 30))}
+        settings = {
+            "KELVIN_CHUNK_BYTES": str(CHUNK_BYTES),
+            "KELVIN_HOST_BYTES": str(plan.size_bytes + (1 << 30)),
+            "KELVIN_BREAKER_S": "1",  # what is damaged on purpose is tried again soon
+        }
         with running(scratch / "data", settings=settings) as kelvin:
             version = kelvin.push(scratch / "model", MODEL)
             kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
@@ -104,12 +110,17 @@ class _Ground:
         self.rest()
 
     def ask(self) -> tuple[str | None, str]:
-        """The text of an answer from zero, or None and what was said instead."""
+        """The text of an answer from zero, or None and what was said instead, once a start is tried again."""
         body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
-        try:
-            return str(self.kelvin.door.request("POST", "/v1/completions", body)["choices"][0]["text"]), ""
-        except InstallationFailed as failed:
-            return None, str(failed)
+        for _ in range(PATIENCE):
+            try:
+                return str(self.kelvin.door.request("POST", "/v1/completions", body)["choices"][0]["text"]), ""
+            except InstallationFailed as failed:
+                said = str(failed)
+            if '"breaker_open"' not in said:
+                break
+            time.sleep(1.0)
+        return None, said
 
     def rest(self) -> None:
         """At zero, nothing in memory; on NVMe is what was admitted."""

@@ -111,6 +111,24 @@ class Overloaded(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class BreakerOpen(Failure):
+    """Starts of the version failed, or its replicas did, and no other one serves: nothing is tried for a while."""
+
+    cause: str  # the code of the last failure
+    after_s: float  # 0: somebody tries just now
+    code, status, retryable = "breaker_open", 503, True
+
+    @property
+    def message(self) -> str:
+        when = f"is not tried again for {self.after_s:.1f} s" if self.after_s > 0 else "is being tried by one request"
+        return f"this model failed ({self.cause}), has no other replica, and {when}"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return max(self.after_s, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlineExceeded(Failure):
     """The deadline passed before an answer began."""
 

@@ -132,11 +132,16 @@ def test_a_cold_answer_that_does_not_stream_waits_with_its_head(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-async def _fails_after(here: World, seconds: float) -> Got:
+AWAY = RestoreFailure(
+    tenant="default", version=VERSION, code="unavailable", status=503, message="the store", retryable=True
+)
+
+
+async def _fails_after(here: World, seconds: float, failure: RestoreFailure = FAILURE) -> Got:
     asked = asyncio.create_task(here.post(body=STREAM))
     await here.control.until_stat(1.0)
     await asyncio.sleep(seconds)
-    here.control.publish(failures=(FAILURE,))
+    here.control.publish(failures=(failure,))
     return await asked
 
 
@@ -179,7 +184,7 @@ def test_after_a_failed_start_the_next_request_wakes_again(tmp_path: Path) -> No
         async with world(tmp_path) as here:
             took = []
             for turn in range(3):  # one may meet a busy machine
-                assert (await _fails_after(here, 0.1)).status == 500
+                assert (await _fails_after(here, 0.1, AWAY)).status == 503
                 before = len(here.control.posts)
                 asked = asyncio.create_task(here.post())
                 began = time.monotonic()

@@ -28,6 +28,7 @@ LIMITS = QueueLimits(WIDE, WIDE, WIDE, 60.0)
 FAILED = RestoreFailure(
     tenant="default", version=VERSION, code="probe_failed", status=500, message="no", retryable=False
 )
+AWAY = RestoreFailure(tenant="default", version=VERSION, code="unavailable", status=503, message="no", retryable=True)
 
 
 @dataclass
@@ -116,10 +117,10 @@ def test_a_failed_start_tells_everyone_who_waits() -> None:
         throttler = _throttler(bell)
         tasks = [asyncio.create_task(_take(throttler)) for _ in range(3)]
         await _turns()
-        throttler.apply(Feed(revision=1, failures=(FAILED,)))
+        throttler.apply(Feed(revision=1, failures=(AWAY,)))
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, Refused)
-            assert code_of(result.failure) == "probe_failed"
+            assert code_of(result.failure) == "unavailable"
         late = asyncio.create_task(_take(throttler))
         await _turns()
         assert bell.rung == [KEY, KEY]
@@ -235,10 +236,10 @@ def test_a_lost_replica_rests_for_a_moment() -> None:
         throttler = _throttler()
         throttler.apply(_feed(replica_row("a", 4)))
         replica = await _take(throttler)
-        throttler.report_lost(replica)
+        throttler.report_failed(replica)
         throttler.release(KEY, replica, ASK, None)
         assert throttler.is_asleep(KEY)
-        assert await _take(throttler, 5.0) is replica  # after SUSPECT_S
+        assert await _take(throttler, 5.0) is replica  # after a second
 
     asyncio.run(scenario())
 

@@ -4,9 +4,10 @@ import http.client
 import json
 import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from coldstart_bench.installation import Installation
 
@@ -48,8 +49,20 @@ def headers(kelvin: Installation, key_file: str = "default.key", **extra: str) -
     return {"authorization": f"Bearer {key}", "content-type": "application/json", **named}
 
 
+PATIENCE: Final = 60  # times
+
+
 def post(kelvin: Installation, path: str, body: object, **extra: str) -> Answer:
-    """POST JSON and read everything."""
+    """POST JSON and read everything. What is not tried again yet is asked for again, when it was told to come."""
+    for _ in range(PATIENCE):
+        answer = _post(kelvin, path, body, **extra)
+        if answer.status != 503 or b'"breaker_open"' not in answer.raw:
+            break
+        time.sleep(float(answer.headers["retry-after"]))
+    return answer
+
+
+def _post(kelvin: Installation, path: str, body: object, **extra: str) -> Answer:
     connection = connect(kelvin)
     try:
         connection.request("POST", path, json.dumps(body), headers(kelvin, **extra))

@@ -17,6 +17,7 @@ SETTINGS = {
     "KELVIN_SLAB_BYTES": str(16 << 20),
     "KELVIN_KV_BYTES": str(64 << 20),
     "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many
+    "KELVIN_BREAKER_S": "1",  # what is broken on purpose is tried again soon
     "KELVIN_SCRUB_S": "0",  # nobody counts chunks beside a test, or finds what one has damaged
 }
 

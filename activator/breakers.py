@@ -1,0 +1,87 @@
+"""Breakers of versions: where starts fail, or replica after replica is lost, callers are told so instead of waiting.
+
+What another replica can serve never comes here. One node has one activator, so a version's breaker is that of the
+version on its node. When a breaker opens and closes is `policy/breaker`'s.
+"""
+
+from collections import Counter
+from collections.abc import Set
+from typing import Final
+
+from activator.keys import VersionKey
+from activator.policy.breaker import Breaker, BreakerLimits
+from contracts.artifact_errors import (
+    AttestationInvalid,
+    ChunkCorrupt,
+    ChunkMissing,
+    ManifestCorrupt,
+    PackCorrupt,
+    ProbeFailed,
+    VersionUnverified,
+)
+from contracts.errors import Refused
+from contracts.traffic_errors import BreakerOpen, Overloaded
+
+FAILURES: Final = 3  # in a row
+LONGEST_S: Final = 30.0
+INTEGRITY: Final = frozenset(
+    kind.code
+    for kind in (
+        AttestationInvalid, ChunkCorrupt, ChunkMissing, ManifestCorrupt, PackCorrupt, ProbeFailed, VersionUnverified,
+    )
+)  # fmt: skip
+_NOT_ITS_FAULT: Final = frozenset({Overloaded.code})  # the machine is full
+
+Version = tuple[str, str]  # tenant, version
+
+
+class Breakers:
+    """Of versions that failed since they last answered; nothing is kept of any other."""
+
+    def __init__(self, longest_s: float = LONGEST_S) -> None:
+        self._limits = BreakerLimits(FAILURES, longest_s=longest_s)
+        self._failing: dict[Version, tuple[Breaker, str]] = {}  # with the code of the last failure
+        self.openings: Counter[str] = Counter()  # by that code
+
+    def __repr__(self) -> str:
+        return f"<Breakers failing={len(self._failing)}>"
+
+    def __len__(self) -> int:
+        return len(self._failing)
+
+    def failed(self, tenant: str, version: str, code: str, now_s: float) -> None:
+        """A start of it failed, a replica of it was lost, or what it said is not right: the code says which."""
+        if code in _NOT_ITS_FAULT:
+            return
+        known = self._failing.get((tenant, version))
+        breaker = Breaker(self._limits) if known is None else known[0]
+        self._failing[tenant, version] = breaker, code
+        if breaker.failed(now_s, at_once=code in INTEGRITY):
+            self.openings[code] += 1
+
+    def forget(self, key: VersionKey) -> None:
+        """It has answered, or is no more."""
+        self._failing.pop((key.tenant, key.version), None)
+
+    def retain(self, versions: Set[Version]) -> None:
+        """Forget what is not among these."""
+        for version in self._failing.keys() - versions:
+            del self._failing[version]
+
+    def check(self, key: VersionKey, now_s: float) -> None:
+        """For one that would wait for a start. Raises Refused(BreakerOpen)."""
+        known = self._failing.get((key.tenant, key.version))
+        if known is not None and not known[0].takes(now_s):
+            breaker, code = known
+            raise Refused(BreakerOpen(code, breaker.remaining_s(now_s)))
+
+    def enter(self, key: VersionKey, who: object, now_s: float) -> None:
+        """It waits for a start, as the one that tries where that is how things are. Raises Refused(BreakerOpen)."""
+        self.check(key, now_s)
+        if (known := self._failing.get((key.tenant, key.version))) is not None:
+            known[0].enter(who, now_s)
+
+    def leave(self, key: VersionKey, who: object) -> None:
+        """It waits no more."""
+        if (known := self._failing.get((key.tenant, key.version))) is not None:
+            known[0].leave(who)

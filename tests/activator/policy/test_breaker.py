@@ -1,0 +1,103 @@
+"""A breaker opens when it should, lets one at a time try, and closes after a success, whatever happened before."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.policy.breaker import Breaker, BreakerLimits, State
+
+LIMITS = BreakerLimits(3, first_s=1.0, longest_s=8.0)
+
+
+@pytest.mark.parametrize(
+    ("failures_s", "at_once", "now_s", "want"),
+    [
+        pytest.param([0.0, 0.0], False, 0.0, State.CLOSED, id="two in a row are not enough"),
+        pytest.param([0.0, 0.0, 0.0], False, 0.9, State.OPEN, id="three are"),
+        pytest.param([0.0], True, 0.9, State.OPEN, id="or one that says enough"),
+        pytest.param([0.0, 0.0, 0.0], False, 1.0, State.HALF_OPEN, id="for a second"),
+        pytest.param([0.0, 0.0, 0.0, 0.5, 0.9], False, 1.0, State.HALF_OPEN, id="not longer by what fails meanwhile"),
+        pytest.param([0.0, 0.0, 0.0, 1.0], False, 2.9, State.OPEN, id="then one failure is enough, for twice as long"),
+        pytest.param([0.0, 0.0, 0.0, 1.0], False, 3.0, State.HALF_OPEN, id="and no more"),
+        pytest.param([0.0] * 3 + [9.0, 99.0, 999.0, 9999.0], False, 10_006.9, State.OPEN, id="up to the bound"),
+        pytest.param([0.0] * 3 + [9.0, 99.0, 999.0, 9999.0], False, 10_007.0, State.HALF_OPEN, id="which is one"),
+    ],
+)
+def test_failures(failures_s: list[float], at_once: bool, now_s: float, want: State) -> None:
+    """After failures at these times."""
+    breaker = Breaker(LIMITS)
+    for at_s in failures_s:
+        breaker.failed(at_s, at_once=at_once)
+    assert breaker.state(now_s) is want
+
+
+def test_a_success_between_forgets_the_failures() -> None:
+    """In a row means in a row."""
+    breaker = Breaker(LIMITS)
+    for _ in range(9):
+        assert not breaker.failed(0.0)
+        assert not breaker.failed(0.0)
+        breaker.succeeded()
+    assert breaker.state(0.0) is State.CLOSED
+
+
+def test_one_tries_and_who_leaves_makes_room() -> None:
+    """Whoever leaves later, of those before, does not make room for two."""
+    breaker, first, second, third = Breaker(LIMITS), object(), object(), object()
+    breaker.failed(0.0, at_once=True)
+    assert not breaker.takes(0.5)
+    assert breaker.remaining_s(0.25) == 0.75
+    breaker.enter(first, 1.0)
+    assert not breaker.takes(1.0)
+    breaker.leave(first)
+    breaker.enter(second, 1.0)
+    breaker.leave(first)
+    assert not breaker.takes(1.0), "the second one still tries"
+    breaker.failed(1.0)
+    breaker.enter(third, 3.0)
+    breaker.leave(second)
+    assert not breaker.takes(3.0), "the third one still tries"
+    assert repr(breaker) == "<Breaker half_open failures=1 rest=2>"
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["enter", "leave", "fail", "enough", "succeed", "wait"]), st.integers(0, 9)), max_size=80
+)
+
+
+@given(STEPS)
+def test_never_two_try_and_a_success_always_closes(steps: list[tuple[str, int]]) -> None:
+    """Whatever order things come in. Each refusal ends: after the bound somebody may try."""
+    breaker, now_s, inside, trying = Breaker(LIMITS), 0.0, list[object](), set[int]()
+    for what, which in steps:
+        if what == "enter" and breaker.takes(now_s):
+            who = object()
+            if breaker.state(now_s) is State.HALF_OPEN:
+                assert not trying, "two try at a time"
+                trying = {id(who)}
+            breaker.enter(who, now_s)
+            inside.append(who)
+        elif what == "leave" and inside:
+            who = inside.pop(which % len(inside))
+            trying.discard(id(who))
+            breaker.leave(who)
+        elif what in ("fail", "enough"):
+            was = breaker.state(now_s)
+            opened = breaker.failed(now_s, at_once=what == "enough")
+            assert opened or was is State.OPEN or (was is State.CLOSED and what == "fail")
+            if opened:
+                trying.clear()
+                assert 0 < breaker.remaining_s(now_s) <= LIMITS.longest_s
+        elif what == "succeed":
+            breaker.succeeded()
+            trying.clear()
+            assert breaker.state(now_s) is State.CLOSED
+            assert breaker.takes(now_s)
+        else:
+            now_s += which
+        assert breaker.is_trying == bool(trying)
+        if breaker.state(now_s) is State.OPEN:
+            assert not breaker.takes(now_s)
+            assert breaker.remaining_s(now_s) > 0
+        elif not trying:
+            assert breaker.takes(now_s)
