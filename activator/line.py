@@ -26,9 +26,14 @@ class Replica:
     def free(self) -> int:
         """Requests that it may take now."""
         free = self.row.max_streams - self.running
-        if free < 0 or self.is_closed:
+        if free < 0 or not self.is_open:
             return 0
-        return free if self.breaker is None else min(free, 0 if self.breaker.is_trying else 1)
+        return free if self.breaker is None else min(free, 1)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes a request, but for those that it has."""
+        return not (self.is_closed or (self.breaker is not None and self.breaker.is_trying))
 
     @property
     def is_closed(self) -> bool:

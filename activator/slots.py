@@ -66,7 +66,7 @@ def _choose(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
     if len(free) == 1:
         return free[0]
     if ask.affinity is not None:
-        open_ones = {name: _taken(replica) for name, replica in line.replicas.items() if not replica.is_closed}
+        open_ones = {name: _taken(replica) for name, replica in line.replicas.items() if replica.is_open}
         name = choose(ask.affinity, line.ring, open_ones)
         assert name is not None
         return line.replicas[name]

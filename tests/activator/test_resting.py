@@ -1,0 +1,96 @@
+"""A replica that a request was lost with: it rests, one request tries, and an answer lets all in again."""
+
+import asyncio
+
+import pytest
+
+from activator.keys import VersionKey
+from activator.line import Replica
+from activator.policy.admission import QueueLimits
+from activator.policy.affinity import read_affinity
+from activator.policy.ask import Ask
+from activator.policy.bounds import Bound
+from activator.throttler import Throttler
+from contracts.control import Feed
+from contracts.deadline import Deadline
+from tests.activator.control import VERSION, replica_row
+from tests.activator.test_throttler import Bell
+
+KEY = VersionKey("default", "m", VERSION)
+WIDE = Bound(500, 100_000, 100_000)
+
+
+class Ground:
+    """A throttler on a clock that is set, and those who ask."""
+
+    def __init__(self, *replicas: str) -> None:
+        self.now_s = 100.0
+        self.throttler = Throttler(QueueLimits(WIDE, WIDE, WIDE, 60.0), Bell(), clock=lambda: self.now_s)
+        self.throttler.apply(Feed(revision=1, replicas=tuple(replica_row(name, 4) for name in replicas)))
+
+    async def take(self, ask: Ask) -> Replica:
+        """A slot, which is free."""
+        return await asyncio.wait_for(self.throttler.acquire(KEY, ask, Deadline.after(60.0, self.now_s)), 5)
+
+    async def lose(self, name: str) -> None:
+        """With a request, and what it was resting for has passed."""
+        taken: list[tuple[Ask, Replica]] = []
+        while not taken or taken[-1][1].row.runtime_id != name:
+            ask = ask_of()
+            taken.append((ask, await self.take(ask)))
+        ask, replica = taken.pop()
+        for other, where in taken:
+            self.throttler.release(KEY, where, other, 0)
+        self.throttler.report_failed(replica, "replica_lost")
+        self.throttler.release(KEY, replica, ask, 0)
+        assert replica.breaker is not None
+        self.now_s += replica.breaker.remaining_s(self.now_s)
+        replica.breaker.state(self.now_s)
+
+
+def ask_of(prefix: int | None = None) -> Ask:
+    """Of one request: no other one is the same."""
+    affinity = None if prefix is None else read_affinity("default", None, str(prefix).encode())
+    return Ask("default", 10, 10, affinity=affinity)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_one_request_tries_it_and_the_others_go_elsewhere(affine: bool) -> None:
+    """Also those that belong there; an answer lets them in again, and a second loss is twice as long."""
+
+    async def scenario() -> None:
+        ground = Ground("a", "b", "c", "d")
+        await ground.lose("a")
+        taken = [(await ground.take(ask_of(n if affine else None))).row.runtime_id for n in range(13)]
+        assert taken.count("a") == 1, "one tries"
+        assert sorted(taken) == sorted(["a", *"bcd" * 4]), "the others have every slot of the others"
+        waiting = asyncio.create_task(ground.take(ask_of()))
+        await asyncio.sleep(0)
+        replica = ground.throttler._lines[KEY].replicas["a"]
+        ground.throttler.check_integrity()
+        ground.throttler.report_began(replica)
+        assert (await waiting).row.runtime_id == "a"
+        assert replica.breaker is None
+
+    asyncio.run(scenario())
+
+
+def test_who_tries_and_leaves_makes_room() -> None:
+    """Whoever had a slot of it before is not the one who tries."""
+
+    async def scenario() -> None:
+        ground = Ground("a")
+        before = ask_of()
+        await ground.take(before)
+        await ground.lose("a")
+        first, second = ask_of(), ask_of()
+        replica = await ground.take(first)
+        waiting = asyncio.create_task(ground.take(second))
+        await asyncio.sleep(0)
+        ground.throttler.release(KEY, replica, before, None)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "one tries still"
+        ground.throttler.release(KEY, replica, first, 0)
+        assert await waiting is replica
+
+    asyncio.run(scenario())
