@@ -42,6 +42,7 @@ from activator.proxy import Upstreams
 from activator.reporter import Reporter
 from activator.server import serve_tls
 from activator.settings import ActivatorSettings
+from activator.shared_answers import SharedAnswers
 from activator.table import Table
 from activator.throttler import Throttler
 from activator.timelines import Timelines
@@ -122,7 +123,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         authenticator = Authenticator(table, uses, tokens, counts=last.counts)
         attempts = Attempts(throttler, upstreams, usage.source, meters)
         answers = OwnAnswers(settings.once)
-        once = Once(_once_key(settings), answers, settings.once, telemetry.page)
+        shared = None if counted.store is None else SharedAnswers(counted.store, answers, settings.once)
+        once = Once(_once_key(settings), shared or answers, settings.once, telemetry.page)
         ladder.push_async_callback(once.close)
         rates = counted.rates
         door = Door(
@@ -158,6 +160,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             reporter.run(),
             uses.run(),
             answers.run(),
+            *([] if shared is None else [shared.run()]),
             _recover(settings, post),
             *(loop() for loop in counted.loops),
             _follow_tenants(certificates, table, tenants),

@@ -3,11 +3,15 @@
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from activator.rates import REQUESTS, TOKENS, Rates
 from activator.shared_rates import Shared
 from contracts.settings import BadSetting
 from telemetry.policy.instruments import Page
+
+if TYPE_CHECKING:
+    from activator.shared_store import RedisStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +19,7 @@ class Counted:
     """The limits, and what must run for them."""
 
     rates: Rates
+    store: "RedisStore | None" = None
     loops: tuple[Callable[[], Coroutine[object, object, None]], ...] = ()
 
 
@@ -35,7 +40,7 @@ async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Co
         page.gauge("kelvin_redis_members", "Activators that share it.", lambda: store.members)
         requests, tokens = Shared(store, REQUESTS), Shared(store, TOKENS)
         try:
-            yield Counted(Rates(requests, tokens), (store.run, requests.run, tokens.run))
+            yield Counted(Rates(requests, tokens), store, (store.run, requests.run, tokens.run))
         finally:
             await requests.close()
             await tokens.close()

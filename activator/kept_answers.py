@@ -13,9 +13,11 @@ TIDY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Mine:
-    """Whoever claimed it runs the request, and publishes or releases. `token` tells this claim from others."""
+    """Whoever claimed it runs the request, and publishes or releases. `token` tells this claim from others; where it
+    `is_alone`, others could not be asked, and may run the same."""
 
     token: bytes = b""
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

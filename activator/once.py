@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 JOINED: Final = "joined"
 REPLAYED: Final = "replayed"
 RETRY_S: Final = 1.0
+ALONE: Final[Headers] = [(b"x-kelvin-idempotency", b"local")]  # other activators could not be asked
 
 Work = Callable[[Call], Awaitable[None]]
 Body = Callable[[Call, Answer], Awaitable[None]]
@@ -46,7 +47,7 @@ class Run:
     @property
     def is_good(self) -> bool:
         """Whether its answer is one that may be given again: a right one, recorded, from its beginning."""
-        return self.account.outcome == OK and self.account.is_recorded and self.tape.ended and self.tape.is_whole
+        return self.account.outcome == OK and self.account.is_recorded and self.tape.is_complete and self.tape.is_whole
 
 
 class Once:
@@ -89,7 +90,7 @@ class Once:
             claim = await _claim_of(run, call)
             if isinstance(claim, Mine):
                 if is_first:
-                    await _lead(run, call.exchange, listener)
+                    await _lead(run, call.exchange, listener, ALONE if claim.is_alone else [])
                 else:
                     await follow(call, self._repeat(listener, how, run.account.request_id))
                 return
@@ -106,8 +107,10 @@ class Once:
         account = call.account
         account.once = "" if self._cuts.are_enough(what.once) else what.once
 
-        def ended() -> None:  # who comes from now on does not join a failure
-            if not run.is_good:
+        async def ended() -> None:
+            if run.is_good:
+                await self._keep(run)
+            else:  # who comes from now on does not join a failure
                 self._forget(run)
 
         tape = Tape(self._limits.answer_bytes, self._room, ended=ended, deserted=lambda: self._forget(run))
@@ -133,17 +136,20 @@ class Once:
     async def _work(self, run: Run, claim: Mine, call: Call, work: Work) -> None:
         try:
             await work(call)
-            if run.is_good:
-                assert run.tape.head is not None
-                head, content = run.tape.head, run.tape.content()
-                sealed = self._sealer.seal(run.asked, run.account.request_id, head.status, head.headers, content)
-                await self._answers.publish(run.asked, claim, sealed)
-                return
         finally:
             if not run.is_good:
                 if run.account.delivered_tokens:
                     self._cuts.note(run.asked.once)
                 await self._answers.release(run.asked, claim)
+
+    async def _keep(self, run: Run) -> None:
+        """Before anybody hears the end: who has the whole answer can have it again, everywhere."""
+        claim, head = run.claimed.result(), run.tape.head
+        assert isinstance(claim, Mine)
+        assert head is not None
+        content = run.tape.content()
+        sealed = self._sealer.seal(run.asked, run.account.request_id, head.status, head.headers, content)
+        await self._answers.publish(run.asked, claim, sealed)
 
     def _forget(self, run: Run) -> None:
         if self._runs.get(run.asked.name) is run:
@@ -169,7 +175,7 @@ class Once:
 
     def _replay(self, content: Content) -> Body:
         async def replay(call: Call, answer: Answer) -> None:
-            tape = Tape(len(content.body), Room(0), ended=_nothing, deserted=_nothing)
+            tape = Tape(len(content.body), Room(0), ended=_nothing, deserted=_nobody)
             await tape.send({"type": "http.response.start", "status": content.status, "headers": content.headers})
             await tape.send({"type": "http.response.body", "body": content.body})
             with tape.listening() as listener:
@@ -192,12 +198,12 @@ class Once:
         return repeat
 
 
-async def _lead(run: Run, exchange: Exchange, listener: Listener) -> None:
+async def _lead(run: Run, exchange: Exchange, listener: Listener, marks: Headers) -> None:
     """The first one's answer: its account is the run's, and so is what comes of it."""
     with exchange.leaving_ends():
         await listener.head()
         exchange.rates = run.exchange.rates or exchange.rates
-        await _play(exchange, listener, [])
+        await _play(exchange, listener, marks)
 
 
 async def _play(
@@ -242,5 +248,9 @@ def _parts(call: Call) -> list[bytes]:
     return [*(each.encode() for each in named), call.body]
 
 
-def _nothing() -> None:
+async def _nothing() -> None:
+    return None
+
+
+def _nobody() -> None:
     return None

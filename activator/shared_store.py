@@ -1,4 +1,4 @@
-"""Redis, as far as several activators share it: one script, run by its digest, and who is alive.
+"""Redis, as far as several activators share it: scripts, run by their digests, and who is alive.
 
 A command is never cancelled, since the answer of one that was would be the next one's: it runs in a task of its own,
 with a deadline, after which its connection is dropped. None is repeated: it may have been heard. Time is Redis's own.
@@ -75,13 +75,13 @@ class RedisStore:
 
     async def take(self, key: str, limit: int, give: int, need: int, want: int) -> tuple[int, float]:
         """See `Store`."""
-        granted, full_in_s = await self._run(TAKE, key, limit, give, need, want)
+        granted, full_in_s = await self.ask(TAKE, (key,), limit, give, need, want)
         return int(granted), float(full_in_s)
 
     async def beat(self) -> None:
         """Say that we live, and look whether it answers."""
         try:
-            members = await self._run(BEAT, MEMBERS, self._name, int(SILENT_S))
+            members = await self.ask(BEAT, (MEMBERS,), self._name, int(SILENT_S))
         except Away:
             return
         self.members = max(1, int(members))
@@ -101,10 +101,10 @@ class RedisStore:
             await asyncio.wait(self._running)
         await self._redis.aclose(close_connection_pool=True)
 
-    async def _run(self, script: str, key: str, *arguments: str | int) -> Any:
-        """What the script answers. Cancelling gives up the wait, not the command."""
+    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
+        """What the script answers. Cancelling gives up the wait, not the command. Raises Away."""
         self.commands += 1
-        task = asyncio.ensure_future(self._command(script, key, *arguments))
+        task = asyncio.ensure_future(self._command(script, keys, *arguments))
         self._running.add(task)
         task.add_done_callback(self._ended)
         done, _ = await asyncio.wait((task,), timeout=ANSWER_S)
@@ -116,12 +116,12 @@ class RedisStore:
         self.is_up = False
         raise Away from error
 
-    async def _command(self, script: str, key: str, *arguments: str | int) -> Any:
+    async def _command(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
         """Each step of it has a deadline (`open_store`). Nothing ran where the script is unknown: a new Redis."""
         try:
-            return await self._redis.evalsha(_digest(script), 1, key, *arguments)
+            return await self._redis.evalsha(_digest(script), len(keys), *keys, *arguments)
         except NoScriptError:
-            return await self._redis.eval(script, 1, key, *arguments)
+            return await self._redis.eval(script, len(keys), *keys, *arguments)
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)

@@ -5,7 +5,7 @@ and when the last one leaves, the client has gone. Every part is one event loop'
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -38,8 +38,12 @@ class Tape:
     """One run's answer. Over `keep_bytes`, and while there is no room, its beginning is forgotten as it is heard: then
     nobody can join any more."""
 
-    def __init__(self, keep_bytes: int, room: Room, *, ended: Callable[[], None], deserted: Callable[[], None]) -> None:
-        """`ended` is told when the answer is whole, `deserted` when nobody listens before that; each at most once."""
+    def __init__(
+        self, keep_bytes: int, room: Room, *, ended: Callable[[], Awaitable[None]], deserted: Callable[[], None]
+    ) -> None:
+        """`ended` is told when the answer is complete, before anybody hears its last bytes; `deserted` when nobody
+        listens before that. Each at most once.
+        """
         self._keep_bytes = keep_bytes
         self._room = room
         self._is_counted = True
@@ -47,10 +51,12 @@ class Tape:
         self._on_desertion = deserted
         self._bytes = bytearray()
         self._forgotten = 0  # bytes before those
+        self._last = b""  # of a complete one, what nobody hears yet
         self._listeners: set[Listener] = set()
         self._gone: Callable[[], None] | None = None
         self._changed = asyncio.Event()
         self.head: Head | None = None
+        self.is_complete = False
         self.ended = False
         self.aborted = False
 
@@ -68,10 +74,10 @@ class Tape:
         return self._forgotten == 0
 
     def content(self) -> bytes:
-        """The body, of a whole one that has ended."""
-        assert self.ended
+        """The body, of a whole one that is complete."""
+        assert self.is_complete
         assert self.is_whole
-        return bytes(self._bytes)
+        return bytes(self._bytes) + self._last
 
     @contextmanager
     def listening(self) -> "Iterator[Listener]":
@@ -92,16 +98,31 @@ class Tape:
         if message["type"] == "http.response.start":
             kept = [line for line in message["headers"] if not line[0].startswith(_OF_THE_MOMENT)]
             self.head = Head(message["status"], kept)
-        else:
+        elif not self.is_complete:
             data = message.get("body", b"")
-            self._bytes += data
-            if self._is_counted:
-                self._room.used_bytes += len(data)
-            if not message.get("more_body", False):
-                self.ended = True
-                self._gone = None
-                self._on_end()
+            is_last = not message.get("more_body", False)
+            if is_last:
+                await self._end(data)
+            else:
+                self._add(data)
         self._wake()
+
+    async def _end(self, data: bytes) -> None:
+        self.is_complete = True
+        self._gone = None
+        self._last = data
+        try:
+            await self._on_end()
+        finally:
+            self._add(data)
+            self._last = b""
+            self.ended = True
+            self._wake()
+
+    def _add(self, data: bytes) -> None:
+        self._bytes += data
+        if self._is_counted:
+            self._room.used_bytes += len(data)
 
     def piece(self, begin: int) -> bytes:
         """The next bytes after `begin`."""

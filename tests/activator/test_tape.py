@@ -15,8 +15,11 @@ class Told:
     def __init__(self, keep_bytes: int = 100, room: Room | None = None) -> None:
         self.said: list[str] = []
         self.room = room or Room(1 << 20)
-        say = self.said.append
-        self.tape = Tape(keep_bytes, self.room, ended=lambda: say("ended"), deserted=lambda: say("deserted"))
+        self.tape = Tape(keep_bytes, self.room, ended=self._ended, deserted=lambda: self.said.append("deserted"))
+
+    async def _ended(self) -> None:
+        assert not self.tape.ended, "nobody has heard the end"
+        self.said.append(f"ended {len(self.tape.content()) if self.tape.is_whole else 0}")
 
     async def say(self, data: bytes, *, more: bool = True) -> None:
         await self.tape.send({"type": "http.response.body", "body": data, "more_body": more})
@@ -55,7 +58,7 @@ def test_each_hears_it_from_the_start() -> None:
                 assert await two.more() == (b"hello", True)
             assert tape.content() == b"hello"
 
-    assert play(scenario) == ["ended"]
+    assert play(scenario) == ["ended 5"]
 
 
 def test_delivered_is_what_the_quickest_has() -> None:
@@ -82,7 +85,7 @@ def test_delivered_is_what_the_quickest_has() -> None:
     [
         pytest.param(True, False, ["deserted", "gone"], id="the run is told"),
         pytest.param(False, False, [], id="it has settled, and runs to its end"),
-        pytest.param(True, True, ["ended"], id="it is over"),
+        pytest.param(True, True, ["ended 0"], id="it is over"),
     ],
 )
 def test_when_the_last_one_leaves(watched: bool, ended: bool, want: list[str]) -> None:

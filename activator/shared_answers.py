@@ -1,0 +1,158 @@
+"""`KeptAnswers` of several activators over one store: the same sealed bytes for all, one of them at work on a key.
+
+While the store is away this process goes on by itself, for new keys; a claim that is not renewed ends by itself, so
+that the death of an activator frees its keys within `LEASE_S`.
+"""
+
+import asyncio
+import secrets
+from typing import Any, Final, Protocol
+
+from activator.kept_answers import Claim, Elsewhere, Mine, OwnAnswers
+from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits
+from activator.shared_rates import Away
+
+LEASE_S: Final = 10.0
+RENEW_S: Final = 3.0
+RETRY_S: Final = 2.0  # what who finds a key in use elsewhere is told
+
+# Out: 1 where it is ours now, else what it is for and, of an answer that is kept, that one.
+CLAIM: Final = """
+local there = redis.call('HMGET', KEYS[1], 'asked', 'sealed')
+if not there[1] then
+  redis.call('HSET', KEYS[1], 'token', ARGV[1], 'asked', ARGV[2])
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  return {1}
+end
+return {0, there[1], there[2] or ''}
+"""
+RENEW: Final = """
+if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 0
+"""
+RELEASE: Final = """
+if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+# A tenant's answers in the order of their ends, and their sizes with the sum under ''. The first to end makes room.
+PUBLISH: Final = """
+local token = redis.call('HGET', KEYS[1], 'token')
+if redis.call('EXISTS', KEYS[1]) == 1 and token ~= ARGV[1] then return 0 end
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local function drop(name)
+  local size = redis.call('HGET', KEYS[3], name)
+  if not size then return end
+  redis.call('ZREM', KEYS[2], name)
+  redis.call('HINCRBY', KEYS[3], '', '-' .. size)
+  redis.call('HDEL', KEYS[3], name)
+end
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do drop(name) end
+drop(ARGV[5])
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'asked', ARGV[2], 'sealed', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[5])
+redis.call('HSET', KEYS[3], ARGV[5], ARGV[6])
+redis.call('HINCRBY', KEYS[3], '', ARGV[6])
+while redis.call('ZCARD', KEYS[2]) > tonumber(ARGV[7])
+    or tonumber(redis.call('HGET', KEYS[3], '')) > tonumber(ARGV[8]) do
+  local oldest = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+  drop(oldest)
+  redis.call('DEL', ARGV[9] .. oldest)
+end
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+redis.call('PEXPIRE', KEYS[3], ARGV[4])
+return 1
+"""
+
+
+class Store(Protocol):
+    """Runs scripts where all activators see what they did."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answered last."""
+        ...
+
+    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
+        """What the script answers. Raises Away, within a fraction of a second. Not to be repeated."""
+        ...
+
+
+class SharedAnswers:
+    """Used on one event loop. `own` is what this process keeps while the store is away."""
+
+    def __init__(self, store: Store, own: OwnAnswers, limits: OnceLimits, lease_s: float = LEASE_S) -> None:
+        self._store = store
+        self._own = own
+        self._limits = limits
+        self._lease_ms = int(lease_s * 1000)
+        self._claims: dict[bytes, str] = {}  # entry by token
+
+    def __repr__(self) -> str:
+        return f"<SharedAnswers claims={len(self._claims)} {self._own!r}>"
+
+    async def claim(self, asked: Asked) -> Claim:
+        """See `KeptAnswers`."""
+        kept = await self._own.claim(asked)
+        if isinstance(kept, Kept):
+            return kept
+        if not self._store.is_up:  # nobody waits for what is known to be away
+            return Mine(is_alone=True)
+        token, entry = secrets.token_bytes(16), _entry(asked)
+        try:
+            is_mine, *there = await self._store.ask(CLAIM, (entry,), token, asked.fingerprint, self._lease_ms)
+        except Away:
+            return Mine(is_alone=True)
+        if is_mine:
+            self._claims[token] = entry
+            return Mine(token)
+        fingerprint, sealed = there
+        return Kept(fingerprint, sealed) if sealed else Elsewhere(fingerprint, RETRY_S)
+
+    async def publish(self, asked: Asked, mine: Mine, sealed: bytes) -> None:
+        """See `KeptAnswers`. Kept here where it can't be told."""
+        self._claims.pop(mine.token, None)
+        size, limits = len(sealed) + ENTRY_BYTES, self._limits
+        if mine.is_alone:
+            await self._own.publish(asked, mine, sealed)
+        elif size > limits.tenant_bytes:
+            await self.release(asked, mine)
+        else:
+            of_tenant = f"kelvin:{{{asked.tenant}}}:once"
+            try:
+                await self._store.ask(
+                    PUBLISH, (_entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), mine.token, asked.fingerprint,
+                    sealed, int(limits.ttl_s * 1000), asked.name.hex(), size, limits.tenant_answers,
+                    limits.tenant_bytes, f"{of_tenant}:",
+                )  # fmt: skip
+            except Away:
+                await self._own.publish(asked, mine, sealed)
+
+    async def release(self, asked: Asked, mine: Mine) -> None:
+        """See `KeptAnswers`."""
+        self._claims.pop(mine.token, None)
+        if not mine.is_alone:
+            try:
+                await self._store.ask(RELEASE, (_entry(asked),), mine.token)
+            except Away:
+                return  # it ends by itself
+
+    async def run(self) -> None:
+        """Renew what is claimed, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Once; what can't be renewed ends soon, and what was lost is another's."""
+        for token, entry in list(self._claims.items()):
+            try:
+                await self._store.ask(RENEW, (entry,), token, self._lease_ms)
+            except Away:
+                return
+
+
+def _entry(asked: Asked) -> str:
+    return f"kelvin:{{{asked.tenant}}}:once:{asked.name.hex()}"

@@ -1,0 +1,190 @@
+"""Several activators over one real Redis: one of them runs a key, all have its answer; what holds without it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from activator.kept_answers import Elsewhere, KeptAnswers, Mine, OwnAnswers
+from activator.once_key import ensure_once_key
+from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits, asked
+from activator.shared_answers import RETRY_S, SharedAnswers
+from activator.shared_store import RedisStore, open_store
+from tests.activator.redis_server import RedisServer
+from tests.activator.replica import hello
+from tests.activator.test_once import ASK, Gate, same
+from tests.activator.world import CHAT, World, world
+
+LIMITS = OnceLimits(tenant_answers=3, tenant_bytes=4 * ENTRY_BYTES)
+
+
+def ask(key: str, tenant: str = "acme", body: bytes = b"x") -> Asked:
+    return asked(b"s" * 32, tenant, key.encode(), [body])
+
+
+@asynccontextmanager
+async def member(
+    server: RedisServer, name: str = "one", lease_s: float = 60.0, limits: OnceLimits = LIMITS
+) -> AsyncIterator[tuple[SharedAnswers, OwnAnswers, RedisStore]]:
+    async with asyncio.timeout(120), open_store(server.url, name) as store:
+        own = OwnAnswers(limits)
+        yield SharedAnswers(store, own, limits, lease_s), own, store
+
+
+Making = Callable[[AsyncExitStack], Awaitable[KeptAnswers]]
+
+
+async def _own(ladder: AsyncExitStack) -> KeptAnswers:
+    return OwnAnswers(LIMITS)
+
+
+async def _shared(ladder: AsyncExitStack) -> KeptAnswers:
+    made, _, _ = await ladder.enter_async_context(member(ladder.enter_context(RedisServer())))
+    return made
+
+
+@pytest.mark.parametrize("making", [pytest.param(_own, id="in process"), pytest.param(_shared, id="in a Redis")])
+def test_every_way_to_keep_answers_does_the_same(making: Making) -> None:
+    """Claimed, published, found with its bytes by who asked; released, free again; a tenant's latest, by number and
+    bytes; what is too large is not kept."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as ladder:
+            answers = await making(ladder)
+            first = await answers.claim(ask("1"))
+            assert isinstance(first, Mine)
+            await answers.publish(ask("1"), first, b"\x00sealed")
+            assert await answers.claim(ask("1", body=b"y")) == Kept(ask("1").fingerprint, b"\x00sealed")
+            assert isinstance(await answers.claim(ask("1", tenant="other")), Mine)
+            released = await answers.claim(ask("2"))
+            assert isinstance(released, Mine)
+            await answers.release(ask("2"), released)
+            for number in range(2, 6):
+                mine = await answers.claim(ask(str(number)))
+                assert isinstance(mine, Mine)
+                await answers.publish(ask(str(number)), mine, b"%d" % number)
+            found = [await answers.claim(ask(str(number))) for number in range(1, 6)]
+            assert [isinstance(each, Kept) for each in found] == [False, False, True, True, True]
+            large = await answers.claim(ask("large"))
+            assert isinstance(large, Mine)
+            await answers.publish(ask("large"), large, b"x" * LIMITS.tenant_bytes)
+            assert isinstance(await answers.claim(ask("large")), Mine)
+            half = await answers.claim(ask("half"))
+            assert isinstance(half, Mine)
+            await answers.publish(ask("half"), half, b"x" * ENTRY_BYTES)
+            found = [await answers.claim(ask(name)) for name in ("3", "4", "5", "half")]
+            assert [isinstance(each, Kept) for each in found] == [False, False, True, True]
+
+    asyncio.run(main())
+
+
+def test_one_of_several_runs_it() -> None:
+    """The others are told what it is for and when to come again; after its end they have its answer, or may run it."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
+                mine = await one.claim(ask("k"))
+                assert isinstance(mine, Mine)
+                assert await two.claim(ask("k", body=b"y")) == Elsewhere(ask("k").fingerprint, RETRY_S)
+                await two.release(ask("k"), Mine(b"not mine"))
+                await two.publish(ask("k"), Mine(b"not mine"), b"forged")
+                assert isinstance(await two.claim(ask("k")), Elsewhere)
+                await one.release(ask("k"), mine)
+                theirs = await two.claim(ask("k"))
+                assert isinstance(theirs, Mine)
+                await two.publish(ask("k"), theirs, b"sealed")
+                assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
+
+    asyncio.run(main())
+
+
+def test_a_claim_ends_unless_it_is_renewed() -> None:
+    """An activator that died frees its keys; one that lives keeps them. What ended is not published over another's."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with member(server, lease_s=0.3) as (one, _, _), member(server, "two") as (two, _, _):
+                mine = await one.claim(ask("k"))
+                assert isinstance(mine, Mine)
+                await one.renew()
+                assert isinstance(await two.claim(ask("k")), Elsewhere)
+                async with asyncio.timeout(30):
+                    while isinstance(theirs := await two.claim(ask("k")), Elsewhere):
+                        await asyncio.sleep(0.01)
+                assert isinstance(theirs, Mine)
+                await one.publish(ask("k"), mine, b"late")
+                assert isinstance(await one.claim(ask("k")), Elsewhere)
+
+    asyncio.run(main())
+
+
+def test_without_redis_each_goes_on_by_itself() -> None:
+    """And says so; what was kept meanwhile is found here, also when it is back."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with member(server) as (one, _, store):
+                server.kill()
+                alone = await one.claim(ask("k"))
+                assert alone == Mine(is_alone=True)
+                assert not store.is_up
+                await one.publish(ask("k"), Mine(is_alone=True), b"sealed")
+                await one.release(ask("other"), Mine(b"token"))
+                server.start()
+                await store.beat()
+                assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
+                mine = await one.claim(ask("new"))
+                assert isinstance(mine, Mine)
+                server.kill()
+                await one.publish(ask("new"), mine, b"here")
+                assert await one.claim(ask("new")) == Kept(ask("new").fingerprint, b"here")
+
+    asyncio.run(main())
+
+
+def test_two_activators_charge_and_run_once(tmp_path: Path) -> None:
+    """409 while the other one runs it, the same bytes afterwards, 422 for another body; one that can't ask says so."""
+    secret = ensure_once_key(tmp_path / "once.key")
+    for name in ("a", "b"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        (tmp_path / name / "data" / "once.key").write_text(secret.hex())
+
+    async def scenario(server: RedisServer, here: World, there: World) -> None:
+        gate = Gate()
+        ours, theirs = await here.replica("a", gate), await there.replica("b")
+        running = asyncio.create_task(here.post(**ASK))
+        await ours.until(lambda r: len(r.calls) == 1)
+        refused = await there.post(**ASK)
+        assert (refused.status, refused.code) == (409, "idempotency_key_in_use")
+        assert refused.headers["retry-after"] == "2"
+        assert (await there.post(body=CHAT | {"seed": 1}, **ASK)).status == 422
+        gate.open.set()
+        first = await running
+        again = await there.post(**ASK)
+        assert same(first, again)
+        assert again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]
+        assert theirs.calls == []
+        assert "x-kelvin-idempotency" not in first.headers
+        records = await there.control.until_records(3)
+        assert [(each.outcome, each.status) for each in records] == [
+            ("idempotency_key_in_use", 409), ("idempotency_key_reused", 422), ("replayed", 200),
+        ]  # fmt: skip
+        server.kill()
+        ours.script = hello
+        alone = [await each.post(**{"idempotency-key": "order-8"}) for each in (here, there)]
+        assert [(got.status, got.headers.get("x-kelvin-idempotency")) for got in alone] == [(200, "local")] * 2
+        (one,) = [each.once for each in here.control.records[-1:]]
+        assert one == (await there.control.until_records(4))[3].once, "the ledger knows them for one"
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with (
+                world(tmp_path / "a", redis=server.url) as here,
+                world(tmp_path / "b", redis=server.url) as there,
+            ):
+                await scenario(server, here, there)
+
+    asyncio.run(main())
