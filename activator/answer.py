@@ -10,6 +10,7 @@ from typing import Final
 
 from activator.account import Account
 from activator.exchange import ClientGone, Exchange, Headers, now_us
+from activator.policy.expected import UNKNOWN, Outlook
 from activator.usage import Usage
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Counts
@@ -37,7 +38,7 @@ class Answer:
         hold_s: float,
         stage: Callable[[], str],
         form: ErrorForm = openai_error,
-        remaining_s: Callable[[], float | None] = lambda: None,
+        outlook: Callable[[], Outlook] = lambda: UNKNOWN,
     ) -> None:
         self._exchange = exchange
         self._account = account
@@ -45,7 +46,7 @@ class Answer:
         self._hold_s = hold_s
         self._stage = stage
         self._form = form
-        self._remaining_s = remaining_s
+        self._outlook = outlook
         self._timer: asyncio.TimerHandle | None = None
         self._heart: asyncio.Task[None] | None = None
         self._said = False  # the client has some of it
@@ -176,9 +177,7 @@ class Answer:
             await self._exchange.start(200, self._head(_SSE))
             while True:
                 elapsed_s = (now_us() - self._exchange.arrived_us) / 1e6
-                left_s = self._remaining_s()
-                left = "" if left_s is None else f" remaining_s={left_s:.1f}"
-                beat = f": waiting stage={self._stage()} elapsed_s={elapsed_s:.1f}{left}\n\n"
+                beat = f": waiting stage={self._stage()} elapsed_s={elapsed_s:.1f}{self._outlook().words()}\n\n"
                 await self._exchange.write(beat.encode())
                 await asyncio.sleep(BEAT_S)
         except ClientGone:

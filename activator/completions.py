@@ -12,6 +12,7 @@ from activator.keys import VersionKey
 from activator.once import Once
 from activator.policy.ask import Ask
 from activator.policy.body import ceiling_of, estimate_tokens
+from activator.policy.expected import UNKNOWN, Outlook
 from activator.policy.once import HEADER
 from activator.policy.traffic import resolve
 from activator.rates import Rates
@@ -98,12 +99,12 @@ class Completions:
         exchange = call.exchange
         form = open_inference_error if call.path == INFER else openai_error
 
-        def remaining_s() -> float | None:
+        def outlook() -> Outlook:
             if call.key is None or call.ask is None or call.stage not in WAITING:
-                return None
-            return self._throttler.remaining_s(call.key, call.ask, call.deadline)
+                return UNKNOWN
+            return self._throttler.outlook(call.key, call.ask, call.deadline)
 
-        answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, remaining_s)
+        answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, outlook)
         try:
             with exchange.leaving_ends(call.remaining_s()), entry:
                 await body(call, answer)

@@ -17,7 +17,7 @@ from activator.line import Line, Replica, Waiter, next_waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
 from activator.policy.ask import Ask
 from activator.policy.bounds import Loads
-from activator.policy.expected import Starts, comes_too_late, wait_s
+from activator.policy.expected import Outlook, Starts, comes_too_late, wait_s
 from activator.policy.fair import FairQueue, cost
 from activator.resting import Resting
 from activator.slots import Slot, take_slot
@@ -95,12 +95,12 @@ class Throttler:
         line = self._lines.get(key)
         return line is not None and len(line.waiting) > 0 and line.is_asleep
 
-    def remaining_s(self, key: VersionKey, ask: Ask, deadline: Deadline) -> float | None:
-        """Until one who waits is expected to have a slot; None where that is not known."""
+    def outlook(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Outlook:
+        """Of one who waits for a slot."""
         line = self._lines.get(key)
         if line is None or line.is_asleep:
-            return self._starts.remaining_s(key, self._clock())
-        return wait_s(line.waiting.tokens_before(ask, deadline.at_s), line.pace.tokens_per_s(line.slots))
+            return self._starts.outlook(key, self._clock())
+        return Outlook(wait_s(line.waiting.tokens_before(ask, deadline.at_s), line.pace.tokens_per_s(line.slots)))
 
     def queued(self, key: VersionKey) -> int:
         """Requests that wait for the version."""
@@ -211,7 +211,7 @@ class Throttler:
         """
         left_s = until_s - now
         if asleep := line.is_asleep:
-            expected_s = self._starts.remaining_s(key, now)
+            expected_s = self._starts.outlook(key, now).remaining_s
         else:
             pace = line.pace.tokens_per_s(line.slots)
             if not comes_too_late(wait_s(line.waiting.own.tokens, pace), left_s):

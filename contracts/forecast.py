@@ -27,12 +27,16 @@ class Whereabouts(Wire, frozen=True):
 
 
 class Forecast(Wire, frozen=True):
-    """A start of the version is under way: when it is expected to be ready. News, not state, like a failure."""
+    """A start of the version is under way: when it is expected to be ready, how many bytes have to be brought into
+    memory for it, and from which tier the slowest of them, where that is known. News, not state, like a failure.
+    """
 
     tenant: str
     model: str
     version: str
     ready_in_ms: int
+    bytes_to_bring: Annotated[int, Meta(ge=0)] = 0
+    tier: str | None = None
 
 
 class StartRow(Wire, frozen=True):

@@ -135,6 +135,7 @@ class Forecasts:
                 self.history.answered(key, (at_us[Stage.FIRST_TOKEN] - at_us[Stage.READY]) / 1e6)
 
     async def _forecast(self, key: VersionKey, start: _Open) -> None:
+        bytes_to_bring, tier = 0, None
         if start.wakes is not None:
             found = self._find(key)
             left_s = 0.0 if found is None else self.waking_s(key, found[1].registration.total_bytes, start.wakes)
@@ -143,9 +144,16 @@ class Forecasts:
             if whereabouts is None or self._open.get(key) is not start:
                 return  # too late to have been foretold
             start.estimate = self.estimate(key, whereabouts, parked=start.parked)
+            bytes_to_bring = _total(whereabouts) - whereabouts.bytes_by_tier.get("host", 0)
+            tier = slowest_tier(whereabouts.bytes_by_tier)
             left_s = start.estimate.ready_s - (self._clock.monotonic_us() - start.asked_us) / 1e6
         row = Forecast(
-            tenant=key.tenant, model=key.model, version=key.version, ready_in_ms=max(0, round(left_s * 1000))
+            tenant=key.tenant,
+            model=key.model,
+            version=key.version,
+            ready_in_ms=max(0, round(left_s * 1000)),
+            bytes_to_bring=bytes_to_bring,
+            tier=tier,
         )
         self._feed.publish(forecasts=(row,))
 

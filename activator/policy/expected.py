@@ -68,12 +68,29 @@ class Pace:
         self._at_s = now
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one who waits is told; None of what is not known. `bytes_to_bring` into memory, the slowest from `tier`."""
+
+    remaining_s: float | None = None
+    bytes_to_bring: int | None = None
+    tier: str | None = None
+
+    def words(self) -> str:
+        """As a heartbeat has it: ` remaining_s=1.3 tier=nvme bytes=5697536`."""
+        told = "" if self.remaining_s is None else f" remaining_s={self.remaining_s:.1f}"
+        return told + (f" tier={self.tier} bytes={self.bytes_to_bring}" if self.tier is not None else "")
+
+
+UNKNOWN: Final = Outlook()
+
+
 @dataclass(slots=True)
 class Starts(Generic[K]):
     """When versions at zero are expected to serve, by what the control plane said. Times are monotonic seconds."""
 
     _at_zero_s: dict[K, float] = field(default_factory=dict)  # how long a start would take
-    _ready_at_s: dict[K, float] = field(default_factory=dict)  # of starts under way
+    _under_way: dict[K, tuple[float, Forecast]] = field(default_factory=dict)  # when a start is over, as was said
 
     def stands(self, key: K, row: StartRow) -> None:
         """It is at zero, and a start would take so long."""
@@ -81,30 +98,30 @@ class Starts(Generic[K]):
 
     def under_way(self, key: K, forecast: Forecast, now: float) -> None:
         """It starts."""
-        self._ready_at_s[key] = now + forecast.ready_in_ms / 1000
+        self._under_way[key] = now + forecast.ready_in_ms / 1000, forecast
 
     def failed(self, tenant: str, version: str) -> None:
         """Its start has come to nothing: what was said of it says nothing of the next one."""
-        for key in [key for key in self._ready_at_s if (key.tenant, key.version) == (tenant, version)]:
-            del self._ready_at_s[key]
+        for key in [key for key in self._under_way if (key.tenant, key.version) == (tenant, version)]:
+            del self._under_way[key]
 
     def served(self, key: K) -> None:
         """It has a replica: what was said before it had one counts for nothing."""
-        self._ready_at_s.pop(key, None)
+        self._under_way.pop(key, None)
         self._at_zero_s.pop(key, None)
 
     def clear(self) -> None:
         """A snapshot of all that stands follows. Starts under way are news, which it doesn't repeat."""
         self._at_zero_s.clear()
 
-    def remaining_s(self, key: K, now: float) -> float | None:
-        """Until its first replica serves: never below 0, and None where nothing is known."""
-        ready_at_s = self._ready_at_s.get(key)
-        if ready_at_s is not None:
+    def outlook(self, key: K, now: float) -> Outlook:
+        """Of one who waits for the first replica, never below 0."""
+        if (start := self._under_way.get(key)) is not None:
+            ready_at_s, said = start
             if now <= ready_at_s + OVERDUE_S:
-                return max(0.0, ready_at_s - now)
-            del self._ready_at_s[key]
-        return self._at_zero_s.get(key)
+                return Outlook(max(0.0, ready_at_s - now), said.bytes_to_bring, said.tier)
+            del self._under_way[key]
+        return Outlook(self._at_zero_s.get(key))
 
 
 def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:

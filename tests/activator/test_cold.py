@@ -76,13 +76,17 @@ def test_a_cold_stream_is_told_how_long_it_will_be(tmp_path: Path) -> None:
         async with world(tmp_path) as here:
             asked = asyncio.create_task(here.post(body=STREAM))
             await here.control.until_stat(1.0)
-            said = Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=60_000)
+            said = Forecast(
+                tenant="default", model="m", version=VERSION, ready_in_ms=60_000, bytes_to_bring=7, tier="nvme"
+            )
             here.control.publish(forecasts=(said,))
             await asyncio.sleep(1.2)
             await _start(here)
             got = await asked
             beat = next(event for event in got.body.split(b"\n\n") if event.startswith(b": waiting"))
-            found = re.fullmatch(rb": waiting stage=restoring elapsed_s=([0-9.]+) remaining_s=([0-9.]+)", beat)
+            found = re.fullmatch(
+                rb": waiting stage=restoring elapsed_s=([0-9.]+) remaining_s=([0-9.]+) tier=nvme bytes=7", beat
+            )
             assert found is not None, beat
             assert 30.0 < float(found[2]) <= 60.0
 

@@ -82,7 +82,9 @@ def test_a_start_under_way_is_nearer_its_end(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with world(tmp_path) as here:
-            here.control.publish(starts=(SLOW,), forecasts=(Forecast(ready_in_ms=1000, **NAMES),))
+            here.control.publish(
+                starts=(SLOW,), forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1000),)
+            )
             await here.settled()
             asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="30000"))
             await here.control.until_stat(1.0)

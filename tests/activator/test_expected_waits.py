@@ -4,7 +4,7 @@ import asyncio
 
 from activator.keys import VersionKey
 from activator.policy.ask import Ask
-from activator.policy.expected import LEAST
+from activator.policy.expected import LEAST, UNKNOWN, Outlook
 from activator.throttler import Throttler
 from contracts.control import Feed
 from contracts.deadline import Deadline
@@ -16,7 +16,7 @@ from tests.activator.test_throttler import ASK, FAILED, KEY, LIMITS, Bell
 
 NAMES = {"tenant": "default", "model": "m", "version": VERSION}
 STANDING = Feed(revision=1, starts=(StartRow(start_ms=9000, **NAMES),))
-STARTING = Feed(revision=1, forecasts=(Forecast(ready_in_ms=1500, **NAMES),))
+STARTING = Feed(revision=1, forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1500),))
 READY = Feed(revision=1, replicas=(replica_row("a", 1),))
 
 
@@ -49,7 +49,7 @@ async def _refused(throttler: Throttler, seconds: float, ask: Ask = ASK) -> Dead
 
 
 def _left(throttler: Throttler) -> float | None:
-    return throttler.remaining_s(KEY, ASK, Deadline(200.0))
+    return throttler.outlook(KEY, ASK, Deadline(200.0)).remaining_s
 
 
 def test_who_waits_is_told_how_long_as_far_as_it_was_said() -> None:
@@ -133,7 +133,7 @@ def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
         waiting = [asyncio.ensure_future(throttler.acquire(KEY, ASK, Deadline(103.0))) for _ in range(3)]
         later = asyncio.ensure_future(throttler.acquire(KEY, ASK, Deadline(400.0)))
         await _turns()
-        assert throttler.remaining_s(KEY, ASK, Deadline(110.0)) == 6.0
+        assert throttler.outlook(KEY, ASK, Deadline(110.0)) == Outlook(6.0)
         assert await _refused(throttler, 5.0) == DeadlineTooShort(6.0, 5.0, False)
         assert await _refused(throttler, 6.5) is None
         assert await _refused(throttler, 2.0) is None, "it is served before those that have more time"
@@ -153,4 +153,4 @@ def test_a_version_is_known_by_all_of_its_name() -> None:
     throttler = Throttler(LIMITS, Bell(), clock=Clock(), draw=lambda n: 0)
     throttler.apply(STANDING)
     other = VersionKey("default", "n", VERSION)
-    assert throttler.remaining_s(other, ASK, Deadline(200.0)) is None
+    assert throttler.outlook(other, ASK, Deadline(200.0)) == UNKNOWN

@@ -88,6 +88,7 @@ def test_a_start_is_foretold_and_the_error_kept() -> None:
             (row,) = msgspec.json.decode(await reader.take(), type=Feed).forecasts
         said = scene.forecasts.history.estimate(KEY, 4096, 0.5, parked=True)
         assert (row.version, row.ready_in_ms) == (KEY.version, round(said.ready_s * 1000))
+        assert (row.bytes_to_bring, row.tier) == (4096, "nvme")
         scene.end(ready_s=0.8)
         (miss,) = scene.forecasts.history.misses(KEY)
         assert miss == Miss(pytest.approx(said.ready_s), pytest.approx(0.8), "nvme")  # type: ignore[arg-type]
@@ -161,7 +162,7 @@ def test_a_wake_is_foretold_by_its_level(level: Level, said_ms: int) -> None:
             await reader.take()
             await scene.begin(wakes=level)
             (row,) = msgspec.json.decode(await reader.take(), type=Feed).forecasts
-        assert row.ready_in_ms == said_ms
+        assert (row.ready_in_ms, row.bytes_to_bring, row.tier) == (said_ms, 0, None)
 
     play(scenario, _never)
 

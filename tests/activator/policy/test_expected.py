@@ -3,14 +3,14 @@
 import pytest
 
 from activator.keys import VersionKey
-from activator.policy.expected import HALVED, LEAST, OVERDUE_S, Pace, Starts, comes_too_late, wait_s
+from activator.policy.expected import HALVED, LEAST, OVERDUE_S, UNKNOWN, Outlook, Pace, Starts, comes_too_late, wait_s
 from contracts.forecast import Forecast, StartRow
 
 KEY = VersionKey("t", "m", "v")
 OTHER = VersionKey("t", "m", "w")
 NAMES = {"tenant": "t", "model": "m", "version": "v"}
 STANDING = StartRow(start_ms=9000, **NAMES)
-STARTING = Forecast(ready_in_ms=4000, **NAMES)
+STARTING = Forecast(tenant="t", model="m", version="v", ready_in_ms=4000)
 
 
 def paced(answers: int, tokens: int = 100, each_s: float = 2.0) -> Pace:
@@ -85,8 +85,8 @@ def test_a_start(stands: bool, starts_at: float | None, now: float, want: float 
         starts.stands(KEY, STANDING)
     if starts_at is not None:
         starts.under_way(KEY, STARTING, starts_at)
-    assert starts.remaining_s(OTHER, now) is None
-    assert starts.remaining_s(KEY, now) == want
+    assert starts.outlook(OTHER, now) == UNKNOWN
+    assert starts.outlook(KEY, now).remaining_s == want
 
 
 def test_what_was_said_ends() -> None:
@@ -95,15 +95,15 @@ def test_what_was_said_ends() -> None:
     starts.stands(KEY, STANDING)
     starts.under_way(KEY, STARTING, 0.0)
     starts.failed("t", "w")
-    assert starts.remaining_s(KEY, 0.0) == 4.0
+    assert starts.outlook(KEY, 0.0).remaining_s == 4.0
     starts.failed("t", "v")
-    assert starts.remaining_s(KEY, 0.0) == 9.0
+    assert starts.outlook(KEY, 0.0).remaining_s == 9.0
     starts.under_way(KEY, STARTING, 0.0)
     starts.clear()
-    assert starts.remaining_s(KEY, 0.0) == 4.0
+    assert starts.outlook(KEY, 0.0).remaining_s == 4.0
     starts.stands(KEY, STANDING)
     starts.served(KEY)
-    assert starts.remaining_s(KEY, 0.0) is None
+    assert starts.outlook(KEY, 0.0).remaining_s is None
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,17 @@ def test_what_was_said_ends() -> None:
 def test_too_late(tokens: int, pace: float | None, left_s: float, want: bool) -> None:
     """Tokens before it over tokens a second."""
     assert comes_too_late(wait_s(tokens, pace), left_s) is want
+
+
+@pytest.mark.parametrize(
+    ("outlook", "want"),
+    [
+        pytest.param(UNKNOWN, "", id="nothing is known"),
+        pytest.param(Outlook(1.26), " remaining_s=1.3", id="a queue"),
+        pytest.param(Outlook(0.0, 0, "host"), " remaining_s=0.0 tier=host bytes=0", id="nothing has to be brought"),
+        pytest.param(Outlook(9.0, 5, "nvme"), " remaining_s=9.0 tier=nvme bytes=5", id="five bytes of a disk"),
+    ],
+)
+def test_the_words_of_an_outlook(outlook: Outlook, want: str) -> None:
+    """As they stand behind the stage."""
+    assert outlook.words() == want
