@@ -1,8 +1,8 @@
 """What is known of one request while it is under way, and the record and the timeline that come of it. Does no I/O."""
 
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from msgspec import UNSET
 
 from contracts.control import Principal, TimelineAnswer
@@ -14,8 +14,7 @@ from contracts.usage import Origin, RequestRecord
 OK: Final = "ok"
 
 
-@dataclass(slots=True)
-class Account:
+class Account(msgspec.Struct):
     """What is known of a request so far. Times are microseconds: `started_at_us` of the wall, the others monotonic."""
 
     request_id: str
@@ -29,7 +28,7 @@ class Account:
     runtime_id: str | None = None
     queued_us: int = 0
     cold: bool = False
-    seen: Counts = field(default_factory=Counts)
+    seen: Counts = msgspec.field(default_factory=Counts)
     delivered_tokens: int = 0
     status: int = 200
     is_settled: bool = False

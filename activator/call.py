@@ -1,8 +1,9 @@
 """One completion under way: what is asked, of which model, until when. Nothing is recorded of what can't be one."""
 
 import time
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from activator.account import Account
 from activator.exchange import Exchange
@@ -27,8 +28,7 @@ from contracts.timeline import Timeline
 WAITING: Final = frozenset({"restoring", "queued"})  # stages without a slot
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """What was asked, and how far it has come."""
 
     exchange: Exchange

@@ -1,7 +1,6 @@
 """The stages of a start, each stamped once. Durations nest by hop: what a process stamped is relative to its start."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import itemgetter
 
@@ -41,12 +40,11 @@ class Span(msgspec.Struct, frozen=True):
     after_us: int
 
 
-@dataclass(slots=True)
-class Timeline:
+class Timeline(msgspec.Struct):
     """One request's stamps; `began_us` is the monotonic microsecond of its arrival. A stage is stamped once."""
 
     began_us: int
-    _at_us: dict[Stage, int] = field(default_factory=dict)
+    _at_us: dict[Stage, int] = msgspec.field(default_factory=dict)
 
     def stamp(self, stage: Stage, now_us: int) -> None:
         """The first stamp of a stage stands."""
@@ -70,7 +68,7 @@ class Timeline:
         """The `Server-Timing` header (W3C): `stage;dur=ms` of each stage since the one before it."""
         parts, before = [], 0
         for stage, at_us in self._in_order():
-            parts.append(f"{stage};dur={(at_us - before) / 1000:.2f}")
+            parts.append(stage + f";dur={(at_us - before) / 1000:.2f}")
             before = at_us
         return ", ".join(parts)
 

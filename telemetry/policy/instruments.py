@@ -54,13 +54,25 @@ class Counter:
     def add(self, labels: Labels, amount: float = 1) -> None:
         """`labels` are the values, in the order of the names."""
         values = self._values
-        if labels not in values:
+        try:
+            values[labels] += amount
+        except KeyError:
             labels = _bounded(values, labels)
-        values[labels] = values.get(labels, 0) + amount
+            values[labels] = values.get(labels, 0) + amount
 
     def family(self) -> Family:
         """A copy."""
         return Family(self._name, self._help, Kind.COUNTER, self._labels, dict(self._values))
+
+
+class _Series:
+    """Of one set of labels."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self, intervals: int) -> None:
+        self.counts = [0] * intervals
+        self.total = 0.0
 
 
 class Histogram:
@@ -69,21 +81,19 @@ class Histogram:
     def __init__(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> None:
         assert list(bounds) == sorted(set(bounds)), "bounds ascend"
         self._name, self._help, self._labels, self._bounds = name, help, labels, bounds
-        self._counts: dict[Labels, list[int]] = {}
-        self._totals: dict[Labels, float] = {}
+        self._series: dict[Labels, _Series] = {}
 
     def observe(self, labels: Labels, value: float) -> None:
         """A value on a bound belongs below it."""
-        counts = self._counts.get(labels)
-        if counts is None:
-            labels = _bounded(self._counts, labels)
-            counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
-        counts[bisect_left(self._bounds, value)] += 1
-        self._totals[labels] = self._totals.get(labels, 0.0) + value
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series.setdefault(_bounded(self._series, labels), _Series(len(self._bounds) + 1))
+        series.counts[bisect_left(self._bounds, value)] += 1
+        series.total += value
 
     def family(self) -> Family:
         """A copy."""
-        spreads = {labels: Spread(tuple(counts), self._totals[labels]) for labels, counts in self._counts.items()}
+        spreads = {labels: Spread(tuple(series.counts), series.total) for labels, series in self._series.items()}
         return Family(self._name, self._help, Kind.HISTOGRAM, self._labels, {}, self._bounds, spreads)
 
 
