@@ -94,19 +94,9 @@ def open_call(
         reference,
         entry,
         account,
-        _deadline(exchange, deadline_s),
+        exchange.deadline(deadline_s),
         _schemas(exchange, asked, body),
     )
-
-
-def _deadline(exchange: Exchange, seconds: float) -> Deadline:
-    """The earlier of the client's (`x-kelvin-deadline-ms`) and the installation's."""
-    raw = exchange.header(b"x-kelvin-deadline-ms")
-    if raw is not None:
-        if not raw.isdigit() or len(raw) > 12:
-            raise Refused(InvalidRequest("x-kelvin-deadline-ms", repr(raw[:20]), "must be whole milliseconds"))
-        seconds = min(seconds, int(raw) / 1000)
-    return Deadline.after(seconds, exchange.arrived_us / 1e6)
 
 
 def _schemas(exchange: Exchange, asked: Complete, body: Body) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from contracts.deadline import Deadline
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
 from contracts.trace import TraceContext, parse
 from contracts.traffic_errors import DeadlineExceeded
@@ -143,6 +144,18 @@ class Exchange:
         other._send, other.connection = send, connection
         other.standing, other.rates, other.last = [], [], False
         return other
+
+    def deadline(self, seconds: float) -> Deadline:
+        """The earlier of the client's (`x-kelvin-deadline-ms`) and ours, so many seconds after it arrived.
+
+        Raises Refused(InvalidRequest).
+        """
+        raw = self.header(b"x-kelvin-deadline-ms")
+        if raw is not None:
+            if not raw.isdigit() or len(raw) > 12:
+                raise Refused(InvalidRequest("x-kelvin-deadline-ms", repr(raw[:20]), "must be whole milliseconds"))
+            seconds = min(seconds, int(raw) / 1000)
+        return Deadline.after(seconds, self.arrived_us / 1e6)
 
     async def read_body(self, limit_bytes: int, within_s: float) -> bytes:
         """The whole body. Raises Refused: BodyTooLarge, DeadlineExceeded; ClientGone."""

@@ -1,6 +1,7 @@
 """Pass the admin and push APIs through to the processes behind, both bodies streamed; who calls is told by us alone."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
@@ -16,6 +17,7 @@ from contracts.traffic_errors import DeadlineExceeded
 from contracts.wire import encode
 from service.client import ServiceClient
 
+LEAST_S: Final = 0.001
 PRINCIPAL: Final = b"x-kelvin-principal"
 # With none of these there is nothing behind for a key. What each route needs is asked there.
 SCOPES: Final = {"admin": (Scope.ADMIN, Scope.BILLING_READ), "push": (Scope.PUSH,)}
@@ -59,7 +61,8 @@ class Passthrough:
         query = b"?" + exchange.query if exchange.query else b""
         # `encoded`: the path goes on as it came; nothing in it is read as "one up".
         url = URL(f"http://{name}{(exchange.path + query).decode('latin-1')}", encoded=True)
-        timeout = aiohttp.ClientTimeout(total=self._limits.deadline_s, sock_connect=5.0)
+        allowed_s = exchange.deadline(self._limits.deadline_s).remaining_s(time.monotonic())
+        timeout = aiohttp.ClientTimeout(total=max(LEAST_S, allowed_s), sock_connect=5.0)  # 0 would be none
         try:
             async with service.session.request(
                 exchange.method, url, headers=headers, data=None if body is None else body.parts(), timeout=timeout,
@@ -69,7 +72,7 @@ class Passthrough:
         except TimeoutError:
             if exchange.started:
                 raise ClientGone from None  # only a broken connection says that the body is not whole
-            raise Refused(DeadlineExceeded(self._limits.deadline_s, f"waiting for the {name} service")) from None
+            raise Refused(DeadlineExceeded(allowed_s, f"waiting for the {name} service")) from None
         except (aiohttp.ClientError, OSError) as error:
             if body is not None and body.failure is not None:
                 raise body.failure from error

@@ -5,9 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
-from tests.activator.control import ADMIN, KEY, FakeControl
+from contracts.control import Scope
+from tests.activator.control import ADMIN, KEY, FakeControl, key_row
 from tests.activator.world import World, world
+from tests.listening import Listening
+
+PUSHER = "kv-pusherpusher-" + "p" * 43
 
 
 def _problem(body: bytes) -> str:
@@ -123,3 +128,35 @@ async def _snapshotter(here: World) -> FakeControl:
     (run / "control.sock").rename(run / "snapshotter.sock")
     (run / "kept.sock").rename(run / "control.sock")
     return fake
+
+
+def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
+    """504 when it is over, however long ours is; a deadline that is none is refused before anything goes inward."""
+    held = asyncio.Event()
+
+    async def hold(request: web.Request) -> web.Response:
+        await held.wait()
+        return web.Response(body=b"late")
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", hold)
+            snapshotter = Listening(app)
+            await snapshotter.start(here.data / "run" / "snapshotter.sock")
+            try:
+                key = {"key": PUSHER, "x_kelvin_deadline_ms": "200"}
+                here.control.publish(keys=(key_row("k8", PUSHER, "default", Scope.PUSH),))
+                await here.settled()
+                got = await here.get("/push/v1/plans", **key)
+                assert (got.status, _problem(got.body)) == (504, "deadline_exceeded")
+                got = await here.get("/push/v1/plans", **(key | {"x_kelvin_deadline_ms": "soon"}))
+                assert (got.status, _problem(got.body)) == (400, "invalid_request")
+                held.set()
+                got = await here.get("/push/v1/plans", **(key | {"x_kelvin_deadline_ms": "60000"}))
+                assert (got.status, got.body) == (200, b"late")
+            finally:
+                held.set()
+                await snapshotter.stop()
+
+    asyncio.run(scenario())
