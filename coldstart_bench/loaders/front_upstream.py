@@ -144,8 +144,10 @@ async def serve(data: Path, key: str, rate: float) -> None:
     """Until stdin ends."""
     world, loop = World(key, rate), asyncio.get_running_loop()
     directory, ended = SocketDirectory(data / "run"), asyncio.Event()
-    for name in ("control.sock", "rt-front.sock"):
+    inner = [  # kept: a server that nobody refers to is collected, and listens no more
         await loop.create_unix_server(lambda: Connection(world, framed=True), sock=directory.listen(name))
+        for name in ("control.sock", "rt-front.sock")
+    ]
     plain = await loop.create_server(lambda: Connection(world, framed=False), "127.0.0.1", 0)
     port = plain.sockets[0].getsockname()[1]
 
@@ -157,6 +159,8 @@ async def serve(data: Path, key: str, rate: float) -> None:
 
     threading.Thread(target=answer, daemon=True).start()
     await ended.wait()
+    for server in (*inner, plain):
+        server.close()
 
 
 if __name__ == "__main__":
