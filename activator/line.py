@@ -25,10 +25,11 @@ class Replica:
     @property
     def free(self) -> int:
         """Requests that it may take now."""
-        free = self.row.max_streams - self.running
-        if free < 0 or not self.is_open:
+        row = self.row
+        free = row.max_streams - self.running
+        if free < 0 or self.gone or row.draining:
             return 0
-        return free if self.breaker is None else min(free, 1)
+        return free if self.breaker is None else min(free, 1) if self.is_open else 0
 
     @property
     def is_open(self) -> bool:

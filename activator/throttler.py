@@ -255,7 +255,7 @@ class Throttler:
         self._tidy(key, line)
 
     def _grant(self, key: VersionKey, line: Line) -> None:
-        free = line.free
+        free = line.free if len(line.waiting) else 0
         while free and (found := next_waiter(line)) is not None:
             line.pace.took(self._clock())
             found[0].granted.set_result(self._take_slot(line, found[1]))
