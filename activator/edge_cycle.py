@@ -90,7 +90,7 @@ class Cycle:
         except BaseException as error:
             log.error("the application failed", exc_info=error)
         if not self.response_complete and not self.disconnected:
-            if not self.response_started:
+            if not self.response_started or self._head is not None:  # nothing was sent
                 self.response_started = True
                 self._wire.write(_FAILED)
             self._wire.end()
@@ -147,8 +147,8 @@ class Cycle:
             return
         if message["type"] == "http.response.start":
             assert not self.response_started
-            self.response_started, self.invites = True, False
             self._head = self._begin(message["status"], message["headers"])
+            self.response_started, self.invites = True, False
         else:
             assert self.response_started
             assert not self.response_complete

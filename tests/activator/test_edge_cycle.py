@@ -1,0 +1,197 @@
+"""One request on a wire: what of an answer is sent with what, and what is refused to be sent."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from activator.edge_cycle import READ_AHEAD, Cycle
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
+
+
+class FakeWire:
+    """Takes everything, and writes down what happened."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.written: list[bytes] = []
+        self.said: list[str] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def end(self) -> None:
+        self.said.append("end")
+
+    def pause_body(self) -> None:
+        self.said.append("pause")
+
+    def resume_body(self) -> None:
+        if self.said and self.said[-1] == "pause":
+            self.said.append("resume")
+
+    async def drained(self) -> None:
+        self.said.append("drained")
+        self.is_full = False
+
+    def answered(self) -> None:
+        self.said.append("answered")
+
+    def left(self) -> None:
+        self.said.append("left")
+
+
+def _start(status: int = 200, *headers: tuple[bytes, bytes]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def _body(data: bytes, more_body: bool = False) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more_body}
+
+
+def _says(messages: Iterable[Message]) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+
+    return app
+
+
+def _served(app: ASGIApp, method: str = "GET", *, keep_alive: bool = True) -> FakeWire:
+    wire = FakeWire()
+    cycle = Cycle(wire, {"type": "http", "method": method}, keep_alive=keep_alive, invites=False)
+    asyncio.run(cycle.run(app))
+    return wire
+
+
+LENGTH = (b"content-length", b"2")
+
+
+@pytest.mark.parametrize(("method", "messages", "want"), [
+    pytest.param("GET", [_start(200, LENGTH), _body(b"hi")], [OK + b"content-length: 2\r\n\r\nhi"],
+                 id="a whole answer leaves at once"),
+    pytest.param("GET", [_start(), _body(b"hi", True), _body(b"ho")],
+                 [OK + CHUNKED + b"\r\n2\r\nhi\r\n", b"2\r\nho\r\n0\r\n\r\n"], id="without a length it is chunked"),
+    pytest.param("GET", [_start(), _body(b"", True), _body(b"")], [OK + CHUNKED + b"\r\n", b"0\r\n\r\n"],
+                 id="an empty piece ends nothing, and the head does not wait for the next"),
+    pytest.param("HEAD", [_start(200, LENGTH), _body(b"hi")], [OK + b"content-length: 2\r\n\r\n"],
+                 id="HEAD has a length and no body"),
+    pytest.param("GET", [_start(204), _body(b"")], [b"HTTP/1.1 204 No Content\r\n\r\n"], id="204 has neither"),
+    pytest.param("GET", [_start(599), _body(b"")], [b"HTTP/1.1 599 \r\n" + CHUNKED + b"\r\n0\r\n\r\n"],
+                 id="a status without a name"),
+])  # fmt: skip
+def test_what_is_written(method: str, messages: list[Message], want: list[bytes]) -> None:
+    """In as few writes as can be; the connection stays."""
+    wire = _served(_says(messages), method)
+    assert wire.written == want
+    assert wire.said == ["answered", "left"]
+
+
+def test_a_connection_that_may_not_stay_says_so_once() -> None:
+    """Whether the application said so, or the connection did."""
+    for wire in (
+        _served(_says([_start(200, LENGTH), _body(b"hi")]), keep_alive=False),
+        _served(_says([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")])),
+        _served(_says([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")]), keep_alive=False),
+    ):
+        assert wire.written[0].count(b"connection: close\r\n") == 1
+        assert wire.said == ["end", "answered", "left"]
+
+
+@pytest.mark.parametrize(("messages", "begins"), [
+    pytest.param([_start(200, (b"x", b"a\r\nset-cookie: b")), _body(b"")], b"HTTP/1.1 500 ",
+                 id="a header that holds another one"),
+    pytest.param([_start(200, (b"x", b"a\nb")), _body(b"")], b"HTTP/1.1 500 ", id="the end of a line alone"),
+    pytest.param([_start(200, (b"x", b"a\rb")), _body(b"")], b"HTTP/1.1 500 ", id="half of one"),
+    pytest.param([_start(200, LENGTH), _body(b"hi", True), _body(b"ho")], OK, id="more than was promised"),
+    pytest.param([_start(200, LENGTH), _body(b"h", True), _body(b"")], OK, id="less than was promised"),
+    pytest.param([_start(200, LENGTH), _body(b"h", True)], OK, id="an answer without an end"),
+    pytest.param([_start(200, LENGTH)], b"HTTP/1.1 500 ", id="a head without a body, which was not sent"),
+    pytest.param([], b"HTTP/1.1 500 ", id="no answer"),
+])  # fmt: skip
+def test_what_is_wrong_ends_the_connection(messages: list[Message], begins: bytes) -> None:
+    """With a 500 where nothing was sent, else cut: nobody takes half an answer for a whole one."""
+    wire = _served(_says(messages))
+    assert wire.written[0].startswith(begins)
+    assert b"set-cookie" not in b"".join(wire.written)
+    assert wire.said == ["end", "left"]
+
+
+def _received(do: Callable[[Cycle, FakeWire], Coroutine[None, None, None]], *, invites: bool = False) -> FakeWire:
+    async def scenario() -> FakeWire:
+        wire = FakeWire()
+        cycle = Cycle(wire, {"type": "http", "method": "POST"}, keep_alive=True, invites=invites)
+        async with asyncio.timeout(20):
+            await do(cycle, wire)
+        return wire
+
+    return asyncio.run(scenario())
+
+
+def test_a_body_is_received_as_it_comes() -> None:
+    """What has come at once, and its end once; then only that the client has gone."""
+
+    async def do(cycle: Cycle, wire: FakeWire) -> None:
+        cycle.take(b"a")
+        cycle.take(b"b")
+        assert await cycle.receive() == {"type": "http.request", "body": b"ab", "more_body": True}
+        waiting = asyncio.create_task(cycle.receive())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        cycle.body_ended()
+        assert await waiting == {"type": "http.request", "body": b"", "more_body": False}
+        waiting = asyncio.create_task(cycle.receive())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        cycle.lost()
+        assert await waiting == {"type": "http.disconnect"}
+        await cycle.send(_start())
+        assert not wire.written, "nobody is there"
+
+    assert _received(do).said == []
+
+
+def test_a_body_that_nobody_takes_is_read_no_further() -> None:
+    """Until it is taken."""
+
+    async def do(cycle: Cycle, wire: FakeWire) -> None:
+        cycle.take(b"x" * READ_AHEAD)
+        assert wire.said == []
+        cycle.take(b"x")
+        assert wire.said == ["pause"]
+        assert len((await cycle.receive())["body"]) == READ_AHEAD + 1
+
+    assert _received(do).said == ["pause", "resume"]
+
+
+def test_a_body_is_invited_once_and_only_when_it_is_wanted() -> None:
+    """An answer instead of an invitation takes it back."""
+
+    async def wanted(cycle: Cycle, wire: FakeWire) -> None:
+        cycle.take(b"a")
+        await cycle.receive()
+        cycle.body_ended()
+        await cycle.receive()
+
+    async def refused(cycle: Cycle, wire: FakeWire) -> None:
+        await cycle.send(_start(403))
+        await cycle.send(_body(b""))
+        assert (await cycle.receive())["type"] == "http.disconnect"
+
+    assert _received(wanted, invites=True).written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
+    assert b"100 Continue" not in b"".join(_received(refused, invites=True).written)
+
+
+def test_a_wire_that_is_full_is_waited_for() -> None:
+    """Before anything more is written."""
+
+    async def do(cycle: Cycle, wire: FakeWire) -> None:
+        await cycle.send(_start())
+        await cycle.send(_body(b"a", True))
+        wire.is_full = True
+        await cycle.send(_body(b"b"))
+
+    assert _received(do).said == ["drained", "answered"]

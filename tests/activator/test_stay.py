@@ -1,0 +1,77 @@
+"""What ends a block that waits for a client and a time, and that nothing of it is left behind."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from activator.exchange import ClientGone, Stay
+from tests.activator.test_answer import FakeConnection
+
+
+class Watched(FakeConnection):
+    """Knows who watches it."""
+
+    gone: Callable[[], None] | None = None
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        self.gone = gone
+
+    def unwatch(self) -> None:
+        self.gone = None
+
+    def leave(self) -> None:
+        assert self.gone is not None
+        self.gone()
+
+
+def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None]) -> BaseException | None:
+    """How a block ended that would wait for ever; what it leaves of itself fails here."""
+    client = Watched()
+
+    async def stay() -> None:
+        with Stay(client, within_s):
+            await asyncio.Event().wait()
+
+    async def scenario() -> BaseException | None:
+        task = asyncio.create_task(stay())
+        await asyncio.sleep(0)
+        end(client, task)
+        await asyncio.wait((task,))
+        assert client.gone is None
+        if task.cancelled():
+            return asyncio.CancelledError()
+        assert not task.cancelling(), "a cancellation of ours is taken back"
+        return task.exception()
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("within_s", "end", "want"), [
+    pytest.param(None, lambda client, task: client.leave(), ClientGone, id="a client that leaves"),
+    pytest.param(0.0, lambda client, task: None, TimeoutError, id="its time"),
+    pytest.param(60.0, lambda client, task: client.leave(), ClientGone, id="a client that leaves before its time"),
+    pytest.param(60.0, lambda client, task: task.cancel(), asyncio.CancelledError, id="somebody else: that goes on"),
+    pytest.param(60.0, lambda client, task: (client.leave(), task.cancel()), asyncio.CancelledError,
+                 id="somebody else beside a client that leaves"),
+])  # fmt: skip
+def test_what_ends_it(
+    within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None], want: type[BaseException]
+) -> None:
+    """Each with its own exception."""
+    assert type(_end_of(within_s, end)) is want
+
+
+def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
+    """Neither its timer nor its watcher outlives it; what it raises goes through."""
+
+    async def scenario() -> None:
+        client = Watched()
+        with Stay(client, 0.0):
+            pass
+        with pytest.raises(KeyError), Stay(client, 0.0):
+            raise KeyError
+        await asyncio.sleep(0.001)
+        assert client.gone is None
+
+    asyncio.run(scenario())
