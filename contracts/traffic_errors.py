@@ -157,7 +157,7 @@ class DeadlineTooShort(Failure):
     @property
     def message(self) -> str:
         why = "the model's start takes" if self.is_starting else "those before it take"
-        return f"no answer can begin within the {self.remaining_s:.1f} s that are left: {why} {self.expected_s:.1f} s"
+        return f"no answer can begin within the {self.remaining_s:.3g} s that are left: {why} {self.expected_s:.3g} s"
 
     @property
     def retry_after_s(self) -> float | None:

@@ -162,7 +162,7 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
     for row in models:
         scale = row["scale"]
         bounds = f"{scale['min']}-{scale['max']}"
-        version = row["aliases"].get("prod", "")[:12]
+        version = "\n".join(split_lines(row["split"])) or row["aliases"].get("prod", "")[:12]
         versions = sum(each["health"] != "deleted" for each in row["versions"])
         state, granted = (row["state"], str(row["replicas"]), bounds), " ".join(row["grantees"])
         table.add_row(row["model"], version, str(versions), *state, granted)
