@@ -158,14 +158,14 @@ def _mark(good: bool) -> str:
 
 
 def _model_table(models: list[dict[str, Any]]) -> Table:
-    table = Table("model", "prod", "versions", "state", "replicas", "min-max", "granted to", title="models")
+    table = Table("model", "prod", "versions", "state", "replicas", "min-max", "grants", title="models")
     for row in models:
         scale = row["scale"]
         bounds = f"{scale['min']}-{scale['max']}"
         version = "\n".join(split_lines(row["split"])) or row["aliases"].get("prod", "")[:12]
         versions = sum(each["health"] != "deleted" for each in row["versions"])
-        state, granted = (row["state"], str(row["replicas"]), bounds), " ".join(row["grantees"])
-        table.add_row(row["model"], version, str(versions), *state, granted)
+        grants = str(len(row["grantees"]) or "")
+        table.add_row(row["model"], version, str(versions), row["state"], str(row["replicas"]), bounds, grants)
     return table
 
 
