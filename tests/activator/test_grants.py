@@ -10,6 +10,7 @@ import pytest
 from contracts.control import ModelRow, Scope, TenantLimits, TenantRow
 from tests.activator.control import KEY, OTHER, STRANGER, VERSION, key_row
 from tests.activator.replica import Call, hello
+from tests.activator.test_turns import until_queued
 from tests.activator.world import CHAT, Got, World, world
 
 NARROW = "kv-narrownarrow-" + "n" * 43
@@ -127,6 +128,40 @@ def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
             await replica.until(lambda r: len(r.calls) == 2)
             held.set()
             assert [(await each).status for each in (first, own)] == [200, 200]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("loud", "quiet"), [(KEY, STRANGER), (STRANGER, KEY)], ids=["the owner's", "the guest's"])
+def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) -> None:
+    """Twenty of one tenant wait at the replica of one slot; the other tenant's request, which came last, is next."""
+
+    async def scenario() -> None:
+        held = asyncio.Event()
+
+        async def hold(call: Call) -> None:
+            await held.wait()
+            await hello(call)
+
+        async with world(tmp_path) as here:
+            replica = await here.replica("a", hold, max_streams=1)
+            await _grant(here, "stranger")
+            sent: list[asyncio.Task[Got]] = []
+
+            def send(key: str, name: str) -> None:
+                body = CHAT | {"model": "m" if key == KEY else "default/m", "user": name}
+                sent.append(asyncio.create_task(here.post(body=body, key=key)))
+
+            send(loud, "loud")
+            await replica.until(lambda r: len(r.calls) == 1)
+            for _ in range(20):
+                send(loud, "loud")
+            await until_queued(here, 20)
+            send(quiet, "quiet")
+            await until_queued(here, 21)
+            held.set()
+            assert {got.status for got in await asyncio.gather(*sent)} == {200}
+            assert [call.wanted["user"] for call in replica.calls].index("quiet") == 1
 
     asyncio.run(scenario())
 

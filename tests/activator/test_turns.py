@@ -172,7 +172,8 @@ def test_who_is_refused_is_given_nothing() -> None:
     asyncio.run(scenario())
 
 
-async def _until_queued(here: World, count: int) -> None:
+async def until_queued(here: World, count: int) -> None:
+    """Wait until so many wait."""
     connector = aiohttp.UnixConnector(path=str(here.data / "run" / "activator.sock"))
     async with asyncio.timeout(20), aiohttp.ClientSession(connector=connector) as own:
         while True:
@@ -225,7 +226,7 @@ def test_priorities_by_what_they_took(tmp_path: Path, script: Script, status: in
             await replica.until(lambda r: len(r.calls) == 4)
             for count, (name, priority) in enumerate((("batch", "batch"), ("interactive", "interactive")), 1):
                 sent.append(send(name, priority, 1))
-                await _until_queued(here, count)
+                await until_queued(here, count)
             held.set()
             assert [got.status for got in await asyncio.gather(*sent)] == [200, 200, 200]
             assert [call.wanted["user"] for call in replica.calls[3:]] == ["holds", "interactive", "batch"]

@@ -179,14 +179,21 @@ def test_a_start_that_failed_and_one_that_was_adopted_teach_nothing() -> None:
     play(scenario, _there)
 
 
-def test_the_first_callers_tell_how_long_the_first_batch_took() -> None:
+@pytest.mark.parametrize(
+    ("tenant", "model"),
+    [
+        pytest.param(KEY.tenant, KEY.model, id="the owner's"),
+        pytest.param("guest", f"{KEY.tenant}/{KEY.model}", id="another tenant's, whom it lets call"),
+    ],
+)
+def test_the_first_callers_tell_how_long_the_first_batch_took(tenant: str, model: str) -> None:
     """From the record of a cold request, which has the stages."""
 
     async def scenario(scene: Scene) -> None:
         await scene.begin()
         scene.end(ready_s=0.8)
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.FIRST_TOKEN, 1_150_000))
-        of = {"tenant": KEY.tenant, "model": KEY.model, "version": KEY.version}
+        of = {"tenant": tenant, "model": model, "version": KEY.version}
         cold = msgspec.structs.replace(request_record(1), timeline=stamps, outcome="ok", **of)
         warm, failed = msgspec.structs.replace(cold, timeline=None), msgspec.structs.replace(cold, outcome="internal")
         scene.forecasts.answered((warm, failed))
