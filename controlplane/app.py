@@ -203,7 +203,7 @@ def compose(
     removal = Removal(registry, access.tenants, access.keys, table, autoscaler, clock)
     explaining = (internals.forecasts, internals.economy, clock, pool, foresight)
     app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining))
-    app.include_router(grants_api.router(registry, clock))
+    app.include_router(grants_api.router(registry, access.tenants, clock))
     app.include_router(access_api.router(access, registry, autoscaler, removal, clock))
     app.include_router(
         billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])

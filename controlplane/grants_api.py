@@ -12,6 +12,7 @@ from controlplane.clock import Clock
 from controlplane.facts import Model
 from controlplane.policy.access import whose
 from controlplane.registry import Registry
+from controlplane.tenants import TenantStore
 from service.openapi import described
 from service.principal import admin_of
 
@@ -19,13 +20,13 @@ Admin = Annotated[Principal, Depends(admin_of)]
 Named = Annotated[str | None, Query(alias="tenant")]
 
 
-def router(registry: Registry, clock: Clock) -> APIRouter:
+def router(registry: Registry, tenants: TenantStore, clock: Clock) -> APIRouter:
     """Routes under `/admin/v1`. Who has a grant learns whose model it is and what it is called, and nothing else."""
     routes = APIRouter(prefix="/admin/v1")
 
     @routes.get("/grants", **described(ModelGrants, NotFound))
     async def every_grant(by: Admin, tenant: Named = None) -> Response:
-        own = whose(by, tenant)
+        own = (await tenants.one(whose(by, tenant), clock.wall_s())).tenant
         given = tuple(_grant(model, grantee) for model in registry.models(own) for grantee in model.grantees)
         return answer(ModelGrants(given=given, had=tuple(_grant(model, own) for model in registry.granted_to(own))))
 

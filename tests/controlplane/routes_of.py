@@ -15,7 +15,7 @@ def admin_routes() -> set[tuple[str, str]]:
     routers = (
         admin_api.router(*[nothing] * 11),
         access_api.router(nothing, nothing, nothing, nothing, nothing),
-        grants_api.router(nothing, nothing),
+        grants_api.router(nothing, nothing, nothing),
         billing_api.router(nothing, nothing, nothing),
         metrics_api.router(nothing, nothing, nothing),
     )

@@ -100,6 +100,7 @@ def test_who_may(data: Path) -> None:
             await ask(door, OPERATOR, "PUT", "/models/m/grants/other?tenant=acme")
             assert (await _actions(door))[0][:2] == ("operator", "model.granted")
             assert (await ask(door, OPERATOR, "GET", "/grants?tenant=other"))["had"] == [GRANT]
+            await ask(door, OPERATOR, "GET", "/grants?tenant=nobody", status=404)
             assert await _grantees(door) == [("other",)]
 
     asyncio.run(main())

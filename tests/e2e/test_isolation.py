@@ -43,6 +43,7 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
     ("POST", "/v1/chat/completions"): ("infer", "/{tenant}/{model}/v1/chat/completions", {"messages": []}),
     ("POST", "/v1/embeddings"): ("infer", "/v1/embeddings", {"model": "{model}", "input": "w1"}),
     ("GET", "/v1/models/{}"): ("infer", "/v1/models/{model}@{version}", None),
+    ("DELETE", "/v1/requests/{}"): ("infer", "/v1/requests/{request}", None),
     ("GET", "/v1/requests/{}/timeline"): ("infer", "/v1/requests/{request}/timeline", None),
     ("GET", "/v2/models/{}"): ("infer", "/v2/models/{model}", None),
     ("GET", "/v2/models/{}/ready"): ("infer", "/{tenant}/{model}/v2/models/{model}/ready", None),

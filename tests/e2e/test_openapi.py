@@ -40,6 +40,8 @@ NEED_MORE: Final[set[Operation]] = {
     ("POST", "/admin/v1/tenants/{tenant}/resume"),
     ("PUT", "/admin/v1/tenants/{tenant}/limits"),
     ("POST", "/admin/v1/cache/evict"),
+    ("PUT", "/admin/v1/models/{model}/grants/{grantee}"),
+    ("DELETE", "/admin/v1/models/{model}/grants/{grantee}"),
 }
 
 
@@ -97,6 +99,8 @@ def _described(ours: Installation, llama: Path) -> dict[str, Any]:
         "POST /admin/v1/keys/{key_id}/revoke key_id": keys[1]["key"]["key_id"],
         "DELETE /admin/v1/models/{model} model": "planned",
         "DELETE /admin/v1/tenants/{tenant} tenant": "there",
+        "PUT /admin/v1/models/{model}/grants/{grantee} grantee": "there",
+        "DELETE /admin/v1/models/{model}/grants/{grantee} grantee": "there",
         "PUT /admin/v1/tenants/{tenant}/limits tenant": "there",
         "POST /admin/v1/tenants/{tenant}/suspend tenant": "there",
         "POST /admin/v1/tenants/{tenant}/resume tenant": "there",
