@@ -166,6 +166,25 @@ def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_kept_answer_is_its_callers(tmp_path: Path) -> None:
+    """Owner and guest send one `Idempotency-Key` with the same request: each is answered for itself, and once."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a")
+            await _grant(here, "stranger")
+            for _ in range(2):
+                for key, path in ((KEY, "/v1"), (STRANGER, "/default/m/v1")):
+                    got = await here.post(f"{path}/chat/completions", CHAT, key, idempotency_key="same")
+                    assert got.status == 200
+            assert [call.headers.get("x-kelvin-guest") for call in replica.calls] == [None, "stranger"]
+            await _grant(here)
+            got = await here.post("/default/m/v1/chat/completions", CHAT, STRANGER, idempotency_key="same")
+            assert got.status == 404
+
+    asyncio.run(scenario())
+
+
 def test_a_suspended_owners_model_is_not_there(tmp_path: Path) -> None:
     """It runs for nobody; the guest is told no more than of what is not granted."""
 
