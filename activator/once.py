@@ -7,8 +7,10 @@ are the `tape`'s, and how a request is answered is `completions`'.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from activator.account import OK, Account
 from activator.answer import Answer
@@ -114,7 +116,7 @@ class Once:
                 self._forget(run)
 
         tape = Tape(self._limits.answer_bytes, self._room, ended=ended, deserted=lambda: self._forget(run))
-        inner = replace(call, exchange=call.exchange.through(tape.send, tape))
+        inner = msgspec.structs.replace(call, exchange=call.exchange.through(tape.send, tape))
         run = Run(what, account, tape, inner.exchange, asyncio.get_running_loop().create_future())
         self._runs[what.name] = run
         task = asyncio.create_task(self._run(run, inner, work), name=f"once-{account.request_id}")
