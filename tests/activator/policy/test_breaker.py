@@ -1,7 +1,7 @@
 """A breaker opens when it should, lets one at a time try, and closes after a success, whatever happened before."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activator.policy.breaker import Breaker, BreakerLimits, State
@@ -61,11 +61,17 @@ def test_one_tries_and_who_leaves_makes_room() -> None:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["enter", "leave", "fail", "enough", "succeed", "wait"]), st.integers(0, 9)), max_size=80
+    st.tuples(
+        st.sampled_from(["enter", "enter", "enter", "leave", "fail", "enough", "succeed", "wait", "wait"]),
+        st.integers(0, 9),
+    ),
+    min_size=10,
+    max_size=80,
 )
 
 
 @given(STEPS)
+@settings(max_examples=200)
 def test_never_two_try_and_a_success_always_closes(steps: list[tuple[str, int]]) -> None:
     """Whatever order things come in. Each refusal ends: after the bound somebody may try."""
     breaker, now_s, inside, trying = Breaker(LIMITS), 0.0, list[object](), set[int]()
