@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from activator import dependencies
 from activator.account import Account
 from activator.exchange import ClientGone, Exchange, Headers, now_us
 from activator.policy.expected import UNKNOWN, Outlook
@@ -143,9 +144,10 @@ class Answer:
     async def _settle_failed(self, failure: Failure, status: int | None) -> None:
         self._account.timeline.stamp(Stage.DONE, now_us())
         try:
-            await self._usage.settle(self._account, failure, status)
-        except Refused as refused:  # it failed already; that it goes unrecorded is all there is left to say
-            log.error("no usage record", extra={"request_id": self._account.request_id, "error": str(refused)})
+            async with asyncio.timeout(dependencies.SPOOL.timeout_s):
+                await self._usage.settle(self._account, failure, status)
+        except (Refused, TimeoutError) as error:  # it failed already; that it goes unrecorded is all there is to say
+            log.error("no usage record", extra={"request_id": self._account.request_id, "error": repr(error)})
 
     async def _commit(self) -> None:
         """The first bytes of the replica: no more heartbeats, and the head if it is still held."""

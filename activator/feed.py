@@ -10,6 +10,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from activator import dependencies
 from contracts.control import Feed
 from contracts.errors import Refused
 from contracts.wire import decoder
@@ -18,7 +19,7 @@ from service.client import ServiceClient
 log = logging.getLogger(__name__)
 
 PATH: Final = "/internal/v1/feed"
-SILENCE_S: Final = 15.0  # three heartbeats
+SILENCE_S: Final = dependencies.FEED.timeout_s  # three heartbeats
 MAX_LINE: Final = 256 << 20
 PATIENCE_S: Final = 1.0  # with the control plane, at the start
 FIRST_BACKOFF_S: Final = 0.05

@@ -13,6 +13,7 @@ import aiohttp
 import jwt
 import msgspec
 
+from activator import dependencies
 from activator.issuers import Source
 from activator.policy.key_sets import Jwk, Name, usable
 from contracts.errors import Refused, Unavailable
@@ -20,7 +21,7 @@ from contracts.errors import Refused, Unavailable
 log = logging.getLogger(__name__)
 
 PAUSE_S: Final = 10.0  # between two fetches, whoever asks
-FETCH_S: Final = 5.0
+FETCH_S: Final = dependencies.ISSUER.timeout_s
 MAX_BYTES: Final = 256 << 10
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Final
 
+from activator import dependencies
 from contracts import control
 from contracts.errors import Refused
 from service.client import ServiceClient
@@ -11,7 +12,7 @@ from service.client import ServiceClient
 log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 60
-POST_TIMEOUT_S: Final = 5.0
+POST_TIMEOUT_S: Final = dependencies.KEY_USES.timeout_s
 PATH: Final = "/internal/v1/keys/uses"
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from activator import dependencies
 from activator.table import Table
 from contracts.control import Feed, ReplicaRow
 from contracts.wire import Wire, decoder, encode
@@ -134,7 +135,7 @@ class LastFeed:
 
     def _listens(self, row: ReplicaRow) -> bool:
         try:
-            self._directory.connect(row.address, timeout_s=1.0).close()
+            self._directory.connect(row.address, timeout_s=dependencies.REPLICA.timeout_s).close()
         except (OSError, ValueError):
             return False
         return True

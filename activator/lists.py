@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from activator import dependencies
 from activator.authenticate import Authenticator
 from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve
@@ -19,7 +20,7 @@ from contracts.problem import code_of
 from contracts.wire import encode
 from service.client import ServiceClient
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = dependencies.TIMELINES.timeout_s
 _JSON = b"application/json"
 
 

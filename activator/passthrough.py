@@ -8,6 +8,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from activator import dependencies
 from activator.authenticate import Authenticator
 from activator.exchange import ClientGone, Exchange, Headers
 from activator.settings import RequestLimits
@@ -19,6 +20,7 @@ from service.client import ServiceClient
 
 LEAST_S: Final = 0.001
 PRINCIPAL: Final = b"x-kelvin-principal"
+CONNECT_S: Final = {"admin": dependencies.ADMIN.timeout_s, "push": dependencies.PUSH.timeout_s}
 # With none of these there is nothing behind for a key. What each route needs is asked there.
 SCOPES: Final = {"admin": (Scope.ADMIN, Scope.BILLING_READ), "push": (Scope.PUSH,)}
 # RFC 9110, 7.6.1, what the hop computes anew, and what stays at the door.
@@ -62,7 +64,8 @@ class Passthrough:
         # `encoded`: the path goes on as it came; nothing in it is read as "one up".
         url = URL(f"http://{name}{(exchange.path + query).decode('latin-1')}", encoded=True)
         allowed_s = exchange.deadline(self._limits.deadline_s).remaining_s(time.monotonic())
-        timeout = aiohttp.ClientTimeout(total=max(LEAST_S, allowed_s), sock_connect=5.0)  # 0 would be none
+        connect_s = CONNECT_S[name]
+        timeout = aiohttp.ClientTimeout(total=max(LEAST_S, allowed_s), sock_connect=connect_s)  # 0 would be none
         try:
             async with service.session.request(
                 exchange.method, url, headers=headers, data=None if body is None else body.parts(), timeout=timeout,

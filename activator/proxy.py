@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from activator import dependencies
 from activator.errands import Errands
 from activator.line import Replica
 from activator.sessions import Session
@@ -22,7 +23,7 @@ from service.unix import SocketDirectory
 
 log = logging.getLogger(__name__)
 
-ERRAND_S: Final = 2.0
+ERRAND_S: Final = dependencies.RECEIPTS.timeout_s
 
 
 class Lost(Exception):

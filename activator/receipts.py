@@ -8,13 +8,14 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+from activator import dependencies
 from activator.errands import Errands
 from activator.upstream_http import Client
 from contracts.usage import Receipt, Receipts
 from contracts.wire import encode
 
 MAX_RECEIPTS: Final = 256  # of 200 bytes at the most: what a replica reads of one body
-TOLD_S: Final = 2.0
+TOLD_S: Final = dependencies.RECEIPTS.timeout_s
 LINGER_S: Final = 0.02  # far less than a replica waits for receipts at its end
 _PATH: Final = "/v1/receipts"
 _JSON: Final = (("content-type", "application/json"),)

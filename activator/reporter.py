@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from activator import dependencies
 from activator.keys import VersionKey
 from activator.policy.concurrency import ConcurrencyMeter, Report
 from contracts.control import ConcurrencyStat, Stats
@@ -15,7 +16,7 @@ from service.client import ServiceClient
 log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 1.0
-POST_TIMEOUT_S: Final = 2.0
+POST_TIMEOUT_S: Final = dependencies.STATS.timeout_s
 PATH: Final = "/internal/v1/stats"
 
 

@@ -16,11 +16,12 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError
 
+from activator import dependencies
 from activator.shared_rates import Away
 
 log = logging.getLogger(__name__)
 
-ANSWER_S: Final = 0.25
+ANSWER_S: Final = dependencies.REDIS.timeout_s
 BEAT_S: Final = 1.0
 SILENT_S: Final = 5.0  # after which a member counts no more
 CONNECTIONS: Final = 16

@@ -12,8 +12,10 @@ from typing import Final, cast
 
 import httptools
 
+from activator import dependencies
+
 BUFFER: Final = 64 << 10
-CONNECT_S: Final = 2.0
+CONNECT_S: Final = dependencies.REPLICA.timeout_s
 KEEP_S: Final = 30.0  # less than a replica keeps an idle connection
 LARGE: Final = 1 << 20  # from here on a body is not copied behind its head
 

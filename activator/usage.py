@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from activator import dependencies
 from activator.account import OK, Account
 from activator.timelines import Timelines
 from contracts.errors import Failure
@@ -18,7 +19,7 @@ from service.client import ServiceClient
 from spool import Spool
 
 PATH: Final = "/internal/v1/usage/requests"
-POST_TIMEOUT_S: Final = 10.0
+POST_TIMEOUT_S: Final = dependencies.LEDGER.timeout_s
 
 
 class Usage:

@@ -5,6 +5,7 @@ It imitates controlplane/internal_api.py and controlplane/feed.py: full line fir
 
 import asyncio
 import hashlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,8 @@ from contracts.timeline import Span, Stage
 from contracts.usage import RequestRecord
 from contracts.wire import decode, encode
 from tests.listening import Listening
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 VERSION = "aa" * 32
 OTHER = "ab" * 32
@@ -100,13 +103,14 @@ class FakeControl:
         self.seen_inward: list[tuple[str, str, dict[str, str], bytes]] = []
         self.timelines: dict[tuple[str, str], TimelineAnswer] = {}
         self.refuse_usage = False
+        self.silent: set[str] = set()  # paths that are taken and never answered
         self._readers: set[asyncio.Queue[bytes]] = set()
         self._changed = asyncio.Condition()
         self._listening: Listening | None = None
 
     async def start(self, run: Path) -> None:
         """Listen."""
-        app = web.Application(client_max_size=1 << 30)
+        app = web.Application(client_max_size=1 << 30, middlewares=[self._silence])
         app.router.add_get("/internal/v1/feed", self._feed)
         app.router.add_post("/internal/v1/stats", self._stats)
         app.router.add_post("/internal/v1/usage/requests", self._usage)
@@ -174,6 +178,19 @@ class FakeControl:
             await self._changed.wait_for(
                 lambda: sum(concurrency in (None, stat.concurrency) for stat in self.stats) >= count
             )
+
+    def fall_silent(self, path: str) -> None:
+        """From now on what begins so is taken and never answered; a feed that is read ends."""
+        self.silent.add(path)
+        if path == "/internal/v1/feed":
+            for queue in self._readers:
+                queue.put_nowait(b"")
+
+    @web.middleware
+    async def _silence(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if any(request.path.startswith(path) for path in self.silent):
+            await asyncio.Event().wait()
+        return await handler(request)
 
     async def _feed(self, request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"content-type": "application/x-ndjson"})

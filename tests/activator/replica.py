@@ -111,6 +111,7 @@ class FakeReplica:
         self.deleted_before_close: list[str] = []
         self.acknowledged: list[int] = []
         self.recorded: list[str] = []
+        self.deaf = False  # receipts are taken and never answered
         self.running = 0
         self.most = 0
         self.events = asyncio.Condition()
@@ -180,6 +181,8 @@ class FakeReplica:
         return web.Response(status=204)
 
     async def _receipts(self, request: web.Request) -> web.Response:
+        if self.deaf:
+            await asyncio.Event().wait()
         for receipt in decode(await request.read(), Receipts).receipts:
             self.acknowledged.append(receipt.completion_tokens)
             if receipt.recorded:

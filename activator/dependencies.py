@@ -1,0 +1,131 @@
+"""What the activator depends on: how long it waits for each, what stops it from asking, and what it does without.
+
+The code takes its timeouts from here, the page `docs/operations.md` has this table, and a test takes each away.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """One thing that may be away. `timeout_s` bounds each call, where no request's own deadline does before it."""
+
+    name: str
+    purpose: str
+    timeout_s: float
+    breaker: str  # what ends the asking while it fails
+    fallback: str  # what callers see meanwhile
+    indicator: str  # the metric that shows it
+
+
+REPLICA: Final = Dependency(
+    "replica",
+    "a connection for a request; the answer itself has the request's deadline",
+    2.0,
+    "of the replica, of the version",
+    "another replica, else one that is started",
+    "kelvin_retries_total",
+)
+RECEIPTS: Final = Dependency(
+    "receipts",
+    "telling a replica what was delivered, recorded, cancelled",
+    2.0,
+    "none: one call at a time for each replica",
+    "answers go on; the replica keeps the account, and the ledger takes the activator's record",
+    "kelvin_requests_total",
+)
+FEED: Final = Dependency(
+    "feed",
+    "the control plane's word on keys, models, replicas: a heartbeat each 5 s",
+    15.0,
+    "asked again after 0.05 s, doubling to 1 s",
+    "the last word stands, for `KELVIN_FEED_MAX_AGE_S`",
+    "kelvin_feed_age_seconds",
+)
+STATS: Final = Dependency(
+    "stats",
+    "telling the decider what is asked for",
+    2.0,
+    "told again after 0.1 s, while somebody waits for a start",
+    "what runs serves on; a version at zero waits",
+    "kelvin_feed_connected",
+)
+LEDGER: Final = Dependency(
+    "ledger",
+    "handing usage records over",
+    10.0,
+    "one batch at a time, with growing pauses",
+    "records wait in the spool",
+    "kelvin_spool_backlog_records",
+)
+KEY_USES: Final = Dependency(
+    "key uses",
+    "telling when keys were last good",
+    5.0,
+    "once a minute",
+    "they are told later",
+    "kelvin_feed_connected",
+)
+TIMELINES: Final = Dependency(
+    "timelines",
+    "a request's timeline that another activator has, or had",
+    5.0,
+    "none",
+    "own ones are shown, others are `unavailable`",
+    "kelvin_refusals_total",
+)
+ADMIN: Final = Dependency(
+    "admin",
+    "a connection for `/admin`; its answer has `KELVIN_DEADLINE_S`",
+    5.0,
+    "none",
+    "`/admin` is `unavailable`, inference goes on",
+    "kelvin_refusals_total",
+)
+PUSH: Final = Dependency(
+    "push",
+    "a connection to the snapshotter for `/push`, likewise",
+    5.0,
+    "none",
+    "`/push` is `unavailable`, inference goes on",
+    "kelvin_refusals_total",
+)
+ISSUER: Final = Dependency(
+    "issuer",
+    "the keys of an issuer of tokens",
+    5.0,
+    "asked every 10 s at the most, whoever wants it",
+    "the keys that it had count until they are too old; API keys go on",
+    "kelvin_issuer_keys_age_seconds",
+)
+REDIS: Final = Dependency(
+    "redis",
+    "limits that activators share",
+    0.25,
+    "while it is away it is asked once a second",
+    "limits are this activator's share",
+    "kelvin_redis_connected",
+)
+SPOOL: Final = Dependency(
+    "spool",
+    "the disk: a record is durable before an answer ends",
+    10.0,
+    "no request is taken on while the last write failed",
+    "503 `unavailable`: nothing is served that can't be charged",
+    "kelvin_requests_total",
+)
+
+DEPENDENCIES: Final = (
+    REPLICA, RECEIPTS, FEED, STATS, LEDGER, KEY_USES, TIMELINES, ADMIN, PUSH, ISSUER, REDIS, SPOOL,
+)  # fmt: skip
+
+
+def table() -> str:
+    """In Markdown."""
+    head = ("on", "for", "timeout", "breaker", "without it", "indicator")
+    rows = [
+        (each.name, each.purpose, f"{each.timeout_s:g} s", each.breaker, each.fallback, f"`{each.indicator}`")
+        for each in DEPENDENCIES
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))

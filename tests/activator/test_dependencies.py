@@ -1,0 +1,224 @@
+"""Each thing that the activator depends on is taken away: requests are answered without it, as the table says."""
+
+import ast
+import asyncio
+import resource
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from activator.dependencies import DEPENDENCIES, Dependency, table
+from contracts.control import Scope, TenantLimits, TenantRow
+from tests.activator.control import ADMIN, key_row
+from tests.activator.identity import KeyServer, Signer, claims, key_server
+from tests.activator.redis_server import RedisServer
+from tests.activator.replica import Call, hello
+from tests.activator.world import Got, World, world
+
+ROOT: Final = Path(__file__).parents[2]
+PUSH_KEY: Final = "kv-push"
+SIGNER: Final = Signer("one")
+
+
+class Taken:
+    """A world, and what else can be taken away."""
+
+    def __init__(self, here: World, redis: RedisServer | None, issuer: KeyServer | None) -> None:
+        self.here = here
+        self.redis = redis
+        self.issuer = issuer
+
+    async def metric(self, name: str) -> float:
+        """The sum of its series."""
+        lines = [line for line in (await self.here.page()).splitlines() if line.startswith(name + "{")]
+        return sum(float(line.split()[-1]) for line in lines)
+
+    async def until(self, name: str, claim: Callable[[float], bool]) -> None:
+        """It holds of the metric."""
+        async with asyncio.timeout(30):
+            while not claim(await self.metric(name)):
+                await asyncio.sleep(0.01)
+
+
+Scenario = Callable[[Taken], Awaitable[None]]
+
+
+async def replica(taken: Taken) -> None:
+    """One of two is killed, and the feed does not say so."""
+    await taken.here.replica("b", hello)
+    await taken.here.replicas[0].kill()
+    for _ in range(8):
+        assert (await taken.here.post()).status == 200
+    assert await taken.metric("kelvin_retries_total") > 0
+
+
+async def receipts(taken: Taken) -> None:
+    """It answers requests, and takes no receipts."""
+    taken.here.replicas[0].deaf = True
+    for _ in range(8):
+        assert (await taken.here.post()).status == 200
+    assert len(await taken.here.control.until_records(8)) == 8
+
+
+async def feed(taken: Taken) -> None:
+    """The last word stands."""
+    taken.here.control.fall_silent("/internal/v1/feed")
+    await taken.until("kelvin_feed_connected", lambda value: value == 0)
+
+
+async def stats(taken: Taken) -> None:
+    """What runs serves on."""
+    taken.here.control.fall_silent("/internal/v1/stats")
+
+
+async def ledger(taken: Taken) -> None:
+    """Records wait, and are there when it is back."""
+    taken.here.control.refuse_usage = True
+    assert (await taken.here.post()).status == 200
+    await taken.until("kelvin_spool_backlog_records", lambda value: value > 0)
+    taken.here.control.refuse_usage = False
+    await taken.here.control.until_records(1)
+
+
+async def key_uses(taken: Taken) -> None:
+    """Nobody waits for it."""
+    taken.here.control.fall_silent("/internal/v1/keys/uses")
+
+
+async def timelines(taken: Taken) -> None:
+    """One's own are shown; what only the control plane may have is unavailable."""
+    got = await taken.here.post()
+    taken.here.control.fall_silent("/internal/v1/requests")
+    assert (await taken.here.get(f"/v1/requests/{got.headers['x-request-id']}/timeline")).status == 200
+    other = await taken.here.get("/v1/requests/req_0123456789abcdef0123456789abcdef/timeline")
+    assert (other.status, other.code) == (503, "unavailable")
+
+
+async def admin(taken: Taken) -> None:
+    """Nobody listens there any more: the process is gone."""
+    await taken.here.control.stop()
+    _unavailable(await taken.here.get("/admin/v1/models", ADMIN))
+    assert (await taken.here.post()).status == 200
+    await taken.here.control.start(taken.here.data / "run")
+
+
+async def push(taken: Taken) -> None:
+    """No snapshotter is there."""
+    taken.here.control.publish(keys=(key_row("k9", PUSH_KEY, "default", Scope.PUSH),))
+    await taken.here.settled()
+    _unavailable(await taken.here.get("/push/v1/pushes", PUSH_KEY))
+
+
+async def issuer(taken: Taken) -> None:
+    """Its keys count on; one that it has not said yet is unknown, and not waited for twice."""
+    assert taken.issuer is not None
+    token = SIGNER.token(claims(time.time()))
+    assert (await taken.here.get("/v1/models", token)).status == 200
+    taken.issuer.status = 503
+    assert (await taken.here.get("/v1/models", token)).status == 200
+
+
+async def redis(taken: Taken) -> None:
+    """It hangs."""
+    assert taken.redis is not None
+    limits = TenantLimits(rpm=1_000_000)
+    taken.here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
+    await taken.here.settled()
+    assert (await taken.here.post()).status == 200
+    assert await taken.metric("kelvin_redis_connected") == 1
+    taken.redis.pause()
+    assert (await taken.here.post()).status == 200
+    await taken.until("kelvin_redis_connected", lambda value: value == 0)
+
+
+async def spool(taken: Taken) -> None:
+    """The disk takes no more: nothing is answered that is not recorded."""
+    pid = taken.here.process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        for _ in range(3):
+            got = await taken.here.post()
+            assert (got.status, got.code) == (503, "unavailable")
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+    async with asyncio.timeout(30):
+        while (await taken.here.post()).status != 200:
+            await asyncio.sleep(0.05)
+
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    each.__name__.replace("_", " "): each
+    for each in (replica, receipts, feed, stats, ledger, key_uses, timelines, admin, push, issuer, redis, spool)
+}
+
+
+def _unavailable(got: Got) -> None:
+    assert got.status == 503
+    assert b"unavailable" in got.body
+
+
+@pytest.mark.parametrize("dependency", DEPENDENCIES, ids=lambda each: each.name)
+def test_it_is_taken_away(tmp_path: Path, dependency: Dependency) -> None:
+    """What the table says holds; and while it is away, and after it, requests are answered."""
+
+    async def scenario() -> None:
+        with RedisServer() if dependency.name == "redis" else nullcontext() as server:
+            async with key_server(tmp_path / "idp", SIGNER) as keys:
+                given: dict[str, Any] = {} if server is None else {"redis": server.url}
+                if dependency.name == "issuer":
+                    given["oidc"] = keys.file(tmp_path / "issuers.toml", 'scopes = ["infer"]\n')
+                async with world(tmp_path, **given) as here:
+                    await here.replica("a", hello)
+                    await SCENARIOS[dependency.name](Taken(here, server, keys))
+                    for _ in range(4):
+                        assert (await here.post()).status == 200
+                    if server is not None:
+                        server.resume()
+
+    asyncio.run(scenario())
+
+
+def test_the_control_sees_a_request_that_fails(tmp_path: Path) -> None:
+    """What nothing makes up for, a replica that is lost within its answer, is seen by the same question."""
+
+    async def cut(call: Call) -> None:
+        await call.open()
+        call.cut()
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", cut)
+            assert (await here.post()).status != 200
+
+    asyncio.run(scenario())
+
+
+def test_each_has_its_scenario() -> None:
+    """And there is none for what is no dependency."""
+    assert set(SCENARIOS) == {each.name for each in DEPENDENCIES}
+
+
+def test_the_page_has_the_table() -> None:
+    """Word for word, and explains each indicator."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert table() in page
+    assert [each.indicator for each in DEPENDENCIES if f"`{each.indicator}`" not in page.replace(table(), "")] == []
+
+
+def test_timeouts_are_the_tables() -> None:
+    """No call of the activator has a number of its own for how long it waits."""
+    named = {"timeout_s", "total", "connect", "sock_connect", "sock_read", "socket_timeout", "socket_connect_timeout"}
+    found = [
+        f"{path.name}:{node.value.lineno}"
+        for path in sorted((ROOT / "activator").glob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        for node in call.keywords
+        if node.arg in named and isinstance(node.value, ast.Constant) and node.value.value is not None
+    ]
+    assert found == []
