@@ -162,7 +162,8 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
     for row in models:
         scale = row["scale"]
         bounds = f"{scale['min']}-{scale['max']}"
-        version = "\n".join(split_lines(row["split"])) or row["aliases"].get("prod", "")[:12]
+        shared = "\n".join(f"{version[:12]}={weight}" for version, weight in row["split"].items())  # as it was set
+        version = shared or row["aliases"].get("prod", "")[:12]
         versions = sum(each["health"] != "deleted" for each in row["versions"])
         grants = str(len(row["grantees"]) or "")
         table.add_row(row["model"], version, str(versions), row["state"], str(row["replicas"]), bounds, grants)

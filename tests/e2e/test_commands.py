@@ -99,7 +99,7 @@ def test_a_split_shares_a_model_until_a_deploy(kelvin: Installation, two: tuple[
     shown = run(kelvin, "models", "split", "two", f"{first[:12]}=1", f"{second[:12]}=3")
     assert shown == f"{second[:12]} 3 (75.0%)\n{first[:12]} 1 (25.0%)\n"
     assert kelvin.model("two")["split"] == {first: 1, second: 3}
-    assert f"{second[:12]} 3 (75.0%)" in run(kelvin, "models")
+    assert f"{second[:12]}=3" in run(kelvin, "models")
     assert "0123456789ab" in run(kelvin, "models", "split", "two", f"{first[:12]}=1", "0123456789ab=1", code=1)
     assert "split" in run(kelvin, "versions", "delete", f"two@{second[:12]}", code=1)
     body = {"model": "two", "prompt": "w1 w2 w3", "temperature": 0, "max_tokens": 1}
