@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
+from activator.budgets import Hold
 from contracts.control import Principal, TimelineAnswer
 from contracts.frames import Counts
 from contracts.timeline import Timeline
@@ -31,6 +32,7 @@ class Account(msgspec.Struct):
     seen: Counts = msgspec.field(default_factory=Counts)
     delivered_tokens: int = 0
     status: int = 200
+    hold: Hold | None = None  # of its tenant's budget
     is_settled: bool = False
     is_recorded: bool = False  # durably
     outcome: str | None = None  # once it is settled, or that is known otherwise

@@ -12,9 +12,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Final
 
+from activator.allowances import Allowances
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
 from activator.authority import Authority
+from activator.budgets import Budgets
 from activator.certificate_files import BadCertificate, CertificateFiles
 from activator.certificates import LOOK_AGAIN_S, Certificates
 from activator.completions import Completions
@@ -100,11 +102,13 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s)
         meters = Meters(telemetry.page)
         usage = Usage(spool, timelines, ended=Endings(meters, telemetry))
+        budgets = Budgets(name)
         tenants = asyncio.Event()
 
         def apply(line: Feed) -> None:
             throttler.apply(line)  # who waits goes first
             table.apply(line)
+            budgets.apply(line)
             if line.full or line.removed_replicas:
                 upstreams.retain(throttler.addresses())
             if line.tenants:
@@ -126,9 +130,11 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         shared = None if counted.store is None else SharedAnswers(counted.store, answers, settings.once)
         once = Once(_once_key(settings), shared or answers, settings.once, telemetry.page)
         ladder.push_async_callback(once.close)
-        rates = counted.rates
+        allowances = Allowances(counted.rates, budgets)
         door = Door(
-            Completions(authenticator, table, throttler, reporter, attempts, usage, limits, rates, under_way, once),
+            Completions(
+                authenticator, table, throttler, reporter, attempts, usage, limits, allowances, under_way, once
+            ),
             Lists(authenticator, table, timelines, control, under_way),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             OpenInference(authenticator, table),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from activator.allowances import Allowances
 from activator.answer import Answer, internal
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
@@ -11,11 +12,10 @@ from activator.exchange import ClientGone, Exchange, now_us
 from activator.keys import VersionKey
 from activator.once import Once
 from activator.policy.ask import Ask
-from activator.policy.body import ceiling_of, estimate_tokens
+from activator.policy.body import ceiling_of, estimate
 from activator.policy.expected import UNKNOWN, Outlook
 from activator.policy.once import HEADER
 from activator.policy.traffic import resolve
-from activator.rates import Rates
 from activator.reporter import Reporter
 from activator.routes import Complete
 from activator.settings import RequestLimits
@@ -45,7 +45,7 @@ class Completions:
         attempts: Attempts,
         usage: Usage,
         limits: RequestLimits,
-        rates: Rates,
+        allowances: Allowances,
         under_way: UnderWay,
         once: Once,
     ) -> None:
@@ -56,7 +56,7 @@ class Completions:
         self._attempts = attempts
         self._usage = usage
         self._limits = limits
-        self._rates = rates
+        self._allowances = allowances
         self._under_way = under_way
         self._once = once
         self._shares = Shares()
@@ -68,8 +68,7 @@ class Completions:
         own = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if own.body_bytes is None else own.body_bytes
         with self._shares.enter(principal.tenant, own.requests), self._room.take(exchange.body_bound(body_bytes)):
-            if own.rpm is not None or own.tpm is not None:
-                await self._rates.enter(exchange, principal.tenant, own)
+            await self._allowances.enter(exchange, principal.tenant, own)
             raw = await exchange.read_body(body_bytes, self._limits.body_s)
             call = open_call(exchange, asked, raw, principal, self._table, self._limits.deadline_s)
             if exchange.header(HEADER) is None:
@@ -82,8 +81,7 @@ class Completions:
         try:
             await self._serve(call, lambda call, answer: self._run(call, answer, own))
         finally:
-            if call.reserved is not None:
-                call.reserved.settle(call.account.seen.prompt_tokens + call.account.seen.completion_tokens)
+            self._allowances.settle(call)
             if call.upstream is not None and call.account.is_recorded:
                 call.upstream.recorded()
 
@@ -137,10 +135,9 @@ class Completions:
         call.ceiling = ceiling_of(call.wanted, own)
         key = call.key = VersionKey(row.tenant, row.model, row.version)
         nbytes = len(call.body)
-        tenant, tokens = call.account.principal.tenant, estimate_tokens(call.wanted, nbytes, row, call.ceiling)
-        ask = call.ask = Ask(tenant, nbytes, tokens, call.rank, call.affinity)
-        if own.tpm is not None and tokens:
-            call.reserved = await self._rates.reserve(call.exchange, tenant, own.tpm, tokens)
+        tenant, most = call.account.principal.tenant, estimate(call.wanted, nbytes, row, call.ceiling)
+        ask = call.ask = Ask(tenant, nbytes, most.tokens, call.rank, call.affinity)
+        await self._allowances.reserve(call, own, most)
         call.account.timeline.stamp(Stage.ROUTED, now_us())
         # A version at zero is told by waking it: two stats would be added up.
         self._reporter.began(key, announce=not self._throttler.is_asleep(key))

@@ -204,7 +204,7 @@ async def _lead(run: Run, exchange: Exchange, listener: Listener, marks: Headers
     """The first one's answer: its account is the run's, and so is what comes of it."""
     with exchange.leaving_ends():
         await listener.head()
-        exchange.rates = run.exchange.rates or exchange.rates
+        exchange.rates = list((dict(exchange.rates) | dict(run.exchange.rates)).items())
         await _play(exchange, listener, marks)
 
 

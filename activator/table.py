@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from activator.policy.traffic import ModelEntry
 from contracts.control import Feed, KeyRow, ModelRow, Principal, TenantLimits, TenantRow, VersionRow
 from contracts.errors import Refused, Unavailable
+from contracts.spending import SpendingRow
 
 NO_LIMITS: Final = TenantLimits()
 
@@ -31,6 +32,7 @@ class Table:
         self._sha_of_key: dict[str, str] = {}
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
         self._granted: dict[str, set[tuple[str, str]]] = {}  # grantee -> tenant and model of others
+        self._spending: dict[str, SpendingRow] = {}  # kept for who comes after; `budgets` acts on it
 
     def __repr__(self) -> str:
         models = sum(map(len, self._models.values()))
@@ -101,6 +103,7 @@ class Table:
                 for entry in entries
             ),
             versions=tuple(row for entry in entries for row in entry.versions),
+            spending=tuple(self._spending.values()),
         )
 
     def apply(self, line: Feed) -> None:
@@ -108,10 +111,13 @@ class Table:
         if line.full:
             self._fed = True
             self._tenants, self._holders, self._sha_of_key, self._models, self._granted = {}, {}, {}, {}, {}
+            self._spending = {}
         self.revision = line.revision
         self._tenants.update((row.tenant, row) for row in line.tenants)
+        self._spending.update((row.tenant, row) for row in line.spending)
         for tenant in line.removed_tenants:
             self._tenants.pop(tenant, None)
+            self._spending.pop(tenant, None)
         for key in line.keys:
             self._put_key(key)
         for key_id in line.removed_keys:

@@ -64,8 +64,10 @@ class Usage:
         self._timelines.put(account.principal.tenant, account.request_id, account.answer)
         self._ended(account, failure, outcome, status)
         record = account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
-        await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
+        made = await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
         account.is_recorded = True
+        if account.hold is not None:
+            account.hold.settle(record, made)
 
 
 def poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None]]:

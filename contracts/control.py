@@ -11,6 +11,7 @@ from msgspec import Meta, field
 from contracts.forecast import Forecast, StartRow
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature
+from contracts.spending import SpendingRow
 from contracts.timeline import Span, Stamp
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import Wire
@@ -36,6 +37,7 @@ class TenantLimits(Wire, frozen=True):
     tpm: Annotated[int, Meta(ge=1)] | None = None  # tokens of them a minute, of prompts and answers
     context_tokens: Annotated[int, Meta(ge=2)] | None = None  # of one request's prompt and answer together
     output_tokens: Annotated[int, Meta(ge=1)] | None = None  # of one answer
+    budget_micros: Annotated[int, Meta(ge=0)] | None = None  # of a month's bill; micro-units of the currency
 
 
 class TenantRow(Wire, frozen=True):
@@ -132,6 +134,7 @@ class Feed(Wire, frozen=True):
     failures: tuple[RestoreFailure, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     starts: tuple[StartRow, ...] = ()  # of versions at zero; over once a replica of theirs is told
+    spending: tuple[SpendingRow, ...] = ()
     removed_tenants: tuple[str, ...] = ()
     removed_keys: tuple[str, ...] = ()
     removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it

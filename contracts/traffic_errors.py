@@ -73,6 +73,22 @@ class RateLimited(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetSpent(Failure):
+    """The tenant's budget of this month is spent, or what is left may not do for this request. The code is OpenAI's."""
+
+    budget_micros: int
+    cost_micros: int = 0  # that it may have at most
+    code, status = "insufficient_quota", 429
+
+    @property
+    def message(self) -> str:
+        budget = f"your tenant's budget of this month ({self.budget_micros} micro-units)"
+        if not self.cost_micros:
+            return f"{budget} is spent; the next one begins with the month (UTC)"
+        return f"what is left of {budget} does not cover this request, which may cost {self.cost_micros}"
+
+
+@dataclass(frozen=True, slots=True)
 class TooLargeForRate(Failure):
     """One request may take more than the tenant may use in a minute: no waiting helps."""
 

@@ -41,6 +41,7 @@ class SetLimits(Wire, frozen=True):
     tpm: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
     context_tokens: Annotated[int, Meta(ge=2, le=MAX_LIMIT)] | UnsetType | None = UNSET
     output_tokens: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
+    budget_micros: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | UnsetType | None = UNSET
 
     def given(self) -> dict[str, int | None]:
         """What is to change, by name."""

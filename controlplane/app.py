@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from contracts.control import Scope
 from contracts.settings import BadSetting
+from contracts.usage import RequestRecord
 from controlplane import (
     access_api,
     admin_api,
@@ -53,6 +54,7 @@ from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.zygote import ZygoteClient
 from controlplane.settings import Settings
+from controlplane.spending import Spending
 from controlplane.store import Database, sqlite_engine
 from controlplane.tasks import Tasks
 from controlplane.tenants import TenantStore
@@ -90,6 +92,9 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         await access.keys.bootstrap(settings.data, clock.wall_s())
         await access.tenants.load(clock.wall_s())
         await registry.load()
+        spending = Spending(database, book, feed, clock)
+        await spending.tell()
+        access.tenants.on_limited = spending.changed
 
         zygote = ZygoteClient(directory)
         peers = Peers(directory, zygote)
@@ -134,6 +139,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         tasks.start(autoscaler.run(), "autoscaler")
         tasks.start(damages.run(), "damages")
         tasks.start(foresight.run(), "foresight")
+        tasks.start(spending.run(), "spending")
         tasks.start(_end_with(feed, stop), "end of the feed")
         sweep(settings.data)
         backups = Backups(settings.data, database, journal)
@@ -148,8 +154,9 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         jobs = JobDesk(fleet, pool)
         internals = Internals(feed, autoscaler, ledger, registry, jobs, forecasts, economy, clock, peers.zygote_answers)
         app = compose(
-            internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups, pool, foresight
-        )
+            internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups, pool, foresight,
+            spending,
+        )  # fmt: skip
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
 
@@ -190,12 +197,18 @@ def compose(
     backups: Backups,
     pool: StandbyPool,
     foresight: Foresight,
+    spending: Spending,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.router.routes.extend(internal_api.routes(internals))
-    app.router.routes.extend(usage_api.routes(ledger, lambda records: internals.forecasts.answered(records)))
+
+    def seen(records: tuple[RequestRecord, ...]) -> None:
+        internals.forecasts.answered(records)
+        spending.noted(records)
+
+    app.router.routes.extend(usage_api.routes(ledger, seen))
     app.router.routes.extend(backup_api.routes(backups))
     app.router.routes.extend(access_api.internal_routes(access))
     app.include_router(metrics_api.router(telemetry, peers, table))

@@ -38,14 +38,27 @@ def billing_report(
     begin_us, end_us = month_bounds_us(month)
     if (frozen := frozen_report(connection, tenant, month)) is not None:
         return frozen
+    sheet = _sheet(connection, book, tenant, month)
+    open_ones = open_runtimes(connection, tenant, begin_us, end_us)
+    balance = _balance(connection, tenant, month, _gone(open_ones, live, now_us))
+    return sheet.report(tenant, month, balance, tuple(each.runtime_id for each in open_ones[:MAX_OPEN]))
+
+
+def spent_micros(connection: Connection, book: PriceBook, tenant: str, month: str) -> int:
+    """The total of that report, without what is checked for it. Raises likewise."""
+    month_bounds_us(month)
+    if (frozen := frozen_report(connection, tenant, month)) is not None:
+        return frozen.total_micros
+    return sum(line.amount_micros for line in _sheet(connection, book, tenant, month).bill.lines())
+
+
+def _sheet(connection: Connection, book: PriceBook, tenant: str, month: str) -> Sheet:
     sheet = Sheet(Pricing(connection, book, tenant, month))
     for total in connection.execute(_of(request_totals, tenant, month)):
         sheet.add_requests(*total)
     for total in connection.execute(_of(device_totals, tenant, month)):
         sheet.add_device_time(*total)
-    open_ones = open_runtimes(connection, tenant, begin_us, end_us)
-    balance = _balance(connection, tenant, month, _gone(open_ones, live, now_us))
-    return sheet.report(tenant, month, balance, tuple(each.runtime_id for each in open_ones[:MAX_OPEN]))
+    return sheet
 
 
 def _of(table: Table, tenant: str, month: str) -> Select[Any]:

@@ -12,6 +12,7 @@ from typing import Final
 
 from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, TenantRow, VersionRow
 from contracts.forecast import Forecast, StartRow
+from contracts.spending import SpendingRow
 from contracts.wire import encode
 
 MAX_LINES: Final = 1024
@@ -93,6 +94,7 @@ class FeedHub:
         self._versions: dict[tuple[str, str, str], VersionRow] = {}
         self._replicas: dict[str, ReplicaRow] = {}
         self._starts: dict[tuple[str, str, str], StartRow] = {}  # of versions without a replica
+        self._spending: dict[str, SpendingRow] = {}
         self._subscriptions: set[Subscription] = set()
         self._max_lines = max_lines
         self._moved = asyncio.Event()
@@ -114,6 +116,7 @@ class FeedHub:
         failures: tuple[RestoreFailure, ...] = (),
         forecasts: tuple[Forecast, ...] = (),
         starts: tuple[StartRow, ...] = (),
+        spending: tuple[SpendingRow, ...] = (),
         removed_tenants: tuple[str, ...] = (),
         removed_keys: tuple[str, ...] = (),
         removed_replicas: tuple[str, ...] = (),
@@ -127,11 +130,13 @@ class FeedHub:
         self._versions.update(((row.tenant, row.model, row.version), row) for row in versions)
         self._replicas.update((row.runtime_id, row) for row in replicas)
         self._starts.update(((row.tenant, row.model, row.version), row) for row in starts)
+        self._spending.update((row.tenant, row) for row in spending)
         for replica in replicas:
             if not replica.draining:
                 self._starts.pop((replica.tenant, replica.model, replica.version), None)
         for tenant in removed_tenants:
             self._tenants.pop(tenant, None)
+            self._spending.pop(tenant, None)
         for key_id in removed_keys:
             self._keys.pop(key_id, None)
         for runtime_id in removed_replicas:
@@ -152,6 +157,7 @@ class FeedHub:
             failures=failures,
             forecasts=forecasts,
             starts=starts,
+            spending=spending,
             removed_tenants=removed_tenants,
             removed_keys=removed_keys,
             removed_replicas=removed_replicas,
@@ -174,6 +180,7 @@ class FeedHub:
             versions=tuple(self._versions.values()),
             replicas=tuple(self._replicas.values()),
             starts=tuple(self._starts.values()),
+            spending=tuple(self._spending.values()),
         )
 
     def heartbeat(self) -> bytes:

@@ -104,6 +104,10 @@ def _splits(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE models ADD COLUMN split TEXT"))
 
 
+def _budgets(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE tenants ADD COLUMN budget_micros BIGINT"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -114,6 +118,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(7, "rates", _rates),
     Migration(8, "grants", _grants),
     Migration(9, "splits", _splits),
+    Migration(10, "budgets", _budgets),
 )
 
 

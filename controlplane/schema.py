@@ -21,6 +21,7 @@ tenants = Table(
     Column("tpm", BigInteger, nullable=True),
     Column("context_tokens", BigInteger, nullable=True),
     Column("output_tokens", BigInteger, nullable=True),
+    Column("budget_micros", BigInteger, nullable=True),
 )
 
 keys = Table(

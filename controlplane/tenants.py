@@ -1,6 +1,7 @@
 """Tenants: the one writer of their table. A tenant is a DNS label; its rows in other tables are others' to write."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -51,6 +52,7 @@ class TenantStore:
         self._database = database
         self._publisher = publisher
         self._turn = asyncio.Lock()  # published in the order in which it was stored
+        self.on_limited: Callable[[], None] = lambda: None  # called once activators know
 
     async def load(self, now_s: int) -> None:
         """Publish all of them."""
@@ -120,6 +122,7 @@ class TenantStore:
         async with self._turn:
             limited = await self._database.write(write)
             revision = self._publisher.publish(tenants=(limited.row(),))
+        self.on_limited()
         await self._publisher.settled(revision, TELL_S)
         return limited
 

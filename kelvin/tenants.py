@@ -10,7 +10,9 @@ from rich.table import Table
 from kelvin.client import target
 from kelvin.instants import instant
 
-LIMITS: Final = ("store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens")
+LIMITS: Final = (
+    "store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens", "budget_micros",
+)  # fmt: skip
 DEFAULT: Final = "default"
 
 
@@ -89,6 +91,7 @@ def resume_command(tenant: str) -> None:
 @click.option("--tpm", type=_Limit(1), help="Tokens a minute, of prompts and answers.")
 @click.option("--context-tokens", type=_Limit(2), help="Of one request's prompt and answer together.")
 @click.option("--output-tokens", type=_Limit(1), help="Of one answer.")
+@click.option("--budget-micros", type=_Limit(0), help="Of a month's bill, in micro-units of the price book's currency.")
 def set_command(tenant: str, **given: int | str | None) -> None:
     """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}

@@ -4,6 +4,7 @@ The scan is what a large body costs, however few fields are kept of it, so nothi
 edits one.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -84,16 +85,28 @@ def ceiling_of(body: Body, own: TenantLimits) -> Ceiling:
     return Ceiling(own.context_tokens, own.output_tokens)
 
 
-def estimate_tokens(body: Body, nbytes: int, row: VersionRow, ceiling: Ceiling = NO_CEILING) -> int:
-    """Tokens that the version may have to compute for a body of `nbytes`: at most what its limits and the caller's
-    allow.
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Tokens that a request may take at most, as far as that can be known from its bytes."""
+
+    prompt: int
+    output: int
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.prompt + self.output
+
+
+def estimate(body: Body, nbytes: int, row: VersionRow, ceiling: Ceiling = NO_CEILING) -> Estimate:
+    """What the version may have to compute for a body of `nbytes`: at most what its limits and the caller's allow.
 
     Of a prompt the bytes are known, its tokens only to the replica; of an answer the most that was asked for.
     """
     if row.kind == "predict":
-        return 0
+        return Estimate(0, 0)
     prompt = min(-(-nbytes // BYTES_PER_TOKEN), row.limits.max_input_tokens)
     if row.kind == "embed":
-        return prompt
+        return Estimate(prompt, 0)
     most = ceiling.output(row.limits.max_output_tokens)
-    return prompt + (most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
+    return Estimate(prompt, most if body.output_tokens is None else max(0, min(body.output_tokens, most)))

@@ -30,6 +30,7 @@ from contracts.errors import NotFound
 from contracts.forecast import Forecast, StartRow
 from contracts.manifest import Limits
 from contracts.problem import problem_details
+from contracts.spending import SpendingRow
 from contracts.timeline import Span, Stage
 from contracts.usage import RequestRecord
 from contracts.wire import decode, encode
@@ -136,6 +137,7 @@ class FakeControl:
         keys: tuple[KeyRow, ...] = (),
         removed_keys: tuple[str, ...] = (),
         tenants: tuple[TenantRow, ...] = (),
+        spending: tuple[SpendingRow, ...] = (),
         forecasts: tuple[Forecast, ...] = (),
         starts: tuple[StartRow, ...] = (),
         models: tuple[ModelRow, ...] = (),
@@ -148,7 +150,7 @@ class FakeControl:
         line = Feed(
             revision=self.revision, replicas=replicas, removed_replicas=removed, failures=failures,
             keys=keys, removed_keys=removed_keys, tenants=tenants, forecasts=forecasts, starts=starts,
-            models=models,
+            models=models, spending=spending,
         )  # fmt: skip
         for queue in self._readers:
             queue.put_nowait(encode(line) + b"\n")

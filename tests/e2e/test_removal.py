@@ -105,5 +105,7 @@ def test_limits_of_a_tenant(kelvin: Installation, charlie: Tenant, tmp_path: Pat
     assert "your tenant allows at most 2" in charlie.complete(prompt="w1 w2 w3 w4", max_tokens=1).text  # by the replica
     answered = charlie.complete(max_tokens=1)
     assert (answered.status_code, answered.headers["x-ratelimit-limit-requests"]) == (200, "60")
+    run(kelvin, "tenants", "set", charlie.name, "--budget-micros", "0", "--rpm", "default")
+    assert (charlie.complete().status_code, "insufficient_quota" in charlie.complete().text) == (429, True)
     assert "tenant.limited" in charlie.run("keys", "audit")
     assert "operator" in charlie.run("tenants", "set", charlie.name, "--requests", "9", code=1)

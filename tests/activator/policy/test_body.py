@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.policy.affinity import PREFIX_BYTES
-from activator.policy.body import Body, estimate_tokens, read_body
+from activator.policy.body import Body, estimate, read_body
 from contracts.control import VersionRow
 from contracts.errors import InvalidRequest, Refused
 from contracts.kinds import INFER
@@ -103,7 +103,7 @@ def test_anything_is_read_or_refused(raw: bytes) -> None:
         pytest.param("predict", None, 400, 0, id="a prediction has no tokens"),
     ],
 )
-def test_estimate_tokens(kind: Kind, output_tokens: int | None, nbytes: int, want: int) -> None:
+def test_estimate(kind: Kind, output_tokens: int | None, nbytes: int, want: int) -> None:
     """Of a version that takes 1000 tokens and gives 50."""
     row = VersionRow(tenant="t", model="m", version="a" * 64, limits=Limits(1000, 50), created_at_s=1, kind=kind)
-    assert estimate_tokens(Body(output_tokens=output_tokens), nbytes, row) == want
+    assert estimate(Body(output_tokens=output_tokens), nbytes, row).tokens == want

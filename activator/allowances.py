@@ -1,0 +1,43 @@
+"""What a tenant may use in a minute and in a month, asked for one request: on its entry, once its body is known, and at
+its end. A tenant without such limits costs a test for None each.
+"""
+
+from activator.budgets import Budgets
+from activator.call import Call
+from activator.exchange import Exchange
+from activator.policy.body import Estimate
+from activator.rates import Rates
+from contracts.control import TenantLimits
+
+
+class Allowances:
+    """Of all tenants."""
+
+    def __init__(self, rates: Rates, budgets: Budgets) -> None:
+        self._rates = rates
+        self._budgets = budgets
+
+    def __repr__(self) -> str:
+        return f"<Allowances {self._rates!r} {self._budgets!r}>"
+
+    async def enter(self, exchange: Exchange, tenant: str, own: TenantLimits) -> None:
+        """Before the body is read. Raises Refused: BudgetSpent, RateLimited."""
+        if own.budget_micros is not None:
+            self._budgets.check(tenant, own.budget_micros)
+        if own.rpm is not None or own.tpm is not None:
+            await self._rates.enter(exchange, tenant, own)
+
+    async def reserve(self, call: Call, own: TenantLimits, most: Estimate) -> None:
+        """What it may take at most; then `settle` is owed. Raises as `enter`, and TooLargeForRate."""
+        tenant = call.account.principal.tenant
+        if own.budget_micros is not None:
+            call.account.hold = self._budgets.hold(tenant, own.budget_micros, most.prompt, most.output)
+        if own.tpm is not None and most.tokens:
+            call.reserved = await self._rates.reserve(call.exchange, tenant, own.tpm, most.tokens)
+
+    def settle(self, call: Call) -> None:
+        """It has ended, and its record is durable, or there is none."""
+        if call.account.hold is not None:
+            call.account.hold.release()  # nothing, where there is a record
+        if call.reserved is not None:
+            call.reserved.settle(call.account.seen.prompt_tokens + call.account.seen.completion_tokens)

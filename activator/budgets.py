@@ -1,0 +1,88 @@
+"""Monthly budgets of tenants: what one does not cover is refused, what is spent followed. The ledger is the truth."""
+
+import time
+from collections.abc import Callable
+
+from activator.policy.budget import Spent
+from contracts.control import Feed
+from contracts.errors import Refused
+from contracts.spending import TokenPrices
+from contracts.traffic_errors import BudgetSpent
+from contracts.usage import RequestRecord
+
+OK = "ok"
+
+
+class Hold:
+    """What a request may cost, until its record says what it did, or there will be none. One of both, once."""
+
+    __slots__ = ("_held_micros", "_prices", "_spent")
+
+    def __init__(self, spent: Spent, prices: TokenPrices, held_micros: int) -> None:
+        self._spent = spent
+        self._prices = prices
+        self._held_micros: int | None = held_micros
+
+    def settle(self, record: RequestRecord, sequence: int) -> None:
+        """It is durable, under that sequence."""
+        held, self._held_micros = self._held_micros, None
+        if held is None:
+            return
+        micros = 0
+        if record.outcome == OK or record.completion_tokens:  # as the ledger charges
+            micros = self._prices.cost_micros(record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+        self._spent.settle(held, micros, sequence, record.ended_at_us)
+
+    def release(self) -> None:
+        """Give it back. Nothing, once it was settled."""
+        held, self._held_micros = self._held_micros, None
+        if held is not None:
+            self._spent.release(held)
+
+
+class Budgets:
+    """Of all tenants of which the feed tells that they have one. `source` is our spool's name."""
+
+    def __init__(self, source: str, wall_s: Callable[[], float] = time.time) -> None:
+        self._source = source
+        self._wall_s = wall_s
+        self._spent: dict[str, Spent] = {}
+
+    def __repr__(self) -> str:
+        return f"<Budgets tenants={len(self._spent)}>"
+
+    def apply(self, line: Feed) -> None:
+        """Take over what the ledger says; requests under way stay held."""
+        if line.full:
+            told = {row.tenant for row in line.spending}
+            self._spent = {name: each for name, each in self._spent.items() if name in told or each.held_micros}
+        for row in line.spending:
+            self._of(row.tenant).told(row)
+        for tenant in line.removed_tenants:
+            self._spent.pop(tenant, None)
+
+    def check(self, tenant: str, budget_micros: int) -> None:
+        """Raises Refused(BudgetSpent) where nothing is left."""
+        if not self._of(tenant).try_hold(budget_micros, 0, self._now_us()):
+            raise Refused(BudgetSpent(budget_micros))
+
+    def hold(self, tenant: str, budget_micros: int, prompt_tokens: int, completion_tokens: int) -> Hold:
+        """Hold the most that a request may cost. Raises as `check`."""
+        spent = self._of(tenant)
+        prices = _FREE if spent.row is None else spent.row.prices
+        micros = prices.cost_micros(prompt_tokens, 0, completion_tokens)
+        if not spent.try_hold(budget_micros, micros, self._now_us()):
+            raise Refused(BudgetSpent(budget_micros, micros))
+        return Hold(spent, prices, micros)
+
+    def _of(self, tenant: str) -> Spent:
+        found = self._spent.get(tenant)
+        if found is None:
+            found = self._spent[tenant] = Spent(self._source)
+        return found
+
+    def _now_us(self) -> int:
+        return int(self._wall_s() * 1e6)
+
+
+_FREE = TokenPrices(per_tokens=1, prompt=0, cached=0, completion=0, request=0)  # before the ledger said anything

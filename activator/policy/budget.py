@@ -1,0 +1,81 @@
+"""What a tenant has left of its month's budget: the ledger's sum, records it lacks, requests under way. Pure state.
+
+A request holds the most that it may cost until its record is durable, and counts for what that says until the ledger
+has it. So one activator never passes a budget, but for what only the ledger knows: device time, other activators'
+records on their way.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from contracts.spending import SpendingRow
+
+UNSEEN: Final = 4096  # records that are told apart; beyond it those that came last count as one
+
+
+class _Unseen(NamedTuple):
+    """Records of ours that the ledger's sum lacks."""
+
+    sequence: int  # of the last of them
+    ended_at_us: int
+    micros: int
+
+
+@dataclass(slots=True)
+class Spent:
+    """One tenant's. `source` is our spool's name. Times are of the wall clock, microseconds since 1970."""
+
+    source: str
+    row: SpendingRow | None = None
+    held_micros: int = 0
+    _unseen: deque[_Unseen] = field(default_factory=deque)
+
+    def told(self, row: SpendingRow) -> None:
+        """The ledger's word: what is in it is no longer ours to count."""
+        self.row = row
+        seen = row.seen.get(self.source, 0)
+        while self._unseen and self._unseen[0].sequence <= seen:
+            self._unseen.popleft()
+
+    def spent_micros(self, now_us: int) -> int:
+        """Of the month that it is now; 0 before the ledger said anything."""
+        if self.row is None:
+            return 0
+        if now_us >= self.row.ends_at_us:  # a month began of which the ledger has not told
+            return sum(each.micros for each in self._unseen if each.ended_at_us >= self.row.ends_at_us)
+        return self.row.spent_micros + sum(each.micros for each in self._unseen)
+
+    def try_hold(self, budget_micros: int, micros: int, now_us: int) -> bool:
+        """Hold so much for a request, if that is left; then `settle` or `release` is owed. With nothing left nobody
+        enters, whatever it may cost.
+        """
+        taken = self.spent_micros(now_us) + self.held_micros
+        if taken >= budget_micros or taken + micros > budget_micros:
+            return False
+        self.held_micros += micros
+        return True
+
+    def release(self, held_micros: int) -> None:
+        """A request of which there will be no record."""
+        assert 0 <= held_micros <= self.held_micros
+        self.held_micros -= held_micros
+
+    def settle(self, held_micros: int, micros: int, sequence: int, ended_at_us: int) -> None:
+        """A request's record is durable, and says so much. Sequences ascend, but for those that wait side by side."""
+        self.release(held_micros)
+        if self.row is not None and sequence <= self.row.seen.get(self.source, 0):
+            return
+        if len(self._unseen) < UNSEEN:
+            self._unseen.append(_Unseen(max(sequence, self._last()), ended_at_us, micros))
+        else:
+            last = self._unseen.pop()
+            self._unseen.append(_Unseen(max(sequence, last.sequence), ended_at_us, last.micros + micros))
+
+    def _last(self) -> int:
+        return self._unseen[-1].sequence if self._unseen else 0
+
+    @property
+    def unseen(self) -> int:
+        """How many entries are kept."""
+        return len(self._unseen)

@@ -1,0 +1,33 @@
+"""What a tenant has spent of its month's budget, by the ledger, and what requests cost: told to activators. Pure.
+
+Money is integer micro-units of the price book's currency.
+"""
+
+from contracts.wire import Wire
+
+
+class TokenPrices(Wire, frozen=True):
+    """Micro-units per `per_tokens` tokens, and per request."""
+
+    per_tokens: int
+    prompt: int
+    cached: int
+    completion: int
+    request: int
+
+    def cost_micros(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """Of one request, rounded up; `prompt_tokens` include the cached ones."""
+        fresh = prompt_tokens - cached_tokens
+        tokens = fresh * self.prompt + cached_tokens * self.cached + completion_tokens * self.completion
+        return self.request - -tokens // self.per_tokens
+
+
+class SpendingRow(Wire, frozen=True):
+    """Of a tenant that has a budget: the bill of a month as it stands, and which records are in it."""
+
+    tenant: str
+    month: str  # YYYY-MM (UTC)
+    ends_at_us: int  # when it does, microseconds since 1970
+    spent_micros: int
+    prices: TokenPrices  # now
+    seen: dict[str, int]  # of each spool that told of requests lately, up to which sequence they are in it

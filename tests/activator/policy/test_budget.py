@@ -1,0 +1,96 @@
+"""What is left of a budget: the ledger's sum and what it lacks, each counted once, in whatever order they are told."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.policy.budget import UNSEEN, Spent
+from contracts.spending import SpendingRow, TokenPrices
+
+PRICES = TokenPrices(per_tokens=1, prompt=1, cached=1, completion=1, request=0)
+END_US = 1000
+
+
+def row(spent_micros: int, seen: int = 0, *, ends_at_us: int = END_US) -> SpendingRow:
+    return SpendingRow(
+        tenant="a", month="2026-11", ends_at_us=ends_at_us, spent_micros=spent_micros, prices=PRICES,
+        seen={"here": seen, "elsewhere": 999},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spent", "held", "wanted", "want"),
+    [
+        pytest.param(0, 0, 100, True, id="all of it"),
+        pytest.param(0, 0, 101, False, id="more than all of it"),
+        pytest.param(60, 30, 10, True, id="the rest"),
+        pytest.param(60, 30, 11, False, id="more than the rest"),
+        pytest.param(100, 0, 0, False, id="nothing is left: not even what costs nothing"),
+        pytest.param(0, 100, 0, False, id="all is held: likewise"),
+        pytest.param(999, 0, 1, False, id="a budget that was lowered below what is spent"),
+    ],
+)
+def test_a_budget_of_100(spent: int, held: int, wanted: int, want: bool) -> None:
+    """What the ledger says, and what requests under way may cost."""
+    each = Spent("here", row(spent), held)
+    assert each.try_hold(100, wanted, 0) == want
+    assert each.held_micros == held + (wanted if want else 0)
+
+
+def test_a_record_counts_until_the_ledger_has_it() -> None:
+    """Also one that it has before we are told that it is durable."""
+    each = Spent("here", row(10))
+    for sequence in (1, 2, 3):
+        assert each.try_hold(100, 20, 0)
+        each.settle(20, 5, sequence, 0)
+    assert (each.spent_micros(0), each.held_micros) == (25, 0)
+    each.told(row(20, seen=2))
+    assert each.spent_micros(0) == 25
+    each.told(row(30, seen=4))
+    assert each.try_hold(100, 20, 0)
+    each.settle(20, 5, 4, 0)
+    assert each.spent_micros(0) == 30
+
+
+def test_a_new_month_begins_with_what_ended_in_it() -> None:
+    """Before the ledger tells of it; what ended before is the old one's."""
+    each = Spent("here", row(90))
+    each.settle(0, 5, 1, END_US - 1)
+    assert not each.try_hold(95, 1, END_US - 1)
+    each.settle(0, 7, 2, END_US)
+    assert each.spent_micros(END_US) == 7
+    each.told(row(12, seen=2, ends_at_us=2 * END_US))
+    assert each.spent_micros(END_US) == 12
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=100), st.integers(1, 500))
+def test_what_is_spent_never_passes_the_budget(steps: list[tuple[int, int]], budget: int) -> None:
+    """Of requests that cost at most what they hold, whenever the ledger tells: nothing counts twice, or not at all."""
+    each, ledger, spent, sequence, shipped = Spent("here", row(0)), 0, 0, 0, 0
+    records: list[int] = []
+    for most, what in steps:
+        if each.try_hold(budget, most, 0):
+            sequence += 1
+            micros = most * what // 4
+            each.settle(most, micros, sequence, 0)
+            records.append(micros)
+            spent += micros
+        if what == 0:
+            shipped = sequence
+            ledger = sum(records)
+        if what in (0, 1):
+            each.told(row(ledger, shipped))
+        assert each.spent_micros(0) == spent <= budget
+    assert each.held_micros == 0
+
+
+def test_a_ledger_that_is_away_for_long_costs_a_bounded_memory() -> None:
+    """All still counts."""
+    each = Spent("here", row(0))
+    for sequence in range(1, UNSEEN + 101):
+        each.settle(0, 1, sequence, 0)
+    assert (each.unseen, each.spent_micros(0)) == (UNSEEN, UNSEEN + 100)
+    each.told(row(UNSEEN, UNSEEN))
+    assert each.spent_micros(0) >= UNSEEN + 100
+    each.told(row(UNSEEN + 100, UNSEEN + 100))
+    assert (each.unseen, each.spent_micros(0)) == (0, UNSEEN + 100)

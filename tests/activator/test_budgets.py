@@ -1,0 +1,100 @@
+"""A monthly budget on the wire: who is refused, when, and what a record changes before the ledger has it."""
+
+import asyncio
+from pathlib import Path
+
+from contracts.control import TenantLimits, TenantRow
+from contracts.spending import SpendingRow, TokenPrices
+from tests.activator.control import STRANGER
+from tests.activator.replica import Call, hello
+from tests.activator.world import CHAT, World, http, world
+
+PRICES = TokenPrices(per_tokens=1, prompt=10, cached=10, completion=100, request=0)
+SMALL = CHAT | {"max_tokens": 5}
+ANSWER = 3 * 10 + 2 * 100  # what `hello` costs
+FAR_US = 1 << 60
+
+
+async def budget(here: World, micros: int, spent: int, seen: dict[str, int] | None = None) -> None:
+    row = SpendingRow(
+        tenant="default", month="2026-11", ends_at_us=FAR_US, spent_micros=spent, prices=PRICES, seen=seen or {}
+    )
+    limits = TenantLimits(budget_micros=micros)
+    here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),), spending=(row,))
+    await here.settled()
+
+
+def test_a_budget_that_is_spent(tmp_path: Path) -> None:
+    """429, which says so and asks for no retry, before the body is read; for that tenant alone; until it is raised."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a")
+            await budget(here, 1000, 1000)
+            reader, writer = await here.raw()
+            writer.write(http(b"x" * 1000)[:-1000])  # a head, of whose body nothing comes
+            answer = await asyncio.wait_for(reader.read(), 30)
+            assert answer.startswith(b"HTTP/1.1 429"), answer
+            assert b'"code":"insufficient_quota"' in answer
+            assert b"this month (1000 micro-units) is spent" in answer
+            assert b"retry-after" not in answer
+            writer.close()
+            assert (await here.post(body=CHAT | {"model": "nothing"}, key=STRANGER)).status == 404
+            assert replica.calls == []
+            await budget(here, 10_000, 1000)
+            assert (await here.post(body=SMALL)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
+    """It is held at its most while it runs, charged at what it was, and given over to the ledger's sum."""
+    release = asyncio.Event()
+
+    async def held(call: Call) -> None:
+        await release.wait()
+        await hello(call)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a", held)
+            most = 5 * 100 + 25 * 10  # the bytes of the body, over 4, and its answer: a little less
+            await budget(here, most + ANSWER, 0)
+            first = asyncio.create_task(here.post(body=SMALL))
+            await replica.until(lambda r: len(r.calls) == 1)
+            got = await here.post(body=SMALL)
+            assert (got.status, got.code) == (429, "insufficient_quota")
+            assert b"does not cover this request" in got.body
+            release.set()
+            assert (await first).status == 200
+            assert (await here.post(body=SMALL)).status == 200  # its own, and what the first one was
+            assert (await here.post(body=SMALL)).status == 429
+            records = await here.control.until_records(4)
+            assert [record.outcome for record in records if record.status == 429] == ["insufficient_quota"] * 2
+            seen = {records[-1].source: max(record.sequence for record in records)}
+            await budget(here, most + ANSWER, 2 * ANSWER, seen)
+            assert (await here.post(body=SMALL)).status == 429  # counted once, wherever it is
+            await budget(here, most + 2 * ANSWER, 2 * ANSWER, seen)
+            assert (await here.post(body=SMALL)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_budget_outlives_the_activator(tmp_path: Path) -> None:
+    """The feed that was kept has it: who starts while no control plane answers refuses as the one before it did."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a")
+            await budget(here, 1000, 1000)
+            assert (await here.post(body=SMALL)).status == 429
+            kept = here.data / "run" / "feed"
+            async with asyncio.timeout(30):
+                while not kept.exists() or b'"spent_micros":1000' not in kept.read_bytes():
+                    await asyncio.sleep(0.05)
+            await here.control.stop()
+            assert await here.terminate() == 0
+            await here.restart()
+            assert (await here.post(body=SMALL)).status == 429
+
+    asyncio.run(scenario())

@@ -1,0 +1,101 @@
+"""What activators are told of budgets is the bill as it stands, and which records are in it."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.control import RequestBatch
+from contracts.spending import SpendingRow, TokenPrices
+from contracts.wire import encode
+from controlplane.policy.rating import Bill, Prices
+from tests.controlplane.door import Door, opened
+from tests.controlplane.ground import Run, fake_zygote
+from tests.controlplane.test_access_api import OPERATOR, ask
+from tests.controlplane.test_internal_api import FeedReader, feed
+from tests.controlplane.usage_records import request_record
+
+PROMPT = 500_000  # a million prompt tokens, by the book that is shipped
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "data"
+    with fake_zygote(Run(where / "run")):
+        yield where
+
+
+async def told(reader: FeedReader, spent: int) -> SpendingRow:
+    """The row that says so much."""
+    async with asyncio.timeout(30):
+        while True:
+            for row in (await reader.line()).spending:
+                if row.spent_micros == spent:
+                    return row
+
+
+async def post(door: Door, *numbers: int, source: str = "activator-1") -> None:
+    """Records of a million prompt tokens each, of requests that end now."""
+    records = tuple(
+        request_record(
+            number, tenant="default", source=source, request_id=f"{source}-{number}",
+            ended_at_us=time.time_ns() // 1000, prompt_tokens=1_000_000, cached_tokens=0, completion_tokens=0,
+        )
+        for number in numbers
+    )  # fmt: skip
+    assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=records))))[0] == 204
+
+
+def test_who_has_a_budget_is_told_of_what_is_spent(data: Path) -> None:
+    """From when it is given on, after each batch, and in the snapshot of the next control plane: the bill's total, up
+    to which record of each spool. Without a budget nothing is told: the control.
+    """
+
+    async def main() -> None:
+        async with opened(data) as door, feed(door) as reader:
+            assert (await reader.line()).spending == ()
+            await post(door, 1)
+            await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"rpm": 5})
+            line = await reader.line()
+            assert (line.tenants[0].limits.rpm, line.spending) == (5, ())
+            await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1_000_000})
+            row = await told(reader, PROMPT)
+            assert (row.tenant, row.seen) == ("default", {"activator-1": 1})
+            assert row.ends_at_us > time.time_ns() // 1000
+            assert row.prices.cost_micros(1_000_000, 0, 0) == PROMPT
+            await post(door, 2, 3)
+            await post(door, 3, 2)  # repeats
+            await post(door, 1, source="rt-1")  # no activator's, but on the bill
+            row = await told(reader, 4 * PROMPT)
+            assert row.seen == {"activator-1": 3}
+            report = (await door.admin("GET", f"/billing/report?month={row.month}"))[1]
+            assert report["total_micros"] == row.spent_micros
+            for bad in (-1, "much"):
+                await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": bad}, status=400)
+        async with opened(data) as door, feed(door) as reader:
+            (again,) = (await reader.line()).spending
+            assert again == row
+
+    asyncio.run(main())
+
+
+TOKENS = st.integers(0, 10_000_000)
+
+
+@given(st.lists(st.tuples(TOKENS, TOKENS, TOKENS), min_size=1, max_size=20), st.sampled_from([1_000, 1_000_000]))
+def test_what_activators_reckon_is_what_the_ledger_does(requests: list[tuple[int, int, int]], per: int) -> None:
+    """Never less than the bill, and at most a micro-unit a request, and a line, more."""
+    prices = Prices(from_us=0, per_tokens=per, prompt=7, cached=3, completion=11, request=2, device={})
+    reckoned, bill = 0, Bill()
+    edge = TokenPrices(per_tokens=per, prompt=7, cached=3, completion=11, request=2)
+    for fresh, cached, completion in requests:
+        reckoned += edge.cost_micros(fresh + cached, cached, completion)
+        bill.add_requests(
+            prices, "m", requests=1, prompt_tokens=fresh + cached, cached_tokens=cached, completion_tokens=completion
+        )
+    billed = sum(line.amount_micros for line in bill.lines())
+    assert -2 <= reckoned - billed <= len(requests) + 2
