@@ -132,7 +132,7 @@ class Tape:
     def heard(self) -> None:
         """A listener took something, or left."""
         is_full = self._is_counted and self._room.used_bytes > self._room.limit_bytes
-        if (is_full or len(self._bytes) > self._keep_bytes) and not self.ended:
+        if (is_full or not self.is_whole or len(self._bytes) > self._keep_bytes) and not self.ended:
             before = len(self._bytes)
             least = min((listener.taken for listener in self._listeners), default=self.size)
             del self._bytes[: least - self._forgotten]

@@ -128,6 +128,37 @@ def test_a_slow_one_does_not_hold_up_a_quick_one(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_too_large_to_be_kept_is_not_joined(tmp_path: Path) -> None:
+    """Its beginning is gone: 409 while it runs, with the time to come again; afterwards the key is free."""
+    piece, go = "x" * 60_000, asyncio.Event()
+
+    async def long(call: Call) -> None:
+        for tokens in range(1, 21):
+            await call.data(chunk(piece), tokens)
+        await go.wait()
+        await call.data(DONE, 20)
+        await call.end(20)
+
+    async def scenario() -> None:
+        async with world(tmp_path, once_answer_bytes=1 << 19) as here:
+            replica = await here.replica("a", long)
+            reader, writer = await here.raw()
+            writer.write(http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n"))
+            for _ in range(20):
+                await reader.readuntil(b"\n\n")
+            await until(here, "kelvin_keyed_run_bytes", 0)
+            refused = await here.post(body=STREAM, **ASK)
+            assert (refused.status, refused.code) == (409, "idempotency_key_in_use")
+            assert refused.headers["retry-after"] == "1"
+            go.set()
+            await reader.readuntil(DONE)
+            writer.close()
+            assert (await here.post(body=STREAM, **ASK)).body.count(piece.encode()) == 20
+            assert len(replica.calls) == 2
+
+    asyncio.run(scenario())
+
+
 def test_one_request_is_ended_by_its_id(tmp_path: Path) -> None:
     """The id of the one that runs ends the work, for all who listen; that of one who joined ends this one alone."""
 

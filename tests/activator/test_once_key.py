@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.once_key import BadOnceKey, Content, Sealer, ensure_once_key
-from activator.policy.once import asked
+from activator.policy.once import Asked, asked
 
 SECRET, OTHER = b"s" * 32, b"t" * 32
 TENANTS = st.sampled_from(["acme", "other", "acme2"])
@@ -43,6 +43,14 @@ def test_only_who_asked_opens_it(tenant: str, key: bytes, body: bytes, secret: b
         assert found == Content("req_1", 200, [(b"content-type", b"text/plain")], BODY)
     else:
         assert found is None
+
+
+def test_a_tenant_has_a_key_of_its_own() -> None:
+    """Though name and request were the same: the digests are not all that keeps tenants apart."""
+    one = asked(SECRET, "acme", b"k", [b"x"])
+    sealed = Sealer(SECRET).seal(one, "req_1", 200, [], BODY)
+    assert Sealer(SECRET).open(Asked("acme", one.name, one.fingerprint, ""), sealed) is not None
+    assert Sealer(SECRET).open(Asked("other", one.name, one.fingerprint, ""), sealed) is None
 
 
 def test_nothing_of_an_answer_can_be_read_in_it() -> None:

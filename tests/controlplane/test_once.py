@@ -136,6 +136,20 @@ def test_one_that_is_made_to_be_charged_twice_is_found(tmp_path: Path) -> None:
         engine.dispose()
 
 
+def test_a_second_charge_is_found_where_the_totals_were_changed_with_it() -> None:
+    """Each record that has one is held against its kin, though it stands and says nothing else."""
+    engine = fresh_engine()
+    enter(engine, [ANSWERED, AGAIN])
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE ledger_requests SET stands = 1"))
+        figures = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+        doubled = ", ".join(f"{name} = 2 * {name}" for name in figures)
+        connection.execute(text(f"UPDATE ledger_request_totals SET {doubled}"))
+    (difference,) = verify(engine).months[0].differences
+    assert difference.detail == "which record of this request is charged is not what its records say"
+    engine.dispose()
+
+
 def test_the_accounts_agree_about_requests_that_are_one() -> None:
     """A replica counted each that it served, a source each that it wrote: what is charged is another matter."""
     engine = whole_engine()
