@@ -17,6 +17,7 @@ from activator.attempts import Attempts
 from activator.authenticate import Authenticator
 from activator.authority import Authority
 from activator.budgets import Budgets
+from activator.cache import ResponseCache
 from activator.certificate_files import BadCertificate, CertificateFiles
 from activator.certificates import LOOK_AGAIN_S, Certificates
 from activator.completions import Completions
@@ -128,12 +129,14 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         attempts = Attempts(throttler, upstreams, usage.source, meters)
         answers = OwnAnswers(settings.once)
         shared = None if counted.store is None else SharedAnswers(counted.store, answers, settings.once)
-        once = Once(_once_key(settings), shared or answers, settings.once, telemetry.page)
+        secret = _once_key(settings)
+        cache = ResponseCache(secret, settings.cache, telemetry.page)
+        once = Once(secret, shared or answers, settings.once, telemetry.page)
         ladder.push_async_callback(once.close)
         allowances = Allowances(counted.rates, budgets)
         door = Door(
             Completions(
-                authenticator, table, throttler, reporter, attempts, usage, limits, allowances, under_way, once
+                authenticator, table, throttler, reporter, attempts, usage, limits, allowances, under_way, once, cache
             ),
             Lists(authenticator, table, timelines, control, under_way),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
@@ -166,6 +169,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             reporter.run(),
             uses.run(),
             answers.run(),
+            cache.run(),
             *([] if shared is None else [shared.run()]),
             _recover(settings, post),
             *(loop() for loop in counted.loops),

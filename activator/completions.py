@@ -7,6 +7,8 @@ from activator.allowances import Allowances
 from activator.answer import Answer, internal
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
+from activator.cache import HEADER as CACHE
+from activator.cache import ResponseCache
 from activator.call import WAITING, Call, open_call
 from activator.exchange import ClientGone, Exchange, now_us
 from activator.keys import VersionKey
@@ -48,6 +50,7 @@ class Completions:
         allowances: Allowances,
         under_way: UnderWay,
         once: Once,
+        cache: ResponseCache,
     ) -> None:
         self._authenticator = authenticator
         self._table = table
@@ -59,6 +62,7 @@ class Completions:
         self._allowances = allowances
         self._under_way = under_way
         self._once = once
+        self._cache = cache
         self._shares = Shares()
         self._room = Room(limits.body_bytes_in_all)
 
@@ -135,6 +139,9 @@ class Completions:
         call.ceiling = ceiling_of(call.wanted, own)
         key = call.key = VersionKey(row.tenant, row.model, row.version)
         nbytes = len(call.body)
+        caching = None if call.exchange.header(CACHE) is None else self._cache.open(call, row.version)
+        if caching is not None and await caching.try_answer(call.exchange, call, answer):
+            return
         tenant, most = call.account.principal.tenant, estimate(call.wanted, nbytes, row, call.ceiling)
         ask = call.ask = Ask(tenant, nbytes, most.tokens, call.rank, call.affinity)
         await self._allowances.reserve(call, own, most)
@@ -145,5 +152,7 @@ class Completions:
             answer.hold()
             await self._attempts.serve(key, ask, call, answer)
             await answer.complete()
+            if caching is not None:
+                caching.keep(call)
         finally:
             self._reporter.ended(key)

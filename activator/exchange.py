@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Protocol
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from contracts.deadline import Deadline
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
@@ -156,6 +156,17 @@ class Exchange:
                 raise Refused(InvalidRequest("x-kelvin-deadline-ms", repr(raw[:20]), "must be whole milliseconds"))
             seconds = min(seconds, int(raw) / 1000)
         return Deadline.after(seconds, self.arrived_us / 1e6)
+
+    def overhear(self, ear: Callable[[Message], None], marks: Headers) -> None:
+        """Tell `ear` of all that is said from now on, before it is; `marks` are further lines of the head."""
+        send = self._send
+        self.rates = [*self.rates, *marks]
+
+        async def told(message: Message) -> None:
+            ear(message)
+            await send(message)
+
+        self._send = told
 
     async def read_body(self, limit_bytes: int, within_s: float) -> bytes:
         """The whole body. Raises Refused: BodyTooLarge, DeadlineExceeded; ClientGone."""

@@ -19,7 +19,7 @@ from activator.exchange import ClientGone, Exchange, Headers
 from activator.kept_answers import Claim, Elsewhere, KeptAnswers, Mine
 from activator.once_key import Content, Sealer
 from activator.policy.once import HEADER, Asked, Cuts, Kept, OnceLimits, asked, read_key
-from activator.tape import Listener, Room, Tape
+from activator.tape import OF_THE_MOMENT, Listener, Room, Tape, play, recorded
 from contracts.errors import Refused
 from contracts.traffic_errors import DeadlineExceeded, KeyInUse, KeyReused
 from telemetry.policy.instruments import Page
@@ -177,9 +177,7 @@ class Once:
 
     def _replay(self, content: Content) -> Body:
         async def replay(call: Call, answer: Answer) -> None:
-            tape = Tape(len(content.body), Room(0), ended=_nothing, deserted=_nobody)
-            await tape.send({"type": "http.response.start", "status": content.status, "headers": content.headers})
-            await tape.send({"type": "http.response.body", "body": content.body})
+            tape = await recorded(content.status, content.headers, content.body)
             with tape.listening() as listener:
                 await self._repeat(listener, REPLAYED, content.request_id)(call, answer)
 
@@ -192,7 +190,7 @@ class Once:
                 marks.append((b"idempotent-replayed", b"true"))
             self._repeats.add((how,))
             try:
-                await _play(call.exchange, listener, marks, lambda status: answer.repeated(how, status))
+                await play(call.exchange, listener, marks, lambda status: answer.repeated(how, status))
             except ClientGone:  # the client, or the run: either way nothing more comes
                 call.exchange.connection.abort()
                 raise
@@ -204,29 +202,9 @@ async def _lead(run: Run, exchange: Exchange, listener: Listener, marks: Headers
     """The first one's answer: its account is the run's, and so is what comes of it."""
     with exchange.leaving_ends():
         await listener.head()
-        exchange.rates = list((dict(exchange.rates) | dict(run.exchange.rates)).items())
-        await _play(exchange, listener, marks)
-
-
-async def _play(
-    exchange: Exchange,
-    listener: Listener,
-    marks: Headers,
-    before_end: Callable[[int], Awaitable[None]] | None = None,
-) -> None:
-    """All of the answer, no faster than the client takes it. Raises ClientGone, also where the run breaks off."""
-    head = await listener.head()
-    await exchange.start(head.status, [*head.headers, *marks])
-    while True:
-        data, is_last = await listener.more()
-        if is_last:
-            if before_end is not None:
-                await before_end(head.status)
-            await exchange.finish(data)
-            listener.took(len(data))
-            return
-        await exchange.write(data)
-        listener.took(len(data))
+        known = [line for line in run.exchange.rates if line[0].startswith(OF_THE_MOMENT)]
+        exchange.rates = list((dict(exchange.rates) | dict(known)).items())
+        await play(exchange, listener, marks)
 
 
 async def _claim_of(run: Run, call: Call) -> Claim:
@@ -248,11 +226,3 @@ def _parts(call: Call) -> list[bytes]:
     entry, reference = call.entry, call.reference
     named = (call.path, entry.tenant, entry.model, reference.alias or "", reference.version_prefix or "", *call.schemas)
     return [*(each.encode() for each in named), call.body]
-
-
-async def _nothing() -> None:
-    return None
-
-
-def _nobody() -> None:
-    return None

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,7 +10,7 @@ from activator.issuers import TrustedIssuer, read_issuers
 from activator.policy.admission import QueueLimits
 from activator.policy.bounds import Bound
 from activator.policy.edge_rates import AddressLimits, networks
-from activator.policy.once import DEFAULT_LIMITS, OnceLimits
+from activator.policy.once import CACHE_LIMITS, DEFAULT_LIMITS, OnceLimits
 from contracts import settings
 from contracts.names import dns_label
 from telemetry.settings import OFF, TelemetrySettings
@@ -67,6 +67,7 @@ class ActivatorSettings:
     issuers: tuple[TrustedIssuer, ...] = ()
     redis: str | None = field(default=None, repr=False)  # where several activators share limits; may hold a password
     once: OnceLimits = DEFAULT_LIMITS
+    cache: OnceLimits = CACHE_LIMITS
     breaker_s: float = 30.0  # for which a breaker is open at the most
     feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
 
@@ -139,6 +140,12 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             tenant_bytes=settings.integer(env, "KELVIN_ONCE_BYTES_PER_TENANT", 32 * MIB, low=1024),
             answers=settings.integer(env, "KELVIN_ONCE_ANSWERS", 100_000, low=1),
             nbytes=settings.integer(env, "KELVIN_ONCE_BYTES", 128 * MIB, low=1024),
+        ),
+        cache=replace(
+            CACHE_LIMITS,
+            ttl_s=settings.number(env, "KELVIN_CACHE_S", 300.0, low=1, high=3600),
+            tenant_bytes=settings.integer(env, "KELVIN_CACHE_BYTES_PER_TENANT", 16 * MIB, low=1024),
+            nbytes=settings.integer(env, "KELVIN_CACHE_BYTES", 64 * MIB, low=1024),
         ),
         telemetry=read_telemetry(env),
         feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),

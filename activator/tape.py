@@ -12,10 +12,10 @@ from typing import Final
 
 from starlette.types import Message
 
-from activator.exchange import ClientGone, Headers
+from activator.exchange import ClientGone, Exchange, Headers
 
 PIECE: Final = 64 << 10  # handed to a listener at once
-_OF_THE_MOMENT: Final = b"x-ratelimit-"  # each listener is told its own
+OF_THE_MOMENT: Final = b"x-ratelimit-"  # each listener is told its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Tape:
     async def send(self, message: Message) -> None:
         """What an ASGI server takes of an answer."""
         if message["type"] == "http.response.start":
-            kept = [line for line in message["headers"] if not line[0].startswith(_OF_THE_MOMENT)]
+            kept = [line for line in message["headers"] if not line[0].startswith(OF_THE_MOMENT)]
             self.head = Head(message["status"], kept)
         elif not self.is_complete:
             data = message.get("body", b"")
@@ -233,3 +233,40 @@ class Listener:
         """The socket has so many more."""
         self.taken += nbytes
         self._tape.heard()
+
+
+async def play(
+    exchange: Exchange,
+    listener: Listener,
+    marks: Headers,
+    before_end: Callable[[int], Awaitable[None]] | None = None,
+) -> None:
+    """All of the answer, no faster than the client takes it. Raises ClientGone, also where the run breaks off."""
+    head = await listener.head()
+    await exchange.start(head.status, [*head.headers, *marks])
+    while True:
+        data, is_last = await listener.more()
+        if is_last:
+            if before_end is not None:
+                await before_end(head.status)
+            await exchange.finish(data)
+            listener.took(len(data))
+            return
+        await exchange.write(data)
+        listener.took(len(data))
+
+
+async def recorded(status: int, headers: Headers, body: bytes) -> Tape:
+    """A tape that is over."""
+    tape = Tape(len(body), Room(0), ended=_nothing, deserted=_nobody)
+    await tape.send({"type": "http.response.start", "status": status, "headers": headers})
+    await tape.send({"type": "http.response.body", "body": body})
+    return tape
+
+
+async def _nothing() -> None:
+    return None
+
+
+def _nobody() -> None:
+    return None

@@ -36,6 +36,10 @@ class CompletionBody(EmbeddingBody, frozen=True):
     prompt: msgspec.Raw = NOTHING
 
 
+class _Temperature(msgspec.Struct, frozen=True):
+    temperature: float | None = None
+
+
 class PredictionParameters(msgspec.Struct, frozen=True):
     """Of the parameters that the Open Inference Protocol leaves to the server."""
 
@@ -71,6 +75,18 @@ def read_body(raw: bytes, path: str) -> Body:
     prompt = memoryview(found.messages or found.prompt)
     prefix = bytes(prompt[:PREFIX_BYTES]) if len(prompt) > PREFIX_BYTES else None
     return Body(found.model, found.stream is True, most, prefix=prefix)
+
+
+def is_greedy(raw: bytes, path: str) -> bool:
+    """Whether a completion or chat says that its temperature is 0: what the version's own is nobody knows here. A scan
+    of its own, for those who ask for the cache.
+    """
+    if path == INFER or path in PATHS["embed"]:
+        return False
+    try:
+        return decode(raw, _Temperature).temperature == 0
+    except Refused:
+        return False  # for the replica to refuse
 
 
 def ceiling_of(body: Body, own: TenantLimits) -> Ceiling:

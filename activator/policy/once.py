@@ -71,6 +71,7 @@ class OnceLimits:
 
 
 DEFAULT_LIMITS: Final = OnceLimits()
+CACHE_LIMITS: Final = OnceLimits(ttl_s=300.0, answer_bytes=1 << 20, tenant_bytes=16 << 20, nbytes=64 << 20)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ def _kinds(kind: type[errors.Failure]) -> list[type[errors.Failure]]:
 
 
 _KNOWN: Final = (errors, artifact_errors, traffic_errors)  # subclasses exist once their module is imported
-REPEATS: Final = ("joined", "replayed")  # of a request whose key another one had
+REPEATS: Final = ("joined", "replayed", "cached")  # answered out of what another request got
 OUTCOMES: Final = frozenset({OK, *REPEATS} | {kind.code for kind in _kinds(errors.Failure)})
 
 

@@ -17,6 +17,7 @@ def test_defaults_need_only_the_data_directory() -> None:
     ("name", "value"),
     [
         pytest.param("KELVIN_PORT", "99999", id="no port"),
+        pytest.param("KELVIN_CACHE_S", "0", id="a cache that keeps nothing"),
         pytest.param("KELVIN_ONCE_S", "86401", id="an answer kept for longer than it is one charge"),
         pytest.param("KELVIN_QUEUE_REQUESTS", "0", id="no queue at all"),
         pytest.param("KELVIN_DOMAIN", "a..b", id="no domain"),

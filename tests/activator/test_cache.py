@@ -1,0 +1,135 @@
+"""Cached answers, over TLS: only for who asks for them, of the same tenant, version and request, for a short time."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from activator.cache import ResponseCache
+from activator.once_key import Content
+from activator.policy.body import is_greedy
+from activator.policy.once import OnceLimits, asked
+from contracts.errors import Unavailable
+from telemetry.policy.instruments import Page
+from tests.activator.control import STRANGER
+from tests.activator.replica import Call, hello
+from tests.activator.test_once import ASK, figure, same, sent
+from tests.activator.world import CHAT, world
+
+GREEDY = CHAT | {"temperature": 0}
+ALLOW = {"x-kelvin-cache": "allow"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_same_question_is_answered_out_of_the_cache(tmp_path: Path, stream: bool) -> None:
+    """The same bytes, said to be so, at no charge; no model is asked. Each that differs in anything runs."""
+    body = GREEDY | {"stream": stream}
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a")
+            first, again = [await here.post(body=body, **ALLOW) for _ in range(2)]
+            assert same(first, again)
+            assert [got.headers["x-kelvin-cache"] for got in (first, again)] == ["miss", "hit"]
+            assert again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]
+            assert again.headers["x-request-id"] != first.headers["x-request-id"]
+            assert sent(await here.control.until_records(2)) == [("ok", 200, 2, False), ("cached", 200, 0, False)]
+            assert len(replica.calls) == 1
+            assert (await here.post(body=body | {"seed": 1}, **ALLOW)).headers["x-kelvin-cache"] == "miss"
+            assert (await here.post(body=body, key=STRANGER, **ALLOW)).status == 404
+            unasked = await here.post(body=body)
+            assert "x-kelvin-cache" not in unasked.headers
+            assert len(replica.calls) == 3
+            assert await figure(here, 'kelvin_cache_requests_total result="hit"') == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(CHAT, id="no temperature"),
+        pytest.param(CHAT | {"temperature": 0.1}, id="one above 0"),
+        pytest.param(CHAT | {"temperature": None}, id="none said"),
+    ],
+)
+def test_what_may_differ_is_not_cached(tmp_path: Path, body: dict[str, object]) -> None:
+    """It runs each time, and says nothing of a cache."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a")
+            for _ in range(2):
+                assert "x-kelvin-cache" not in (await here.post(body=body, **ALLOW)).headers
+            assert len(replica.calls) == 2
+            assert await figure(here, 'kelvin_cache_requests_total result="bypass"') == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_the_header_may_say(tmp_path: Path) -> None:
+    """`allow`; anything else is 400. With a key as well, the run of the key may be answered out of the cache."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a")
+            refused = await here.post(body=GREEDY, **{"x-kelvin-cache": "yes"})
+            assert (refused.status, refused.code) == (400, "invalid_request")
+            assert b"must be allow" in refused.body
+            first = await here.post(body=GREEDY, **ALLOW)
+            keyed = await here.post(body=GREEDY, **ALLOW, **ASK)
+            assert same(first, keyed)
+            assert keyed.headers["x-kelvin-cache"] == "hit"
+            assert len(replica.calls) == 1
+
+    asyncio.run(scenario())
+
+
+def test_failures_are_not_cached(tmp_path: Path) -> None:
+    """The next one runs."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+
+            async def refuse(call: Call) -> None:
+                call.refuse(Unavailable("the model"))
+
+            replica = await here.replica("a", refuse)
+            assert (await here.post(body=GREEDY, **ALLOW)).status == 503
+            replica.script = hello
+            assert [(await here.post(body=GREEDY, **ALLOW)).headers["x-kelvin-cache"] for _ in range(2)] == [
+                "miss",
+                "hit",
+            ]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("raw", "path", "want"),
+    [
+        pytest.param(b'{"temperature": 0}', "/v1/completions", True, id="0"),
+        pytest.param(b'{"temperature": -0.0}', "/v1/completions", True, id="0 with a sign"),
+        pytest.param(b'{"temperature": "0"}', "/v1/completions", False, id="a text is for the replica to refuse"),
+        pytest.param(b'{"temperature": 0}', "/v1/embeddings", False, id="an embedding has none"),
+        pytest.param(b"{", "/v1/completions", False, id="no JSON"),
+    ],
+)
+def test_is_greedy(raw: bytes, path: str, want: bool) -> None:
+    """Only where the caller says so."""
+    assert is_greedy(raw, path) is want
+
+
+def test_a_cached_answer_ends_and_is_its_tenant_s() -> None:
+    """After its time it is gone; of another tenant's question, the same otherwise, nothing is known."""
+    now_s = 0.0
+    cache = ResponseCache(b"s" * 32, OnceLimits(ttl_s=5, answer_bytes=10), Page("activator"), lambda: now_s)
+    ours, theirs = (asked(b"s" * 32, tenant, b"cache", [b"x"]) for tenant in ("acme", "other"))
+    answer = Content("req_1", 200, [], b"hello")
+    cache.put(ours, answer)
+    assert cache.find(ours) == answer
+    assert cache.find(theirs) is None
+    now_s = 5.0
+    assert cache.find(ours) is None
+    cache.put(ours, Content("req_1", 200, [], b"x" * 11))
+    assert cache.find(ours) is None
