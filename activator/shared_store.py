@@ -61,11 +61,12 @@ return redis.call('ZCARD', KEYS[1])
 
 
 class RedisStore:
-    """One Redis. `name` is this activator's among the members."""
+    """One Redis. `name` is this activator's among the members; who asks waits for `answer_s` at most."""
 
-    def __init__(self, redis: Redis, name: str) -> None:
+    def __init__(self, redis: Redis, name: str, answer_s: float = ANSWER_S) -> None:
         self._redis = redis
         self._name = name
+        self._answer_s = answer_s
         self._running: set[asyncio.Task[Any]] = set()
         self.is_up = False
         self.members = 1
@@ -108,8 +109,8 @@ class RedisStore:
         task = asyncio.ensure_future(self._command(script, keys, *arguments))
         self._running.add(task)
         task.add_done_callback(self._ended)
-        done, _ = await asyncio.wait((task,), timeout=ANSWER_S)
-        error = task.exception() if done else TimeoutError(f"no answer in {ANSWER_S:g} s")
+        done, _ = await asyncio.wait((task,), timeout=self._answer_s)
+        error = task.exception() if done else TimeoutError(f"no answer in {self._answer_s:g} s")
         if error is None:
             return task.result()
         if self.is_up:
@@ -131,17 +132,17 @@ class RedisStore:
 
 
 @asynccontextmanager
-async def open_store(url: str, name: str) -> AsyncIterator[RedisStore]:
-    """As `url` says; it may be away. Raises ValueError for what is no URL of a Redis."""
+async def open_store(url: str, name: str, answer_s: float = ANSWER_S) -> AsyncIterator[RedisStore]:
+    """As `url` says; it may be away. `answer_s` bounds each step of a command. Raises ValueError for what is no URL."""
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=CONNECTIONS,
-        timeout=ANSWER_S,  # for a connection that is free
-        socket_connect_timeout=ANSWER_S,
-        socket_timeout=ANSWER_S,
+        timeout=answer_s,  # for a connection that is free
+        socket_connect_timeout=answer_s,
+        socket_timeout=answer_s,
         retry=Retry(NoBackoff(), 0),
     )
-    store = RedisStore(Redis(connection_pool=pool), name)
+    store = RedisStore(Redis(connection_pool=pool), name, answer_s)
     try:
         await store.beat()
         yield store

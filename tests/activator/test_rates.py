@@ -47,7 +47,7 @@ async def in_process() -> AsyncIterator[Ground]:
 async def over_redis() -> AsyncIterator[Ground]:
     clock = Clock()
     with RedisServer() as server:
-        async with open_store(server.url, "one") as store:
+        async with open_store(server.url, "one", 20.0) as store:
             shared = Shared(store, "requests", clock)
             yield Ground(shared, clock)
             await shared.close()
