@@ -39,7 +39,7 @@ PUBLISH: Final = """
 local token = redis.call('HGET', KEYS[1], 'token')
 if redis.call('EXISTS', KEYS[1]) == 1 and token ~= ARGV[1] then return 0 end
 local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local now = clock[1] * 1000000 + clock[2] -- finer than a millisecond: within one, too, the first makes room
 local function drop(name)
   local size = redis.call('HGET', KEYS[3], name)
   if not size then return end
@@ -52,7 +52,7 @@ drop(ARGV[5])
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'asked', ARGV[2], 'sealed', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
-redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[5])
+redis.call('ZADD', KEYS[2], now + ARGV[4] * 1000, ARGV[5])
 redis.call('HSET', KEYS[3], ARGV[5], ARGV[6])
 redis.call('HINCRBY', KEYS[3], '', ARGV[6])
 while redis.call('ZCARD', KEYS[2]) > tonumber(ARGV[7])

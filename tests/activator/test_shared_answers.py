@@ -106,7 +106,7 @@ def test_a_claim_ends_unless_it_is_renewed() -> None:
 
     async def main() -> None:
         with RedisServer() as server:
-            async with member(server, lease_s=0.3) as (one, _, _), member(server, "two") as (two, _, _):
+            async with member(server, lease_s=2.0) as (one, _, _), member(server, "two") as (two, _, _):
                 mine = await one.claim(ask("k"))
                 assert isinstance(mine, Mine)
                 await one.renew()
