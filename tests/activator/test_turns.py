@@ -195,7 +195,7 @@ async def _cut(call: Call) -> None:
     [
         pytest.param(hello, 200, 3, id="they took five each"),
         pytest.param(_declined, 400, 3, id="they were refused by the replica"),
-        pytest.param(_cut, 502, 1, marks=pytest.mark.deep, id="it was lost three times, each time for a second"),
+        pytest.param(_cut, 502, 1, marks=pytest.mark.deep, id="it was lost three times, and nobody asked for a while"),
     ],
 )
 def test_priorities_by_what_they_took(tmp_path: Path, script: Script, status: int, times: int) -> None:
@@ -211,8 +211,18 @@ def test_priorities_by_what_they_took(tmp_path: Path, script: Script, status: in
             await held.wait()
             await hello(call)
 
-        async with world(tmp_path) as here:
+        async with world(tmp_path, breaker_s=1) as here:
             replica = await here.replica("a", script, max_streams=1)
+
+            async def holding() -> asyncio.Task[Got]:
+                while True:
+                    sent = send("holds", "batch", 1)
+                    arrived = asyncio.create_task(replica.until(lambda r: len(r.calls) == 4))
+                    await asyncio.wait((sent, arrived), return_when=asyncio.FIRST_COMPLETED)
+                    if arrived.done():
+                        return sent
+                    arrived.cancel()
+                    assert sent.result().code == "breaker_open"
 
             def send(name: str, priority: str, max_tokens: int) -> asyncio.Task[Got]:
                 body = CHAT | {"user": name, "max_tokens": max_tokens}
@@ -222,8 +232,7 @@ def test_priorities_by_what_they_took(tmp_path: Path, script: Script, status: in
                 assert (await send("before", "interactive", 1000)).status == status
             assert len(replica.calls) == 3
             replica.script = hold
-            sent = [send("holds", "batch", 1)]
-            await replica.until(lambda r: len(r.calls) == 4)
+            sent = [await holding()]
             for count, (name, priority) in enumerate((("batch", "batch"), ("interactive", "interactive")), 1):
                 sent.append(send(name, priority, 1))
                 await until_queued(here, count)
