@@ -9,7 +9,7 @@ from activator.cache import ResponseCache
 from activator.once_key import Content
 from activator.policy.body import is_greedy
 from activator.policy.once import OnceLimits, asked
-from contracts.errors import Unavailable
+from contracts.traffic_errors import Overloaded
 from telemetry.policy.instruments import Page
 from tests.activator.control import STRANGER
 from tests.activator.replica import Call, hello
@@ -92,7 +92,7 @@ def test_failures_are_not_cached(tmp_path: Path) -> None:
         async with world(tmp_path) as here:
 
             async def refuse(call: Call) -> None:
-                call.refuse(Unavailable("the model"))
+                call.refuse(Overloaded("the queue", 1, 1.0))
 
             replica = await here.replica("a", refuse)
             assert (await here.post(body=GREEDY, **ALLOW)).status == 503

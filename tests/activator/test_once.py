@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import Unavailable
+from contracts.traffic_errors import Overloaded
 from contracts.usage import RequestRecord
 from tests.activator.control import KEY
 from tests.activator.replica import DONE, Call, chunk, hello
@@ -101,7 +101,7 @@ def test_a_failure_is_not_kept(tmp_path: Path) -> None:
         async with world(tmp_path) as here:
 
             async def refuse(call: Call) -> None:
-                call.refuse(Unavailable("the model"))
+                call.refuse(Overloaded("the queue", 1, 1.0))
 
             replica = await here.replica("a", refuse)
             failed = await here.post(**ASK)
