@@ -45,6 +45,7 @@ class Succession:
         self._ready_s = ready_s
         self._drain_s = drain_s
         self._task: asyncio.Task[None] | None = None
+        self._is_ordered = False
 
     def __repr__(self) -> str:
         return f"<Succession under_way={self.is_under_way}>"
@@ -55,14 +56,20 @@ class Succession:
         return self._task is not None and not self._task.done()
 
     def begin(self) -> None:
-        """Nothing where one is under way."""
+        """Where one is under way, another one follows: whoever orders it may have seen the new door as the old one."""
+        self._is_ordered = True
         if not self.is_under_way:
-            self._task = asyncio.get_running_loop().create_task(self._change(), name="succession")
+            self._task = asyncio.get_running_loop().create_task(self._follow(), name="succession")
 
     def cancel(self) -> None:
         """Whoever runs is ended with all others."""
         if self._task is not None:
             self._task.cancel()
+
+    async def _follow(self) -> None:
+        while self._is_ordered:
+            self._is_ordered = False
+            await self._change()
 
     async def _change(self) -> None:
         old = next(child for child in self._children if child.spec.listens)

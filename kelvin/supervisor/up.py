@@ -114,7 +114,7 @@ class Supervisor:
             self._start(child)
 
     def restart_door(self) -> None:
-        """Change the activator for another one, without a request that fails. Nothing where that is under way."""
+        """Change the activator for another one, without a request that fails."""
         if not self._draining:
             self._succession.begin()
 

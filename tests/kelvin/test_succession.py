@@ -37,16 +37,17 @@ class Supervisor:
     at_door: Callable[["Supervisor"], bool] = lambda _: True
     children: list[Child] = field(default_factory=lambda: [Child(ChildSpec("cache", "weightcache", None)), Child(DOOR)])
     ended: list[tuple[int | None, int]] = field(default_factory=list)
+    succession: Succession = field(init=False)
 
     async def change(self) -> None:
         """One, to its end."""
         _begun(self.children[1], 1)
         hands = Hands(lambda child: self.on_start(self, child), self.end, self.may_begin, self.is_at_door)
-        succession = Succession(self.children, hands, self.run, self.ready_s, 5.0)
-        succession.begin()
-        succession.begin()
+        self.succession = Succession(self.children, hands, self.run, self.ready_s, 5.0)
+        self.succession.begin()
+        self.succession.begin()
         async with asyncio.timeout(30):
-            while succession.is_under_way:
+            while self.succession.is_under_way:
                 await asyncio.sleep(0)
 
     async def end(self, ending: list[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
@@ -74,12 +75,32 @@ class Supervisor:
 
 
 def test_the_old_one_ends_once_the_new_one_is_ready(tmp_path: Path) -> None:
-    """As a lame duck; a second order meanwhile is none."""
+    """As a lame duck; two orders before it has begun are one."""
     supervisor = Supervisor(tmp_path)
     asyncio.run(supervisor.change())
     assert supervisor.ended == [(1, signal.SIGUSR1)]
     assert supervisor.doors == [(2, True)]
     assert supervisor.said == ""
+
+
+def test_an_order_while_both_are_there_is_followed_by_another_change(tmp_path: Path) -> None:
+    """Whoever gave it took the second for the old one, and waits for its end; those that come meanwhile are one."""
+    begun: list[int] = []
+
+    def start(supervisor: Supervisor, child: Child) -> None:
+        begun.append(len(begun) + 2)
+        _begun(child, begun[-1])
+
+    def ready(supervisor: Supervisor) -> bool:
+        if begun == [2]:
+            supervisor.succession.begin()
+            supervisor.succession.begin()
+        return True
+
+    supervisor = Supervisor(tmp_path, on_start=start, at_door=ready)
+    asyncio.run(supervisor.change())
+    assert supervisor.ended == [(1, signal.SIGUSR1), (2, signal.SIGUSR1)]
+    assert supervisor.doors == [(3, True)]
 
 
 def _dies(supervisor: Supervisor, child: Child) -> None:
