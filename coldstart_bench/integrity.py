@@ -119,7 +119,7 @@ class _Ground:
                 said = str(failed)
             if '"breaker_open"' not in said:
                 break
-            time.sleep(1.0)
+            time.sleep(1.0)  # as long as a breaker is open here, and what its refusal says
         return None, said
 
     def rest(self) -> None:

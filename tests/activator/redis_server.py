@@ -55,7 +55,7 @@ class RedisServer:
                 return
             except OSError:
                 assert time.monotonic() < until_s
-                time.sleep(0.01)
+                time.sleep(0.01)  # it has yet to listen; the limit is above
 
     def kill(self) -> None:
         """SIGKILL; its data is gone."""
