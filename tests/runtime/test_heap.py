@@ -14,10 +14,10 @@ libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
 taken = []
 def take():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     for nbytes in [*[100] * 20_000, *[512 << 10] * 4, *[4 << 20]]:
         ctypes.memset(libc.malloc(nbytes), 1, nbytes)
-    taken.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    taken.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
 def in_a_thread(what):
     thread = threading.Thread(target=what)
     thread.start()
@@ -63,7 +63,7 @@ if "park" in sys.argv:
 
 @pytest.mark.deep
 def test_a_parked_standby_has_kept_it() -> None:
-    """And one that is not yet warm has not."""
+    """One that is not yet warm has not."""
     program = TAKE.replace('if "settle"', PARK + 'if "settle"')
-    assert faults("park", program=program) < 500
-    assert faults(program=program) > 1000
+    # What else it warmed up with lies among what is kept, and is not the same each time.
+    assert faults("park", program=program) < faults(program=program) / 2
