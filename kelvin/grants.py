@@ -1,7 +1,6 @@
 """`kelvin models grant`, `revoke` and `grants`: which other tenants may call a model."""
 
 import json
-from typing import Any
 
 import click
 from rich.console import Console
@@ -18,9 +17,7 @@ _OWNER = click.option("--owner", help="Whose model it is; for operators. [defaul
 @_OWNER
 def grant_command(model: str, tenant: str, owner: str | None) -> None:
     """Let another tenant call a model, all its versions. It calls it OWNER/MODEL, and pays for its own requests."""
-    with target().door() as door:
-        found = door.put(_path(model, tenant), params=_named(owner)).json()
-    click.echo(f"{tenant} may call {found['owner']}/{model}{_late(found)}")
+    _change("PUT", model, tenant, owner, "may call")
 
 
 @click.command("revoke")
@@ -29,9 +26,7 @@ def grant_command(model: str, tenant: str, owner: str | None) -> None:
 @_OWNER
 def revoke_command(model: str, tenant: str, owner: str | None) -> None:
     """No longer let another tenant call a model. What is being answered is finished."""
-    with target().door() as door:
-        found = door.delete(_path(model, tenant), params=_named(owner)).json()
-    click.echo(f"{tenant} may no longer call {found['owner']}/{model}{_late(found)}")
+    _change("DELETE", model, tenant, owner, "may no longer call")
 
 
 @click.command("grants")
@@ -50,13 +45,9 @@ def grants_command(tenant: str | None, as_json: bool) -> None:
     Console(soft_wrap=True).print(table)
 
 
-def _path(model: str, tenant: str) -> str:
-    return f"/admin/v1/models/{model}/grants/{tenant}"
-
-
-def _named(owner: str | None) -> dict[str, str]:
-    return {} if owner is None else {"tenant": owner}
-
-
-def _late(found: dict[str, Any]) -> str:
-    return "" if found["told"] else "; an activator has not taken it yet"
+def _change(method: str, model: str, tenant: str, owner: str | None, now: str) -> None:
+    with target().door() as door:
+        params = {} if owner is None else {"tenant": owner}
+        found = door.request(method, f"/admin/v1/models/{model}/grants/{tenant}", params=params).json()
+    late = "" if found["told"] else "; an activator has not taken it yet"
+    click.echo(f"{tenant} {now} {found['owner']}/{model}{late}")

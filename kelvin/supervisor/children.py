@@ -11,6 +11,9 @@ from typing import Final
 from kelvin.policy.restarts import Restarts
 from service.startup import BAD_SETTING_STATUS
 
+POLL_S: Final = 0.02  # between two looks at what a process is about to do
+KILL_AFTER_S: Final = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from kelvin.supervisor.children import Child
+from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child
 
 log = logging.getLogger(__name__)
 
-POLL_S: Final = 0.02
-KILL_AFTER_S: Final = 5.0
 OUTCOME: Final = "succession"  # in the run directory: why the last one came to nothing
 
 

@@ -16,12 +16,12 @@ from typing import Final
 from contracts.deadline import Deadline
 from contracts.errors import Refused
 from kelvin.settings import UpSettings, child_environment
-from kelvin.supervisor.children import SPECS, Child
+from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, SPECS, Child
 from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import become_subreaper, children, reap
-from kelvin.supervisor.succession import KILL_AFTER_S, POLL_S, Hands, Succession
+from kelvin.supervisor.succession import Hands, Succession
 from service.client import ServiceClient
 from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
