@@ -19,9 +19,9 @@ from activator.keys import VersionKey
 from activator.line import Replica
 from activator.meters import Meters
 from activator.policy.ask import Ask
-from activator.policy.retries import LIMITS, Again, Budgets, RetryLimits, Tried, Withheld, decide
+from activator.policy.retries import LIMITS, Again, Budgets, RetryLimits, Tried, Withheld, decide, failed
 from activator.proxy import Declined, Lost, Told, Upstream, Upstreams
-from activator.slots import Slot
+from activator.slots import NoSlotInTime, Slot
 from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Failure, Internal, Refused, Unavailable
@@ -62,27 +62,36 @@ class Attempts:
         """
         self._budgets.asked((ask.tenant, key), time.monotonic())
         tried = Tried()
+        failure: Failure | None = None
         while True:
             try:
-                await self._try(key, ask, call, answer)
+                await self._try(key, ask, call, answer, tried.until_s)
                 return
+            except NoSlotInTime:
+                assert failure is not None, "only who is sent again has so little time"
+                self._count(ask, call, failure, Withheld.TIME)
+                raise Refused(failure) from None
             except Lost as lost:
                 if not lost.untouched:
                     raise Refused(ReplicaLost()) from lost
-                failure: Failure = ReplicaLost()
-                tried = Tried(tried.lost + 1, tried.refused)
+                failure = ReplicaLost()
             except Declined as declined:
                 failure = declined.failure
                 if code_of(failure) not in _ELSEWHERE:
                     raise Refused(failure) from declined
-                tried = Tried(tried.lost, tried.refused + 1)
+            tried = failed(
+                tried, lost=isinstance(failure, ReplicaLost), sent_s=call.dispatched_us / 1e6, now_s=time.monotonic(),
+                limits=self._limits,
+            )  # fmt: skip
             await asyncio.sleep(self._pause_s(key, ask, call, tried, failure))
 
-    async def _try(self, key: VersionKey, ask: Ask, call: Call, answer: Answer) -> None:
-        """At one replica. Raises Refused; Lost, Declined: then the account knows nothing of that replica."""
+    async def _try(self, key: VersionKey, ask: Ask, call: Call, answer: Answer, again_by_s: float | None) -> None:
+        """At one replica. Raises Refused, NoSlotInTime; Lost, Declined: then the account knows nothing of that
+        replica.
+        """
         waits_since_us = now_us()
         call.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
-        async with self._throttler.slot(key, ask, call.deadline) as slot:
+        async with self._throttler.slot(key, ask, call.deadline, again_by_s) as slot:
             replica, account = slot.replica, call.account
             _dispatched(call, replica, waits_since_us)
             remaining_ms = call.deadline.remaining_ms(time.monotonic())
@@ -116,15 +125,17 @@ class Attempts:
 
     def _pause_s(self, key: VersionKey, ask: Ask, call: Call, tried: Tried, failure: Failure) -> float:
         """Before the next attempt. Raises Refused where there is none."""
-        why = decide(tried, call.remaining_s(), self._draw(), self._limits)
-        if isinstance(why, Again) and not self._budgets.try_spend((ask.tenant, key), time.monotonic()):
+        now_s = time.monotonic()
+        why = decide(tried, now_s, call.remaining_s(), self._draw(), self._limits)
+        if isinstance(why, Again) and not self._budgets.try_spend((ask.tenant, key), now_s):
             why = Withheld.BUDGET
-        self._meters.retry(
-            (ask.tenant, call.account.model), code_of(failure), "again" if isinstance(why, Again) else why
-        )
+        self._count(ask, call, failure, "again" if isinstance(why, Again) else why)
         if isinstance(why, Again):
             return why.pause_s
         raise Refused(failure)
+
+    def _count(self, ask: Ask, call: Call, failure: Failure, then: str) -> None:
+        self._meters.retry((ask.tenant, call.account.model), code_of(failure), then)
 
 
 def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:

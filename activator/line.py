@@ -75,6 +75,11 @@ class Line:
                 return False
         return True
 
+    @property
+    def awaits_start(self) -> bool:
+        """Whether none of its replicas will take a request again, rested or not."""
+        return all(replica.gone or replica.row.draining for replica in self.replicas.values())
+
 
 def next_waiter(line: Line) -> tuple[Waiter, Ask] | None:
     """The next who still waits. A task's cancellation ends its future at once, and leaves the line a moment later."""

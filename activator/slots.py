@@ -11,11 +11,15 @@ from activator.policy.balance import Occupancy, less_loaded
 from contracts.deadline import Deadline
 
 
+class NoSlotInTime(Exception):
+    """No slot came until it had to, and no start is what is waited for."""
+
+
 class Slots(Protocol):
     """Gives slots out and takes them back."""
 
-    async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Replica:
-        """Raises Refused. Cancelling it while it waits leaves nothing behind."""
+    async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None) -> Replica:
+        """Raises Refused, NoSlotInTime. Cancelling it while it waits leaves nothing behind."""
         ...
 
     def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
@@ -26,13 +30,16 @@ class Slots(Protocol):
 class Slot:
     """One request's place at a replica. `tokens`: what it has taken, for its holder to say; None: as estimated."""
 
-    __slots__ = ("_ask", "_deadline", "_key", "_replica", "_slots", "tokens")
+    __slots__ = ("_again_by_s", "_ask", "_deadline", "_key", "_replica", "_slots", "tokens")
 
-    def __init__(self, slots: Slots, key: VersionKey, ask: Ask, deadline: Deadline) -> None:
+    def __init__(
+        self, slots: Slots, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None
+    ) -> None:
         self._slots = slots
         self._key = key
         self._ask = ask
         self._deadline = deadline
+        self._again_by_s = again_by_s
         self._replica: Replica | None = None
         self.tokens: int | None = None
 
@@ -43,7 +50,7 @@ class Slot:
         return self._replica
 
     async def __aenter__(self) -> "Slot":
-        self._replica = await self._slots.acquire(self._key, self._ask, self._deadline)
+        self._replica = await self._slots.acquire(self._key, self._ask, self._deadline, self._again_by_s)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -20,7 +20,7 @@ from activator.policy.bounds import Loads
 from activator.policy.expected import Outlook, Starts, comes_too_late, wait_s
 from activator.policy.fair import FairQueue, cost
 from activator.resting import Resting
-from activator.slots import Slot, take_slot
+from activator.slots import NoSlotInTime, Slot, take_slot
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import Failure, ModelNotFound, Refused, RemoteFailure
@@ -78,12 +78,12 @@ class Throttler:
         running = sum(replica.running for line in self._lines.values() for replica in line.replicas.values())
         return f"<Throttler versions={len(self._lines)} running={running} queued={self.loads.in_all.entries}>"
 
-    def slot(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Slot:
+    def slot(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None) -> Slot:
         """`async with` it: a replica's, for as long as the block lasts. Raises Refused: Overloaded, DeadlineExceeded,
-
-        or why the start failed. Cancelling while it waits leaves nothing behind.
+        or why the start failed; NoSlotInTime where none came until `again_by_s` (monotonic) and no start is what it
+        waits for. Cancelling while it waits leaves nothing behind.
         """
-        return Slot(self, key, ask, deadline)
+        return Slot(self, key, ask, deadline, again_by_s)
 
     def is_asleep(self, key: VersionKey) -> bool:
         """Whether no replica of the version takes requests."""
@@ -153,7 +153,7 @@ class Throttler:
         if self.breakers:
             self.breakers.forget(_key_of(replica.row))
 
-    async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Replica:
+    async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None) -> Replica:
         """`slot` without its end: whoever calls this calls `release`."""
         now = self._clock()
         if self.breakers and self.is_asleep(key):
@@ -173,7 +173,7 @@ class Throttler:
                 raise Refused(failure)
             case Hold(until_s):
                 self._check_time(key, line, ask, until_s, now)
-                return await self._wait(key, line, ask, until_s, now)
+                return await self._wait(key, line, ask, until_s, now, again_by_s)
 
     def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
         """Give the slot back that was had for `ask`, which took `tokens` (None: as estimated); the next in line has it
@@ -224,7 +224,9 @@ class Throttler:
         self._tidy(key, line)
         raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
 
-    async def _wait(self, key: VersionKey, line: Line, ask: Ask, until_s: float, began_s: float) -> Replica:
+    async def _wait(
+        self, key: VersionKey, line: Line, ask: Ask, until_s: float, began_s: float, again_by_s: float | None
+    ) -> Replica:
         waiter = Waiter(asyncio.get_running_loop().create_future())
         if line.is_asleep:
             self.breakers.enter(key, waiter, began_s)
@@ -233,6 +235,10 @@ class Throttler:
             self._waking.ensure(key)
         try:
             async with asyncio.timeout(max(0.0, until_s - self._clock())):
+                if again_by_s is not None:
+                    await asyncio.wait((waiter.granted,), timeout=max(0.0, again_by_s - self._clock()))
+                    if not (waiter.granted.done() or line.awaits_start):
+                        raise NoSlotInTime
                 return await waiter.granted
         except BaseException as error:
             self._leave(key, line, waiter, ask)

@@ -5,6 +5,9 @@ and what nobody uses fades: a bucket holds what `memory_s` brought, and not a da
 load of an outage, and a quiet model is retried all the same (Finagle's RetryBudget, with a bucket that leaks instead of
 its window). Pauses are drawn from the whole of their range ("full jitter", Brooker, "Exponential backoff and jitter",
 2015): those who failed together do not come back together.
+
+One time bounds the pauses and the waits for another replica, resting ones included: what fails for longer than a moment
+is told, not waited for. A start is: it takes what it takes.
 """
 
 from collections import OrderedDict
@@ -26,6 +29,7 @@ class RetryLimits:
     longest_s: float = 1.0
     lost: int = 3  # replicas that one request may be lost with: it may be what ends them
     tries: int = 8  # in all
+    within_s: float = 5.0  # of its first failure it is sent again, or never, but for who waits for a start
     budgets: int = 4096  # that are kept; the one that was used longest ago is forgotten
 
 
@@ -38,6 +42,7 @@ class Withheld(StrEnum):
     TRIES = "tries"  # often enough already
     DEADLINE = "deadline"  # the pause outlasts it
     BUDGET = "budget"
+    TIME = "time"  # since its first failure is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +54,35 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What has become of a request so far: replicas that were lost with it, and those that took nothing of it."""
+    """What has become of a request so far: replicas that were lost with it, and those that took nothing of it; until
+    when it may be sent again (monotonic seconds), once one of both has happened.
+    """
 
     lost: int = 0
     refused: int = 0
+    until_s: float | None = None
 
 
-def decide(tried: Tried, remaining_s: float, draw: float, limits: RetryLimits) -> Again | Withheld:
+def failed(tried: Tried, *, lost: bool, sent_s: float, now_s: float, limits: RetryLimits) -> Tried:
+    """It just was, having been sent at `sent_s`. One that was sent only after its time had waited for a start, which
+    no failure before it tells anything about: its time begins anew.
+    """
+    until_s = tried.until_s
+    if until_s is None or sent_s > until_s:
+        until_s = now_s + limits.within_s
+    return Tried(tried.lost + lost, tried.refused + (not lost), until_s)
+
+
+def decide(tried: Tried, now_s: float, remaining_s: float, draw: float, limits: RetryLimits) -> Again | Withheld:
     """For a request that was just lost or refused; `draw` is of [0, 1). The budget is still to be asked."""
     count = tried.lost + tried.refused
     if count >= limits.tries or tried.lost >= limits.lost:
         return Withheld.TRIES
     pause_s: float = draw * min(limits.longest_s, limits.first_s * 2 ** (count - 1))
-    return Again(pause_s) if pause_s < remaining_s else Withheld.DEADLINE
+    if pause_s >= remaining_s:
+        return Withheld.DEADLINE
+    assert tried.until_s is not None, "nothing has failed"
+    return Again(pause_s) if now_s + pause_s < tried.until_s else Withheld.TIME
 
 
 Of = TypeVar("Of", bound=Hashable)

@@ -7,7 +7,7 @@ import pytest
 
 from contracts.errors import Unavailable
 from contracts.frames import FrameKind
-from tests.activator.control import replica_row
+from tests.activator.control import OTHER, replica_row
 from tests.activator.replica import Call, Script, hello
 from tests.activator.world import World, world
 
@@ -180,5 +180,39 @@ def test_a_deadline_ends_the_wait_for_another_replica(tmp_path: Path) -> None:
             here.control.publish(replica_row("a", 1))
             await here.settled()
             assert (await here.post()).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_who_failed_is_told_after_a_moment_but_not_who_waits_for_a_start(tmp_path: Path) -> None:
+    """A replica that refuses and refuses rests longer and longer: its request has the refusal within one bound of time.
+    One whose replica is gone failed before that, waits for a start all the same, and is answered.
+    """
+    other = {"model": f"m@{OTHER[:12]}", "messages": [{"role": "user", "content": "hi"}]}
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            here.control.publish(replica_row("gone", version=OTHER))
+            gone = await here.replica("gone", script := Gated(cut), told=False)
+            await here.settled()
+            waits = asyncio.create_task(here.post(body=other))
+            await gone.until(lambda replica: len(replica.calls) == 1)
+            here.control.publish(removed=("gone",))
+            await here.settled()
+            script.gate.set()
+            while await retries(here) != {("replica_lost", "again"): 1}:
+                await asyncio.sleep(0.005)
+
+            only = await here.replica("a", decline)
+            got = await here.post()
+            assert (got.status, got.code, got.headers["retry-after"]) == (503, "unavailable", "1")
+            counted = await retries(here)
+            assert counted["unavailable", "time"] == 1, "eight tries would be two minutes"
+            assert counted.get(("unavailable", "again"), 0) + 1 >= len(only.calls) >= 1
+
+            assert not waits.done()
+            here.control.publish(replica_row("new", version=OTHER))
+            await here.replica("new", hello, told=False)
+            assert (await waits).status == 200
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from activator.keys import VersionKey
@@ -10,6 +11,7 @@ from activator.policy.admission import QueueLimits
 from activator.policy.affinity import read_affinity
 from activator.policy.ask import Ask
 from activator.policy.bounds import Bound
+from activator.slots import NoSlotInTime
 from activator.throttler import Throttler
 from contracts.control import Feed
 from contracts.deadline import Deadline
@@ -94,3 +96,60 @@ def test_who_tries_and_leaves_makes_room() -> None:
         assert await waiting is replica
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("removed", "draining", "is_told"),
+    [
+        pytest.param((), False, True, id="it rests"),
+        pytest.param(("a",), False, False, id="it is gone, so a start is awaited"),
+        pytest.param((), True, False, id="it drains, likewise"),
+    ],
+)
+def test_who_may_wait_for_so_long_is_told(removed: tuple[str, ...], draining: bool, is_told: bool) -> None:
+    """And leaves nothing behind. Who waits for a start goes on waiting in its place, until it is granted."""
+
+    async def scenario() -> None:
+        ground = Ground("a")
+        replica = await ground.take(ask := ask_of())
+        ground.throttler.report_failed(replica)
+        ground.throttler.release(KEY, replica, ask, 0)
+        rows = (msgspec.structs.replace(replica_row("a", 4), draining=True),) if draining else ()
+        ground.throttler.apply(Feed(revision=2, full=False, replicas=rows, removed_replicas=removed))
+        deadline = Deadline.after(60.0, ground.now_s)
+        waiting = asyncio.create_task(ground.throttler.acquire(KEY, ask_of(), deadline, ground.now_s))
+        await asyncio.wait((waiting,), timeout=None if is_told else 0.05)
+        assert waiting.done() == is_told
+        assert ground.throttler.queued(KEY) == (not is_told)
+        ground.throttler.check_integrity()
+        if is_told:
+            assert isinstance(waiting.exception(), NoSlotInTime)
+        else:
+            ground.throttler.apply(Feed(revision=3, full=False, replicas=(replica_row("b", 4),)))
+            assert (await waiting).row.runtime_id == "b"
+        ground.throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
+def test_a_slot_that_comes_as_the_time_ends_is_used_or_given_back() -> None:
+    """Granted and out of time in one step of the loop, cancelled or not: the slot is somebody's, or free."""
+
+    async def scenario(is_cancelled: bool) -> None:
+        ground = Ground("a")
+        held = [(ask, await ground.take(ask)) for ask in (ask_of(), ask_of(), ask_of(), ask_of())]
+        deadline = Deadline.after(60.0, ground.now_s)
+        waiting = asyncio.create_task(ground.throttler.acquire(KEY, last := ask_of(), deadline, ground.now_s + 60.0))
+        await asyncio.sleep(0)
+        ask, replica = held.pop()
+        ground.throttler.release(KEY, replica, ask, 0)
+        if is_cancelled:
+            waiting.cancel()
+            await asyncio.wait((waiting,))
+        else:
+            ground.throttler.release(KEY, await waiting, last, 0)
+        assert replica.running == 3
+        ground.throttler.check_integrity()
+
+    asyncio.run(scenario(False))
+    asyncio.run(scenario(True))

@@ -1,10 +1,12 @@
 """Who is tried again, when, and that a budget never gives more than it was given."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.retries import Again, Budgets, RetryLimits, Tried, Withheld, decide
+from activator.policy.retries import Again, Budgets, RetryLimits, Tried, Withheld, decide, failed
 
 LIMITS = RetryLimits()
 
@@ -26,7 +28,36 @@ LIMITS = RetryLimits()
 )
 def test_decide(tried: Tried, remaining_s: float, draw: float, want: Again | Withheld) -> None:
     """Of one request."""
-    assert decide(tried, remaining_s, draw, LIMITS) == want
+    assert decide(replace(tried, until_s=100.0), 10.0, remaining_s, draw, LIMITS) == want
+
+
+@pytest.mark.parametrize(
+    ("now_s", "want"),
+    [
+        pytest.param(99.4, Again(0.5), id="a pause that ends in time"),
+        pytest.param(99.5, Withheld.TIME, id="one that does not"),
+        pytest.param(101.0, Withheld.TIME, id="an attempt that outlasted it"),
+    ],
+)
+def test_pauses_end_within_the_time_since_the_first_failure(now_s: float, want: Again | Withheld) -> None:
+    """Whatever the deadline leaves."""
+    assert decide(Tried(refused=7, until_s=100.0), now_s, 600.0, 0.5, LIMITS) == want
+
+
+@pytest.mark.parametrize(
+    ("tried", "lost", "sent_s", "want"),
+    [
+        pytest.param(Tried(), True, 19.0, Tried(1, 0, 25.0), id="the first failure begins it"),
+        pytest.param(Tried(1, 0, 23.0), False, 19.0, Tried(1, 1, 23.0), id="the next one does not"),
+        pytest.param(
+            Tried(1, 1, 18.0), True, 17.0, Tried(2, 1, 18.0), id="nor one that was sent in time and took long"
+        ),
+        pytest.param(Tried(1, 0, 18.0), True, 19.0, Tried(2, 0, 25.0), id="who was sent later had waited for a start"),
+    ],
+)
+def test_failed(tried: Tried, lost: bool, sent_s: float, want: Tried) -> None:
+    """At 20 s, with five seconds for it."""
+    assert failed(tried, lost=lost, sent_s=sent_s, now_s=20.0, limits=LIMITS) == want
 
 
 @pytest.mark.parametrize(
