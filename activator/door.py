@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from activator.answer import internal
 from activator.completions import Completions
-from activator.edge_http import EXTENSION
+from activator.edge_connection import EXTENSION
 from activator.exchange import ClientGone, Connection, Exchange
 from activator.lists import Lists
 from activator.meters import Meters

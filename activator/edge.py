@@ -1,6 +1,6 @@
 """TLS on a raw connection, both transports in hand: so it is known which bytes the client-side socket has taken.
 
-Sits between the listening socket and `edge_http`. Why it is written this way: docs/design/0001-http-server.md.
+Sits between the listening socket and `edge_connection`. Why it is written this way: docs/design/0001-http-server.md.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from typing import Any, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from activator.edge_connection import EdgeConnection
 from activator.edge_http import HttpProtocol
 from activator.gate import Gate
 
@@ -31,7 +32,7 @@ def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
 class Edge(asyncio.Protocol):
     """One connection until its handshake has ended; afterwards only its count is kept here."""
 
-    def __init__(self, gate: Gate, http: HttpProtocol) -> None:
+    def __init__(self, gate: Gate, http: EdgeConnection) -> None:
         self._gate = gate
         self._http = http
         self._loop = asyncio.get_running_loop()
@@ -99,7 +100,7 @@ class Edge(asyncio.Protocol):
 class _Drain(asyncio.BufferedProtocol):
     """Between the socket and uvloop's TLS: passes everything on, and tells when the socket took the last byte."""
 
-    def __init__(self, inner: Any, http: HttpProtocol, closed: Callable[[], None]) -> None:
+    def __init__(self, inner: Any, http: EdgeConnection, closed: Callable[[], None]) -> None:
         for passed_on in ("get_buffer", "buffer_updated", "eof_received", "pause_writing"):
             setattr(self, passed_on, getattr(inner, passed_on))  # no frame of ours on the way of each read
         self._inner = inner

@@ -1,37 +1,32 @@
 """HTTP/1.1 for a public door: bounds on the head, no pipelining, known delivery; uvicorn's server owns the listener.
 
-Puts itself into the scope as the extension `kelvin.connection`. One request and its answer are `edge_cycle`'s.
+One request is `edge_cycle`'s, its answer `edge_answer`'s, and what it shares with HTTP/2 `edge_connection`'s.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, cast
-from urllib.parse import unquote
+from typing import Any, Final
 
 import httptools
-from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from activator.edge_answer import HttpCycle
 from activator.edge_body import BodyPace
-from activator.edge_cycle import Cycle
+from activator.edge_connection import EXTENSION, EdgeConnection
+from activator.edge_head import is_too_large, scope_of
 from activator.gate import Gate
 from activator.refusal import TOO_LARGE, closing
-from contracts.traffic_errors import AddressBusy, DeadlineExceeded
+from contracts.traffic_errors import DeadlineExceeded
 
-EXTENSION: Final = "kelvin.connection"
-_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _MALFORMED: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n%b"
 )
 
 
-class HttpProtocol(asyncio.Protocol):
+class HttpProtocol(EdgeConnection):
     """One connection, from the end of its TLS handshake on."""
-
-    raw: asyncio.Transport  # below TLS; set by the edge, as the next
-    source: str | None  # whom the connection counts for; None: one of our own
 
     def __init__(
         self,
@@ -41,24 +36,12 @@ class HttpProtocol(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        if not config.loaded:
-            config.load()
-        self._app = config.loaded_app
-        self._loop = _loop or asyncio.get_running_loop()
-        self._server = server_state
-        self._gate = gate
-        self._limits = gate.limits
+        super().__init__(gate, config, server_state, _loop or asyncio.get_running_loop())
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # behind the last request: ignored
-        self._is_open = False
-        self._cycle: Cycle | None = None
-        self._taken = asyncio.Event()
+        self._cycle: HttpCycle | None = None
         self._gone: Callable[[], None] | None = None
-        self.is_full = False
         self._is_paused = False
-        self._idle_s = gate.limits.idle_s
-        self._idle_since_s: float | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
@@ -69,10 +52,6 @@ class HttpProtocol(asyncio.Protocol):
         self._extensions = {EXTENSION: self}
 
     # What the application uses.
-
-    def unaccepted(self) -> int:
-        """Bytes of the answer that the client-side socket has not taken."""
-        return self.raw.get_write_buffer_size() + self._transport.get_write_buffer_size()
 
     def is_accepted(self) -> bool:
         """Whether the socket has taken every byte, and the client is there."""
@@ -133,54 +112,25 @@ class HttpProtocol(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self.resume_body()
-        self._idle_since_s = self._loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = self._loop.call_later(self._idle_s, self._judge_idle)
-
-    def left(self) -> None:
-        task = asyncio.current_task(self._loop)
-        assert task is not None
-        self._server.tasks.discard(task)
+        self._idle_from_now()
 
     # What the transports tell.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._own_address = transport.get_extra_info("sockname")
-        self._peer = transport.get_extra_info("peername")
-        self._server.connections.add(self)  # type: ignore[arg-type]
-        self._is_open = True
+        super().connection_made(transport)
         self._start_head_timer()
-        if self._gate.relieved:
-            self._idle_s = self._limits.lame_duck_s
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_open:  # lost within the handshake
             return
-        self._is_open = self.is_full = False
+        super().connection_lost(exc)
         self._stop_head_timer()
         self._pace.stop()
-        self._stop_idle_timer()
-        self._server.connections.discard(self)
         if self._cycle is not None:
             self._cycle.lost()
-        self._taken.set()
-        self._transport.close()
         gone, self._gone = self._gone, None
         if gone is not None and not self._is_answered():
             gone()
-
-    def pause_writing(self) -> None:
-        self.is_full = True
-
-    def resume_writing(self) -> None:
-        self.is_full = False
-        self.raw_drained()
-
-    def raw_drained(self) -> None:
-        """The raw socket took what it had."""
-        if self._is_open and self.unaccepted() == 0:
-            self._taken.set()
 
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
@@ -219,13 +169,9 @@ class HttpProtocol(asyncio.Protocol):
         """
         busy = self._busy()
         if self._gate.relieved:
-            self._idle_s = self._limits.lame_duck_s
             if busy is not None:
                 busy.keep_alive = busy.keep_alive and busy.response_started
-            elif self._idle_since_s is not None:
-                self._idle_since_s = self._loop.time()
-                self._stop_idle_timer()
-                self._idle_timer = self._loop.call_later(self._idle_s, self._judge_idle)
+            self._lame_duck()
         elif busy is not None:
             busy.keep_alive = False
         else:
@@ -256,15 +202,10 @@ class HttpProtocol(asyncio.Protocol):
         self._stop_head_timer()
         self._pace.begin()
         url, headers = self._url, self._headers
-        if self.source is not None:
-            wait_s = self._gate.addresses.asks(self.source, self._loop.time())
-            if wait_s is not None:
-                busy = AddressBusy(wait_s)
-                self._gate.meters.refused(busy)
-                self._refuse(closing(busy, url), None)
-                return
-        size = len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
-        if size > self._limits.head_bytes or len(headers) > self._limits.headers:  # a read may hold more than both
+        if self.source is not None and (busy := self._gate.asks(self.source, self._loop.time())) is not None:
+            self._refuse(closing(busy, url), None)
+            return
+        if is_too_large(url, headers, self._limits):  # a read may hold more than both
             self._refuse(TOO_LARGE, 431)
             return
         if not url.startswith(b"/") and self._names_another_host():
@@ -276,28 +217,13 @@ class HttpProtocol(asyncio.Protocol):
     def _begin(self) -> None:
         """The head is whole and may be served."""
         parser, headers = self._parser, self._headers
-        target = httptools.parse_url(self._url)
-        path = target.path.decode("ascii")
         version = parser.get_http_version()
-        scope: Scope = {
-            "type": "http",
-            "asgi": _ASGI,
-            "http_version": version,
-            "method": parser.get_method().decode("ascii"),
-            "scheme": "https",
-            "server": self._own_address,
-            "client": self._peer,
-            "root_path": "",
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": target.path,
-            "query_string": target.query or b"",
-            "headers": headers,
-            "extensions": self._extensions,
-        }
+        method = parser.get_method().decode("ascii")
+        scope = scope_of(version, method, self._url, headers, self._own_address, self._peer, self._extensions)
         expected = [value.lower() for name, value in headers if name == b"expect"]
         # The answer of a connection that may not stay says so.
         may_stay = version != "1.0" and parser.should_keep_alive() and not self._gate.relieved
-        self._cycle = Cycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)
+        self._cycle = HttpCycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)
         self._server.tasks.add(self._loop.create_task(self._cycle.run(self._app)))
 
     def on_body(self, body: bytes) -> None:
@@ -311,7 +237,7 @@ class HttpProtocol(asyncio.Protocol):
             self._pace.stop()
             self._cycle.body_ended()
 
-    def _busy(self) -> Cycle | None:
+    def _busy(self) -> HttpCycle | None:
         """The request that waits for the end of its answer."""
         cycle = self._cycle
         return None if cycle is None or cycle.response_complete else cycle
@@ -350,21 +276,8 @@ class HttpProtocol(asyncio.Protocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _judge_idle(self) -> None:
-        """One timer goes on for as long as the connection lives: a request only notes that it came."""
-        self._idle_timer = None
-        if self._idle_since_s is None or self._transport.is_closing():
-            return
-        left_s = self._idle_since_s + self._idle_s - self._loop.time()
-        if left_s > 0:
-            self._idle_timer = self._loop.call_later(left_s, self._judge_idle)
-        else:
-            self._transport.close()
-
-    def _stop_idle_timer(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+    def _idled(self) -> None:
+        self._transport.close()
 
     def _head_is_late(self) -> None:
         self._head_timer = None

@@ -29,7 +29,7 @@ class ClientGone(Exception):
 
 
 class Connection(Protocol):
-    """The client's connection, as `edge_http` puts it into the scope."""
+    """The client's connection, as the edge puts it into the scope."""
 
     def unaccepted(self) -> int:
         """Bytes that the socket has not taken."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from activator.meters import Meters
 from activator.policy.edge_rates import Addresses
 from activator.settings import EdgeLimits
+from contracts.traffic_errors import AddressBusy
 
 
 @dataclass(slots=True)
@@ -35,6 +36,15 @@ class Gate:
         self.open += 1
         self.shaking += 1
         return True, source
+
+    def asks(self, source: str, now_s: float) -> AddressBusy | None:
+        """Count a request of a source; why it may not pass, and that is counted here too."""
+        wait_s = self.addresses.asks(source, now_s)
+        if wait_s is None:
+            return None
+        busy = AddressBusy(wait_s)
+        self.meters.refused(busy)
+        return busy
 
     def shaken(self) -> None:
         """A handshake has ended, one way or the other."""

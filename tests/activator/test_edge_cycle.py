@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from activator.edge_answer import HttpCycle
 from activator.edge_cycle import READ_AHEAD, Cycle
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -62,7 +63,7 @@ def _says(messages: Iterable[Message]) -> ASGIApp:
 
 def _served(app: ASGIApp, method: str = "GET", *, keep_alive: bool = True) -> FakeWire:
     wire = FakeWire()
-    cycle = Cycle(wire, {"type": "http", "method": method}, keep_alive=keep_alive, invites=False)
+    cycle = HttpCycle(wire, {"type": "http", "method": method}, keep_alive=keep_alive, invites=False)
     asyncio.run(cycle.run(app))
     return wire
 
@@ -123,7 +124,7 @@ def test_what_is_wrong_ends_the_connection(messages: list[Message], begins: byte
 def _received(do: Callable[[Cycle, FakeWire], Coroutine[None, None, None]], *, invites: bool = False) -> FakeWire:
     async def scenario() -> FakeWire:
         wire = FakeWire()
-        cycle = Cycle(wire, {"type": "http", "method": "POST"}, keep_alive=True, invites=invites)
+        cycle = HttpCycle(wire, {"type": "http", "method": "POST"}, keep_alive=True, invites=invites)
         async with asyncio.timeout(20):
             await do(cycle, wire)
         return wire

@@ -1,0 +1,98 @@
+"""How an answer is written in HTTP/1.1 (RFC 9112): head and first bytes leave together, one record, one call."""
+
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from starlette.types import Scope
+
+from activator.edge_cycle import Cycle, Wire
+
+_STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_WITHOUT_BODY: Final = (204, 304)
+_INVITATION: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FAILED: Final = (
+    b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: 21\r\nconnection: close\r\n\r\nInternal Server Error"
+)
+
+
+class HttpWire(Wire, Protocol):
+    """A connection that is one request's at a time."""
+
+    def write(self, data: bytes) -> None:
+        """Now, or as soon as the socket takes it."""
+        ...
+
+    def end(self) -> None:
+        """Close, once what was written is sent."""
+        ...
+
+    def answered(self) -> None:
+        """The answer is complete."""
+        ...
+
+
+class HttpCycle(Cycle):
+    """The body has the length that was promised, or is chunked."""
+
+    __slots__ = ("_bodiless", "_chunked", "_head", "_http", "_unsent", "keep_alive")
+
+    def __init__(self, wire: HttpWire, scope: Scope, *, keep_alive: bool, invites: bool) -> None:
+        super().__init__(wire, scope, invites=invites)
+        self.keep_alive = keep_alive
+        self._http = wire
+        self._head: bytes | None = None  # until there is something to send with it
+        self._chunked = False
+        self._unsent = 0  # of the length that was promised
+        self._bodiless = False
+
+    def _invite(self) -> None:
+        self._http.write(_INVITATION)
+
+    def _fail(self) -> None:
+        if not self.response_started or self._head is not None:  # nothing was sent
+            self.response_started = True
+            self._http.write(_FAILED)
+        self._http.end()
+
+    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        has_length, says_closing = False, False
+        self._bodiless = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
+        for name, value in headers:
+            if name == b"content-length":
+                has_length, self._unsent = True, int(value)
+            elif name == b"transfer-encoding":
+                self._chunked = True
+            elif name == b"connection" and value == b"close":
+                self.keep_alive, says_closing = False, True
+        lines = [_STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status, *[b"%b: %b\r\n" % header for header in headers]]
+        if not self.keep_alive and not says_closing:
+            lines.append(b"connection: close\r\n")
+        if not has_length and not self._chunked and not self._bodiless:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise ValueError("a header holds the end of a line")
+        self._head = head + b"\r\n"
+
+    def _send_body(self, body: bytes, more_body: bool) -> None:
+        head, self._head = self._head or b"", None
+        if self._bodiless:
+            data = head
+        elif self._chunked:
+            data = head + (b"%x\r\n%b\r\n" % (len(body), body) if body else b"")
+            if not more_body:
+                data += b"0\r\n\r\n"
+        else:
+            self._unsent -= len(body)
+            if self._unsent < 0 or (self._unsent and not more_body):
+                raise ValueError("the body is not as long as was promised")
+            data = head + body
+        if data:
+            self._http.write(data)
+        if not more_body:
+            self._completed()
+            if not self.keep_alive:
+                self._http.end()
+            self._http.answered()

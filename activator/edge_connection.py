@@ -1,0 +1,116 @@
+"""What a connection is, whichever protocol it speaks: the sockets and what they have taken, and how long it may idle.
+
+Puts itself, or one of its streams, into the scope as the extension `kelvin.connection`. HTTP/1.1 is `edge_http`'s.
+"""
+
+import asyncio
+from abc import abstractmethod
+from typing import Final, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from activator.gate import Gate
+
+EXTENSION: Final = "kelvin.connection"
+
+
+class EdgeConnection(asyncio.Protocol):
+    """From the end of its TLS handshake on. A base and no part, so that no frame is on the way of each write."""
+
+    raw: asyncio.Transport  # below TLS; set by the edge, as the next
+    source: str | None  # whom the connection counts for; None: one of our own
+
+    def __init__(self, gate: Gate, config: Config, server_state: ServerState, loop: asyncio.AbstractEventLoop) -> None:
+        if not config.loaded:
+            config.load()
+        self._app = config.loaded_app
+        self._loop = loop
+        self._server = server_state
+        self._gate = gate
+        self._limits = gate.limits
+        self._is_open = False
+        self.is_full = False
+        self._taken = asyncio.Event()
+        self._idle_s = gate.limits.idle_s
+        self._idle_since_s: float | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """The server ends: finish what is under way."""
+
+    @abstractmethod
+    def _idled(self) -> None:
+        """Nothing was asked for as long as may be."""
+
+    def unaccepted(self) -> int:
+        """Bytes of what was sent that the client-side socket has not taken."""
+        return self.raw.get_write_buffer_size() + self._transport.get_write_buffer_size()
+
+    def left(self) -> None:
+        """The task that served a request ends."""
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        self._server.tasks.discard(task)
+
+    # What the transports tell.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._own_address = transport.get_extra_info("sockname")
+        self._peer = transport.get_extra_info("peername")
+        self._server.connections.add(self)  # type: ignore[arg-type]
+        self._is_open = True
+        if self._gate.relieved:
+            self._idle_s = self._limits.lame_duck_s
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_open = self.is_full = False
+        self._stop_idle_timer()
+        self._server.connections.discard(self)
+        self._taken.set()
+        self._transport.close()
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self.raw_drained()
+
+    def raw_drained(self) -> None:
+        """The raw socket took what it had."""
+        if self._is_open and self.unaccepted() == 0:
+            self._taken.set()
+
+    # How long it may be idle.
+
+    def _idle_from_now(self) -> None:
+        """Until something is asked; that only notes that it came."""
+        self._idle_since_s = self._loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(self._idle_s, self._judge_idle)
+
+    def _lame_duck(self) -> None:
+        """From now on it may be idle for less."""
+        self._idle_s = self._limits.lame_duck_s
+        if self._idle_since_s is not None:
+            self._stop_idle_timer()
+            self._idle_from_now()
+
+    def _judge_idle(self) -> None:
+        """One timer goes on for as long as the connection lives."""
+        self._idle_timer = None
+        if self._idle_since_s is None or self._transport.is_closing():
+            return
+        left_s = self._idle_since_s + self._idle_s - self._loop.time()
+        if left_s > 0:
+            self._idle_timer = self._loop.call_later(left_s, self._judge_idle)
+        else:
+            self._idled()
+
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
