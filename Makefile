@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 PACKAGES := contracts service spool telemetry blobstore weightcache snapshotter runtime activator controlplane kelvin coldstart_bench
 
 SECONDS ?= 60
-TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kelvin-bench/tools
+BENCH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kelvin-bench
+TOOLS := $(BENCH)/tools
 
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install demo test deep drills fuzz test-ten lint types layers mutants bench-tools clean
+.PHONY: install demo test deep drills fuzz test-ten lint types layers mutants bench-tools bench-peers clean
 
 install: $(STAMP)
 
@@ -58,6 +59,13 @@ bench-tools:
 	mkdir -p $(TOOLS)/debs
 	cd $(TOOLS)/debs && apt-get download wrk libluajit-5.1-2 nginx
 	for deb in $(TOOLS)/debs/*.deb; do dpkg -x $$deb $(TOOLS); done
+
+# What others put in front of models, each in an environment of its own (coldstart_bench/front_peers.py looks there).
+bench-peers:
+	$(PYTHON) -m venv $(BENCH)/peers/ray
+	$(BENCH)/peers/ray/bin/pip install --quiet 'ray[serve]==2.60.0' 'aiohttp==3.14.5'
+	$(PYTHON) -m venv $(BENCH)/peers/litellm
+	$(BENCH)/peers/litellm/bin/pip install --quiet 'litellm[proxy]==1.106.2'
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis mutants

@@ -158,13 +158,19 @@ def storm(json_file: Path | None, waiters: int, agents: int, models: int, model_
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 1000), help="Of all systems in turn.")
 @click.option("--seconds", default=5, show_default=True, type=click.IntRange(1, 3600), help="Of each load.")
 @click.option("--loader", default="wrk", show_default=True, type=click.Choice(["wrk", "own"]), help="Who asks.")
-def front(json_file: Path | None, connections: str, rounds: int, seconds: int, loader: front_bench.Loader) -> None:
-    """What the front door adds to a request, beside its upstream alone and nginx as a TLS proxy; and what streams cost.
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Ray Serve and LiteLLM, too.")
+def front(
+    json_file: Path | None, connections: str, rounds: int, seconds: int, loader: front_bench.Loader, *, peers: bool
+) -> None:
+    """What the front door adds to a request, beside its upstream alone, nginx as a TLS proxy, Ray Serve and LiteLLM;
+    and what streams cost.
 
-    wrk and nginx: as installed, or `make bench-tools`. Without nginx its rows are not measured.
+    wrk and nginx: as installed, or `make bench-tools`; Ray Serve and LiteLLM: `make bench-peers`. Who is not installed
+    is not measured.
     """
     try:
-        plan = front_bench.FrontPlan(front_bench.connections_of(connections), rounds, seconds, loader, _tell)
+        number = front_bench.connections_of(connections)
+        plan = front_bench.FrontPlan(number, rounds, seconds, loader, peers, _tell)
         report = front_bench.run(plan)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--connections") from None

@@ -1,4 +1,4 @@
-"""`kelvin bench front`: what the front door costs a request, beside its upstream alone and nginx as a TLS proxy.
+"""`kelvin bench front`: what the front door costs a request, beside its upstream alone, nginx as a TLS proxy, others.
 
 One activator, as it is run, between a lean program that stands for control plane and replica, and a loader. TLS, key,
 durable record and timeline are on. The activator has a core to itself, nginx has it when it is its turn; the loader and
@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from coldstart_bench import front_tools
+from coldstart_bench import front_peers, front_tools
 from coldstart_bench.environment import commit, load_1m, machine
 from coldstart_bench.failures import Failed
 from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontReport, Streams, Take, rows_of
@@ -57,6 +57,7 @@ class FrontPlan:
     rounds: int
     seconds: int  # of each load
     loader: Loader
+    peers: bool  # those, too, that `make bench-peers` installed
     tell: Callable[[str], None]
 
 
@@ -98,6 +99,7 @@ class _Run:
             self._own = stack.enter_context(Program("front_load"))
         alone: int = self._upstream.ask()["port"]
         self._urls = {UPSTREAM: f"http://127.0.0.1:{alone}{_PATH}"}
+        self._keys: dict[str, str] = {}  # of who takes another one than ours
         self._wrk = wrk
         self._absent: list[Failed] = []
         with front_tools.on_core(self._front):
@@ -110,6 +112,21 @@ class _Run:
             port = free_port()
             self._pid = stack.enter_context(_activator(data, port))
             self._urls[KELVIN] = f"https://localhost:{port}{_PATH}"
+            for system in front_peers.NAMES if plan.peers else ():
+                self._put_in_front(system, alone, stack)
+
+    def _put_in_front(self, system: str, upstream: int, stack: ExitStack) -> None:
+        """A peer, where it is installed."""
+        if (program := front_peers.try_find(system)) is None:
+            self._absent.append(Failed(system, "not installed (make bench-peers)"))
+            return
+        chain, private = front_tools.make_certificate(self._scratch / f"{system} certificate")
+        place = front_peers.Place(
+            self._scratch / system, free_port(), _PATH, upstream, chain, private, front_peers.new_key()
+        )
+        stack.enter_context(front_peers.peer(system, program, place))
+        self._keys[system] = place.key
+        self._urls[system] = f"https://localhost:{place.port}{_PATH}"
 
     def report(self, load_before: float) -> FrontReport:
         plan, taken, answered = self._plan, defaultdict[tuple[int, str], list[Take]](list), 0
@@ -142,12 +159,13 @@ class _Run:
 
     def _take(self, system: str, connections: int, seconds: int) -> Take:
         body, url = json.dumps({"model": "m", "messages": _MESSAGES}), self._urls[system]
+        key = self._keys.get(system, self._key)
         before_us = processor_us(self._pid)
         if self._wrk is not None:
             with front_tools.on_core(self._rest):
-                take = front_tools.wrk(self._wrk, self._scratch, url, connections, seconds, body, self._key)
+                take = front_tools.wrk(self._wrk, self._scratch, url, connections, seconds, body, key)
         else:
-            said = self._own.ask(do="load", url=url, connections=connections, seconds=seconds, body=body, key=self._key)
+            said = self._own.ask(do="load", url=url, connections=connections, seconds=seconds, body=body, key=key)
             take = front_tools.take_of(said)
         if system != KELVIN:
             return take

@@ -1,4 +1,4 @@
-"""What `kelvin bench front` measured: rates and waits through the front door, beside its upstream and nginx. Pure."""
+"""What `kelvin bench front` measured: rates and waits through the front door, beside its upstream and others. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -9,8 +9,8 @@ from coldstart_bench.failures import Failed
 from coldstart_bench.statistics import median_of
 from coldstart_bench.verdicts import Verdict, line_of
 
-UPSTREAM, NGINX, KELVIN = "upstream alone", "nginx", "kelvin"
-SYSTEMS: Final = (UPSTREAM, NGINX, KELVIN)
+UPSTREAM, NGINX, KELVIN, RAY, LITELLM = "upstream alone", "nginx", "kelvin", "Ray Serve", "LiteLLM"
+SYSTEMS: Final = (UPSTREAM, NGINX, KELVIN, RAY, LITELLM)
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -41,6 +41,7 @@ class FrontRow(msgspec.Struct, frozen=True):
     bad: int
     added_p50_ms: float | None  # over the upstream alone
     ratio_to_nginx: float | None  # of rates
+    kelvin_ratio: float | None  # our rate to this one's
     processor_us: float | None  # a request
 
 
@@ -85,9 +86,10 @@ def rows_of(taken: Taken) -> tuple[FrontRow, ...]:
 
 def _row(taken: Taken, connections: int, system: str) -> FrontRow:
     own = taken[connections, system]
-    alone, nginx = (taken.get((connections, each), ()) for each in (UPSTREAM, NGINX))
+    alone, nginx, ours = (taken.get((connections, each), ()) for each in (UPSTREAM, NGINX, KELVIN))
     added = [(mine.p50_us - other.p50_us) / 1000 for mine, other in zip(own, alone, strict=False)]
     beside = [mine.rate / other.rate for mine, other in zip(own, nginx, strict=False) if other.requests]
+    kelvin = [our.rate / mine.rate for mine, our in zip(own, ours, strict=False) if mine.requests]
     spent = [take.processor_us / take.requests for take in own if take.processor_us is not None and take.requests]
     return FrontRow(
         connections,
@@ -99,6 +101,7 @@ def _row(taken: Taken, connections: int, system: str) -> FrontRow:
         sum(take.bad for take in own),
         _median(added) if system != UPSTREAM else None,
         _median(beside) if system != NGINX else None,
+        _median(kelvin) if system != KELVIN else None,
         _median(spent),
     )
 
@@ -109,15 +112,16 @@ def _median(values: Sequence[float]) -> float | None:
 
 def table(report: FrontReport) -> str:
     """For people."""
-    head = f"{'conns':>5}  {'system':<14} {'requests/s':>10} {'p50':>9} {'p99':>9} {'added':>9} {'/ nginx':>8}"
-    lines = [f"load: {report.loader}", f"{head} {'cpu':>7}"]
+    head = f"{'conns':>5}  {'system':<14} {'requests/s':>10} {'p50':>9} {'p99':>9} {'added':>9}"
+    lines = [f"load: {report.loader}", f"{head} {'/ nginx':>8} {'kelvin /':>8} {'cpu':>7}"]
     for row in report.rows:
         added = "" if row.added_p50_ms is None else f"{row.added_p50_ms:.3f}ms"
         beside = "" if row.ratio_to_nginx is None else f"{row.ratio_to_nginx:.3f}x"
+        kelvin = "" if row.kelvin_ratio is None else f"{row.kelvin_ratio:.2f}x"
         spent = "" if row.processor_us is None else f"{row.processor_us:.0f}us"
         lines.append(
             f"{row.connections:>5}  {row.system:<14} {row.requests_per_s:>10.0f}"
-            f" {row.p50_ms:>7.3f}ms {row.p99_ms:>7.3f}ms {added:>9} {beside:>8} {spent:>7}"
+            f" {row.p50_ms:>7.3f}ms {row.p99_ms:>7.3f}ms {added:>9} {beside:>8} {kelvin:>8} {spent:>7}"
         )
     streams = report.streams
     lines.append(

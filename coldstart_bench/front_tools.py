@@ -57,8 +57,7 @@ def on_core(core: int) -> Iterator[None]:
 @contextmanager
 def nginx(binary: str, at: Path, port: int, upstream_port: int) -> Iterator[None]:
     """As a TLS proxy on that port until the block ends, with a certificate as ours are (P-256)."""
-    at.mkdir()
-    _make_certificate(at)
+    make_certificate(at)
     command = [sys.executable, "-m", _FLOOR, "nginx", binary, str(at), str(port), str(upstream_port)]
     with service(command, environment(), at / "said", lambda: _listens(port), "nginx"):
         yield
@@ -94,7 +93,9 @@ def take_of(said: dict[str, Any]) -> Take:
     return Take(said["requests"], said["us"], said["p50_us"], said["p99_us"], said["bad"])
 
 
-def _make_certificate(at: Path) -> None:
+def make_certificate(at: Path) -> tuple[Path, Path]:
+    """Of this host, in a new directory: `cert.pem` and its `key.pem`."""
+    at.mkdir()
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
@@ -102,8 +103,11 @@ def _make_certificate(at: Path) -> None:
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
         .sign(key, hashes.SHA256())
     )
     form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (at / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (at / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+    chain, private = at / "cert.pem", at / "key.pem"
+    chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+    return chain, private

@@ -12,7 +12,7 @@ BENCHES: Final[Mapping[str, str]] = {
     "load": "Bytes until every one was read, beside other loaders",
     "cold": "First token from zero",
     "storm": "Many requests for a model at zero, many models missing at once",
-    "front": "What the front door adds to a request, beside nginx",
+    "front": "What the front door adds to a request, beside nginx and others",
     "integrity": "Damaged chunks: healed, refused, or served",
     "ledger": "A month of many requests: its bill and its proofs",
 }

@@ -8,7 +8,19 @@ import pytest
 
 from coldstart_bench.failures import Failed
 from coldstart_bench.front import connections_of
-from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontReport, FrontRow, Streams, Take, rows_of, table
+from coldstart_bench.front_rows import (
+    KELVIN,
+    LITELLM,
+    NGINX,
+    RAY,
+    UPSTREAM,
+    FrontReport,
+    FrontRow,
+    Streams,
+    Take,
+    rows_of,
+    table,
+)
 from coldstart_bench.front_verdicts import judge
 
 READ = Streams(streams=64, tokens_per_s=50.0, seconds=10.0, tokens=32_000, core_share=0.2)
@@ -21,7 +33,7 @@ def take(rate: int, p50_us: int, processor_us: int | None = None) -> Take:
 
 def good(connections: int) -> FrontRow:
     """A row of ours that holds every line."""
-    return FrontRow(connections, KELVIN, 3000.0, 1.0, 2.0, 3, 0, 1.0, 0.10, 300.0)
+    return FrontRow(connections, KELVIN, 3000.0, 1.0, 2.0, 3, 0, 1.0, 0.10, None, 300.0)
 
 
 def test_what_is_beside_another_is_of_the_same_round() -> None:
@@ -36,6 +48,8 @@ def test_what_is_beside_another_is_of_the_same_round() -> None:
     assert ours.ratio_to_nginx == pytest.approx(0.1)
     assert ours.added_p50_ms == pytest.approx(1.7)
     assert ours.processor_us == pytest.approx(400)
+    assert [alone.kelvin_ratio, nginx.kelvin_ratio] == pytest.approx([0.05, 0.1])
+    assert ours.kelvin_ratio is None
     assert (ours.requests_per_s, ours.p50_ms, ours.n) == (1500, 1.8, 3)
     assert (alone.added_p50_ms, nginx.ratio_to_nginx, nginx.processor_us) == (None, None, None)
 
@@ -52,9 +66,27 @@ def test_without_nginx_its_figure_is_not_measured() -> None:
     assert "nginx as a TLS proxy: not measured" in said
 
 
+def peer(system: str, ratio: float) -> FrontRow:
+    """One that we are so much quicker than."""
+    return FrontRow(16, system, 100.0, 100.0, 150.0, 3, 0, 99.0, 0.01, ratio, None)
+
+
+@pytest.mark.parametrize(("system", "ratio"), [(RAY, 8.0), (LITELLM, 25.0)])
+def test_peers(system: str, ratio: float) -> None:
+    """Each has a limit of its own; who is not there has no verdict."""
+
+    def verdict(rows: Sequence[FrontRow]) -> bool | None:
+        return next(each.passed for each in judge(rows, READ, 0) if system in each.claim)
+
+    assert verdict([good(1), good(16), peer(system, ratio)]) is True
+    assert verdict([good(1), good(16), peer(system, ratio - 0.01)]) is False
+    assert verdict([good(1), good(16)]) is None
+
+
 def test_good_figures_pass() -> None:
     """At the limits themselves."""
-    assert [verdict.passed for verdict in judge([good(1), good(16)], READ, 0)] == [True] * 7
+    rows = [good(1), good(16), peer(RAY, 8.0), peer(LITELLM, 25.0)]
+    assert [verdict.passed for verdict in judge(rows, READ, 0)] == [True] * 9
 
 
 @pytest.mark.parametrize(
