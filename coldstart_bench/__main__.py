@@ -33,6 +33,7 @@ from coldstart_bench.recovery_report import table as report_table
 from coldstart_bench.rows import Report, stage_table, table
 from coldstart_bench.storm_rows import StormReport
 from coldstart_bench.storm_rows import table as storm_table
+from coldstart_bench.traffic import commands as traffic
 from coldstart_bench.verdicts import line_of
 
 _JSON = click.option(
@@ -282,6 +283,10 @@ def _check_room(disk_bytes: int, memory_bytes: int) -> None:
 
 def _free_disk() -> int:
     return shutil.disk_usage(tempfile.gettempdir()).free
+
+
+for _command in traffic.ALL:
+    main.add_command(_command)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,15 @@ durable record and timeline are on. The activator has a core to itself, nginx ha
 what is behind share another one. Systems are measured in turn within each round.
 """
 
-import asyncio
 import json
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -28,12 +26,9 @@ from coldstart_bench.failures import Failed
 from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontReport, Streams, Take, rows_of
 from coldstart_bench.front_verdicts import judge
 from coldstart_bench.installation import free_port
+from coldstart_bench.lone_activator import activator
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
-from coldstart_bench.services import service
-from contracts.errors import Refused
-from service.client import ServiceClient
-from service.unix import SocketDirectory
 
 Loader = Literal["wrk", "own"]
 
@@ -110,7 +105,7 @@ class _Run:
             else:
                 self._absent.append(Failed(NGINX, "not installed (make bench-tools)"))
             port = free_port()
-            self._pid = stack.enter_context(_activator(data, port))
+            self._pid = stack.enter_context(activator(data, port))
             self._urls[KELVIN] = f"https://localhost:{port}{_PATH}"
             for system in front_peers.NAMES if plan.peers else ():
                 self._put_in_front(system, alone, stack)
@@ -203,25 +198,3 @@ def processor_us(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
     return int(ticks * 1_000_000 / os.sysconf("SC_CLK_TCK"))
-
-
-@contextmanager
-def _activator(data: Path, port: int) -> Iterator[int]:
-    """One, ready, until the block ends; its process id."""
-    environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port)}
-    command = [sys.executable, "-m", "activator"]
-    with service(command, environment, data / "log", lambda: asyncio.run(_is_ready(data)), "the activator") as pid:
-        yield pid
-
-
-async def _is_ready(data: Path) -> bool:
-    directory = SocketDirectory(data / "run")
-    client = ServiceClient(directory, "activator.sock", "the activator")
-    try:
-        async with client.open("GET", "/readyz", timeout_s=READY_S) as answer:
-            return answer.status == 200
-    except Refused:
-        return False
-    finally:
-        await client.close()
-        directory.close()

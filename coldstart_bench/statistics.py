@@ -1,4 +1,4 @@
-"""Medians and their intervals, without assuming a distribution. Pure."""
+"""Medians and their intervals, and quantiles, without assuming a distribution. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -34,3 +34,15 @@ def _rank(n: int, confidence: float = 0.95) -> int:
             break
         rank = k
     return rank
+
+
+def quantile_of(values: Sequence[float], part: float) -> float | None:
+    """The smallest of them that is not exceeded by at least that part of them (0 to 1); None of nothing."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index of fairness (DEC-TR-301, 1984): 1 where all have the same, `1 / n` where one has all."""
+    squares = len(shares) * sum(share**2 for share in shares)
+    return sum(shares) ** 2 / squares if squares else 1.0

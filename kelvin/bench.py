@@ -13,6 +13,7 @@ BENCHES: Final[Mapping[str, str]] = {
     "cold": "First token from zero",
     "storm": "Many requests for a model at zero, many models missing at once",
     "front": "What the front door adds to a request, beside nginx and others",
+    "flood": "A quiet tenant's wait while another one asks a thousand times",
     "integrity": "Damaged chunks: healed, refused, or served",
     "ledger": "A month of many requests: its bill and its proofs",
 }

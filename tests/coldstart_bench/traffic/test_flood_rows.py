@@ -1,0 +1,57 @@
+"""The lines of a flood are red where they should be: a line that is served in turn makes the quiet tenant wait."""
+
+import pytest
+
+from coldstart_bench.traffic.flood_rows import Waits, judge, waits_of
+from coldstart_bench.verdicts import Verdict
+
+SLOTS, SLOT_S, LOUD = 4, 0.1, 40
+
+
+def fair() -> tuple[Waits, Waits]:
+    """The quiet one's next slot is its own."""
+    queued = [0.02, 0.05, 0.08, 0.095]
+    return waits_of("loud", LOUD, LOUD, [0.5] * LOUD, [0.5] * LOUD), waits_of("quiet", 4, 4, queued, queued)
+
+
+def in_turn() -> tuple[Waits, Waits]:
+    """Who came first is served first: the quiet one waits for all forty."""
+    loud, _ = fair()
+    queued = [0.9, 0.8, 0.7, 0.6]
+    return loud, waits_of("quiet", 4, 4, queued, queued)
+
+
+def lost() -> tuple[Waits, Waits]:
+    """One was not answered."""
+    _, quiet = fair()
+    return waits_of("loud", LOUD, LOUD - 1, [0.5] * LOUD, []), quiet
+
+
+def red(verdicts: tuple[Verdict, ...]) -> list[str]:
+    """What does not hold."""
+    return [verdict.claim for verdict in verdicts if verdict.passed is False]
+
+
+@pytest.mark.parametrize(
+    ("waits", "seconds", "inside", "unrecorded", "want"),
+    [
+        pytest.param(fair(), 1.1, SLOTS, 0, [], id="all holds"),
+        pytest.param(in_turn(), 1.1, SLOTS, 0, ["the quiet tenant's wait in the queue"], id="served in turn"),
+        pytest.param(lost(), 1.1, SLOTS, 0, ["requests that were not"], id="one was lost"),
+        pytest.param(fair(), 1.1, SLOTS, 1, ["answers without"], id="one is not on the bill"),
+        pytest.param(fair(), 1.1, SLOTS + 1, 0, ["requests at the replica beyond"], id="one more than its slots"),
+        pytest.param(fair(), 2.0, SLOTS, 0, ["share of the slots' time"], id="slots were idle"),
+    ],
+)
+def test_what_is_red(waits: tuple[Waits, Waits], seconds: float, inside: int, unrecorded: int, want: list[str]) -> None:
+    """That line and no other."""
+    found = red(judge(SLOTS, SLOT_S, *waits, seconds, inside, unrecorded))
+    assert len(found) == len(want)
+    assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
+
+
+def test_nobody_quiet_is_not_measured() -> None:
+    """And is not taken for a wait of nothing."""
+    loud, _ = fair()
+    verdict = judge(SLOTS, SLOT_S, loud, waits_of("quiet", 0, 0, [], []), 1.1, SLOTS, 0)[0]
+    assert (verdict.value, verdict.passed) == (None, None)
