@@ -1,6 +1,6 @@
 """What the admin API answers with, and what it takes. Rendering is the command line's."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -43,6 +43,20 @@ class DeletedModel(Wire, frozen=True):
 
     model: str
     versions: tuple[str, ...]
+
+
+class Renewal(Wire, frozen=True):
+    """An order to replace all replicas of a model: the last one since the control plane began, else `none`.
+
+    `replicas` were there when it came, `replaced` are gone, each after another one served in its place, but for those
+    that slept or were no longer wanted. `reason` is why it failed: who was not replaced serves on.
+    """
+
+    order: str
+    state: Literal["none", "running", "done", "failed"]
+    replicas: int
+    replaced: int
+    reason: str | None = None
 
 
 class ReplicaStatus(Wire, frozen=True):

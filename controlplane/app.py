@@ -19,6 +19,7 @@ from controlplane import (
     grants_api,
     internal_api,
     metrics_api,
+    renewal_api,
     usage_api,
 )
 from controlplane.access_api import Access
@@ -45,6 +46,7 @@ from controlplane.prefetch import Prefetcher
 from controlplane.price_book import BadPriceBook, default_price_book, load_price_book
 from controlplane.registry import Registry
 from controlplane.removal import Removal
+from controlplane.renewal import Renewals
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.adopt import Adopter
 from controlplane.scaling.device import Device
@@ -119,6 +121,8 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         actuator.listen(outcomes)
         actuator.listen(RestoreMeters(telemetry, table))
         actuator.listen(forecasts)
+        renewals = Renewals(fleet, actuator, settings.drain_s)
+        actuator.listen(renewals)
         actuator.on_start(forecasts.starting)
         actuator.on_room(autoscaler.room)
         prefetcher = Prefetcher(peers.prefetch, tasks)
@@ -155,7 +159,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         internals = Internals(feed, autoscaler, ledger, registry, jobs, forecasts, economy, clock, peers.zygote_answers)
         app = compose(
             internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups, pool, foresight,
-            spending,
+            spending, renewals,
         )  # fmt: skip
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
@@ -198,6 +202,7 @@ def compose(
     pool: StandbyPool,
     foresight: Foresight,
     spending: Spending,
+    renewals: Renewals,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -216,6 +221,7 @@ def compose(
     removal = Removal(registry, access.tenants, access.keys, table, autoscaler, clock)
     explaining = (internals.forecasts, internals.economy, clock, pool, foresight)
     app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining))
+    app.include_router(renewal_api.router(registry, renewals))
     app.include_router(grants_api.router(registry, access.tenants, clock))
     app.include_router(access_api.router(access, registry, autoscaler, removal, clock))
     app.include_router(

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from contracts.errors import Refused
-from controlplane.policy.replica_life import SLEEPING, ReplicaState
+from controlplane.policy.replica_life import SERVING, SLEEPING, ReplicaState
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.process import Process
 from telemetry.policy.instruments import Page
@@ -17,7 +17,7 @@ from telemetry.policy.instruments import Page
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
-_SPEAKING: Final = frozenset({ReplicaState.READY, ReplicaState.DOZING, ReplicaState.DRAINING})
+_SPEAKING: Final = SERVING | {ReplicaState.DOZING, ReplicaState.DRAINING}
 _SILENT: Final = SLEEPING | {ReplicaState.RESTORING}
 
 

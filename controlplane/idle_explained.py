@@ -12,7 +12,7 @@ from controlplane.policy.breakeven import Level, Rung, Step, best, by_length, co
 from controlplane.policy.eta import Restore
 from controlplane.policy.rating import ANY_CLASS
 from controlplane.policy.recurrence import Expected, Unexpected
-from controlplane.policy.replica_life import SLEEPING, ReplicaState
+from controlplane.policy.replica_life import SERVING, SLEEPING, ReplicaState
 from controlplane.replicas import ReplicaTable
 
 
@@ -204,7 +204,7 @@ def _foreseen(seen: Seen, idle_s: float | None, *, is_on: bool) -> Foreseen:
 
 def _level(table: ReplicaTable, key: VersionKey) -> tuple[Level, int | None, str]:
     """The level now, since when, and on which class of devices."""
-    awake = [r for r in table.of(key) if r.state in (ReplicaState.READY, ReplicaState.RESTORING, ReplicaState.DOZING)]
+    awake = [r for r in table.of(key) if r.state in SERVING | {ReplicaState.RESTORING, ReplicaState.DOZING}]
     found = next(iter((*awake, *table.sleepers(key))), None)
     if found is None:
         return Level.ZERO, None, ANY_CLASS

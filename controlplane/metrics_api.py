@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from contracts.control import Scope
 from controlplane.peers import Peers
-from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.replica_life import SERVING
 from controlplane.replicas import ReplicaTable
 from service.openapi import described
 from service.principal import holder_of
@@ -21,7 +21,7 @@ def router(telemetry: Telemetry, peers: Peers, table: ReplicaTable) -> APIRouter
     @routes.get("/metrics", **described(str, scope=Scope.OPERATOR))
     async def metrics(request: Request) -> Response:
         operator_of(request)
-        serving = (replica.runtime_id for replica in table if replica.state is ReplicaState.READY)
+        serving = (replica.runtime_id for replica in table if replica.state in SERVING)
         found = await peers.metrics(serving)
         heard = by((name, page is not None) for name, page in found.items() if name in peers.names)
         up = render((Family("kelvin_up", "Whether it answers.", Kind.GAUGE, ("peer",), heard),), "controlplane")

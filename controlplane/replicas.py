@@ -12,7 +12,7 @@ from typing import Any, Final
 from contracts.control import ReplicaRow
 from contracts.timeline import Span
 from controlplane.facts import VersionKey
-from controlplane.policy.replica_life import LIVE, SLEEPING, ReplicaEvent, ReplicaState, move
+from controlplane.policy.replica_life import LIVE, SERVING, SLEEPING, ReplicaEvent, ReplicaState, move
 from controlplane.scaling.process import socket_name
 
 UNBOUND: Final = frozenset({ReplicaState.FORKED, ReplicaState.STANDBY, ReplicaState.JOB})
@@ -39,11 +39,14 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A replica that was asked for at `asked_us` and has no process yet."""
+    """A replica that was asked for at `asked_us` and has no process yet. Its slot is that of the process `after` which
+    it comes, for as long as that one lives.
+    """
 
     number: int
     key: VersionKey
     asked_us: int
+    after: str | None = None
 
 
 class ReplicaTable:
@@ -74,7 +77,7 @@ class ReplicaTable:
     @property
     def held(self) -> int:
         """Device slots that are taken: by starts, and by processes of versions that don't sleep."""
-        return len(self._starts) + sum(
+        return sum(start.after not in self._replicas for start in self._starts.values()) + sum(
             each.key is not None and each.state not in SLEEPING for each in self._replicas.values()
         )
 
@@ -92,15 +95,26 @@ class ReplicaTable:
 
     def ready(self, key: VersionKey) -> int:
         """Replicas that take requests."""
-        return sum(replica.state is ReplicaState.READY for replica in self.of(key))
+        return sum(replica.state in SERVING for replica in self.of(key))
 
     def live(self, key: VersionKey) -> int:
         """Replicas that take requests or will: starts and restores count."""
         return len(self.starts_of(key)) + sum(replica.state in LIVE for replica in self.of(key))
 
+    def coming(self, key: VersionKey) -> int:
+        """Replicas that will take requests: starts and restores."""
+        return self.live(key) - sum(replica.state is ReplicaState.READY for replica in self.of(key))
+
+    def relieved(self, key: VersionKey) -> tuple[Replica, ...]:
+        """Processes that serve until another one has their place, the oldest first."""
+        return tuple(replica for replica in self.of(key) if replica.state is ReplicaState.RELIEVED)
+
     def leaving(self) -> int:
-        """Processes that hold a slot and will give it back: they drain or end."""
-        return sum(each.key is not None and each.state not in LIVE | SLEEPING for each in self._replicas.values())
+        """Processes that hold a slot and will give it back to anybody: they are relieved, drain or end."""
+        heirs = sum(start.after in self._replicas for start in self._starts.values())
+        return (
+            sum(each.key is not None and each.state not in LIVE | SLEEPING for each in self._replicas.values()) - heirs
+        )
 
     def count(self, state: ReplicaState) -> int:
         """Processes in that state."""
@@ -114,11 +128,11 @@ class ReplicaTable:
         if replica.key is not None:
             self._by_key.setdefault(replica.key, {})[replica.runtime_id] = None
 
-    def begin(self, key: VersionKey, asked_us: int) -> Start:
-        """Accept a start, taking a slot for it. Raises NoSlot."""
-        if self.held >= self.slots:
+    def begin(self, key: VersionKey, asked_us: int, after: str | None = None) -> Start:
+        """Accept a start, taking a slot for it, or that of the runtime `after` which it comes. Raises NoSlot."""
+        if after is None and self.held >= self.slots:
             raise NoSlot
-        start = Start(next(self._numbers), key, asked_us)
+        start = Start(next(self._numbers), key, asked_us, after)
         self._starts[start.number] = start
         return start
 
@@ -142,7 +156,11 @@ class ReplicaTable:
         self._starts.pop(start.number, None)
 
     def bind(self, start: Start, runtime_id: str, now_us: int, device_class: str) -> Replica:
-        """Give the start's version and slot to a standby. Raises IllegalMove; KeyError without that start."""
+        """Give the start's version and slot to a standby. Raises IllegalMove; KeyError without that start; ValueError
+        while the process lives whose slot it has.
+        """
+        if start.after in self._replicas:
+            raise ValueError(f"the slot is held by {start.after}")
         replica = self._replicas[runtime_id]
         state = move(replica.state, ReplicaEvent.BIND)
         del self._starts[start.number]
@@ -198,6 +216,6 @@ def replica_row(replica: Replica) -> ReplicaRow:
         version=replica.key.version,
         address=socket_name(replica.runtime_id),
         max_streams=replica.max_streams,
-        draining=replica.state is not ReplicaState.READY,
+        draining=replica.state not in SERVING,
         restore=replica.restore,
     )

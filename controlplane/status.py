@@ -4,12 +4,12 @@ from contracts.names import DEFAULT_ALIAS
 from controlplane.answers import Memory, ModelStatus, PoolStatus, ReplicaStatus, RestoreStatus, VersionStatus
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.outcomes import LastRestore, Outcomes
-from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.replica_life import SERVING, ReplicaState
 from controlplane.replicas import Replica, ReplicaTable
 from controlplane.scaling.footprints import Footprint
 from controlplane.scaling.pool import StandbyPool
 
-_SERVING = (ReplicaState.READY, ReplicaState.DRAINING)
+_SERVING = SERVING | {ReplicaState.DRAINING}
 
 
 def model_status(model: Model, table: ReplicaTable, outcomes: Outcomes) -> ModelStatus:

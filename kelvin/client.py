@@ -17,10 +17,14 @@ TIMEOUT_S: Final = 60.0
 
 
 class DoorClosed(click.ClickException):
-    """The installation can't be reached, or refused the call. Exit code 1. A key in the message loses its secret."""
+    """The installation can't be reached, or refused the call. Exit code 1. A key in the message loses its secret.
 
-    def __init__(self, message: str) -> None:
+    `status` is of the answer that refused it, where there was one.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(redact(message))
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def _refuse(answer: httpx.Response) -> None:
     """Turn an error of the API into the sentence that it carries."""
     if answer.status_code < 400:
         return
-    raise DoorClosed(_sentence(answer.status_code, answer.read()))
+    raise DoorClosed(_sentence(answer.status_code, answer.read()), answer.status_code)
 
 
 def _sentence(status: int, body: bytes) -> str:

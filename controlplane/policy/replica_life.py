@@ -18,6 +18,7 @@ class ReplicaState(StrEnum):
     JOB = "job"  # runs a gate or a seal, once
     RESTORING = "restoring"
     READY = "ready"
+    RELIEVED = "relieved"  # serves until another one has its place, which counts for it from now on
     DOZING = "dozing"  # was told to sleep: gets nothing new, holds its slot
     ASLEEP = "asleep"  # keeps the version's weights in host memory; holds no slot
     ASLEEP2 = "asleep2"  # gave the weights back, too: keeps its process
@@ -32,6 +33,8 @@ class ReplicaEvent(StrEnum):
     TOOK_JOB = "took_job"
     BIND = "bind"
     BOUND = "bound"
+    RELIEVE = "relieve"
+    KEPT = "kept"  # nobody took its place
     DOZE = "doze"
     SLEPT = "slept"
     ROUSED = "roused"  # it did not fall asleep
@@ -52,6 +55,9 @@ MOVES: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
     (_S.RESTORING, _E.BOUND): _S.READY,
     (_S.RESTORING, _E.END): _S.ENDING,
     (_S.READY, _E.DRAIN): _S.DRAINING,
+    (_S.READY, _E.RELIEVE): _S.RELIEVED,
+    (_S.RELIEVED, _E.KEPT): _S.READY,
+    (_S.RELIEVED, _E.DRAIN): _S.DRAINING,
     (_S.READY, _E.DOZE): _S.DOZING,
     (_S.DOZING, _E.SLEPT): _S.ASLEEP,
     (_S.DOZING, _E.ROUSED): _S.READY,
@@ -65,6 +71,7 @@ MOVES: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
     (_S.DRAINING, _E.END): _S.ENDING,
 }
 LIVE: Final = frozenset({_S.RESTORING, _S.READY})  # what counts as a replica of its version
+SERVING: Final = frozenset({_S.READY, _S.RELIEVED})  # what takes requests
 SLEEPING: Final = frozenset({_S.ASLEEP, _S.ASLEEP2})
 
 

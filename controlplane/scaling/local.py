@@ -28,6 +28,7 @@ from controlplane.scaling.drain import condemned, drained
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
+from controlplane.scaling.relief import Relief
 from controlplane.scaling.sleep import Bedroom
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class LocalActuator:
         self._device = device
         self._drain_s = drain_s
         self._bedroom = Bedroom(fleet, feed, device)
+        self._relief = Relief(fleet, self, drain_s)
         self._roused: dict[str, _Asked] = {}  # by runtime, which fell asleep when it was asked for
         self._lost_starts: dict[VersionKey, int] = {}  # in a row, by version
         self._listeners: list[Listener] = []
@@ -136,8 +138,15 @@ class LocalActuator:
                 break
         if live > replicas:
             self._shrink(key, live - replicas)
+        self._relief.let_go(key, replicas)
         if replicas == 0:
             self._end_sleepers(key)
+
+    def relieve(self, runtime_id: str, *, beside: bool) -> None:
+        """Have another replica in the place of one that is ready: begun beside it, in a slot of its own, or after it.
+        The version has as many as before throughout. Raises NoSlot, IllegalMove; then nothing has changed.
+        """
+        self._relief.relieve(runtime_id, beside=beside)
 
     def sleep(self, key: VersionKey, level: Level) -> None:
         """Have the version's only replica asleep, one level at a time. Idempotent; nothing happens where it serves with
@@ -167,6 +176,8 @@ class LocalActuator:
         learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier}
         replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
         self._feed.publish(replicas=(replica_row(replica),))
+        assert replica.key is not None
+        self._relief.let_go(replica.key, self._table.live(replica.key))
         took_us = max((span.after_us for span in spans), default=0)
         seen = {"version": str(replica.key), "runtime_id": replica.runtime_id, "restore_ms": took_us / 1000}
         log.info("a replica is ready", extra=seen)
@@ -183,6 +194,7 @@ class LocalActuator:
     def fail(self, key: VersionKey, failure: Failure) -> None:
         """A start came to nothing. Waiters are told only where nothing else is on its way to serve them."""
         self._lost_starts.pop(key, None)
+        self._relief.keep(key)
         if self._table.live(key) == 0:
             row = RestoreFailure(
                 tenant=key.tenant,
@@ -216,10 +228,15 @@ class LocalActuator:
         try:
             if self._wakes(key, asked_us):
                 return True
-            start = self._table.begin(key, asked_us)
+            self.begin(self._table.begin(key, asked_us))
         except NoSlot:
             self.fail(key, Overloaded("this machine", self._table.slots, 1.0))
             return False
+        return True
+
+    def begin(self, start: Start) -> None:
+        """Have a start that has its slot take a standby."""
+        key = start.key
         asked = _Asked(start, self._now())
         process = self._pool.try_take()
         if process is not None:
@@ -229,8 +246,7 @@ class LocalActuator:
             self._fleet.tasks.start(self._await_standby(asked), f"start {key}")
             self.on_placing(key)
         for starting in self._starting:
-            starting(key, asked_us, parked=process is not None, wakes=None)
-        return True
+            starting(key, start.asked_us, parked=process is not None, wakes=None)
 
     def _wakes(self, key: VersionKey, asked_us: int) -> bool:
         """Whether one of its replicas sleeps, or falls asleep: it wakes rather than another starting. Raises NoSlot."""
@@ -277,7 +293,8 @@ class LocalActuator:
 
     def _restore_on(self, process: Process, asked: _Asked) -> None:
         """Mark the standby as taken before anything else can run, then call it."""
-        threads = self._device.threads(self._table.held)
+        # One that is relieved works on for a moment: what comes for good has the share of the machine that it had.
+        threads = self._device.threads(self._table.held - self._table.count(ReplicaState.RELIEVED))
         key = asked.start.key
         self._table.bind(asked.start, process.runtime_id, self._now(), f"cpu-{threads}")
         bind = Bind(
@@ -330,7 +347,7 @@ class LocalActuator:
             return
         self._lost_starts[key] = attempt
         await process.gone(DEATH_S)  # it holds its slot until then
-        if self._table.live(key) == 0:
+        if self._table.live(key) == 0 or self._relief.is_forsaken(key):
             self._begin(key, asked.start.asked_us)
 
     async def _gives_way(self, sleeper: Process) -> bool:

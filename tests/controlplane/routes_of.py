@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from controlplane import access_api, admin_api, billing_api, grants_api, metrics_api
+from controlplane import access_api, admin_api, billing_api, grants_api, metrics_api, renewal_api
 
 
 def admin_routes() -> set[tuple[str, str]]:
@@ -16,6 +16,7 @@ def admin_routes() -> set[tuple[str, str]]:
         admin_api.router(*[nothing] * 11),
         access_api.router(nothing, nothing, nothing, nothing, nothing),
         grants_api.router(nothing, nothing, nothing),
+        renewal_api.router(nothing, nothing),
         billing_api.router(nothing, nothing, nothing),
         metrics_api.router(nothing, nothing, nothing),
     )

@@ -47,6 +47,16 @@ class Table(RuleBasedStateMachine):
         else:
             assert held < SLOTS
 
+    @precondition(lambda self: ReplicaState.DRAINING in self.alive.values())
+    @rule(data=st.data())
+    def begin_after(self, data: st.DataObject) -> None:
+        """A start that waits for the slot of a process which has a version."""
+        draining = [each for each in sorted(self.alive) if self.alive[each] is ReplicaState.DRAINING]
+        before, held = data.draw(st.sampled_from(draining)), self.table.held
+        if before not in {start.after for start in self.starts}:
+            self.starts.append(self.table.begin(KEYS[0], 0, after=before))
+            assert self.table.held == held, "it has the other's slot"
+
     @precondition(lambda self: self.starts)
     @rule(data=st.data())
     def abandon(self, data: st.DataObject) -> None:
@@ -66,6 +76,9 @@ class Table(RuleBasedStateMachine):
         except IllegalMove:
             assert before.state is not ReplicaState.STANDBY
             assert self.table[runtime_id] == before
+            assert self.table.is_pending(start)
+        except ValueError:
+            assert start.after in self.alive
             assert self.table.is_pending(start)
         else:
             assert (before.state, after.state, after.key) == (ReplicaState.STANDBY, ReplicaState.RESTORING, start.key)
@@ -105,9 +118,10 @@ class Table(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         runtime_id = self._any(data)
         held, replica = self.table.held, self.table[runtime_id]
+        heirs = sum(start.after == runtime_id for start in self.starts)
         assert self.table.remove(runtime_id) == replica
         assert self.table.remove(runtime_id) is None
-        assert self.table.held == held - (replica.key is not None and replica.state not in SLEEPING)
+        assert self.table.held == held - (replica.key is not None and replica.state not in SLEEPING) + heirs
         del self.alive[runtime_id]
 
     @invariant()

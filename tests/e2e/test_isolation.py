@@ -57,6 +57,8 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
     ("POST", "/admin/v1/models/{}/deploy"): ("admin", "/admin/v1/models/{model}/deploy", {"version": "{version}"}),
     ("PUT", "/admin/v1/models/{}/scale"): ("admin", "/admin/v1/models/{model}/scale", {}),
     ("POST", "/admin/v1/models/{}/stop"): ("admin", "/admin/v1/models/{model}/stop", None),
+    ("GET", "/admin/v1/models/{}/restart"): ("admin", "/admin/v1/models/{model}/restart", None),
+    ("POST", "/admin/v1/models/{}/restart"): ("admin", "/admin/v1/models/{model}/restart", None),
     ("DELETE", "/admin/v1/models/{}/versions/{}"): ("admin", "/admin/v1/models/{model}/versions/{version}", None),
     ("GET", "/admin/v1/billing/report"): ("admin", "/admin/v1/billing/report?month=2026-11&tenant={tenant}", None),
     ("GET", "/admin/v1/billing/verify"): ("admin", "/admin/v1/billing/verify?tenant={tenant}", None),

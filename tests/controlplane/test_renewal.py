@@ -1,0 +1,284 @@
+"""Every replica of a version is replaced: never fewer that serve, never over the slots, or it is said why."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from contracts.errors import Refused
+from controlplane.answers import Renewal
+from controlplane.facts import Model, Version, VersionKey
+from controlplane.policy.breakeven import Level
+from controlplane.policy.lifecycle import VersionState
+from controlplane.policy.replica_life import SERVING, ReplicaState
+from controlplane.renewal import Renewals
+from controlplane.scaling.relief import Relief
+from tests.controlplane.builders import TENANT, key, registration
+from tests.controlplane.ground import Local, Run, eventually, local, play
+
+Scenario = Callable[["Renewing"], Awaitable[None]]
+
+
+class Renewing:
+    """Orders over an actuator, and a decider that wants `wanted` replicas all the time."""
+
+    def __init__(self, it: Local, model: str, wanted: int) -> None:
+        self.it = it
+        self.which: VersionKey = key(model)
+        self.wanted = wanted
+        self.fewest = wanted
+        self.most_held = 0
+        self.renewals = Renewals(it.fleet, it.actuator, 20.0)
+        it.actuator.listen(self.renewals)
+        version = Version(registration(model), 0, VersionState.READY)
+        self.model = Model(TENANT, model, 0, versions=(version,))
+
+    def ids(self) -> set[str]:
+        return {each.runtime_id for each in self.it.table.of(self.which) if each.state in SERVING}
+
+    async def up(self) -> set[str]:
+        """Have as many as are wanted; their ids."""
+        self.it.apply(self.which, self.wanted)
+        await self.it.ready(self.which, self.wanted)
+        await eventually(lambda: self.it.table.held == self.wanted)
+        return self.ids()
+
+    def tick(self) -> None:
+        """What the autoscaler does, and what must hold whenever it looks."""
+        table = self.it.table
+        self.it.apply(self.which, self.wanted)
+        self.it.check_integrity()
+        assert table.live(self.which) == self.wanted, "the decider sees as many as it wants"
+        self.fewest = min(self.fewest, sum(not row.draining for row in self.it.feed.snapshot().replicas))
+        self.most_held = max(self.most_held, table.held)
+        assert table.held <= table.slots
+
+    async def over(self, holds: Callable[[], bool] = lambda: False) -> Renewal:
+        """The order's end, with a decider that looks all the time."""
+
+        def is_over() -> bool:
+            self.tick()
+            return holds() or self.renewals.state(self.model).state != "running"
+
+        await eventually(is_over, "the order is over")
+        return self.renewals.state(self.model)
+
+
+def renew(run: Run, scenario: Scenario, model: str = "m", wanted: int = 2, **settings: int) -> None:
+    async def with_orders(it: Local) -> None:
+        await scenario(Renewing(it, model, wanted))
+
+    play(run, with_orders, **settings)
+
+
+def test_a_new_one_serves_before_an_old_one_goes(run: Run) -> None:
+    """One slot more than there are replicas: all are new in the end, and at no time fewer serve."""
+
+    async def scenario(r: Renewing) -> None:
+        old = await r.up()
+        ordered = r.renewals.begin(r.model)
+        assert (ordered.state, ordered.replicas, ordered.replaced) == ("running", 2, 0)
+        done = await r.over()
+        assert (done.order, done.state, done.replaced, done.reason) == (ordered.order, "done", 2, None)
+        assert r.ids().isdisjoint(old)
+        assert (len(r.ids()), r.fewest, r.most_held) == (2, 2, 3)
+        assert len(run.calls("bind:m")) == 4
+        assert {runtime_id for runtime_id, _ in run.calls("drain")} == old
+
+    renew(run, scenario, slots=3)
+
+
+def test_without_a_slot_to_spare_the_old_one_goes_first(run: Run) -> None:
+    """One fewer serves meanwhile, which the test above would see; slots are never exceeded."""
+
+    async def scenario(r: Renewing) -> None:
+        old = await r.up()
+        r.renewals.begin(r.model)
+        assert (await r.over()).state == "done"
+        assert r.ids().isdisjoint(old)
+        assert (len(r.ids()), r.fewest, r.most_held) == (2, 1, 2)
+
+    renew(run, scenario, slots=2)
+
+
+def test_without_keeping_the_old_one_until_then_the_first_test_goes_red(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: a relief that drains at once, though there is room, is seen."""
+
+    def hasty(self: Relief, runtime_id: str, *, beside: bool) -> None:
+        relieve(self, runtime_id, beside=False)
+
+    relieve = Relief.relieve
+    monkeypatch.setattr(Relief, "relieve", hasty)
+
+    async def scenario(r: Renewing) -> None:
+        await r.up()
+        r.renewals.begin(r.model)
+        assert (await r.over()).state == "done"
+        assert r.fewest == 1
+
+    renew(run, scenario, slots=3)
+
+
+def test_what_an_old_one_has_is_finished(run: Run) -> None:
+    """The order waits for it, and callers are served by the new one."""
+
+    async def scenario(r: Renewing) -> None:
+        (old,) = await r.up()
+        r.renewals.begin(r.model)
+        await r.over(lambda: bool(run.calls("drain")))
+        assert r.it.table[old].state is ReplicaState.DRAINING
+        assert r.it.table.ready(r.which) == 1
+        assert r.renewals.state(r.model).replaced == 0
+        run.tell("idle")
+        assert (await r.over()).state == "done"
+        assert r.fewest == 1
+
+    renew(run, scenario, "busy", 1)
+
+
+def test_a_second_order_is_refused_while_one_runs(run: Run) -> None:
+    """With how far the first one is; afterwards there may be another."""
+
+    async def scenario(r: Renewing) -> None:
+        await r.up()
+        first = r.renewals.begin(r.model)
+        with pytest.raises(Refused, match="is being restarted already; 0 of 1 replicas are replaced"):
+            r.renewals.begin(r.model)
+        await r.over()
+        assert r.renewals.begin(r.model).order != first.order
+        assert (await r.over()).state == "done"
+
+    renew(run, scenario, wanted=1)
+
+
+@pytest.mark.parametrize("slots", [pytest.param(3, id="beside"), pytest.param(1, id="after")])
+def test_a_new_one_that_fails_is_told(run: Run, slots: int) -> None:
+    """Beside it: the old one serves on. After it: it is gone, and the order says why no other came."""
+
+    async def scenario(r: Renewing) -> None:
+        run.tell("healed")
+        old = await r.up()
+        (run.path / "healed").unlink()
+        r.renewals.begin(r.model)
+        await eventually(lambda: r.renewals.state(r.model).state == "failed")
+        failed = r.renewals.state(r.model)
+        assert failed.replaced == 0
+        assert failed.reason is not None
+        assert "chunk" in failed.reason
+        assert r.ids() == (old if slots > 1 else set())
+
+    renew(run, scenario, "corrupt", 1, slots=slots)
+
+
+def test_where_memory_does_not_hold_two_the_old_one_goes_first(run: Run) -> None:
+    """What a lease is refused for as long as another one has it."""
+
+    async def scenario(r: Renewing) -> None:
+        old = await r.up()
+        run.tell("crowded")
+        r.renewals.begin(r.model)
+        await r.over(lambda: bool(run.calls("drain")))
+        (run.path / "crowded").unlink()
+        assert (await r.over()).state == "done"
+        assert r.ids().isdisjoint(old)
+
+    renew(run, scenario, "full", 1)
+
+
+def test_a_new_one_that_is_killed_on_its_way_is_followed_by_another(run: Run) -> None:
+    """The old one serves all the time."""
+
+    async def scenario(r: Renewing) -> None:
+        run.tell("release")
+        old = await r.up()
+        (run.path / "release").unlink()
+        r.renewals.begin(r.model)
+        await r.over(lambda: len(run.calls("bind:held")) == 3)
+        (restoring,) = [each for each in r.it.table.of(r.which) if each.state is ReplicaState.RESTORING]
+        os.kill(restoring.pid, signal.SIGKILL)
+        await eventually(lambda: len(run.calls("bind:held")) == 4)
+        assert r.ids() == old
+        run.tell("release")
+        assert (await r.over()).state == "done"
+        assert r.ids().isdisjoint(old)
+        assert r.fewest == 2
+
+    renew(run, scenario, "held")
+
+
+def test_zero_wins_over_a_restart(run: Run) -> None:
+    """Who is relieved goes as well when nobody wants the version any more, and the order is over."""
+
+    async def scenario(r: Renewing) -> None:
+        run.tell("release")
+        await r.up()
+        (run.path / "release").unlink()
+        r.renewals.begin(r.model)
+        await r.over(lambda: r.it.table.count(ReplicaState.RELIEVED) == 1)
+        r.wanted = 0
+        assert (await r.over()).state == "done"
+        assert r.it.table.held == 0
+
+    renew(run, scenario, "held")
+
+
+def test_one_fewer_is_the_relieved_one(run: Run) -> None:
+    """The decider wants fewer while a new one is on its way: the start is given up, and no more than that serve."""
+
+    async def scenario(r: Renewing) -> None:
+        run.tell("release")
+        await r.up()
+        (run.path / "release").unlink()
+        r.renewals.begin(r.model)
+        await r.over(lambda: r.it.table.count(ReplicaState.RELIEVED) == 1)
+        r.wanted = 1
+        run.tell("release")
+        assert (await r.over()).state == "done"
+        assert len(r.ids()) == 1
+
+    renew(run, scenario, "held")
+
+
+def test_one_that_sleeps_is_ended(run: Run) -> None:
+    """It serves nobody; the next call starts a new one."""
+
+    async def scenario(r: Renewing) -> None:
+        await r.up()
+        r.it.actuator.sleep(r.which, Level.ASLEEP)
+        await eventually(lambda: r.it.table.count(ReplicaState.ASLEEP) == 1)
+        r.renewals.begin(r.model)
+        await eventually(lambda: r.renewals.state(r.model).state == "done")
+        assert r.it.table.of(r.which) == ()
+
+    renew(run, scenario, wanted=1)
+
+
+def test_a_control_plane_that_dies_takes_the_order_along(run: Run) -> None:
+    """Both the relieved one and the new one are adopted and serve; which of them stay is the decider's to say."""
+
+    async def first() -> None:
+        async with local(run) as it:
+            r = Renewing(it, "held", 1)
+            run.tell("release")
+            await r.up()
+            (run.path / "release").unlink()
+            r.renewals.begin(r.model)
+            await eventually(lambda: len(run.calls("bind:held")) == 2)
+
+    async def second() -> None:
+        async with local(run) as it:
+            r = Renewing(it, "held", 1)
+            assert r.renewals.state(r.model).state == "none"
+            assert it.table.live(r.which) == 2
+            run.tell("release")
+            await it.ready(r.which, 2)
+            assert run.calls("drain") == []
+            it.apply(r.which, 1)
+            await it.ready(r.which, 1)
+
+    asyncio.run(first())
+    asyncio.run(second())

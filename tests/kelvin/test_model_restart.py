@@ -1,0 +1,80 @@
+"""`kelvin models restart` against an API that says what a control plane may; with an installation: tests/e2e."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from kelvin.client import _refuse
+from kelvin.model_restart import restart_command
+
+
+def said(state: str, replaced: int = 0, order: str = "o1", reason: str | None = None) -> tuple[int, Any]:
+    return 200, {"order": order, "state": state, "replicas": 2, "replaced": replaced, "reason": reason}
+
+
+def problem(status: int, detail: str) -> tuple[int, Any]:
+    return status, {"detail": detail}
+
+
+@dataclass
+class Doors:
+    """The context object of the command line: one answer after another."""
+
+    answers: Iterator[tuple[int, Any]]
+
+    def door(self) -> httpx.Client:
+        def answer(request: httpx.Request) -> httpx.Response:
+            status, body = next(self.answers)
+            return httpx.Response(status, content=json.dumps(body))
+
+        hooks = {"response": [_refuse]}
+        return httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x", event_hooks=hooks)
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "output"),
+    [
+        pytest.param(
+            [said("running"), said("running", 1), said("running", 1), said("done", 2)],
+            0,
+            "1 of 2 replicas replaced\n2 of 2 replicas replaced\nm: restarted, 2 of 2 replicas replaced\n",
+            id="progress once for each replica",
+        ),
+        pytest.param([problem(409, "it runs")], 1, "Error: it runs\n", id="one runs already"),
+        pytest.param(
+            [said("running"), said("failed", 0, reason="bytes are wrong")],
+            1,
+            "Error: m: bytes are wrong; 0 of 2 replicas replaced\n",
+            id="a new one did not start",
+        ),
+        pytest.param(
+            [said("running"), said("running", 1), problem(503, "away"), problem(503, "away"), said("none", order="")],
+            1,
+            "1 of 2 replicas replaced\n"
+            "Error: m: the order ended with its control plane, 1 of 2 replicas replaced; order it again\n",
+            id="the control plane died",
+        ),
+        pytest.param([said("running"), problem(404, "no m")], 1, "Error: no m\n", id="the model is deleted meanwhile"),
+    ],
+)
+def test_what_is_said(
+    answers: list[tuple[int, Any]], status: int, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress on standard output, one sentence where it fails, and the exit code."""
+    doors = Doors(iter(answers))
+    monkeypatch.setattr("kelvin.model_restart.target", lambda: doors)
+    done = CliRunner().invoke(restart_command, ["m"])
+    assert (done.exit_code, done.output) == (status, output)
+
+
+def test_json_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API's last answer, without progress."""
+    doors = Doors(iter([said("running"), said("running", 1), said("done", 2)]))
+    monkeypatch.setattr("kelvin.model_restart.target", lambda: doors)
+    done = CliRunner().invoke(restart_command, ["m", "--json"])
+    assert (done.exit_code, json.loads(done.output)) == (0, said("done", 2)[1])
