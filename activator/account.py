@@ -1,6 +1,6 @@
 """What is known of one request while it is under way, and the record and the timeline that come of it. Does no I/O."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -13,6 +13,15 @@ from contracts.trace import TraceContext
 from contracts.usage import Origin, RequestRecord
 
 OK: Final = "ok"
+
+
+class Degraded(NamedTuple):
+    """What a model's ladder gave up for a request."""
+
+    step: str  # as the ladder calls it
+    told: str  # to the caller
+    recorded: str
+    asked: str  # the model that was asked, as its caller calls it
 
 
 class Account(msgspec.Struct):
@@ -37,6 +46,7 @@ class Account(msgspec.Struct):
     is_recorded: bool = False  # durably
     outcome: str | None = None  # once it is settled, or that is known otherwise
     once: str = ""  # what its record is one with, or "" for nothing
+    degraded: Degraded | None = None
 
     def answer(self) -> TimelineAnswer:
         """The timeline as it stands."""
@@ -74,4 +84,5 @@ class Account(msgspec.Struct):
             device_us=self.seen.device_us,
             timeline=self.timeline.stamps() if self.cold or outcome != OK else None,
             once=self.once if self.once and (outcome == OK or self.delivered_tokens) else UNSET,
+            degraded=UNSET if self.degraded is None else self.degraded.recorded,
         )

@@ -15,6 +15,7 @@ from activator.policy.expected import UNKNOWN, Outlook
 from activator.usage import Usage
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Counts
+from contracts.ladder import TOLD
 from contracts.problem import OPENAI_CONTENT_TYPE, ErrorForm, headers_of, openai_error, sse_error, status_of
 from contracts.timeline import Stage
 from contracts.wire import encode
@@ -54,8 +55,8 @@ class Answer:
         self._held = b""  # the whole answer, where it doesn't stream; else its last event
 
     def hold(self) -> None:
-        """From now on a failure has its true status, for as long as the head may be held."""
-        if self._account.stream:
+        """From now on a failure has its true status, for as long as the head may be held. Idempotent."""
+        if self._account.stream and self._timer is None and self._heart is None:
             self._timer = asyncio.get_running_loop().call_later(self._hold_s, self._start_heart)
 
     async def pass_on(self, data: bytes, completion_tokens: int) -> None:
@@ -164,6 +165,8 @@ class Answer:
         ]
         if self._account.version is not None:
             head.append((b"x-kelvin-version", self._account.version.encode()))
+        if self._account.degraded is not None:
+            head.append((TOLD.encode(), self._account.degraded.told.encode()))
         return head
 
     def _timeline(self) -> bytes:

@@ -32,6 +32,7 @@ from activator.gauges import describe
 from activator.health import health, readiness
 from activator.kept_answers import OwnAnswers
 from activator.key_uses import KeyUses
+from activator.ladder import Ladders
 from activator.last_feed import LastFeed
 from activator.lists import Lists
 from activator.meters import Meters
@@ -136,7 +137,18 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         allowances = Allowances(counted.rates, budgets)
         door = Door(
             Completions(
-                authenticator, table, throttler, reporter, attempts, usage, limits, allowances, under_way, once, cache
+                authenticator,
+                table,
+                throttler,
+                reporter,
+                attempts,
+                usage,
+                limits,
+                allowances,
+                under_way,
+                once,
+                cache,
+                Ladders(table, throttler),
             ),
             Lists(authenticator, table, timelines, control, under_way),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),

@@ -49,6 +49,9 @@ class Breakers:
     def __len__(self) -> int:
         return len(self._failing)
 
+    def __contains__(self, key: VersionKey) -> bool:
+        return (key.tenant, key.version) in self._failing
+
     def failed(self, tenant: str, version: str, code: str, now_s: float) -> None:
         """A start of it failed, a replica of it was lost, or what it said is not right: the code says which."""
         if code in _NOT_ITS_FAULT:

@@ -50,10 +50,9 @@ class Call(msgspec.Struct):
     reserved: Reservation | None = None  # of its tenant's tokens for this minute
     upstream: Upstream | None = None  # at the replica that the record will name
 
-    @property
-    def who(self) -> str | None:
+    def who_of(self, entry: ModelEntry) -> str | None:
         """By whom a version is chosen where several share a model: its session's name, else its key. None: only one."""
-        if not self.entry.split:
+        if not entry.split:
             return None
         session = self.exchange.header(b"x-kelvin-session")
         return f"key {self.account.principal.key_id}" if session is None else f"session {read_session(session)}"

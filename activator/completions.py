@@ -12,6 +12,7 @@ from activator.cache import ResponseCache
 from activator.call import WAITING, Call, open_call
 from activator.exchange import ClientGone, Exchange, now_us
 from activator.keys import VersionKey
+from activator.ladder import Ladders
 from activator.once import Once
 from activator.policy.ask import Ask
 from activator.policy.body import ceiling_of, estimate
@@ -26,7 +27,7 @@ from activator.table import Table
 from activator.throttler import Throttler
 from activator.under_way import Entry, UnderWay
 from activator.usage import Usage
-from contracts.control import Scope, TenantLimits
+from contracts.control import Scope, TenantLimits, VersionRow
 from contracts.errors import BodyTooLarge, Refused, Unavailable
 from contracts.kinds import INFER, PATHS, other_kind
 from contracts.problem import open_inference_error, openai_error
@@ -51,6 +52,7 @@ class Completions:
         under_way: UnderWay,
         once: Once,
         cache: ResponseCache,
+        ladders: Ladders,
     ) -> None:
         self._authenticator = authenticator
         self._table = table
@@ -63,6 +65,7 @@ class Completions:
         self._under_way = under_way
         self._once = once
         self._cache = cache
+        self._ladders = ladders
         self._shares = Shares()
         self._room = Room(limits.body_bytes_in_all)
 
@@ -125,7 +128,7 @@ class Completions:
             await answer.fail(internal(error, exchange.request_id))
 
     async def _run(self, call: Call, answer: Answer, own: TenantLimits) -> None:
-        row = resolve(call.reference, call.entry, call.who)
+        row = resolve(call.reference, call.entry, call.who_of(call.entry))
         call.account.version = row.version
         if call.path not in PATHS[row.kind]:
             raise Refused(other_kind(call.reference.model, row.kind))
@@ -137,11 +140,20 @@ class Completions:
         if self._usage.failing:  # take on nothing that could not be recorded
             raise Refused(Unavailable("the usage spool"))
         call.ceiling = ceiling_of(call.wanted, own)
-        key = call.key = VersionKey(row.tenant, row.model, row.version)
-        nbytes = len(call.body)
         caching = None if call.exchange.header(CACHE) is None else self._cache.open(call, row.version)
         if caching is not None and await caching.try_answer(call.exchange, call, answer):
             return
+        if self._ladders.holds(call):
+            await self._ladders.serve(call, row, lambda row: self._at(row, call, answer, own))
+        else:
+            await self._at(row, call, answer, own)
+        if caching is not None and call.account.degraded is None:
+            caching.keep(call)
+
+    async def _at(self, row: VersionRow, call: Call, answer: Answer, own: TenantLimits) -> None:
+        """Answer it at that version. Raises Refused."""
+        key = call.key = VersionKey(row.tenant, row.model, row.version)
+        nbytes = len(call.body)
         tenant, most = call.account.principal.tenant, estimate(call.wanted, nbytes, row, call.ceiling)
         ask = call.ask = Ask(tenant, nbytes, most.tokens, call.rank, call.affinity)
         await self._allowances.reserve(call, own, most)
@@ -152,7 +164,5 @@ class Completions:
             answer.hold()
             await self._attempts.serve(key, ask, call, answer)
             await answer.complete()
-            if caching is not None:
-                caching.keep(call)
         finally:
             self._reporter.ended(key)

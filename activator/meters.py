@@ -48,6 +48,9 @@ class Meters:
         self._queue = page.histogram(
             "kelvin_queue_seconds", "Waiting for a slot, a start included.", (*_WHOSE, "start"), SECONDS
         )
+        self._degraded = page.counter(
+            "kelvin_degraded_total", "Requests for which a model's ladder gave something up.", (*_WHOSE, "step")
+        )
         self._tokens = page.counter("kelvin_tokens_total", "Tokens by kind.", (*_WHOSE, "kind"))
 
     def refused(self, failure: Failure) -> None:
@@ -70,6 +73,9 @@ class Meters:
         """A request ended, one way or another."""
         whose = self._cap.fold((account.principal.tenant, account.model))
         start = "cold" if account.cold else "warm"
+        if account.degraded is not None:
+            asked = self._cap.fold((account.principal.tenant, account.degraded.asked))
+            self._degraded.add((*asked, account.degraded.step))
         self._requests.add((*whose, outcome_of(outcome), str(status), start))
         at_us = account.timeline.at_us
         if Stage.DISPATCHED in at_us:

@@ -99,6 +99,7 @@ class Table:
                     created_at_s=entry.created_at_s,
                     grantees=tuple(sorted(entry.grantees)),
                     split=dict(entry.split),
+                    ladder=entry.ladder,
                 )
                 for entry in entries
             ),
@@ -165,7 +166,7 @@ class Table:
         versions = () if before is None else before.versions
         grantees = frozenset(row.grantees)
         entry = models[row.model] = ModelEntry(
-            row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees, row.split
+            row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees, row.split, row.ladder
         )
         self._index(entry if before is None else before, grantees)
 

@@ -15,7 +15,7 @@ from activator.breakers import INTEGRITY, LONGEST_S, Breakers
 from activator.keys import VersionKey
 from activator.line import Line, Replica, Waiter, next_waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
-from activator.policy.ask import Ask
+from activator.policy.ask import Ask, Rank
 from activator.policy.bounds import Loads
 from activator.policy.expected import Outlook, Starts, comes_too_late, wait_s
 from activator.policy.fair import FairQueue, cost
@@ -101,6 +101,21 @@ class Throttler:
         if line is None or line.is_asleep:
             return self._starts.outlook(key, self._clock())
         return Outlook(wait_s(line.waiting.tokens_before(ask, deadline.at_s), line.pace.tokens_per_s(line.slots)))
+
+    def wait_of(self, key: VersionKey, tenant: str, rank: Rank) -> tuple[float | None, bool]:
+        """Seconds that one more of a tenant's requests may expect to wait, where that is known, and whether it is for a
+        start. Of a version whose starts fail it is not known: whether they still do, somebody has to find out.
+        """
+        line = self._lines.get(key)
+        if line is None or line.is_asleep:
+            return None if key in self.breakers else self._starts.outlook(key, self._clock()).remaining_s, True
+        tokens = line.waiting.tokens_of(tenant, rank) if len(line.waiting) else 0
+        return wait_s(tokens, line.pace.tokens_per_s(line.slots)), False
+
+    def want(self, key: VersionKey, for_s: float) -> None:
+        """Somebody wanted a version at zero who does not wait for it: it is started all the same."""
+        if self.is_asleep(key):
+            self._waking.nudge(key, for_s)
 
     def queued(self, key: VersionKey) -> int:
         """Requests that wait for the version."""

@@ -1,6 +1,7 @@
 """What a caller may use of what a version allows: its tenant's limits, told to the replica, which counts tokens. Pure.
 
-Travels as two headers, each only where there is such a limit.
+Travels as headers, each only where there is such a limit. What is asked beyond a limit is refused; beyond a cap, which
+a model's ladder sets for a request, it is cut short.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Final
 
 CONTEXT: Final = "x-kelvin-context-tokens"
 OUTPUT: Final = "x-kelvin-output-tokens"
+CAP: Final = "x-kelvin-cap-tokens"
 TENANT: Final = "your tenant"
 
 
@@ -18,6 +20,7 @@ class Ceiling:
 
     context_tokens: int | None = None  # prompt and answer together; 2 or more
     output_tokens: int | None = None
+    cap_tokens: int | None = None  # of an answer, whatever was asked for
 
     def output(self, most: int, prompt_tokens: int = 1) -> int:
         """Of `most` tokens of an answer to such a prompt, so many; a prompt is of one token at least."""
@@ -25,12 +28,18 @@ class Ceiling:
             most = min(most, self.output_tokens)
         return most if self.context_tokens is None else max(0, min(most, self.context_tokens - prompt_tokens))
 
+    def capped(self, tokens: int) -> int:
+        """Of an answer that may have so many, those that it gets."""
+        return tokens if self.cap_tokens is None else min(tokens, self.cap_tokens)
+
     def headers(self) -> Iterator[tuple[str, str]]:
         """As the replica is told."""
         if self.context_tokens is not None:
             yield CONTEXT, str(self.context_tokens)
         if self.output_tokens is not None:
             yield OUTPUT, str(self.output_tokens)
+        if self.cap_tokens is not None:
+            yield CAP, str(self.cap_tokens)
 
 
 NO_CEILING: Final = Ceiling()

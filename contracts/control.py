@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from contracts.forecast import Forecast, StartRow
+from contracts.ladder import Rung
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature
 from contracts.spending import SpendingRow
@@ -83,6 +84,7 @@ class ModelRow(Wire, frozen=True):
         default_factory=dict
     )  # versions that share what is asked of `prod`, by weight; empty: all is prod's own
     grantees: tuple[str, ...] = ()  # other tenants that may call it
+    ladder: tuple[Rung, ...] = ()  # what it gives up before it refuses what is asked of `prod`
 
 
 class VersionRow(Wire, frozen=True):

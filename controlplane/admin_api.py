@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from contracts.control import Scope
 from contracts.errors import Conflict, ModelNotFound, NotFound
+from contracts.ladder import Ladder
 from contracts.scopes import allows
 from controlplane.answers import (
     CacheCheck,
@@ -117,6 +118,12 @@ def router(
         weights = await registry.split(principal.tenant, model, wanted.weights)
         autoscaler.tick()  # a minimum is every version's that is named
         return answer(Split(weights=weights))
+
+    @routes.put("/models/{model}/ladder", **described(Ladder, *NO_MODEL, Conflict, takes=Ladder))
+    async def ladder(request: Request, model: str) -> Response:
+        principal = admin_of(request)
+        wanted = await read(request, Ladder)
+        return answer(Ladder(steps=await registry.set_ladder(principal.tenant, model, wanted.steps)))
 
     @routes.delete("/models/{model}", **described(DeletedModel, *NO_MODEL, Conflict))
     async def delete_model(request: Request, model: str, force: bool = False) -> Response:

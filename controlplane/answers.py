@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from contracts.ladder import Rung
 from contracts.timeline import Span
 from contracts.wire import Wire
 from controlplane.facts import ScaleSettings
@@ -108,6 +109,7 @@ class ModelStatus(Wire, frozen=True):
     versions: tuple[VersionStatus, ...]
     grantees: tuple[str, ...]  # other tenants that may call it
     split: dict[str, int]  # versions that share what is asked of `prod`, by weight
+    ladder: tuple[Rung, ...]  # what it gives up before it refuses
 
 
 class ModelGrant(Wire, frozen=True):

@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from contracts.control import VersionRegistration
 from contracts.errors import InvalidRequest, Refused
+from contracts.ladder import Rung
 from contracts.wire import Wire
 from controlplane.policy.idle import check_local_window
 from controlplane.policy.lifecycle import VersionState
@@ -99,6 +100,7 @@ class Model:
     versions: tuple[Version, ...] = ()
     grantees: tuple[str, ...] = ()  # other tenants that may call it, in order
     split: dict[str, int] = field(default_factory=dict)  # versions that share what `prod` is asked, by weight
+    ladder: tuple[Rung, ...] = ()  # what it gives up before it refuses
 
     @property
     def named(self) -> frozenset[str]:

@@ -160,11 +160,17 @@ def _once(connection: Connection) -> None:
     )
 
 
+def _degraded(connection: Connection) -> None:
+    """What a model's ladder gave up for a request; until now nothing, and digests stay as they are."""
+    connection.execute(text("ALTER TABLE ledger_requests ADD COLUMN degraded VARCHAR(160)"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "records", _records),
     Migration(2, "chains", _chains),
     Migration(3, "once", _once),
     Migration(4, "guests", _guests),
+    Migration(5, "degraded", _degraded),
 )
 LEDGER_SCHEMA: Final = len(STEPS)
 

@@ -49,6 +49,7 @@ request_records = Table(
     *_chained(),
     Column("replaces", String(145)),  # "origin:orphan_of" of the record of a closed month whose charge it takes back
     Column("once", String(64)),  # of the requests that are one for the bill
+    Column("degraded", String(160)),  # what its model's ladder gave up for it
     Index("ledger_requests_by_link", "tenant", "month", "link", unique=True),
 )
 _orphans = request_records.c.origin == "orphan"
@@ -182,7 +183,7 @@ runtime_totals = Table(
 _guests = runtime_totals.c.owner.is_not(None)
 Index("ledger_runtime_totals_of_guests", runtime_totals.c.owner, runtime_totals.c.last_at_us, sqlite_where=_guests)
 
-# What a digest covers, in this order: a released list is never edited. Of a request with a `once` that comes last.
+# What a digest covers, in this order: a released list is never edited. Of a request `marks_of` comes last.
 REQUEST_VALUES: Final = tuple(column for column in request_records.c if column.name in (
     "tenant", "request_id", "origin", "orphan_of", "source", "sequence", "model", "version", "key_id", "runtime_id",
     "started_at_us", "ended_at_us", "queued_us", "outcome", "status", "stream", "prompt_tokens", "cached_tokens",
@@ -199,6 +200,13 @@ CONFLICT_VALUES: Final = tuple(column for column in conflicts.c if column.name i
 CLOSING_VALUES: Final = tuple(column for column in closings.c if column.name in (
     "tenant", "closed_at_us", "prices", "report",
 ))  # fmt: skip
+
+
+def marks_of(once: str | None, degraded: str | None) -> tuple[str | None, ...]:
+    """What the digest of a request covers beyond REQUEST_VALUES: nothing, where it has neither."""
+    if degraded is not None:
+        return once, degraded
+    return () if once is None else (once,)
 
 
 def owned_by(table: Table, tenant: str) -> ColumnElement[bool]:

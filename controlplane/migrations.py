@@ -108,6 +108,10 @@ def _budgets(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE tenants ADD COLUMN budget_micros BIGINT"))
 
 
+def _ladders(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE models ADD COLUMN ladder TEXT"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -119,6 +123,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(8, "grants", _grants),
     Migration(9, "splits", _splits),
     Migration(10, "budgets", _budgets),
+    Migration(11, "ladders", _ladders),
 )
 
 

@@ -13,13 +13,23 @@ from sqlalchemy import update
 
 from contracts.control import ModelRow, Principal, VersionRegistration, VersionRow
 from contracts.errors import Conflict, ModelNotFound, Refused
+from contracts.ladder import Rung
 from contracts.names import DEFAULT_ALIAS, dns_label
 from controlplane import schema
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
 from controlplane.grants import check_grantee, delete_grant, insert_grant
+from controlplane.ladders import check_ladder
 from controlplane.naming import check_digest, check_split, check_unnamed, resolve, servable
 from controlplane.policy.lifecycle import VersionEvent, VersionState, check_unused, move
-from controlplane.registry_rows import delete_model, insert_version, load_models, scale_columns, set_prod, set_split
+from controlplane.registry_rows import (
+    delete_model,
+    insert_version,
+    load_models,
+    scale_columns,
+    set_ladder,
+    set_prod,
+    set_split,
+)
 from controlplane.store import Database
 from controlplane.tenants import TELL_S
 
@@ -155,6 +165,19 @@ class Registry:
                 self.on_named(version.key)
             return after.split
 
+    async def set_ladder(self, tenant: str, model: str, steps: tuple[Rung, ...]) -> tuple[Rung, ...]:
+        """What it gives up before it refuses, in that order; nothing without any.
+
+        Raises Refused: ModelNotFound, also of one that is named and may not be called; InvalidRequest, Conflict.
+        """
+        async with self._turn:
+            found = self.model(tenant, model)
+            check_ladder(found, steps, self._models.get)
+            after = replace(found, ladder=steps)
+            await self._database.write(lambda connection: set_ladder(connection, after))
+            self._show(after)
+            return steps
+
     async def delete(self, tenant: str, model: str, prefix: str, in_use: Callable[[VersionKey], bool]) -> VersionKey:
         """No longer serve the version whose digest begins so; repeats change nothing.
 
@@ -274,6 +297,7 @@ def _model_row(model: Model) -> ModelRow:
         created_at_s=model.created_at_s,
         grantees=model.grantees,
         split=model.split,
+        ladder=model.ladder,
     )
 
 

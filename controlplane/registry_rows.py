@@ -3,6 +3,7 @@
 from sqlalchemy import Connection, delete, insert, select, update
 
 from contracts.control import Principal, VersionRegistration
+from contracts.ladder import Rung
 from contracts.manifest import Limits
 from contracts.names import DEFAULT_ALIAS
 from contracts.signature import Signature
@@ -73,6 +74,15 @@ def set_split(connection: Connection, model: Model) -> None:
     )
 
 
+def set_ladder(connection: Connection, model: Model) -> None:
+    """As the model has it."""
+    table = schema.models
+    stored = encode(model.ladder).decode() if model.ladder else None
+    connection.execute(
+        update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(ladder=stored)
+    )
+
+
 def set_prod(connection: Connection, model: Model) -> None:
     """The version that `prod` names, and what is split of what it is asked."""
     table = schema.aliases
@@ -120,5 +130,6 @@ def load_models(connection: Connection) -> list[Model]:
         found = tuple(versions.get(name, ()))
         granted = tuple(grantees.get(name, ()))
         split = {} if row["split"] is None else decode(row["split"], dict[str, int], what="a stored split")
-        models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found, granted, split))
+        ladder = () if row["ladder"] is None else decode(row["ladder"], tuple[Rung, ...], what="a stored ladder")
+        models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found, granted, split, ladder))
     return models

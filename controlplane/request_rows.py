@@ -13,7 +13,7 @@ from contracts.usage import Origin, RequestRecord
 from contracts.wire import decoder, encode
 from controlplane.arrivals import chunks
 from controlplane.chains import Chains
-from controlplane.ledger_schema import REQUEST_VALUES, request_records
+from controlplane.ledger_schema import REQUEST_VALUES, marks_of, request_records
 from controlplane.months import Closed
 from controlplane.policy.booking import Booked, book, key_of, packed, unpacked
 from controlplane.policy.chain import Kind
@@ -23,7 +23,8 @@ from controlplane.policy.rating import is_billable
 Name = tuple[str, str]  # tenant and request id
 Groups = dict[Name, list[Booked]]
 
-_FIELDS: Final = tuple(field for field in RequestRecord.__struct_fields__ if field not in ("timeline", "once"))
+_MADE: Final = ("timeline", "once", "degraded")  # of what a column has in another form
+_FIELDS: Final = tuple(field for field in RequestRecord.__struct_fields__ if field not in _MADE)
 # Of REQUEST_VALUES, what comes after the name of a record and before its timeline.
 _values: Final = attrgetter(*(column.name for column in REQUEST_VALUES[4:-1]))
 
@@ -74,10 +75,11 @@ def book_all(groups: Groups, shut: Closed) -> Groups:
 def booked_of(row: RowMapping) -> Booked:
     """A row of requests, whole."""
     fields = {field: row[field] for field in _FIELDS}
-    timeline, replaces, once = row["timeline"], row["replaces"], row["once"]
+    timeline, replaces, once, degraded = row["timeline"], row["replaces"], row["once"], row["degraded"]
     fields["origin"] = Origin(fields["origin"])
     fields["timeline"] = None if timeline is None else decoder(tuple[Stamp, ...]).decode(timeline)
     fields["once"] = UNSET if once is None else once
+    fields["degraded"] = UNSET if degraded is None else degraded
     return Booked(
         RequestRecord(**fields), row["month"], row["stands"], None if replaces is None else unpacked(replaces)
     )
@@ -88,9 +90,9 @@ def request_row(booked: Booked, chains: Chains) -> tuple[Any, ...]:
     record = booked.record
     timeline = None if record.timeline is None else encode(record.timeline).decode()
     values = (record.tenant, record.request_id, *key_of(record), *_values(record), timeline)
-    once = record.once or None
-    place = chains.add(record.tenant, booked.month, Kind.REQUEST, values if once is None else (*values, once))
-    return (*values, booked.stands, is_billable(record), *place, _replaced(booked), once)
+    once, degraded = record.once or None, record.degraded or None
+    place = chains.add(record.tenant, booked.month, Kind.REQUEST, (*values, *marks_of(once, degraded)))
+    return (*values, booked.stands, is_billable(record), *place, _replaced(booked), once, degraded)
 
 
 def set_standing(connection: Connection, booked: Booked) -> None:

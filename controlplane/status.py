@@ -29,6 +29,7 @@ def model_status(model: Model, table: ReplicaTable, outcomes: Outcomes) -> Model
         versions=versions,
         grantees=model.grantees,
         split=model.split,
+        ladder=model.ladder,
     )
 
 

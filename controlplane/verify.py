@@ -26,6 +26,7 @@ from controlplane.ledger_schema import (
     conflicts,
     device_totals,
     lifetime_records,
+    marks_of,
     owned_by,
     request_records,
     request_totals,
@@ -41,7 +42,7 @@ from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES
 Tell = Callable[[int], None]  # that so many more rows are read
 
 _ROWS: Final = 2_000
-_MARKS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces", "once"))
+_MARKS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces", "once", "degraded"))
 _STREAMS: Final[Sequence[tuple[Kind, Table, Sequence[Column[Any]], Sequence[Column[Any]]]]] = (
     (Kind.REQUEST, request_records, REQUEST_VALUES, _MARKS),
     (Kind.LIFETIME, lifetime_records, LIFETIME_VALUES, ()),
@@ -52,7 +53,7 @@ _SUBJECT: Final = {Kind.REQUEST: "request_id", Kind.LIFETIME: "runtime_id", Kind
 # A row of a stream is its link, its digest, what that digest covers, and marks.
 _LINK, _CHAIN = 0, 1
 _COVERED: Final = {kind: slice(2, 2 + len(values)) for kind, _, values, _ in _STREAMS}
-_ONCE: Final = slice(-1, None)  # of a request: the last of its marks, in its digest where it is set; the others are not
+_DIGESTED: Final = slice(-2, None)  # of a request: the last of its marks, in its digest where set; the others are not
 _REQUEST_NAMES: Final = ("link", "chain", *(column.name for column in (*REQUEST_VALUES, *_MARKS)))
 _counted: Final = itemgetter(*(_REQUEST_NAMES.index(name) for name in COUNTED))
 _judged: Final = itemgetter(
@@ -168,8 +169,8 @@ class _Month:
         if self.closing is not None:
             return self._differs(self._subject(kind, row), f"link {link} was added after the month was closed")
         values = row[_COVERED[kind]]
-        once = row[_ONCE] if kind is Kind.REQUEST and row[-1] is not None else ()
-        self.end = digest_of(self.end, kind, (*values, *once))
+        marks = marks_of(*row[_DIGESTED]) if kind is Kind.REQUEST else ()
+        self.end = digest_of(self.end, kind, (*values, *marks))
         if self.end.hex() != row[_CHAIN]:
             return self._differs(
                 self._subject(kind, row), f"link {link}: the row, or one before it, is not what was written"
@@ -191,7 +192,7 @@ class _Month:
         """Whether it is charged follows from all records of its request, and of those that are one with it; of an
         activator's alone there is one, and it is."""
         request_id, origin, outcome, tokens = _judged(row)
-        stands, billable, replaces, once = _marked(row)
+        stands, billable, replaces, once, _ = _marked(row)
         if billable is not is_charged(outcome, tokens):
             return self._differs(
                 self._subject(Kind.REQUEST, row), f"billable is {billable}; its outcome and tokens say otherwise"

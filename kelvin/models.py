@@ -16,6 +16,7 @@ from contracts.wire import decoder
 from kelvin.client import DoorClosed, target
 from kelvin.floors import BadReport, read_floor_us
 from kelvin.grants import grant_command, grants_command, revoke_command
+from kelvin.ladder import ladder_command
 from kelvin.model_restart import restart_command
 from kelvin.policy.findings import as_bytes
 from kelvin.waterfall import waterfall
@@ -78,7 +79,7 @@ def delete_command(model: str, force: bool) -> None:
     click.echo(f"deleted {model}, {len(gone['versions'])} versions; `kelvin collect --run` frees their bytes")
 
 
-for _command in (grant_command, revoke_command, grants_command, restart_command):
+for _command in (grant_command, revoke_command, grants_command, ladder_command, restart_command):
     models_command.add_command(_command)
 
 

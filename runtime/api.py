@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from contracts.ceiling import CONTEXT, NO_CEILING, OUTPUT, Ceiling
+from contracts.ceiling import CAP, CONTEXT, NO_CEILING, OUTPUT, Ceiling
 from contracts.errors import BodyTooLarge, Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
 from contracts.jobs import Bind
 from contracts.kinds import PATHS, other_kind
@@ -205,8 +205,8 @@ def _call(scope: Scope) -> Call:
 
 
 def _ceiling(scope: Scope) -> Ceiling:
-    context, output = (_tokens(scope, name) for name in (CONTEXT, OUTPUT))
-    return NO_CEILING if context is None and output is None else Ceiling(context, output)
+    found = tuple(_tokens(scope, name) for name in (CONTEXT, OUTPUT, CAP))
+    return NO_CEILING if found == (None, None, None) else Ceiling(*found)
 
 
 def _tokens(scope: Scope, name: str) -> int | None:

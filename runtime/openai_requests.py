@@ -170,7 +170,8 @@ def decode_completion(raw: bytes) -> Ask:
 def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int, ceiling: Ceiling = NO_CEILING) -> int:
     """Tokens that the answer may have. Raises `Refused(LimitExceeded)` naming field, value and limit.
 
-    Without a wish it is as many as the version and the caller's tenant allow and its positions leave room for.
+    Without a wish it is as many as the version and the caller's tenant allow and its positions leave room for; a cap
+    cuts either short.
     """
     longest = min(limits.max_input_tokens, max_positions - 1)
     if prompt_tokens > longest:
@@ -182,12 +183,12 @@ def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int,
     if own < 1 and ceiling.context_tokens is not None:
         raise Refused(LimitExceeded(ask.prompt_field, prompt_tokens, ceiling.context_tokens - 1, "tokens", TENANT))
     if ask.max_tokens is None:
-        return own
+        return ceiling.capped(own)
     if ask.max_tokens > room:
         raise Refused(LimitExceeded(ask.max_tokens_field, ask.max_tokens, room, "tokens"))
     if ask.max_tokens > own:
         raise Refused(LimitExceeded(ask.max_tokens_field, ask.max_tokens, own, "tokens", TENANT))
-    return ask.max_tokens
+    return ceiling.capped(ask.max_tokens)
 
 
 def json_body(raw: bytes) -> dict[str, Any]:

@@ -125,4 +125,6 @@ def estimate(body: Body, nbytes: int, row: VersionRow, ceiling: Ceiling = NO_CEI
     if row.kind == "embed":
         return Estimate(prompt, 0)
     most = ceiling.output(row.limits.max_output_tokens)
-    return Estimate(prompt, most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
+    return Estimate(
+        prompt, ceiling.capped(most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
+    )

@@ -136,6 +136,12 @@ class FairQueue(Generic[T]):
             return 0
         return sum(cost(place.ask.tokens) for at_s, _, place in backlog.heap if at_s < deadline_s and not place.left)
 
+    def tokens_of(self, tenant: str, rank: Rank) -> int:
+        """Tokens of what waits of a tenant, as urgent as that or more."""
+        backlogs = (lane.tenants.get(tenant) for each, lane in self._lanes.items() if each >= rank)
+        heaps = (backlog.heap for backlog in backlogs if backlog is not None)
+        return sum(cost(place.ask.tokens) for heap in heaps for _, _, place in heap if not place.left)
+
     def pass_by(self, ask: Ask) -> None:
         """It is given what it asked for without waiting, as nobody waits."""
         assert not self._places

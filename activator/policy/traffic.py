@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from activator.policy.split import assign
 from contracts.control import VersionRow
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
+from contracts.ladder import Rung
 from contracts.names import DEFAULT_ALIAS, ModelReference, model_for, parse_address
 
 
@@ -21,6 +22,7 @@ class ModelEntry:
     versions: tuple[VersionRow, ...]
     grantees: frozenset[str] = frozenset()  # other tenants that may call it
     split: Mapping[str, int] = field(default_factory=dict)  # as in `ModelRow`
+    ladder: tuple[Rung, ...] = ()  # as in `ModelRow`
 
     def name_for(self, caller: str) -> str:
         """What the tenant calls it by; keys, records and lists have it under this name."""

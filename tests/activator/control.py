@@ -141,6 +141,7 @@ class FakeControl:
         forecasts: tuple[Forecast, ...] = (),
         starts: tuple[StartRow, ...] = (),
         models: tuple[ModelRow, ...] = (),
+        versions: tuple[VersionRow, ...] = (),
     ) -> None:
         """A change."""
         self.revision += 1
@@ -150,7 +151,7 @@ class FakeControl:
         line = Feed(
             revision=self.revision, replicas=replicas, removed_replicas=removed, failures=failures,
             keys=keys, removed_keys=removed_keys, tenants=tenants, forecasts=forecasts, starts=starts,
-            models=models, spending=spending,
+            models=models, spending=spending, versions=versions,
         )  # fmt: skip
         for queue in self._readers:
             queue.put_nowait(encode(line) + b"\n")

@@ -2,8 +2,10 @@
 
 import asyncio
 
+import msgspec
+
 from activator.keys import VersionKey
-from activator.policy.ask import Ask
+from activator.policy.ask import Ask, Rank
 from activator.policy.expected import LEAST, UNKNOWN, Outlook
 from activator.throttler import Throttler
 from contracts.control import Feed
@@ -97,6 +99,41 @@ def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
         assert not bell.nudged
         assert repr(throttler) == "<Throttler versions=1 running=0 queued=0>"
         throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
+def test_what_one_more_would_wait() -> None:
+    """For a start, as long as it is not known to fail; else for what its tenant has waiting, as urgent or more."""
+
+    async def scenario() -> None:
+        clock, bell = Clock(), Bell()
+        throttler = Throttler(LIMITS, bell, clock=clock, draw=lambda n: 0)
+        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True)
+        throttler.apply(STANDING)
+        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (9.0, True)
+        throttler.want(KEY, 9.0)
+        assert bell.nudged == {KEY: 9.0}
+        throttler.apply(Feed(revision=1, failures=(FAILED,)))
+        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True), "somebody has to find out"
+        throttler.apply(READY)
+        throttler.want(KEY, 9.0)
+        assert not bell.nudged, "it is there"
+        clock.now_s = 100.0 - 2 * LEAST
+        for _ in range(LEAST):
+            replica = await throttler.acquire(KEY, ASK, Deadline(500.0))
+            clock.now_s += 2.0
+            throttler.release(KEY, replica, ASK, None)
+        asks = [ASK, ASK, msgspec.structs.replace(ASK, rank=Rank.BATCH), msgspec.structs.replace(ASK, tenant="other")]
+        tasks = [asyncio.ensure_future(throttler.acquire(KEY, ask, Deadline(500.0))) for ask in asks]
+        await _turns()
+        assert throttler.wait_of(KEY, "default", Rank.INTERACTIVE) == (2.0, False), "one runs, one waits"
+        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (4.0, False)
+        assert throttler.wait_of(KEY, "other", Rank.STANDARD) == (2.0, False)
+        assert throttler.wait_of(KEY, "nobody", Rank.BATCH) == (0.0, False)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
     asyncio.run(scenario())
 

@@ -27,3 +27,4 @@ def test_headers() -> None:
     assert list(NO_CEILING.headers()) == []
     assert dict(Ceiling(30, 5).headers()) == {"x-kelvin-context-tokens": "30", "x-kelvin-output-tokens": "5"}
     assert dict(Ceiling(None, 5).headers()) == {"x-kelvin-output-tokens": "5"}
+    assert dict(Ceiling(cap_tokens=7).headers()) == {"x-kelvin-cap-tokens": "7"}

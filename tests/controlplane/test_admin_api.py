@@ -59,6 +59,7 @@ ROUTES = [
     *(("GET", f"/models/m/{what}") for what in ("idle", "starts", "restart")),
     *(("POST", f"/models/m/{what}") for what in ("deploy", "stop", "restart")),
     ("PUT", "/models/m/split"),
+    ("PUT", "/models/m/ladder"),
     ("DELETE", "/models/m"),
     ("DELETE", "/models/m/versions/aaaaaaaaaaaa"),
     ("PUT", "/models/m/scale"),

@@ -72,9 +72,9 @@ def test_a_record_comes_back_as_it_went_in(tmp_path: Path) -> None:
         await ledger.append_requests(requests(record))
         await ledger.append_lifetimes(LifetimeBatch(records=(lifetime,)))
         (row,) = await rows(ledger, request_records)
-        for field in set(RequestRecord.__struct_fields__) - {"timeline", "once"}:
+        for field in set(RequestRecord.__struct_fields__) - {"timeline", "once", "degraded"}:
             assert row[field] == getattr(record, field)
-        assert (row["timeline"], row["once"]) == (None, None)
+        assert (row["timeline"], row["once"], row["degraded"]) == (None, None, None)
         (row,) = await rows(ledger, lifetime_records)
         for field in type(lifetime).__struct_fields__:
             assert row[field] == getattr(lifetime, field)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,9 @@ from controlplane.ledger_migrations import ensure_ledger
 from controlplane.ledger_schema import request_records
 from controlplane.month_end import LATE_US, close_month
 from controlplane.replay import replay
+from controlplane.request_rows import known_requests
 from controlplane.store import sqlite_engine
+from controlplane.verify import verify_ledger
 from tests.controlplane.test_billing import BOOK, enter, fresh_engine, good_month, report
 from tests.controlplane.test_reconcile import found as reconciled
 from tests.controlplane.test_reconcile import whole_engine
@@ -63,6 +66,32 @@ def test_four_requests_of_one_key_are_one_on_the_bill() -> None:
             assert timeline_of(connection, "acme", f"req-{number}") is not None
     engine.dispose()
     alone.dispose()
+
+
+def test_what_a_ladder_gave_up_is_kept_and_chained() -> None:
+    """With a `once` and without; it comes back as it was, changes nothing of the bill, and can't be changed."""
+    engine, plain = fresh_engine(), fresh_engine()
+    records = [
+        request_record(31, degraded="cap-output=64"),
+        request_record(32, degraded="fallback-of=large", once="k1"),
+        request_record(33, once="k2"),
+        request_record(34),
+    ]
+    enter(engine, records)
+    enter(engine, records)
+    enter(plain, [msgspec.structs.replace(record, degraded=msgspec.UNSET) for record in records])
+    with engine.connect() as connection:
+        known = known_requests(connection, [("acme", record.request_id) for record in records])
+    assert [booked.record for group in known.values() for booked in group] == records
+    assert bill(engine) == bill(plain)
+    assert verify(engine).sound
+    for change in ("degraded = NULL WHERE degraded IS NOT NULL", "degraded = 'k2' WHERE request_id = 'req-34'"):
+        with engine.connect() as connection:
+            connection.execute(text(f"UPDATE ledger_requests SET {change}"))
+            assert not verify_ledger(connection, "acme", None).sound, change
+            connection.rollback()
+    engine.dispose()
+    plain.dispose()
 
 
 def test_without_it_each_would_be_charged() -> None:

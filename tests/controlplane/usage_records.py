@@ -28,6 +28,7 @@ def request_record(
     completion_tokens: int = 7,
     device_us: int = 1000,
     once: str | UnsetType = UNSET,
+    degraded: str | UnsetType = UNSET,
 ) -> RequestRecord:
     """The `number`th request; its sequence is the number."""
     ended = BEGIN_US + HOUR_US + number if ended_at_us is None else ended_at_us
@@ -52,6 +53,7 @@ def request_record(
         completion_tokens=completion_tokens,
         device_us=device_us,
         once=once,
+        degraded=degraded,
     )
 
 

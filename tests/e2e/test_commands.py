@@ -110,6 +110,21 @@ def test_a_split_shares_a_model_until_a_deploy(kelvin: Installation, two: tuple[
     assert run(kelvin, "models", "split", "two") == "two: all is prod's\n"
 
 
+def test_a_ladder_is_set_and_shown(kelvin: Installation, two: tuple[str, str]) -> None:
+    """As it was given, by waits; what can't be in it is refused; nothing is given up where nothing is in the way."""
+    ladder = ("models", "ladder", "two")
+    shown = "cap-output 4: from 2 s of expected wait\ncap-output 2: instead of a refusal\n"
+    assert run(kelvin, *ladder, "--cap-output", "2", "--cap-output", "4@2") == shown
+    assert run(kelvin, *ladder) == shown
+    assert [step["tokens"] for step in kelvin.model("two")["ladder"]] == [4, 2]
+    assert "two" in run(kelvin, *ladder, "--fallback", "two", code=1)
+    body = {"model": "two", "prompt": "w1 w2 w3", "temperature": 0, "max_tokens": 6}
+    answer = post(kelvin, "/v1/completions", body)
+    assert answer.status == 200
+    assert "x-kelvin-degraded" not in answer.headers
+    assert run(kelvin, *ladder, "--off") == "two: gives up nothing\n"
+
+
 def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two: tuple[str, str]) -> None:
     """The host tier holds the version before its first request, which reads nothing; the other one's, not deployed,
     reads its chunks (the control).

@@ -77,6 +77,7 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
     ),
     ("POST", "/admin/v1/cache/evict"): ("admin", "/admin/v1/cache/evict", {"tier": "host", "tenant": "{tenant}"}),
     ("GET", "/admin/v1/grants"): ("admin", "/admin/v1/grants?tenant={tenant}", None),
+    ("PUT", "/admin/v1/models/{}/ladder"): ("admin", "/admin/v1/models/{model}/ladder", {"steps": []}),
     ("PUT", "/admin/v1/models/{}/split"): ("admin", "/admin/v1/models/{model}/split", {"weights": {}}),
     ("PUT", "/admin/v1/models/{}/grants/{}"): ("admin", "/admin/v1/models/{model}/grants/stranger", None),
     ("DELETE", "/admin/v1/models/{}/grants/{}"): ("admin", "/admin/v1/models/{model}/grants/stranger", None),

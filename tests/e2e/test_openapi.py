@@ -108,6 +108,7 @@ def _described(ours: Installation, llama: Path) -> dict[str, Any]:
     bodies: dict[Operation, Any] = {
         ("POST", "/admin/v1/models/{model}/deploy"): {"version": served},
         ("PUT", "/admin/v1/models/{model}/scale"): {"max": 1},
+        ("PUT", "/admin/v1/models/{model}/ladder"): {"steps": [{"step": "cap-output", "tokens": 8}]},
         ("PUT", "/admin/v1/models/{model}/split"): {"weights": {}},  # the spare version may be gone by then
         ("POST", "/admin/v1/cache/evict"): {"tier": "nvme"},
         ("POST", "/admin/v1/tenants"): {"tenant": "made"},

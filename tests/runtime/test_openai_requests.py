@@ -248,6 +248,10 @@ def test_fit(wanted: int | None, prompt_tokens: int, max_positions: int, room: i
         pytest.param(
             None, Ceiling(10), LimitExceeded("messages", 10, 9, "tokens", TENANT), id="a prompt that fills it"
         ),
+        pytest.param(None, Ceiling(cap_tokens=7), 7, id="a cap cuts what the version allows"),
+        pytest.param(30, Ceiling(cap_tokens=7), 7, id="and what was asked for, which is no mistake"),
+        pytest.param(6, Ceiling(cap_tokens=7), 6, id="but adds nothing"),
+        pytest.param(60, Ceiling(cap_tokens=7), LimitExceeded("max_tokens", 60, 50, "tokens"), id="nor excuses more"),
     ],
 )
 def test_a_tenants_ceiling(wanted: int | None, ceiling: Ceiling, want: int | LimitExceeded) -> None:

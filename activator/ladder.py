@@ -1,0 +1,144 @@
+"""The ladder of a model: what a request gets of less quality where it would be late, or refused. Which steps are tried,
+and when, is `policy/ladder`'s.
+
+Nothing changes once the client has a head, which says what was given up, or a replica has begun.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+from activator.account import Degraded
+from activator.call import Call
+from activator.keys import VersionKey
+from activator.policy.ask import Rank
+from activator.policy.body import estimate
+from activator.policy.ladder import Waits, reached, relieved, spares
+from activator.policy.traffic import ModelEntry, resolve
+from activator.table import Table
+from activator.throttler import Throttler
+from contracts.control import VersionRow
+from contracts.errors import InvalidRequest, Refused
+from contracts.kinds import PATHS
+from contracts.ladder import HEADER, CapOutput, Fallback, Rung
+from contracts.names import DEFAULT_ALIAS, ModelReference, owner_of
+from contracts.problem import code_of, status_of
+
+_HEADER: Final = HEADER.encode()
+_NEVER: Final = b"never"
+
+At = Callable[[VersionRow], Awaitable[None]]  # answer the call at that version, as the call says by now
+
+
+class Ladders:
+    """Of all models that have one. `clock` is monotonic seconds."""
+
+    def __init__(self, table: Table, throttler: Throttler, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table = table
+        self._throttler = throttler
+        self._clock = clock
+        self._waits: Waits[tuple[VersionKey, str, Rank]] = Waits()
+
+    def __repr__(self) -> str:
+        return f"<Ladders waits={len(self._waits)}>"
+
+    def holds(self, call: Call) -> bool:
+        """Whether the request may get less than it asks for. Raises Refused(InvalidRequest) for a bad header."""
+        value = call.exchange.header(_HEADER)
+        if value is not None:
+            if value != _NEVER:
+                raise Refused(InvalidRequest(HEADER, f"({len(value)} bytes)", "must be never"))
+            return False
+        return bool(call.entry.ladder) and call.reference.alias == DEFAULT_ALIAS
+
+    async def serve(self, call: Call, row: VersionRow, at: At) -> None:
+        """Answer it: as it is, or by a step. Raises Refused, with what came of the request as it is."""
+        ladder, key = call.entry.ladder, VersionKey(row.tenant, row.model, row.version)
+        wait_s, is_start = self._wait_s(call, key)
+        tried = reached(ladder, wait_s, call.rank, is_start=is_start)
+        if tried and is_start:
+            self._throttler.want(key, wait_s)
+        for rung in tried:
+            if await self._try(rung, call, row, at, wait_s):
+                return
+        try:
+            await at(row)
+        except Refused as refused:
+            code = code_of(refused.failure)
+            if not _is_untouched(call) or not relieved(status_of(refused.failure), code):
+                raise
+            for rung in ladder:
+                if rung not in tried and spares(rung, code) and await self._try(rung, call, row, at):
+                    return
+            raise
+
+    async def _try(self, rung: Rung, call: Call, row: VersionRow, at: At, wait_s: float | None = None) -> bool:
+        """Whether that step answered it, which is to spare it a wait, or a refusal; else the call is as it was."""
+        account = call.account
+        before = call.entry, call.ceiling, call.key, call.ask, account.model, account.version
+        match rung:
+            case CapOutput(tokens=tokens):
+                if estimate(call.wanted, 0, row, call.ceiling).output <= tokens:
+                    return False
+                call.ceiling = replace(call.ceiling, cap_tokens=tokens)
+                told = f"cap-output={tokens}"
+                account.degraded = Degraded("cap-output", told, told, account.model)
+            case Fallback(model=model):
+                found = self._other(call, model, wait_s)
+                if found is None:
+                    return False
+                call.entry, row = found
+                asked, account.model, account.version = (
+                    account.model,
+                    call.entry.name_for(account.principal.tenant),
+                    row.version,
+                )
+                account.degraded = Degraded("fallback", f"fallback={account.model}", f"fallback-of={asked}", asked)
+        try:
+            await at(row)
+        except Refused:
+            if not _is_untouched(call):
+                raise
+            call.entry, call.ceiling, call.key, call.ask, account.model, account.version = before
+            account.degraded = None
+            return False
+        return True
+
+    def _other(self, call: Call, named: str, wait_s: float | None) -> tuple[ModelEntry, VersionRow] | None:
+        """The model that is asked instead, and its version; None where this caller or this request may not be answered
+        by it, or where it is not known to be sooner than `wait_s`.
+        """
+        who = call.account.principal
+        owner, model = owner_of(call.entry.tenant, named)
+        entry = self._table.callable(who.tenant, owner, model)
+        if entry is None or not who.may_call(entry.name_for(who.tenant)):
+            return None
+        try:
+            row = resolve(ModelReference(model, DEFAULT_ALIAS, None), entry, call.who_of(entry))
+        except Refused:
+            return None
+        wanted, limits = call.wanted.output_tokens, row.limits
+        if call.path not in PATHS[row.kind] or len(call.body) > limits.max_body_bytes:
+            return None
+        if wanted is not None and wanted > limits.max_output_tokens:
+            return None
+        if wait_s is not None:
+            key = VersionKey(row.tenant, row.model, row.version)
+            other_s, is_start = self._throttler.wait_of(key, who.tenant, call.rank)
+            if (is_start and other_s is None) or (other_s or 0.0) >= wait_s:
+                return None
+        return entry, row
+
+    def _wait_s(self, call: Call, key: VersionKey) -> tuple[float, bool]:
+        """That the request may expect, and whether it is for a start: that only gets less, and is taken as it is."""
+        tenant = call.account.principal.tenant
+        wait_s, is_start = self._throttler.wait_of(key, tenant, call.rank)
+        if is_start:
+            return wait_s or 0.0, True
+        return self._waits.seen((key, tenant, call.rank), wait_s or 0.0, self._clock()), False
+
+
+def _is_untouched(call: Call) -> bool:
+    """Whether no replica has begun, the client has nothing, and there is time."""
+    return call.account.runtime_id is None and not call.exchange.started and call.remaining_s() > 0

@@ -1,0 +1,40 @@
+"""What a model gives up before it refuses: its ladder, step by step, as its admin has set it. Pure.
+
+A step is taken once the expected wait is `wait_s`, or (None) only where the request would be refused.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from contracts.wire import Wire
+
+HEADER: Final = "x-kelvin-degrade"  # of a request: `never`
+TOLD: Final = "x-kelvin-degraded"  # of an answer: the step
+MOST: Final = 8  # steps of one ladder
+LONGEST_WAIT_S: Final = 600
+
+WaitS = Annotated[float, Meta(gt=0, le=LONGEST_WAIT_S)]
+
+
+class CapOutput(Wire, frozen=True, tag_field="step", tag="cap-output"):
+    """An answer of so many tokens at most."""
+
+    tokens: Annotated[int, Meta(ge=1)]
+    wait_s: WaitS | None = None
+
+
+class Fallback(Wire, frozen=True, tag_field="step", tag="fallback"):
+    """Another model's answer: one of the owner's, or `OWNER/M` that it may call."""
+
+    model: str
+    wait_s: WaitS | None = None
+
+
+Rung = CapOutput | Fallback
+
+
+class Ladder(Wire, frozen=True):
+    """Body of `PUT /admin/v1/models/M/ladder`, and its answer: the steps, in the order of their waits."""
+
+    steps: Annotated[tuple[Rung, ...], Meta(max_length=MOST)]

@@ -1,0 +1,47 @@
+"""Whether a model may have such a ladder. What it does is the activator's."""
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from contracts.errors import Conflict, InvalidRequest, ModelNotFound, Refused
+from contracts.ladder import Fallback, Rung
+from contracts.names import DEFAULT_ALIAS, model_name, owner_of
+from controlplane.facts import Model
+
+
+def check_ladder(model: Model, steps: Sequence[Rung], find: Callable[[tuple[str, str]], Model | None]) -> None:
+    """`find` is by tenant and name. Raises Refused: InvalidRequest (order, a step twice, itself), ModelNotFound (what
+    its owner may not call), Conflict (of a model that does not generate, or to one).
+    """
+    if not steps:
+        return
+    waits = [inf if step.wait_s is None else step.wait_s for step in steps]
+    if waits != sorted(waits):
+        rule = "must be in the order of their waits, those without one last"
+        raise Refused(InvalidRequest("steps", str([step.wait_s for step in steps]), rule))
+    if len(set(steps)) < len(steps):
+        raise Refused(InvalidRequest("steps", f"({len(steps)})", "name a step twice"))
+    _check_kind(model, model.model)
+    for step in steps:
+        if isinstance(step, Fallback):
+            _check_fallback(model, step.model, find)
+
+
+def _check_fallback(model: Model, named: str, find: Callable[[tuple[str, str]], Model | None]) -> None:
+    owner, name = owner_of(model.tenant, model_name(named, "model"))
+    if (owner, name) == (model.tenant, model.model):
+        raise Refused(InvalidRequest("model", repr(named), "must be another one"))
+    other = find((owner, name))
+    if other is None or (owner != model.tenant and model.tenant not in other.grantees):
+        raise Refused(ModelNotFound(named))
+    _check_kind(other, named)
+
+
+def _check_kind(model: Model, named: str) -> None:
+    """An embedding of another model is in another space, a prediction of other features: neither is a lesser one."""
+    version = model.version(model.aliases.get(DEFAULT_ALIAS, ""))
+    kind = "generate" if version is None else version.registration.kind
+    if kind != "generate":
+        raise Refused(
+            Conflict(f"model '{named}'", f"is of the kind '{kind}': only of one that generates there is less")
+        )

@@ -1,0 +1,75 @@
+"""`kelvin models ladder`: what a model gives up before it refuses."""
+
+import json
+from collections.abc import Iterator, Sequence
+from math import inf, isfinite
+from typing import Any, Final
+
+import click
+
+from kelvin.client import target
+
+_ORDER: Final = ("cap-output", "fallback")  # of those with the same wait, what gives up least first
+
+
+@click.command("ladder")
+@click.argument("model")
+@click.option("--cap-output", multiple=True, metavar="TOKENS[@SECONDS]", help="Answers of so many tokens at most.")
+@click.option("--fallback", multiple=True, metavar="MODEL[@SECONDS]", help="Another model's answer.")
+@click.option("--off", is_flag=True, help="Give up nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+def ladder_command(model: str, off: bool, as_json: bool, **given: tuple[str, ...]) -> None:
+    """Set what a model gives up of an answer rather than be late or refuse: from an expected wait of SECONDS on, or,
+    without them, only where it would refuse. Without options: print what is set.
+    """
+    body = {"steps": read_steps(given["cap_output"], given["fallback"])}
+    if off and body["steps"]:
+        raise click.UsageError("--off: give no steps with it")
+    with target().door() as door:
+        if off or body["steps"]:
+            answer = door.put(f"/admin/v1/models/{model}/ladder", json=body).json()
+        else:
+            answer = {"steps": door.get(f"/admin/v1/models/{model}").json()["ladder"]}
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    click.echo("\n".join(step_lines(answer["steps"])) or f"{model}: gives up nothing")
+
+
+def read_steps(caps: Sequence[str], fallbacks: Sequence[str]) -> list[dict[str, Any]]:
+    """Of VALUE[@SECONDS], in the order of their waits. Raises UsageError."""
+    steps = [
+        *(
+            {"step": "cap-output", "tokens": _whole("--cap-output", value), **wait}
+            for value, wait in map(_parted, caps)
+        ),
+        *({"step": "fallback", "model": value, **wait} for value, wait in map(_parted, fallbacks)),
+    ]
+    return sorted(steps, key=lambda step: (step.get("wait_s", inf), _ORDER.index(step["step"])))
+
+
+def step_lines(steps: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Each step, and when it is taken."""
+    for step in steps:
+        when = "instead of a refusal" if step["wait_s"] is None else f"from {step['wait_s']:g} s of expected wait"
+        value = step["tokens"] if step["step"] == "cap-output" else step["model"]
+        yield f"{step['step']} {value}: {when}"
+
+
+def _parted(text: str) -> tuple[str, dict[str, float]]:
+    value, at, seconds = text.partition("@")
+    if not at:
+        return value, {}
+    try:
+        wait_s = float(seconds)
+    except ValueError:
+        wait_s = inf
+    if not isfinite(wait_s):
+        raise click.UsageError(f"{text}: behind the @ must be seconds")
+    return value, {"wait_s": wait_s}
+
+
+def _whole(option: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise click.UsageError(f"{option} {text}: must be a whole number")
+    return int(text)

@@ -1,0 +1,130 @@
+"""A model's ladder: what it may name, for how long it is kept, and who is told."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from contracts.errors import Conflict, InvalidRequest, ModelNotFound, Refused
+from contracts.ladder import CapOutput, Fallback
+from controlplane.facts import Model, Version
+from controlplane.feed import FeedHub
+from controlplane.ladders import check_ladder
+from controlplane.policy.lifecycle import VersionState
+from tests.controlplane.builders import NOW_S, TENANT, digest, opened_registry, registration
+from tests.controlplane.door import opened
+
+CAP = CapOutput(tokens=64, wait_s=2.5)
+SMALL = Fallback(model="small")
+STEPS = [{"step": "cap-output", "tokens": 64, "wait_s": 2.5}, {"step": "fallback", "model": "small", "wait_s": None}]
+
+
+def _model(name: str, tenant: str = TENANT, kind: Any = "generate", grantees: tuple[str, ...] = ()) -> Model:
+    version = msgspec.structs.replace(registration(letter="a"), model=name, tenant=tenant, kind=kind)
+    state = VersionState.READY
+    aliases = {"prod": version.version}
+    return Model(tenant, name, NOW_S, aliases=aliases, versions=(Version(version, NOW_S, state),), grantees=grantees)
+
+
+KNOWN = {
+    (each.tenant, each.model): each
+    for each in (
+        _model("m"),
+        _model("small"),
+        _model("vectors", kind="embed"),
+        _model("theirs", "other"),
+        _model("lent", "other", grantees=(TENANT,)),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("steps", "want"),
+    [
+        pytest.param((), None, id="none"),
+        pytest.param((CAP, SMALL), None, id="in order"),
+        pytest.param((Fallback(model="other/lent"),), None, id="another tenant's, which is granted"),
+        pytest.param((Fallback(model="other/theirs"),), ModelNotFound, id="one that is not"),
+        pytest.param((Fallback(model="nope"),), ModelNotFound, id="none of that name"),
+        pytest.param((Fallback(model="m"),), InvalidRequest, id="itself"),
+        pytest.param((Fallback(model=f"{TENANT}/m"),), InvalidRequest, id="itself, by its whole name"),
+        pytest.param((Fallback(model="No!"),), InvalidRequest, id="no name"),
+        pytest.param((Fallback(model="vectors"),), Conflict, id="one of another kind"),
+        pytest.param((SMALL, CAP), InvalidRequest, id="refusals before waits"),
+        pytest.param((CAP, CapOutput(tokens=9, wait_s=1)), InvalidRequest, id="a longer wait before a shorter one"),
+        pytest.param((CAP, CAP), InvalidRequest, id="a step twice"),
+    ],
+)
+def test_what_a_ladder_may_name(steps: tuple[Any, ...], want: type[Exception] | None) -> None:
+    """In the order of waits, and only what its owner may call itself."""
+    if want is None:
+        check_ladder(KNOWN[TENANT, "m"], steps, KNOWN.get)
+        return
+    with pytest.raises(Refused) as refused:
+        check_ladder(KNOWN[TENANT, "m"], steps, KNOWN.get)
+    assert isinstance(refused.value.failure, want)
+
+
+def test_what_does_not_generate_has_none() -> None:
+    """Another model's vectors are in another space."""
+    with pytest.raises(Refused) as refused:
+        check_ladder(KNOWN[TENANT, "vectors"], (SMALL,), KNOWN.get)
+    assert isinstance(refused.value.failure, Conflict)
+
+
+def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
+    """To activators, and after a restart."""
+
+    async def main() -> None:
+        feed = FeedHub()
+        async with opened_registry(tmp_path, feed) as registry:
+            for name in ("m", "small"):
+                await registry.register(msgspec.structs.replace(registration(letter="a"), model=name), NOW_S)
+            assert await registry.set_ladder(TENANT, "m", (CAP, SMALL)) == (CAP, SMALL)
+            assert {row.model: row.ladder for row in feed.snapshot().models} == {"m": (CAP, SMALL), "small": ()}
+            before = registry.model(TENANT, "m")
+            await registry.deploy(TENANT, "m", digest("a"))
+            assert registry.model(TENANT, "m").ladder, "a deploy changes nothing of it"
+        async with opened_registry(tmp_path, feed) as registry:
+            assert registry.model(TENANT, "m") == before
+            await registry.set_ladder(TENANT, "m", ())
+            assert all(not row.ladder for row in feed.snapshot().models)
+        async with opened_registry(tmp_path) as registry:
+            assert registry.model(TENANT, "m").ladder == ()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("steps", "status"),
+    [
+        pytest.param(STEPS, 200, id="two steps"),
+        pytest.param([], 200, id="none"),
+        pytest.param([{"step": "pray"}], 400, id="no step"),
+        pytest.param([{"step": "cap-output", "tokens": 0}], 400, id="an answer of nothing"),
+        pytest.param([{"step": "cap-output", "tokens": 1, "model": "small"}], 400, id="what is another step's"),
+        pytest.param([{"step": "fallback", "model": "small", "wait_s": 0}], 400, id="a wait of nothing"),
+        pytest.param([{"step": "fallback", "model": "small", "wait_s": 601}], 400, id="too long a wait"),
+        pytest.param([{"step": "cap-output", "tokens": at + 1} for at in range(9)], 400, id="too many"),
+        pytest.param([{"step": "fallback", "model": "nope"}], 404, id="a model that there is not"),
+        pytest.param(list(reversed(STEPS)), 400, id="out of order"),
+    ],
+)
+def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status: int) -> None:
+    """What was taken is answered, and shown with the model."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+            for name in ("m", "small"):
+                body = msgspec.to_builtins(registration(letter="a")) | {"model": name}
+                assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
+            got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": steps})
+            assert got == status, answer
+            want = steps if status == 200 else []
+            if status == 200:
+                assert answer == {"steps": want}
+            assert (await door.admin("GET", "/models/m"))[1]["ladder"] == want
+
+    asyncio.run(main())
