@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from contracts.audit import AuditChain
 from contracts.wire import Wire
 
 BACKUP_FORMAT: Final = 1
@@ -61,8 +62,10 @@ class RestoreReport(Wire, frozen=True):
     placed: tuple[str, ...]  # names in the data directory; none where it was only checked
     aside: str | None  # where what was there before is kept
     took_us: int
+    audits: tuple[AuditChain, ...] = ()
 
     @property
     def sound(self) -> bool:
         """Whether every chain holds."""
-        return all(chain.difference is None for chain in self.chains)
+        differences = [*(chain.difference for chain in self.chains), *(audit.difference for audit in self.audits)]
+        return not any(differences)

@@ -203,6 +203,7 @@ class VersionRegistration(Wire, frozen=True):
     max_positions: int
     kind: Kind = "generate"
     signature: Signature | None = None
+    pushed_by: str = ""  # the id of the tenant's key
 
 
 class NamedVersions(Wire, frozen=True):

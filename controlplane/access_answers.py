@@ -1,4 +1,4 @@
-"""What the routes of tenants, keys and audit take and answer. Rendering is the command line's."""
+"""What the routes of tenants and keys take and answer. Rendering is the command line's."""
 
 from typing import Annotated
 
@@ -6,7 +6,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from contracts.control import Scope, TenantLimits
 from contracts.wire import Wire
-from controlplane.audit import Event
 
 DAY_S = 86_400
 MAX_LIMIT = 1 << 50
@@ -105,9 +104,3 @@ class RevokedKey(Wire, frozen=True):
 
     key: KeyStatus
     told: bool
-
-
-class Audit(Wire, frozen=True):
-    """`GET /admin/v1/audit`."""
-
-    events: tuple[Event, ...]

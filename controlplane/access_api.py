@@ -1,17 +1,15 @@
-"""The routes of tenants, keys and their audit. An admin sees the own tenant; an operator names any with `?tenant=`."""
+"""The routes of tenants and keys. An admin sees the own tenant; an operator names any with `?tenant=`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.routing import Route
 
-from contracts.control import KeyUses, Principal, Scope
+from contracts.control import KeyUses, Scope
 from contracts.errors import CapacityExceeded, Conflict, NotFound
 from contracts.scopes import allows
-from controlplane import audit
 from controlplane.access_answers import (
-    Audit,
     Keys,
     KeyStatus,
     MadeKey,
@@ -23,31 +21,29 @@ from controlplane.access_answers import (
     Tenants,
     TenantStatus,
 )
+from controlplane.audit import Actor, ActorOf
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, answer, nothing, read
 from controlplane.clock import Clock
 from controlplane.key_rows import Key
 from controlplane.keys import KeyStore
 from controlplane.policy.access import Grant, TenantState, whose
+from controlplane.policy.trail import Action
 from controlplane.registry import Registry
 from controlplane.removal import Removal
-from controlplane.store import Database
 from controlplane.tenants import Tenant, TenantStore
+from controlplane.trail import Trail
 from service.openapi import described
-from service.principal import admin_of, holder_of
 
-MAX_EVENTS: Final = 1000
-MAX_SEQUENCE: Final = (1 << 63) - 1  # what a column holds
-Admin = Annotated[Principal, Depends(admin_of)]
-Operator = Annotated[Principal, Depends(holder_of(Scope.OPERATOR))]
+Admin = Annotated[Actor, Depends(ActorOf(Scope.ADMIN))]
+Operator = Annotated[Actor, Depends(ActorOf(Scope.OPERATOR))]
 Named = Annotated[str | None, Query(alias="tenant")]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may do what: the stores, and the database whose audit they write."""
+    """Who may do what: the stores."""
 
-    database: Database
     tenants: TenantStore
     keys: KeyStore
 
@@ -68,10 +64,12 @@ def internal_routes(access: Access) -> list[Route]:
     ]
 
 
-def router(access: Access, registry: Registry, autoscaler: Autoscaler, removal: Removal, clock: Clock) -> APIRouter:
+def router(
+    access: Access, registry: Registry, autoscaler: Autoscaler, removal: Removal, clock: Clock, trail: Trail
+) -> APIRouter:
     """Routes under `/admin/v1`. A secret is in an answer that nobody may keep."""
     routes = APIRouter(prefix="/admin/v1")
-    database, tenants, keys = access.database, access.tenants, access.keys
+    tenants, keys = access.tenants, access.keys
 
     @routes.get("/tenants", **described(Tenants))
     async def every_tenant(by: Admin) -> Response:
@@ -118,7 +116,9 @@ def router(access: Access, registry: Registry, autoscaler: Autoscaler, removal: 
     @routes.get("/keys", **described(Keys, NotFound))
     async def every_key(by: Admin, tenant: Named = None) -> Response:
         now_s = clock.wall_s()
-        found = await keys.of_tenant(whose(by, tenant), now_s)
+        owner = whose(by, tenant)
+        found = await keys.of_tenant(owner, now_s)
+        await trail.looked(by, owner, Action.ACCESS_KEYS)
         return answer(Keys(keys=tuple(_key(key, now_s) for key in found)))
 
     @routes.post("/keys", **described(MadeKey, NotFound, CapacityExceeded, status=201, takes=NewKey))
@@ -142,17 +142,6 @@ def router(access: Access, registry: Registry, autoscaler: Autoscaler, removal: 
         now_s = clock.wall_s()
         key, told = await keys.revoke(by, whose(by, tenant), key_id, now_s)
         return answer(RevokedKey(key=_key(key, now_s), told=told))
-
-    @routes.get("/audit", **described(Audit, NotFound))
-    async def trail(
-        by: Admin,
-        tenant: Named = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
-        before: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
-    ) -> Response:
-        owner = whose(by, tenant)
-        found = await database.read(lambda connection: audit.events(connection, owner, by, limit, before))
-        return answer(Audit(events=tuple(found)))
 
     return routes
 

@@ -25,6 +25,7 @@ from controlplane.answers import (
     Split,
     Status,
 )
+from controlplane.audit import ActorOf
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import answer, nothing, read
 from controlplane.clock import Clock
@@ -35,13 +36,15 @@ from controlplane.forecasts import Forecasts
 from controlplane.foresight import Foresight
 from controlplane.idle_explained import IdleModel, idle_of
 from controlplane.outcomes import Outcomes
-from controlplane.peers import Evict, Peers
+from controlplane.peers import Evict, Peers, own_eviction
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.trail import Action, made
 from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.pool import StandbyPool
 from controlplane.status import memory, model_status, pool_status
+from controlplane.trail import Trail
 from service.openapi import described
 from service.principal import admin_of, holder_of
 
@@ -60,10 +63,11 @@ def router(
     clock: Clock,
     pool: StandbyPool,
     foresight: Foresight,
+    trail: Trail,
 ) -> APIRouter:
     """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
     routes = APIRouter(prefix="/admin/v1")
-    operator_of = holder_of(Scope.OPERATOR)
+    operator_of, actor_of = holder_of(Scope.OPERATOR), ActorOf(Scope.ADMIN)
 
     @routes.get("/status", **described(Status))
     async def status(request: Request) -> Response:
@@ -105,45 +109,47 @@ def router(
 
     @routes.post("/models/{model}/deploy", **described(Deployed, *NO_MODEL, Conflict, takes=Deploy))
     async def deploy(request: Request, model: str) -> Response:
-        principal = admin_of(request)
+        principal = actor_of(request)
         wanted = await read(request, Deploy)
-        version = await registry.deploy(principal.tenant, model, wanted.version)
+        version = await registry.deploy(principal, principal.tenant, model, wanted.version, clock.wall_s())
         autoscaler.tick()  # a minimum moves with the alias
         return answer(Deployed(model=model, version=version))
 
     @routes.put("/models/{model}/split", **described(Split, *NO_MODEL, Conflict, takes=Split))
     async def split(request: Request, model: str) -> Response:
-        principal = admin_of(request)
+        principal = actor_of(request)
         wanted = await read(request, Split)
-        weights = await registry.split(principal.tenant, model, wanted.weights)
+        weights = await registry.split(principal, principal.tenant, model, wanted.weights, clock.wall_s())
         autoscaler.tick()  # a minimum is every version's that is named
         return answer(Split(weights=weights))
 
     @routes.put("/models/{model}/ladder", **described(Ladder, *NO_MODEL, Conflict, takes=Ladder))
     async def ladder(request: Request, model: str) -> Response:
-        principal = admin_of(request)
+        principal = actor_of(request)
         wanted = await read(request, Ladder)
-        return answer(Ladder(steps=await registry.set_ladder(principal.tenant, model, wanted.steps)))
+        return answer(
+            Ladder(steps=await registry.set_ladder(principal, principal.tenant, model, wanted.steps, clock.wall_s()))
+        )
 
     @routes.delete("/models/{model}", **described(DeletedModel, *NO_MODEL, Conflict))
     async def delete_model(request: Request, model: str, force: bool = False) -> Response:
-        principal = admin_of(request)
+        principal = actor_of(request)
         keys = await removal.model(principal, principal.tenant, model, force)
         return answer(DeletedModel(model=model, versions=tuple(key.version for key in keys)))
 
     @routes.delete("/models/{model}/versions/{version}", **described(Deleted, *NO_MODEL, Conflict))
     async def delete(request: Request, model: str, version: str) -> Response:
-        principal = admin_of(request)
-        key = await registry.delete(principal.tenant, model, version, removal.is_present)
+        principal = actor_of(request)
+        key = await registry.delete(principal, principal.tenant, model, version, clock.wall_s(), removal.is_present)
         if removal.is_present(key):  # asked for while the row was being written
             autoscaler.stop((key,))
         return answer(Deleted(model=key.model, version=key.version))
 
     @routes.put("/models/{model}/scale", **described(ScaleSettings, *NO_MODEL, takes=ScaleChange))
     async def scale(request: Request, model: str) -> Response:
-        principal = admin_of(request)
+        principal = actor_of(request)
         change = await read(request, ScaleChange)
-        scale = await registry.rescale(principal.tenant, model, change)
+        scale = await registry.rescale(principal, principal.tenant, model, change, clock.wall_s())
         if change.min:
             autoscaler.resume(tuple(version.key for version in registry.model(principal.tenant, model).versions))
         autoscaler.tick()  # bounds hold from now on, not from the next beat
@@ -151,8 +157,9 @@ def router(
 
     @routes.post("/models/{model}/stop", **described(ModelStatus, *NO_MODEL, status=202))
     async def stop(request: Request, model: str) -> Response:
-        principal = admin_of(request)
+        principal = actor_of(request)
         found = registry.model(principal.tenant, model)
+        await trail.note(principal, principal.tenant, Action.MODEL_STOPPED, model)
         autoscaler.stop(tuple(version.key for version in found.versions))
         return answer(model_status(found, table, outcomes), status=202)
 
@@ -163,8 +170,11 @@ def router(
 
     @routes.post("/cache/evict", **described(None, NotFound, Conflict, status=204, takes=Evict))
     async def evict(request: Request) -> Response:
-        principal = admin_of(request)
-        await peers.evict(principal.tenant, await read(request, Evict))
+        principal = actor_of(request)
+        wanted = own_eviction(principal.tenant, await read(request, Evict))
+        changed = made(tier=wanted.tier, version=wanted.version)
+        await trail.note(principal, principal.tenant, Action.CACHE_EVICTED, "cache", changed)
+        await peers.evict(wanted)
         return nothing()
 
     @routes.post("/cache/check", **described(CacheCheck, scope=Scope.OPERATOR))

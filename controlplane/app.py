@@ -14,6 +14,7 @@ from contracts.usage import RequestRecord
 from controlplane import (
     access_api,
     admin_api,
+    audit_api,
     backup_api,
     billing_api,
     grants_api,
@@ -60,6 +61,7 @@ from controlplane.spending import Spending
 from controlplane.store import Database, sqlite_engine
 from controlplane.tasks import Tasks
 from controlplane.tenants import TenantStore
+from controlplane.trail import Trail
 from service.failures import install_failure_handlers
 from service.openapi import add_description
 from service.run import serve_until
@@ -90,9 +92,11 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         examiner = Examiner(settings.database, settings.spools)
         ladder.push_async_callback(examiner.close)
         registry = Registry(database, feed)
-        access = Access(database, TenantStore(database, feed), KeyStore(database, feed))
+        access = Access(TenantStore(database, feed), KeyStore(database, feed))
         await access.keys.bootstrap(settings.data, clock.wall_s())
         await access.tenants.load(clock.wall_s())
+        trail = Trail(database, clock)
+        await trail.note_prices(book)
         await registry.load()
         spending = Spending(database, book, feed, clock)
         await spending.tell()
@@ -144,6 +148,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         tasks.start(damages.run(), "damages")
         tasks.start(foresight.run(), "foresight")
         tasks.start(spending.run(), "spending")
+        tasks.start(trail.run(), "audit")
         tasks.start(_end_with(feed, stop), "end of the feed")
         sweep(settings.data)
         backups = Backups(settings.data, database, journal)
@@ -159,7 +164,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         internals = Internals(feed, autoscaler, ledger, registry, jobs, forecasts, economy, clock, peers.zygote_answers)
         app = compose(
             internals, access, table, outcomes, peers, ledger, book, examiner, telemetry, backups, pool, foresight,
-            spending, renewals,
+            spending, renewals, trail,
         )  # fmt: skip
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
         await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
@@ -203,6 +208,7 @@ def compose(
     foresight: Foresight,
     spending: Spending,
     renewals: Renewals,
+    trail: Trail,
 ) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -220,10 +226,11 @@ def compose(
     registry, autoscaler, clock = internals.registry, internals.autoscaler, internals.clock
     removal = Removal(registry, access.tenants, access.keys, table, autoscaler, clock)
     explaining = (internals.forecasts, internals.economy, clock, pool, foresight)
-    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining))
-    app.include_router(renewal_api.router(registry, renewals))
-    app.include_router(grants_api.router(registry, access.tenants, clock))
-    app.include_router(access_api.router(access, registry, autoscaler, removal, clock))
+    app.include_router(admin_api.router(registry, table, outcomes, autoscaler, peers, removal, *explaining, trail))
+    app.include_router(renewal_api.router(registry, renewals, trail))
+    app.include_router(grants_api.router(registry, access.tenants, clock, trail))
+    app.include_router(access_api.router(access, registry, autoscaler, removal, clock, trail))
+    app.include_router(audit_api.router(trail, examiner, book))
     app.include_router(
         billing_api.router(ledger, book, examiner, live_runtimes=lambda: [replica.runtime_id for replica in table])
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from sqlalchemy import Connection
 
 from contracts.billing import (
     BillingReport,
@@ -16,14 +17,17 @@ from contracts.billing import (
 )
 from contracts.control import Principal, Scope
 from contracts.errors import Conflict, NotFound, Refused
+from controlplane.audit import Actor, ActorOf, record
 from controlplane.billing import billing_report
 from controlplane.bodies import answer, read
+from controlplane.closings import frozen_report
 from controlplane.examine import Order
 from controlplane.examiner import Examiner
 from controlplane.ledger import Ledger
 from controlplane.month_end import close_month
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
+from controlplane.policy.trail import Action, made
 from service.openapi import described
 from service.principal import holder_of
 
@@ -57,14 +61,19 @@ def router(
         )
 
     @routes.post("/admin/v1/billing/close", **described(ClosingReport, NotFound, Conflict, takes=CloseMonth))
-    async def close(principal: Annotated[Principal, Depends(holder_of(Scope.ADMIN))], request: Request) -> Response:
+    async def close(by: Annotated[Actor, Depends(ActorOf(Scope.ADMIN))], request: Request) -> Response:
         asked = await read(request, CloseMonth)
-        whose, alive = _own(principal, asked.tenant), live()
-        return answer(
-            await ledger.close_month(
-                lambda connection: close_month(connection, book, whose, asked.month, live=alive, now_us=wall_us())
-            )
-        )
+        whose, alive, now_us = _own(by, asked.tenant), live(), wall_us()
+
+        def closed(connection: Connection) -> ClosingReport:
+            was_open = frozen_report(connection, whose, asked.month) is None
+            closing = close_month(connection, book, whose, asked.month, live=alive, now_us=now_us)
+            if was_open:
+                changed = made(total_micros=closing.report.total_micros, chain=closing.chain)
+                record(connection, by, now_us // 1_000_000, whose, Action.MONTH_CLOSED, asked.month, changed=changed)
+            return closing
+
+        return answer(await ledger.close_month(closed))
 
     async def examined(
         kind: Literal["verify", "reconcile"], principal: Principal, tenant: str | None, month: str | None

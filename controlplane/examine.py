@@ -13,8 +13,11 @@ from typing import Final, Literal
 
 import msgspec
 
+from contracts.audit import AuditReport
 from contracts.billing import ReconcileReport, VerifyReport
 from contracts.wire import Wire, decode, encode
+from controlplane.audit_verify import links_of as audit_links
+from controlplane.audit_verify import verify_audit
 from controlplane.policy.differences import Waiting
 from controlplane.policy.rating import PriceBook
 from controlplane.reconcile import Surroundings, reconcile
@@ -29,7 +32,7 @@ TELL_S: Final = 0.2
 class Order(Wire, frozen=True):
     """What to read, and what to hold it against."""
 
-    kind: Literal["verify", "reconcile"]
+    kind: Literal["verify", "reconcile", "audit"]
     tenant: str
     month: str | None
     live: tuple[str, ...] | None
@@ -65,9 +68,11 @@ class _Teller:
             _write(Read(rows=self._rows, of=max(self._of, self._rows)))
 
 
-def examine(order: Order, database: Path, spools: Path) -> VerifyReport | ReconcileReport:
+def examine(order: Order, database: Path, spools: Path) -> VerifyReport | ReconcileReport | AuditReport:
     """Over one snapshot."""
     with disposing(sqlite_engine(database)) as engine, snapshot(engine) as connection:
+        if order.kind == "audit":
+            return verify_audit(connection, order.tenant, _Teller(audit_links(connection, order.tenant)))
         months = [order.month] if order.month is not None else months_of(connection, order.tenant)
         tell = _Teller(links_of(connection, order.tenant, months))
         if order.kind == "verify":

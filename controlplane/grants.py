@@ -7,12 +7,12 @@ from typing import Final
 
 from sqlalchemy import Connection, delete, insert, select
 
-from contracts.control import Principal
 from contracts.errors import CapacityExceeded, InvalidRequest, NotFound, Refused
 from contracts.names import dns_label
 from controlplane import audit, schema
-from controlplane.audit import Action
+from controlplane.audit import Actor
 from controlplane.facts import Model
+from controlplane.policy.trail import Action, made
 from controlplane.tenant_rows import find_tenant
 
 MAX_GRANTEES: Final = 1000  # of a model: each change sends all of them
@@ -26,15 +26,16 @@ def check_grantee(model: Model, grantee: str) -> None:
         raise Refused(CapacityExceeded("grants of a model", len(model.grantees) + 1, MAX_GRANTEES))
 
 
-def insert_grant(connection: Connection, by: Principal, model: Model, grantee: str, now_s: int) -> None:
+def insert_grant(connection: Connection, by: Actor, model: Model, grantee: str, now_s: int) -> None:
     """Recorded for the audit. Raises Refused(NotFound): the grantee."""
     find_tenant(connection, grantee)
     row = {"tenant": model.tenant, "model": model.model, "grantee": grantee, "created_at_s": now_s}
     connection.execute(insert(schema.grants).values(row))
-    audit.record(connection, by, now_s, model.tenant, Action.MODEL_GRANTED, model.model, f"to {grantee}")
+    told, changed = f"to {grantee}", made(grantee=grantee)
+    audit.record(connection, by, now_s, model.tenant, Action.MODEL_GRANTED, model.model, told, changed)
 
 
-def delete_grant(connection: Connection, by: Principal, model: Model, grantee: str, now_s: int) -> None:
+def delete_grant(connection: Connection, by: Actor, model: Model, grantee: str, now_s: int) -> None:
     """Likewise. Raises Refused(NotFound) where there is none."""
     table = schema.grants.c
     gone = connection.execute(
@@ -42,10 +43,11 @@ def delete_grant(connection: Connection, by: Principal, model: Model, grantee: s
     )
     if not gone.rowcount:
         raise Refused(NotFound("grant", f"{model.model} to {grantee[:63]}"))
-    audit.record(connection, by, now_s, model.tenant, Action.MODEL_REVOKED, model.model, f"from {grantee}")
+    told, changed = f"from {grantee}", {"grantee": (grantee, None)}
+    audit.record(connection, by, now_s, model.tenant, Action.MODEL_REVOKED, model.model, told, changed)
 
 
-def delete_grants_to(connection: Connection, by: Principal, grantee: str, now_s: int) -> None:
+def delete_grants_to(connection: Connection, by: Actor, grantee: str, now_s: int) -> None:
     """All that a tenant was given; in the audit of each who gave."""
     table = schema.grants.c
     had = connection.execute(select(table.tenant, table.model).where(table.grantee == grantee)).all()

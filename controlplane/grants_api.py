@@ -4,29 +4,32 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from contracts.control import Principal
+from contracts.control import Scope
 from contracts.errors import CapacityExceeded, ModelNotFound, NotFound
 from controlplane.answers import ModelGrant, ModelGrants
+from controlplane.audit import Actor, ActorOf
 from controlplane.bodies import answer
 from controlplane.clock import Clock
 from controlplane.facts import Model
 from controlplane.policy.access import whose
+from controlplane.policy.trail import Action
 from controlplane.registry import Registry
 from controlplane.tenants import TenantStore
+from controlplane.trail import Trail
 from service.openapi import described
-from service.principal import admin_of
 
-Admin = Annotated[Principal, Depends(admin_of)]
+Admin = Annotated[Actor, Depends(ActorOf(Scope.ADMIN))]
 Named = Annotated[str | None, Query(alias="tenant")]
 
 
-def router(registry: Registry, tenants: TenantStore, clock: Clock) -> APIRouter:
+def router(registry: Registry, tenants: TenantStore, clock: Clock, trail: Trail) -> APIRouter:
     """Routes under `/admin/v1`. Who has a grant learns whose model it is and what it is called, and nothing else."""
     routes = APIRouter(prefix="/admin/v1")
 
     @routes.get("/grants", **described(ModelGrants, NotFound))
     async def every_grant(by: Admin, tenant: Named = None) -> Response:
         own = (await tenants.one(whose(by, tenant), clock.wall_s())).tenant
+        await trail.looked(by, own, Action.ACCESS_GRANTS)
         given = tuple(_grant(model, grantee) for model in registry.models(own) for grantee in model.grantees)
         return answer(ModelGrants(given=given, had=tuple(_grant(model, own) for model in registry.granted_to(own))))
 

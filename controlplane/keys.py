@@ -11,10 +11,10 @@ from typing import Final, Protocol
 
 from sqlalchemy import Connection, select, update
 
-from contracts.control import KeyRow, Principal, Scope, TenantRow
+from contracts.control import KeyRow, Scope, TenantRow
 from contracts.errors import CapacityExceeded, Conflict, Refused
 from controlplane import audit, schema
-from controlplane.audit import Action
+from controlplane.audit import Actor
 from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text
 from controlplane.key_rows import Key, find_key, insert_key, lasting_operators, load_keys, set_columns
 from controlplane.policy.access import (
@@ -27,6 +27,7 @@ from controlplane.policy.access import (
     may_touch,
     successors_end,
 )
+from controlplane.policy.trail import Action, Changed, made
 from controlplane.store import Database
 from controlplane.tenant_rows import find_tenant
 from controlplane.tenants import TELL_S, good_keys, insert_tenant
@@ -108,9 +109,7 @@ class KeyStore:
 
         return await self._database.read(read)
 
-    async def create(
-        self, by: Principal, tenant: str, grant: Grant, lives_s: int | None, now_s: int
-    ) -> tuple[Key, str]:
+    async def create(self, by: Actor, tenant: str, grant: Grant, lives_s: int | None, now_s: int) -> tuple[Key, str]:
         """A new key and its text, which nobody can be told again. Raises Refused as `check_grant`; NotFound."""
         grant = check_grant(by, tenant, grant)
         text = new_key_text()
@@ -124,7 +123,7 @@ class KeyStore:
             if good >= MAX_KEYS:
                 raise Refused(CapacityExceeded(f"keys of tenant '{tenant}'", good + 1, MAX_KEYS))
             insert_key(connection, key)
-            audit.record(connection, by, now_s, tenant, Action.KEY_CREATED, key_id, _detail(key))
+            audit.record(connection, by, now_s, tenant, Action.KEY_CREATED, key_id, _detail(key), _made(key))
 
         async with self._turn:
             await self._database.write(write)
@@ -132,7 +131,7 @@ class KeyStore:
         await self._publisher.settled(revision, TELL_S)  # so that it is good where it is used next
         return key, text
 
-    async def rotate(self, by: Principal, tenant: str, key_id: str, overlap_s: int, now_s: int) -> tuple[Key, str, Key]:
+    async def rotate(self, by: Actor, tenant: str, key_id: str, overlap_s: int, now_s: int) -> tuple[Key, str, Key]:
         """A new key that may do what the old one does, its text, and the old one, which ends after the overlap.
 
         Raises Refused: NotFound, Forbidden, Conflict (it is not good any more, or was rotated before).
@@ -153,8 +152,12 @@ class KeyStore:
             expires_at_s = after_overlap(old.expires_at_s, now_s, overlap_s)
             set_columns(connection, key_id, expires_at_s=expires_at_s, successor=new_id)
             detail = f"to {new_id}, ends after {overlap_s} s"
-            audit.record(connection, by, now_s, tenant, Action.KEY_ROTATED, key_id, detail)
-            audit.record(connection, by, now_s, tenant, Action.KEY_CREATED, new_id, _detail(new))
+            changed: Changed = {
+                "successor": (None, new_id),
+                "expires_at_s": (old.expires_at_s, expires_at_s),
+            }
+            audit.record(connection, by, now_s, tenant, Action.KEY_ROTATED, key_id, detail, changed)
+            audit.record(connection, by, now_s, tenant, Action.KEY_CREATED, new_id, _detail(new), _made(new))
             return new, find_key(connection, tenant, key_id)
 
         async with self._turn:
@@ -163,7 +166,7 @@ class KeyStore:
         await self._publisher.settled(revision, TELL_S)
         return new, text, old
 
-    async def revoke(self, by: Principal, tenant: str, key_id: str, now_s: int) -> tuple[Key, bool]:
+    async def revoke(self, by: Actor, tenant: str, key_id: str, now_s: int) -> tuple[Key, bool]:
         """End it now; a second time changes nothing. The key, and whether every activator was told within a second.
 
         Raises Refused: NotFound, Forbidden, Conflict (the last key of an operator).
@@ -183,7 +186,7 @@ class KeyStore:
             revision = self._publish(now_s, key)
         return key, await self._publisher.settled(revision, TELL_S)
 
-    async def revoke_all(self, by: Principal, tenant: str, now_s: int) -> None:
+    async def revoke_all(self, by: Actor, tenant: str, now_s: int) -> None:
         """End every good key of a tenant that is about to go; returns once activators were told, or after a second."""
 
         def write(connection: Connection) -> list[Key]:
@@ -229,10 +232,16 @@ def _detail(key: Key) -> str:
     return f"'{key.name}', scopes {' '.join(key.scopes)}{models}"
 
 
+def _made(key: Key) -> Changed:
+    scopes = tuple(map(str, key.scopes))
+    return made(name=key.name, scopes=scopes, models=key.models, expires_at_s=key.expires_at_s)
+
+
 def _begin(connection: Connection, keys: list[Key], now_s: int) -> None:
     known = connection.execute(select(schema.tenants.c.tenant).where(schema.tenants.c.tenant == DEFAULT_TENANT))
     if known.first() is None:
         insert_tenant(connection, audit.INSTALLATION, DEFAULT_TENANT, now_s)
     for key in keys:
         insert_key(connection, key)
-        audit.record(connection, audit.INSTALLATION, now_s, key.tenant, Action.KEY_CREATED, key.key_id, _detail(key))
+        detail, changed = _detail(key), _made(key)
+        audit.record(connection, audit.INSTALLATION, now_s, key.tenant, Action.KEY_CREATED, key.key_id, detail, changed)

@@ -10,6 +10,8 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, text
 
+from controlplane.audit_migration import chain_audit
+
 _VERSION_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS schema_version (number INTEGER PRIMARY KEY, name VARCHAR(64) NOT NULL)"
 )
@@ -124,6 +126,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(9, "splits", _splits),
     Migration(10, "budgets", _budgets),
     Migration(11, "ladders", _ladders),
+    Migration(12, "trail", chain_audit),
 )
 
 

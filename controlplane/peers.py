@@ -33,6 +33,13 @@ class Evict(Wire, frozen=True, omit_defaults=True):
     tenant: str | None = None
 
 
+def own_eviction(tenant: str, evict: Evict) -> Evict:
+    """Of that tenant. Raises Refused(NotFound) for another one's."""
+    if evict.tenant not in (None, tenant):
+        raise Refused(NotFound("tenant", str(evict.tenant)[:80]))
+    return Evict(tier=evict.tier, version=evict.version, tenant=tenant)
+
+
 class _Damaged(msgspec.Struct):
     """The part of a row that counts here."""
 
@@ -128,12 +135,9 @@ class Peers:
         except (Refused, aiohttp.ClientError, TimeoutError, OSError):
             return None
 
-    async def evict(self, tenant: str, evict: Evict) -> None:
-        """Drop a tenant's bytes from a tier. Raises Refused: a conflict where they are leased, NotFound for others'."""
-        if evict.tenant not in (None, tenant):
-            raise Refused(NotFound("tenant", str(evict.tenant)[:80]))
-        body = encode(Evict(tier=evict.tier, version=evict.version, tenant=tenant))
-        async with self._clients[CACHE].open("POST", "/v1/evict", payload=body, timeout_s=EVICT_S):
+    async def evict(self, evict: Evict) -> None:
+        """Drop a tenant's bytes from a tier. Raises Refused: a conflict where they are leased."""
+        async with self._clients[CACHE].open("POST", "/v1/evict", payload=encode(evict), timeout_s=EVICT_S):
             pass
 
     async def prefetch(self, wish: Wish) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from sqlalchemy import update
+from sqlalchemy import Connection
 
-from contracts.control import ModelRow, Principal, VersionRegistration, VersionRow
+from contracts.control import ModelRow, VersionRegistration, VersionRow
 from contracts.errors import Conflict, ModelNotFound, Refused
 from contracts.ladder import Rung
 from contracts.names import DEFAULT_ALIAS, dns_label
-from controlplane import schema
+from controlplane.audit import Actor
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
 from controlplane.grants import check_grantee, delete_grant, insert_grant
 from controlplane.ladders import check_ladder
@@ -23,12 +23,15 @@ from controlplane.naming import check_digest, check_split, check_unnamed, resolv
 from controlplane.policy.lifecycle import VersionEvent, VersionState, check_unused, move
 from controlplane.registry_rows import (
     delete_model,
+    deleted,
     insert_version,
     load_models,
-    scale_columns,
+    published,
     set_ladder,
     set_prod,
+    set_scale,
     set_split,
+    set_state,
 )
 from controlplane.store import Database
 from controlplane.tenants import TELL_S
@@ -114,7 +117,12 @@ class Registry:
             model = self._models.get((tenant, name))
             before = None if model is None else model.version(registration.version)
             if before is not None:
-                await self._move(before, VersionEvent.PUBLISHED, None)
+                await self._move(
+                    before,
+                    VersionEvent.PUBLISHED,
+                    None,
+                    lambda connection: published(connection, registration, now_s) if before.is_deleted else None,
+                )
                 if before.is_deleted:  # whoever serves has to hear of it again
                     self._publisher.publish(versions=(_version_row(before),))
                 return before.is_deleted
@@ -130,7 +138,7 @@ class Registry:
                 self.on_named(version.key)
             return True
 
-    async def deploy(self, tenant: str, model: str, prefix: str) -> str:
+    async def deploy(self, by: Actor, tenant: str, model: str, prefix: str, now_s: int) -> str:
         """Move `prod` to the version whose digest begins so, end a split, and return that version.
 
         Raises Refused: ModelNotFound, NotFound (no such version), InvalidRequest (the prefix fits two, or is too
@@ -142,12 +150,12 @@ class Registry:
             digest = version.registration.version
             if found.aliases.get(DEFAULT_ALIAS) != digest or found.split:
                 after = replace(found, aliases={**found.aliases, DEFAULT_ALIAS: digest}, split={})
-                await self._database.write(lambda connection: set_prod(connection, after))
+                await self._database.write(lambda connection: set_prod(connection, by, found, after, now_s))
                 self._show(after)
             self.on_named(version.key)
             return digest
 
-    async def split(self, tenant: str, model: str, weights: Mapping[str, int]) -> dict[str, int]:
+    async def split(self, by: Actor, tenant: str, model: str, weights: Mapping[str, int], now_s: int) -> dict[str, int]:
         """Share what is asked of `prod` among versions, by beginnings of their digests; without any, `prod` has it all.
 
         Returns the split by whole digests. Raises Refused as `deploy`; InvalidRequest for a version that is named
@@ -159,13 +167,15 @@ class Registry:
             check_split(versions)
             digests = [version.registration.version for version in versions]
             after = replace(found, split=dict(zip(digests, weights.values(), strict=True)))
-            await self._database.write(lambda connection: set_split(connection, after))
+            await self._database.write(lambda connection: set_split(connection, by, found, after, now_s))
             self._show(after)
             for version in versions:
                 self.on_named(version.key)
             return after.split
 
-    async def set_ladder(self, tenant: str, model: str, steps: tuple[Rung, ...]) -> tuple[Rung, ...]:
+    async def set_ladder(
+        self, by: Actor, tenant: str, model: str, steps: tuple[Rung, ...], now_s: int
+    ) -> tuple[Rung, ...]:
         """What it gives up before it refuses, in that order; nothing without any.
 
         Raises Refused: ModelNotFound, also of one that is named and may not be called; InvalidRequest, Conflict.
@@ -174,11 +184,13 @@ class Registry:
             found = self.model(tenant, model)
             check_ladder(found, steps, self._models.get)
             after = replace(found, ladder=steps)
-            await self._database.write(lambda connection: set_ladder(connection, after))
+            await self._database.write(lambda connection: set_ladder(connection, by, found, after, now_s))
             self._show(after)
             return steps
 
-    async def delete(self, tenant: str, model: str, prefix: str, in_use: Callable[[VersionKey], bool]) -> VersionKey:
+    async def delete(
+        self, by: Actor, tenant: str, model: str, prefix: str, now_s: int, in_use: Callable[[VersionKey], bool]
+    ) -> VersionKey:
         """No longer serve the version whose digest begins so; repeats change nothing.
 
         Raises Refused: ModelNotFound, NotFound, InvalidRequest as `deploy`; Conflict where an alias or a
@@ -195,12 +207,14 @@ class Registry:
                 )
                 raise Refused(Conflict(what, f"a replica of it runs: {rule}"))
             if not version.is_deleted:
-                await self._move(version, VersionEvent.DELETED, None)
+                await self._move(
+                    version, VersionEvent.DELETED, None, lambda connection: deleted(connection, by, version.key, now_s)
+                )
                 self._publisher.publish(removed_versions=((tenant, model, version.registration.version),))
             return version.key
 
     async def delete_model(
-        self, by: Principal, tenant: str, model: str, now_s: int, in_use: Callable[[VersionKey], bool], force: bool
+        self, by: Actor, tenant: str, model: str, now_s: int, in_use: Callable[[VersionKey], bool], force: bool
     ) -> tuple[VersionKey, ...]:
         """Forget the model with all its versions, which it returns. What is known of its usage stays in the ledger.
 
@@ -217,20 +231,16 @@ class Registry:
             self._publisher.publish(removed_models=((tenant, model),), removed_versions=served)
             return keys
 
-    async def rescale(self, tenant: str, model: str, change: ScaleChange) -> ScaleSettings:
+    async def rescale(self, by: Actor, tenant: str, model: str, change: ScaleChange, now_s: int) -> ScaleSettings:
         """Apply the change and return what holds now. Raises Refused(ModelNotFound), InvalidRequest."""
         async with self._turn:
             found = self.model(tenant, model)
             after = replace(found, scale=changed(found.scale, change))
-            table, scale = schema.models, after.scale
-            statement = (
-                update(table).where(table.c.tenant == tenant, table.c.model == model).values(scale_columns(scale))
-            )
-            await self._database.write(lambda connection: connection.execute(statement))
+            await self._database.write(lambda connection: set_scale(connection, by, found, after, now_s))
             self._models[tenant, model] = after
-            return scale
+            return after.scale
 
-    async def grant(self, by: Principal, tenant: str, model: str, grantee: str, now_s: int) -> bool:
+    async def grant(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
         """Let another tenant call the model; twice changes nothing. Whether every activator was told within a second.
 
         Raises Refused: ModelNotFound, NotFound (the grantee), InvalidRequest, CapacityExceeded.
@@ -243,7 +253,7 @@ class Registry:
             revision = self._show(replace(found, grantees=tuple(sorted({*found.grantees, grantee}))))
         return await self._publisher.settled(revision, TELL_S)
 
-    async def revoke(self, by: Principal, tenant: str, model: str, grantee: str, now_s: int) -> bool:
+    async def revoke(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
         """No longer let it. Returns as `grant`. Raises Refused: ModelNotFound, NotFound."""
         async with self._turn:
             found = self.model(tenant, model)
@@ -264,17 +274,23 @@ class Registry:
             if found is not None:
                 await self._move(found[1], event, fault)
 
-    async def _move(self, version: Version, event: VersionEvent, fault: str | None) -> None:
+    async def _move(
+        self,
+        version: Version,
+        event: VersionEvent,
+        fault: str | None,
+        record: Callable[[Connection], None] = lambda _: None,
+    ) -> None:
         state = move(version.state, event)
         if (state, fault) == (version.state, version.fault):
             return
-        after, key, table = replace(version, state=state, fault=fault), version.key, schema.versions
-        statement = (
-            update(table)
-            .where(table.c.tenant == key.tenant, table.c.model == key.model, table.c.version == key.version)
-            .values(state=str(state), fault=fault)
-        )
-        await self._database.write(lambda connection: connection.execute(statement))
+        after, key = replace(version, state=state, fault=fault), version.key
+
+        def write(connection: Connection) -> None:
+            set_state(connection, after)
+            record(connection)
+
+        await self._database.write(write)
         model = self._models[key.tenant, key.model]
         versions = tuple(after if each.key == key else each for each in model.versions)
         self._models[key.tenant, key.model] = replace(model, versions=versions)

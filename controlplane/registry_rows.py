@@ -1,18 +1,20 @@
 """Models, versions and aliases as rows of the database. What may be done to them is the registry's to say."""
 
+from msgspec import structs
 from sqlalchemy import Connection, delete, insert, select, update
 
-from contracts.control import Principal, VersionRegistration
+from contracts.control import VersionRegistration
 from contracts.ladder import Rung
 from contracts.manifest import Limits
 from contracts.names import DEFAULT_ALIAS
 from contracts.signature import Signature
 from contracts.wire import decode, encode
 from controlplane import audit, schema
-from controlplane.audit import Action
-from controlplane.facts import Model, ScaleSettings, Version
+from controlplane.audit import Actor
+from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.grants import load_grantees
 from controlplane.policy.lifecycle import VersionState
+from controlplane.policy.trail import Action, differing, made
 from controlplane.tenant_rows import find_tenant
 
 
@@ -29,7 +31,7 @@ def scale_columns(scale: ScaleSettings) -> dict[str, float | int | str | None]:
     }
 
 
-def delete_model(connection: Connection, by: Principal, model: Model, now_s: int) -> None:
+def delete_model(connection: Connection, by: Actor, model: Model, now_s: int) -> None:
     """With its versions, aliases and grants, recorded for the audit."""
     for table in (schema.grants, schema.aliases, schema.versions, schema.models):  # what refers first
         connection.execute(delete(table).where(table.c.tenant == model.tenant, table.c.model == model.model))
@@ -63,10 +65,62 @@ def insert_version(connection: Connection, model: Model, version: Version, *, fi
     )
     if first:
         connection.execute(insert(schema.aliases).values(**owner, alias=DEFAULT_ALIAS, version=of.version))
+    published(connection, of, version.created_at_s)
 
 
-def set_split(connection: Connection, model: Model) -> None:
-    """As the model has it."""
+def set_split(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
+    """As the model has it, recorded for the audit where it was another one."""
+    _store_split(connection, model)
+    if before.split != model.split:
+        changed = {"split": (before.split, model.split)}
+        audit.record(connection, by, now_s, model.tenant, Action.MODEL_SPLIT, model.model, changed=changed)
+
+
+def set_prod(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
+    """The version that `prod` names, and what is split of what it is asked; recorded for the audit."""
+    table, prod = schema.aliases, model.aliases[DEFAULT_ALIAS]
+    which = (table.c.tenant == model.tenant, table.c.model == model.model, table.c.alias == DEFAULT_ALIAS)
+    connection.execute(update(table).where(*which).values(version=prod))
+    _store_split(connection, model)
+    changed = differing(
+        {"prod": before.aliases.get(DEFAULT_ALIAS), "split": before.split}, {"prod": prod, "split": model.split}
+    )
+    audit.record(connection, by, now_s, model.tenant, Action.MODEL_DEPLOYED, model.model, changed=changed)
+
+
+def set_scale(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
+    """As the model has it, recorded for the audit where it was another one."""
+    table, columns = schema.models, scale_columns(model.scale)
+    connection.execute(
+        update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(columns)
+    )
+    if changed := differing(structs.asdict(before.scale), structs.asdict(model.scale)):
+        audit.record(connection, by, now_s, model.tenant, Action.MODEL_SCALED, model.model, changed=changed)
+
+
+def set_state(connection: Connection, version: Version) -> None:
+    """As the version has it."""
+    key, table = version.key, schema.versions
+    connection.execute(
+        update(table)
+        .where(table.c.tenant == key.tenant, table.c.model == key.model, table.c.version == key.version)
+        .values(state=str(version.state), fault=version.fault)
+    )
+
+
+def published(connection: Connection, of: VersionRegistration, now_s: int) -> None:
+    """Record for the audit that the version can be served from now on."""
+    by = Actor(key_id=of.pushed_by, tenant=of.tenant if of.pushed_by else "", scopes=())
+    audit.record(connection, by, now_s, of.tenant, Action.VERSION_PUBLISHED, of.model, changed=made(version=of.version))
+
+
+def deleted(connection: Connection, by: Actor, key: VersionKey, now_s: int) -> None:
+    """Record for the audit that it no longer can."""
+    changed = {"version": (key.version, None)}
+    audit.record(connection, by, now_s, key.tenant, Action.VERSION_DELETED, key.model, changed=changed)
+
+
+def _store_split(connection: Connection, model: Model) -> None:
     table = schema.models
     stored = encode(model.split).decode() if model.split else None
     connection.execute(
@@ -74,21 +128,21 @@ def set_split(connection: Connection, model: Model) -> None:
     )
 
 
-def set_ladder(connection: Connection, model: Model) -> None:
-    """As the model has it."""
+def set_ladder(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
+    """As the model has it, recorded for the audit where it was another one."""
     table = schema.models
     stored = encode(model.ladder).decode() if model.ladder else None
     connection.execute(
         update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(ladder=stored)
     )
+    if before.ladder != model.ladder:
+        changed = {"ladder": (_rungs(before), _rungs(model))}
+        audit.record(connection, by, now_s, model.tenant, Action.MODEL_LADDER, model.model, changed=changed)
 
 
-def set_prod(connection: Connection, model: Model) -> None:
-    """The version that `prod` names, and what is split of what it is asked."""
-    table = schema.aliases
-    which = (table.c.tenant == model.tenant, table.c.model == model.model, table.c.alias == DEFAULT_ALIAS)
-    connection.execute(update(table).where(*which).values(version=model.aliases[DEFAULT_ALIAS]))
-    set_split(connection, model)
+def _rungs(model: Model) -> tuple[str, ...]:
+    """Each as JSON."""
+    return tuple(encode(rung).decode() for rung in model.ladder)
 
 
 def load_models(connection: Connection) -> list[Model]:

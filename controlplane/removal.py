@@ -4,7 +4,7 @@ goes on with. The books are not touched: the ledger's rows stay, and so do the s
 
 from dataclasses import dataclass
 
-from contracts.control import Principal
+from controlplane.audit import Actor
 from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock
 from controlplane.facts import VersionKey
@@ -26,13 +26,13 @@ class Removal:
     autoscaler: Autoscaler
     clock: Clock
 
-    async def model(self, by: Principal, tenant: str, model: str, force: bool) -> tuple[VersionKey, ...]:
+    async def model(self, by: Actor, tenant: str, model: str, force: bool) -> tuple[VersionKey, ...]:
         """Forget it and drain its replicas; the versions that it had. Raises as `Registry.delete_model`."""
         keys = await self.registry.delete_model(by, tenant, model, self.clock.wall_s(), self.is_present, force)
         self.autoscaler.stop(tuple(filter(self.is_present, keys)))
         return keys
 
-    async def tenant(self, by: Principal, tenant: str, force: bool) -> None:
+    async def tenant(self, by: Actor, tenant: str, force: bool) -> None:
         """With `force` its keys are refused first, then its models go, then its keys, then it. Raises Refused:
         NotFound, Conflict for the operators' tenant, and without `force` for one that is not empty.
         """

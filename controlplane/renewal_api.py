@@ -2,22 +2,29 @@
 
 from fastapi import APIRouter, Request, Response
 
+from contracts.control import Scope
 from contracts.errors import Conflict, ModelNotFound, NotFound
 from controlplane.answers import Renewal
+from controlplane.audit import ActorOf
 from controlplane.bodies import answer
+from controlplane.policy.trail import Action
 from controlplane.registry import Registry
 from controlplane.renewal import Renewals
+from controlplane.trail import Trail
 from service.openapi import described
 from service.principal import admin_of
 
 
-def router(registry: Registry, renewals: Renewals) -> APIRouter:
+def router(registry: Registry, renewals: Renewals, trail: Trail) -> APIRouter:
     """Routes under `/admin/v1`, about the caller's own models."""
     routes = APIRouter(prefix="/admin/v1")
+    actor_of = ActorOf(Scope.ADMIN)
 
     @routes.post("/models/{model}/restart", **described(Renewal, NotFound, ModelNotFound, Conflict, status=202))
     async def restart(request: Request, model: str) -> Response:
-        found = registry.model(admin_of(request).tenant, model)
+        by = actor_of(request)
+        found = registry.model(by.tenant, model)
+        await trail.note(by, by.tenant, Action.MODEL_RESTARTED, model)
         return answer(renewals.begin(found), status=202)
 
     @routes.get("/models/{model}/restart", **described(Renewal, NotFound, ModelNotFound))

@@ -20,6 +20,7 @@ from contracts.errors import Refused
 from contracts.wire import encode
 from controlplane import schema
 from controlplane.archive import BadBackup, unpack
+from controlplane.audit_verify import ALL, verify_audit
 from controlplane.backup_place import backups_in
 from controlplane.backups import DATABASE, NAMES, UNSHIPPED
 from controlplane.journal import Entry, entries_after, entry_of, extent_of
@@ -52,10 +53,14 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
             replayed, missing = _replay_journal(database, source, index) if source.is_dir() else (0, 0)
             with database.engine.connect() as connection:
                 found = _verified(connection)
+                audits = verify_audit(connection, ALL).chains
                 keys = connection.execute(select(func.count()).select_from(schema.keys)).scalar_one()
         broken = next((each for each in found if each.difference is not None), None)
         if broken is not None and not accept_unsound:
             raise CannotRestore(f"the ledger of {broken.tenant} {broken.month} is not sound: {broken.difference}")
+        forged = next((each for each in audits if each.difference is not None), None)
+        if forged is not None and not accept_unsound:
+            raise CannotRestore(f"the audit of {forged.tenant or 'the installation'} is not sound: {forged.difference}")
         placed, aside = ((), None) if data is None else place(staging, data, replace=replace)
     return RestoreReport(
         source=str(taken),
@@ -65,6 +70,7 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
         replayed=replayed,
         missing=missing,
         chains=found,
+        audits=audits,
         keys=keys,
         versions=index.versions,
         placed=placed,

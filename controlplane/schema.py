@@ -41,18 +41,44 @@ keys = Table(
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
 )
 
-# Who changed which key or tenant, granted or deleted which model, and when. Rows are only ever added.
+# Who changed what, and when. Rows are only ever added: triggers refuse the rest, but for the words of an old one.
 audit = Table(
     "audit",
     metadata,
     Column("sequence", BigInteger, primary_key=True, autoincrement=False),
     Column("at_s", BigInteger, nullable=False),
-    Column("tenant", String(63), nullable=False),  # whose it is
+    Column("tenant", String(63), nullable=False),  # whose it is; empty: the installation's own
     Column("actor_tenant", String(63), nullable=False),
     Column("actor", String(12), nullable=False),  # the key that asked; empty: the installation itself
     Column("action", String(32), nullable=False),
-    Column("subject", String(63), nullable=False),  # a key's id, the tenant, or a model
+    Column("subject", String(63), nullable=False),  # a key's id, the tenant, a model
     Column("detail", Text, nullable=False),
+    Column("changed", Text, nullable=False, server_default="{}"),  # JSON: name -> [what it was, what it is]
+    Column("request_id", String(64), nullable=False, server_default=""),
+    Column("salt", String(32), nullable=False, server_default=""),
+    Column("window_name", String(16), nullable=False, server_default=""),
+    Column("link", BigInteger, nullable=False, server_default="0"),  # 1, 2, 3, ... of its tenant
+    Column("digest", String(64), nullable=False, server_default=""),  # of what it says
+    Column("chain", String(64), nullable=False, server_default=""),  # of this entry and all before it
+    Column("expired_at_s", BigInteger, nullable=True),  # what it says is gone since then
+)
+
+# The end of each tenant's chain.
+audit_chains = Table(
+    "audit_chains",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("links", BigInteger, nullable=False),
+    Column("chain", String(64), nullable=False),
+)
+
+# For how long entries are kept, where it is set; of the tenant "": for every tenant that has no setting.
+audit_windows = Table(
+    "audit_windows",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("window_name", String(16), primary_key=True),
+    Column("days", Integer, nullable=False),
 )
 
 models = Table(

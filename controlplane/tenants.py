@@ -7,13 +7,14 @@ from typing import Final, Protocol
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from contracts.control import Principal, TenantLimits, TenantRow
+from contracts.control import TenantLimits, TenantRow
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.names import tenant_name
 from controlplane import audit, schema
-from controlplane.audit import Action
+from controlplane.audit import Actor
 from controlplane.grants import delete_grants_to
 from controlplane.policy.access import KeyState, TenantState, check_empty, check_move, key_state
+from controlplane.policy.trail import Action
 from controlplane.store import Database
 
 MAX_TENANTS: Final = 10_000  # as many as the activator makes certificates for
@@ -66,7 +67,7 @@ class TenantStore:
         """Raises Refused(NotFound)."""
         return await self._database.read(lambda connection: _one(connection, tenant, now_s))
 
-    async def create(self, by: Principal, tenant: str, now_s: int) -> Tenant:
+    async def create(self, by: Actor, tenant: str, now_s: int) -> Tenant:
         """Raises Refused: InvalidRequest for what can't be a tenant's name, Conflict where the name is or was given."""
         tenant_name(tenant)
 
@@ -87,7 +88,7 @@ class TenantStore:
             self._publisher.publish(tenants=(made.row(),))
         return made
 
-    async def move(self, by: Principal, tenant: str, wanted: TenantState, now_s: int) -> Tenant:
+    async def move(self, by: Actor, tenant: str, wanted: TenantState, now_s: int) -> Tenant:
         """Suspend or resume; twice changes nothing. Returns once activators were told, or a second is over.
 
         Raises Refused: NotFound, Conflict.
@@ -107,7 +108,7 @@ class TenantStore:
         await self._publisher.settled(revision, TELL_S)
         return moved
 
-    async def limit(self, by: Principal, tenant: str, changes: dict[str, int | None], now_s: int) -> Tenant:
+    async def limit(self, by: Actor, tenant: str, changes: dict[str, int | None], now_s: int) -> Tenant:
         """Give it limits of its own, or (None) the installation's again. Returns as `move`. Raises as `one`."""
 
         def write(connection: Connection) -> Tenant:
@@ -116,7 +117,8 @@ class TenantStore:
             if news:
                 connection.execute(update(schema.tenants).where(schema.tenants.c.tenant == tenant).values(news))
                 told = ", ".join(f"{name} {'default' if value is None else value}" for name, value in news.items())
-                audit.record(connection, by, now_s, tenant, Action.TENANT_LIMITED, tenant, told)
+                changed = {name: (getattr(before.limits, name), value) for name, value in news.items()}
+                audit.record(connection, by, now_s, tenant, Action.TENANT_LIMITED, tenant, told, changed)
             return _one(connection, tenant, now_s)
 
         async with self._turn:
@@ -130,7 +132,7 @@ class TenantStore:
         """Raises Refused(NotFound)."""
         return (await self.one(tenant, 0)).limits
 
-    async def delete(self, by: Principal, tenant: str, now_s: int) -> None:
+    async def delete(self, by: Actor, tenant: str, now_s: int) -> None:
         """Raises Refused: NotFound, Conflict naming what is left of it."""
 
         def write(connection: Connection) -> None:
@@ -146,7 +148,7 @@ class TenantStore:
             self._publisher.publish(removed_tenants=(tenant,))
 
 
-def insert_tenant(connection: Connection, by: Principal, tenant: str, now_s: int) -> None:
+def insert_tenant(connection: Connection, by: Actor, tenant: str, now_s: int) -> None:
     """A new row, and its line in the audit."""
     values = {"tenant": tenant, "created_at_s": now_s, "state": str(TenantState.ACTIVE)}
     connection.execute(insert(schema.tenants).values(values))

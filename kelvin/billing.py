@@ -11,7 +11,7 @@ from rich.table import Table
 
 from contracts.billing import BillingReport, BillLine, ClosingReport, VerifyReport
 from contracts.wire import decode
-from kelvin.examined import examined
+from kelvin.examined import examined, of_month
 from kelvin.money import money, seconds
 from kelvin.reconcile import reconcile_command
 
@@ -89,7 +89,7 @@ def verify_command(context: click.Context, tenant: str, month: str | None) -> No
     Exits with code 2 where a row was changed, removed, added or moved; the first difference of each month is named.
     """
     with context.obj.door() as door:
-        raw = examined(door, "/admin/v1/billing/verify", tenant, month)
+        raw = examined(door, "/admin/v1/billing/verify", of_month(tenant, month))
     report = decode(raw, VerifyReport, what="answer of the control plane")
     for chain in report.months:
         state = "closed" if chain.closed else "open"

@@ -1,4 +1,4 @@
-"""Asks for what takes long until it is there: the installation reads its ledger row by row, however many there are."""
+"""Asks for what takes long until it is there: the installation reads its ledger or audit, however many rows it has."""
 
 from contextlib import nullcontext
 from typing import Any, Final, Protocol
@@ -18,15 +18,19 @@ class Door(Protocol):
     def get(self, path: str, *, params: dict[str, str], timeout: float) -> Any: ...
 
 
-def examined(door: Door, path: str, tenant: str, month: str | None) -> bytes:
+def examined(door: Door, path: str, params: dict[str, str]) -> bytes:
     """The report's JSON. How far it is meanwhile is shown on a terminal. Raises what the door raises."""
-    params = {"tenant": tenant} if month is None else {"tenant": tenant, "month": month}
     console = Console(stderr=True)
-    with console.status("reading the ledger") if console.is_terminal else nullcontext() as status:
+    with console.status("reading") if console.is_terminal else nullcontext() as status:
         while (answer := door.get(path, params=params, timeout=ASK_S)).status_code == _NOT_YET:
             seen = decode(answer.content, Examining, what="answer of the control plane")
             if status is not None:
-                status.update(f"reading the ledger: {seen.rows:,} of {seen.of:,} rows")
+                status.update(f"reading: {seen.rows:,} of {seen.of:,} rows")
     content = answer.content
     assert isinstance(content, bytes)
     return content
+
+
+def of_month(tenant: str, month: str | None) -> dict[str, str]:
+    """Whose, and which one; without a month all of them."""
+    return {"tenant": tenant} if month is None else {"tenant": tenant, "month": month}

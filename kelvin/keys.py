@@ -113,23 +113,6 @@ def revoke_command(key_id: str, tenant: str | None) -> None:
     click.echo(f"{key_id}: revoked{late}")
 
 
-@keys_command.command("audit")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The latest so many.")
-@_TENANT
-@_JSON
-def audit_command(limit: int, tenant: str | None, as_json: bool) -> None:
-    """Who made, rotated and revoked which key or tenant, and when."""
-    with target().door() as door:
-        found = door.get("/admin/v1/audit", params={**_named(tenant), "limit": str(limit)}).json()
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
-    table = Table("at", "by", "what", "which", "", title="audit, UTC")
-    for row in found["events"]:
-        table.add_row(instant(row["at_s"]), row["actor"], row["action"], row["subject"], row["detail"])
-    Console(soft_wrap=True).print(table)
-
-
 def _named(tenant: str | None) -> dict[str, str]:
     return {} if tenant is None else {"tenant": tenant}
 

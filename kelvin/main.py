@@ -9,6 +9,7 @@ import httpx
 
 from contracts.errors import Refused
 from contracts.settings import BadSetting
+from kelvin.audit import audit_command
 from kelvin.bench import bench_command
 from kelvin.billing import billing_command
 from kelvin.client import DoorClosed, Target, target
@@ -118,6 +119,7 @@ def _located(command: click.Command) -> click.Command:
 main.add_command(bench_command)  # it brings an installation of its own
 main.add_command(drill_command)  # likewise
 for _command in (
+    audit_command,
     backup_command,
     billing_command,
     collect_command,

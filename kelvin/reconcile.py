@@ -8,7 +8,7 @@ import click
 
 from contracts.billing import Compared, Difference, ReconcileReport
 from contracts.wire import decode
-from kelvin.examined import examined
+from kelvin.examined import examined, of_month
 from kelvin.money import money, seconds
 
 DIFFERENT_EXIT: Final = 2
@@ -26,7 +26,7 @@ def reconcile_command(context: click.Context, tenant: str, month: str | None, as
     acknowledgement, on their way) are named, and are no failure.
     """
     with context.obj.door() as door:
-        raw = examined(door, "/admin/v1/billing/reconcile", tenant, month)
+        raw = examined(door, "/admin/v1/billing/reconcile", of_month(tenant, month))
     report = decode(raw, ReconcileReport, what="answer of the control plane")
     if as_json:
         click.echo(raw.decode())

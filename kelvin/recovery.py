@@ -138,6 +138,8 @@ def _tell(report: RestoreReport, check: bool) -> None:
     click.echo(f"{Path(report.source).name}: made at {made:%Y-%m-%d %H:%M:%S} UTC, every digest is right")
     click.echo(f"ledger: {links:,} rows in {len(report.chains)} chains, {'all hold' if report.sound else 'NOT SOUND'}")
     click.echo(f"entered: {report.unshipped} records of its spools, {report.replayed} entries of the journal")
+    entries = sum(chain.links for chain in report.audits)
+    click.echo(f"audit: {entries:,} entries in {len(report.audits)} chains")
     click.echo(f"registry: {report.keys} keys, {len(report.versions)} versions")
     if check:
         click.echo("nothing was put in place")

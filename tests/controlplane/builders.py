@@ -6,6 +6,7 @@ from pathlib import Path
 
 from contracts.control import ConcurrencyStat, Stats, VersionRegistration
 from contracts.manifest import Limits
+from controlplane.audit import Actor
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
@@ -14,6 +15,7 @@ from controlplane.store import Database, sqlite_engine
 
 TENANT = "default"
 NOW_S = 1_700_000_000
+BY = Actor(key_id="k", tenant=TENANT, scopes=(), request_id="req_1")
 
 
 def digest(letter: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from controlplane import access_api, admin_api, billing_api, grants_api, metrics_api, renewal_api
+from controlplane import access_api, admin_api, audit_api, billing_api, grants_api, metrics_api, renewal_api
 
 
 def admin_routes() -> set[tuple[str, str]]:
@@ -13,10 +13,11 @@ def admin_routes() -> set[tuple[str, str]]:
     # Building routers touches nothing: what they act on is needed only when one is called.
     nothing = cast(Any, SimpleNamespace(database=None, tenants=None, keys=None))
     routers = (
-        admin_api.router(*[nothing] * 11),
-        access_api.router(nothing, nothing, nothing, nothing, nothing),
-        grants_api.router(nothing, nothing, nothing),
-        renewal_api.router(nothing, nothing),
+        admin_api.router(*[nothing] * 12),
+        access_api.router(*[nothing] * 6),
+        grants_api.router(*[nothing] * 4),
+        renewal_api.router(nothing, nothing, nothing),
+        audit_api.router(nothing, nothing, nothing),
         billing_api.router(nothing, nothing, nothing),
         metrics_api.router(nothing, nothing, nothing),
     )

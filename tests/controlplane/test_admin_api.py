@@ -83,7 +83,8 @@ ROUTES = [
     ("POST", "/keys"),
     ("POST", "/keys/k/rotate"),
     ("POST", "/keys/k/revoke"),
-    ("GET", "/audit"),
+    *(("GET", f"/audit{rest}") for rest in ("", "/verify", "/windows")),
+    *(("PUT", "/audit/windows"), ("POST", "/audit/expire")),
 ]
 
 

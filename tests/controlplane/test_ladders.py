@@ -13,7 +13,7 @@ from controlplane.facts import Model, Version
 from controlplane.feed import FeedHub
 from controlplane.ladders import check_ladder
 from controlplane.policy.lifecycle import VersionState
-from tests.controlplane.builders import NOW_S, TENANT, digest, opened_registry, registration
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, opened_registry, registration
 from tests.controlplane.door import opened
 
 CAP = CapOutput(tokens=64, wait_s=2.5)
@@ -82,14 +82,14 @@ def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
         async with opened_registry(tmp_path, feed) as registry:
             for name in ("m", "small"):
                 await registry.register(msgspec.structs.replace(registration(letter="a"), model=name), NOW_S)
-            assert await registry.set_ladder(TENANT, "m", (CAP, SMALL)) == (CAP, SMALL)
+            assert await registry.set_ladder(BY, TENANT, "m", (CAP, SMALL), NOW_S) == (CAP, SMALL)
             assert {row.model: row.ladder for row in feed.snapshot().models} == {"m": (CAP, SMALL), "small": ()}
             before = registry.model(TENANT, "m")
-            await registry.deploy(TENANT, "m", digest("a"))
+            await registry.deploy(BY, TENANT, "m", digest("a"), NOW_S)
             assert registry.model(TENANT, "m").ladder, "a deploy changes nothing of it"
         async with opened_registry(tmp_path, feed) as registry:
             assert registry.model(TENANT, "m") == before
-            await registry.set_ladder(TENANT, "m", ())
+            await registry.set_ladder(BY, TENANT, "m", (), NOW_S)
             assert all(not row.ladder for row in feed.snapshot().models)
         async with opened_registry(tmp_path) as registry:
             assert registry.model(TENANT, "m").ladder == ()

@@ -10,7 +10,7 @@ from controlplane import prefetch
 from controlplane.facts import VersionKey
 from controlplane.prefetch import Prefetcher, Wish
 from controlplane.tasks import Tasks
-from tests.controlplane.builders import NOW_S, TENANT, digest, key, opened_registry, registration
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
 from tests.controlplane.scaling_world import FAST, replace_scale, woken, world
 
 
@@ -80,7 +80,7 @@ def test_what_an_alias_names_is_wished_for(tmp_path: Path) -> None:
             await registry.register(registration(letter="a"), NOW_S)
             await registry.register(registration(letter="b"), NOW_S)
             assert named == [key(letter="a")]
-            await registry.deploy(TENANT, "m", "b" * 12)
+            await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)
             assert named == [key(letter="a"), key(letter="b")]
 
     asyncio.run(main())

@@ -14,7 +14,7 @@ from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent, VersionState
 from controlplane.registry import Registry
-from tests.controlplane.builders import NOW_S, TENANT, digest, key, opened_registry, registration
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
 
 
 async def _refusal(work: object) -> Failure:
@@ -31,7 +31,7 @@ def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Path) -> 
             assert await registry.register(registration(letter="a"), NOW_S)
             assert await registry.register(registration(letter="b"), NOW_S + 1)
             assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
-            assert await registry.deploy(TENANT, "m", "b" * 12) == digest("b")
+            assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
             assert registry.model(TENANT, "m").aliases == {"prod": digest("b")}
             assert [each.registration.version for each in registry.model(TENANT, "m").versions] == [
                 digest("a"),
@@ -62,8 +62,10 @@ def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
             await registry.register(registration(letter="a"), NOW_S)
             await registry.register(registration(letter="b"), NOW_S + 1)
             await registry.register(registration(model="n", letter="a"), NOW_S + 2)
-            await registry.deploy(TENANT, "m", "b" * 64)
-            await registry.rescale(TENANT, "m", ScaleChange(min=1, max=3, target=2.5, window_s=6.0, grace_s=0.0))
+            await registry.deploy(BY, TENANT, "m", "b" * 64, NOW_S)
+            await registry.rescale(
+                BY, TENANT, "m", ScaleChange(min=1, max=3, target=2.5, window_s=6.0, grace_s=0.0), NOW_S
+            )
             await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
             before = registry.models(TENANT)
         async with opened_registry(tmp_path) as registry:
@@ -89,17 +91,19 @@ def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
                     NOW_S,
                 )
             before = registry.models(TENANT)
-            assert await _refusal(registry.deploy(TENANT, "nope", "a" * 12)) == ModelNotFound("nope")
-            assert await _refusal(registry.deploy("other", "m", "a" * 12)) == ModelNotFound("m")
-            assert await _refusal(registry.deploy(TENANT, "m", "d" * 12)) == NotFound("version", "m@" + "d" * 12)
-            assert isinstance(await _refusal(registry.deploy(TENANT, "m", "c" * 12)), InvalidRequest)
-            assert isinstance(await _refusal(registry.deploy(TENANT, "m", "a" * 11)), InvalidRequest)
+            assert await _refusal(registry.deploy(BY, TENANT, "nope", "a" * 12, NOW_S)) == ModelNotFound("nope")
+            assert await _refusal(registry.deploy(BY, "other", "m", "a" * 12, NOW_S)) == ModelNotFound("m")
+            assert await _refusal(registry.deploy(BY, TENANT, "m", "d" * 12, NOW_S)) == NotFound(
+                "version", "m@" + "d" * 12
+            )
+            assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "c" * 12, NOW_S)), InvalidRequest)
+            assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "a" * 11, NOW_S)), InvalidRequest)
             assert isinstance(await _refusal(registry.register(registration(model="No"), NOW_S)), InvalidRequest)
             stranger = registration(model="new", tenant="stranger")
             assert await _refusal(registry.register(stranger, NOW_S)) == NotFound("tenant", "stranger")
-            crossing = registry.rescale(TENANT, "m", ScaleChange(min=2))
+            crossing = registry.rescale(BY, TENANT, "m", ScaleChange(min=2), NOW_S)
             assert await _refusal(crossing) == InvalidRequest("min", "2", "must be 1 (max) or less")
-            part = registry.rescale(TENANT, "m", ScaleChange(window_s=6.5))
+            part = registry.rescale(BY, TENANT, "m", ScaleChange(window_s=6.5), NOW_S)
             assert isinstance(await _refusal(part), InvalidRequest)
             assert registry.models(TENANT) == before
             assert registry.models("stranger") == ()
@@ -119,9 +123,9 @@ def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
                 registry.register(registration(letter="b"), NOW_S),
             ):
                 await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
-                assert isinstance(await _refusal(registry.deploy(TENANT, "m", digest("b"))), Conflict)
+                assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)), Conflict)
                 await mended
-                assert await registry.deploy(TENANT, "m", digest("b")) == digest("b")
+                assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
 
     asyncio.run(main())
 
@@ -132,10 +136,12 @@ def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened_registry(tmp_path) as registry:
             await registry.register(registration(), NOW_S)
-            assert await registry.rescale(TENANT, "m", ScaleChange()) == ScaleSettings()
-            assert await registry.rescale(TENANT, "m", ScaleChange(max=4)) == ScaleSettings(max=4)
-            assert await registry.rescale(TENANT, "m", ScaleChange(target=3.0)) == ScaleSettings(max=4, target=3.0)
-            assert await registry.rescale(TENANT, "m", ScaleChange(target=None)) == ScaleSettings(max=4)
+            assert await registry.rescale(BY, TENANT, "m", ScaleChange(), NOW_S) == ScaleSettings()
+            assert await registry.rescale(BY, TENANT, "m", ScaleChange(max=4), NOW_S) == ScaleSettings(max=4)
+            assert await registry.rescale(BY, TENANT, "m", ScaleChange(target=3.0), NOW_S) == ScaleSettings(
+                max=4, target=3.0
+            )
+            assert await registry.rescale(BY, TENANT, "m", ScaleChange(target=None), NOW_S) == ScaleSettings(max=4)
 
     asyncio.run(main())
 
@@ -179,9 +185,9 @@ def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
         async with opened_registry(tmp_path) as registry:
             await registry.register(registration(letter="a"), NOW_S)
             pushes = [registry.register(registration(letter=letter), NOW_S) for letter in letters * 5]
-            scales = [registry.rescale(TENANT, "m", ScaleChange(max=number + 1)) for number in range(20)]
+            scales = [registry.rescale(BY, TENANT, "m", ScaleChange(max=number + 1), NOW_S) for number in range(20)]
             created = await asyncio.gather(*pushes)
-            await asyncio.gather(*scales, registry.deploy(TENANT, "m", digest("f")))
+            await asyncio.gather(*scales, registry.deploy(BY, TENANT, "m", digest("f"), NOW_S))
             assert sum(created) == len(letters) - 1
             before = registry.models(TENANT)
         async with opened_registry(tmp_path) as registry:
@@ -248,24 +254,24 @@ def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
             await registry.register(registration(letter="a"), NOW_S)
             await registry.register(registration(letter="b"), NOW_S)
             await registry.register(registration(model="n", letter="b"), NOW_S)
-            named = await _refusal(registry.delete(TENANT, "m", "a" * 12, lambda key: False))
+            named = await _refusal(registry.delete(BY, TENANT, "m", "a" * 12, NOW_S, lambda key: False))
             assert isinstance(named, Conflict)
             assert "'prod' names it" in named.message
-            used = await _refusal(registry.delete(TENANT, "m", "b" * 12, lambda key: True))
+            used = await _refusal(registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, lambda key: True))
             assert isinstance(used, Conflict)
             assert "kelvin stop m" in used.message
-            assert await _refusal(registry.delete(TENANT, "m", "d" * 12, lambda key: False)) == NotFound(
+            assert await _refusal(registry.delete(BY, TENANT, "m", "d" * 12, NOW_S, lambda key: False)) == NotFound(
                 "version", "m@" + "d" * 12
             )
             for _ in range(2):
-                assert await registry.delete(TENANT, "m", "b" * 12, lambda key: False) == key(letter="b")
+                assert await registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, lambda key: False) == key(letter="b")
             assert registry.find(key(letter="b")) is None
             assert registry.named(TENANT) == (digest("a"), digest("b"))  # the model n has it
             assert {(row.model, row.version) for row in feed.snapshot().versions} == {
                 ("m", digest("a")),
                 ("n", digest("b")),
             }
-            assert isinstance(await _refusal(registry.deploy(TENANT, "m", "b" * 12)), Conflict)
+            assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)), Conflict)
             await registry.note(key(letter="b"), VersionEvent.RESTORED)  # said too late
         feed = FeedHub()
         async with opened_registry(tmp_path, feed) as registry:
@@ -274,6 +280,6 @@ def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
             assert ("m", digest("b")) not in {(row.model, row.version) for row in feed.snapshot().versions}
             assert await registry.register(registration(letter="b"), NOW_S + 9)
             assert ("m", digest("b")) in {(row.model, row.version) for row in feed.snapshot().versions}
-            assert await registry.deploy(TENANT, "m", "b" * 12) == digest("b")
+            assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent
 from controlplane.registry import Registry
-from tests.controlplane.builders import NOW_S, TENANT, digest, key, opened_registry, registration
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
 from tests.controlplane.door import opened
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
@@ -39,17 +40,17 @@ def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
             await _pushed(registry, "a", "b", "c")
             named: list[VersionKey] = []
             registry.on_named = named.append
-            assert await registry.split(TENANT, "m", {B: 10, A: 90}) == {digest("a"): 90, digest("b"): 10}
+            assert await registry.split(BY, TENANT, "m", {B: 10, A: 90}, NOW_S) == {digest("a"): 90, digest("b"): 10}
             assert sorted(named) == [key(letter="a"), key(letter="b")], "their bytes are brought"
             assert registry.model(TENANT, "m").named == {digest("a"), digest("b")}
             assert feed.snapshot().models[0].split == {digest("a"): 90, digest("b"): 10}
             before = registry.model(TENANT, "m")
         async with opened_registry(tmp_path, feed) as registry:
             assert registry.model(TENANT, "m") == before
-            assert await registry.split(TENANT, "m", {}) == {}
+            assert await registry.split(BY, TENANT, "m", {}, NOW_S) == {}
             assert feed.snapshot().models[0].split == {}
-            await registry.split(TENANT, "m", {A: 1, C: 1})
-            await registry.deploy(TENANT, "m", A)
+            await registry.split(BY, TENANT, "m", {A: 1, C: 1}, NOW_S)
+            await registry.deploy(BY, TENANT, "m", A, NOW_S)
             assert feed.snapshot().models[0].split == {}
             assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
         async with opened_registry(tmp_path) as registry:
@@ -67,22 +68,24 @@ def test_what_may_not_share_a_model(tmp_path: Path) -> None:
             embeds = msgspec.structs.replace(registration(letter="e"), kind="embed")
             await registry.register(embeds, NOW_S)
             await registry.note(key(letter="c"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
-            split = registry.split
-            assert await _refusal(split(TENANT, "nope", {})) == ModelNotFound("nope")
-            assert await _refusal(split("other", "m", {A: 1, B: 1})) == ModelNotFound("m")
-            assert await _refusal(split(TENANT, "m", {A: 1, "d" * 12: 1})) == NotFound("version", "m@" + "d" * 12)
-            assert isinstance(await _refusal(split(TENANT, "m", {A: 1, "b": 1})), InvalidRequest)
-            assert await _refusal(split(TENANT, "m", {A: 1, "a" * 13: 1})) == InvalidRequest(
+            split = partial(registry.split, BY)
+            assert await _refusal(split(TENANT, "nope", {}, NOW_S)) == ModelNotFound("nope")
+            assert await _refusal(split("other", "m", {A: 1, B: 1}, NOW_S)) == ModelNotFound("m")
+            assert await _refusal(split(TENANT, "m", {A: 1, "d" * 12: 1}, NOW_S)) == NotFound(
+                "version", "m@" + "d" * 12
+            )
+            assert isinstance(await _refusal(split(TENANT, "m", {A: 1, "b": 1}, NOW_S)), InvalidRequest)
+            assert await _refusal(split(TENANT, "m", {A: 1, "a" * 13: 1}, NOW_S)) == InvalidRequest(
                 "weights", A, "names a version twice"
             )
-            assert isinstance(await _refusal(split(TENANT, "m", {A: 1})), InvalidRequest)
-            assert isinstance(await _refusal(split(TENANT, "m", {A: 1, C: 1})), Conflict)
-            assert await _refusal(split(TENANT, "m", {A: 1, "e" * 12: 1})) == Conflict(
+            assert isinstance(await _refusal(split(TENANT, "m", {A: 1}, NOW_S)), InvalidRequest)
+            assert isinstance(await _refusal(split(TENANT, "m", {A: 1, C: 1}, NOW_S)), Conflict)
+            assert await _refusal(split(TENANT, "m", {A: 1, "e" * 12: 1}, NOW_S)) == Conflict(
                 "the split", "its versions are of several kinds: embed, generate"
             )
             assert registry.model(TENANT, "m").split == {}
-            await split(TENANT, "m", {A: 1, B: 1})
-            refused = await _refusal(registry.delete(TENANT, "m", B, lambda _: False))
+            await split(TENANT, "m", {A: 1, B: 1}, NOW_S)
+            refused = await _refusal(registry.delete(BY, TENANT, "m", B, NOW_S, lambda _: False))
             assert refused == Conflict(f"version {B}", "requests are split to it: `kelvin models split m` ends that")
 
     asyncio.run(main())

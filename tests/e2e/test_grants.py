@@ -66,4 +66,4 @@ def test_a_grant_from_outside(kelvin: Installation, pair: tuple[Tenant, Tenant])
     for tenant in pair:
         report = json.loads(tenant.run("billing", "reconcile", "--tenant", tenant.name, "--json"))
         assert report["differences"] == []
-    assert "model.granted" in owner.run("keys", "audit")
+    assert "model.granted" in owner.run("audit", "list")

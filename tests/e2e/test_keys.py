@@ -40,7 +40,7 @@ def test_a_tenant_from_its_first_key_to_its_end(kelvin: Installation, tmp_path: 
     assert [_ask(kelvin, key)[0] for key in (app, tmp_path / "next.key")] == [200, 200]
     assert "revoked" in run(kelvin, "keys", "revoke", key_id, *own)
     assert [_ask(kelvin, key)[0] for key in (app, tmp_path / "next.key")] == [401, 200]
-    trail = run(kelvin, "keys", "audit", *own)
+    trail = run(kelvin, "audit", "list", *own)
     for what in ("operator", "tenant.created", "key.created", "key.rotated", "key.revoked", key_id):
         assert what in trail
     run(kelvin, "tenants", "suspend", "bravo")

@@ -58,7 +58,7 @@ def test_a_model_from_push_to_end(kelvin: Installation, charlie: Tenant, tmp_pat
     assert "deleted m, 1 versions" in charlie.run("models", "delete", "m", "--force")
     assert charlie.complete().status_code == 404
     assert json.loads(charlie.run("models", "--json")) == {"models": []}
-    assert "model.deleted" in charlie.run("keys", "audit")
+    assert "model.deleted" in charlie.run("audit", "list")
     told = json.loads(charlie.run("collect", "--dry-run", "--json"))
     assert len(told["condemned"]) == 1
     month = time.strftime("%Y-%m", time.gmtime())
@@ -107,5 +107,5 @@ def test_limits_of_a_tenant(kelvin: Installation, charlie: Tenant, tmp_path: Pat
     assert (answered.status_code, answered.headers["x-ratelimit-limit-requests"]) == (200, "60")
     run(kelvin, "tenants", "set", charlie.name, "--budget-micros", "0", "--rpm", "default")
     assert (charlie.complete().status_code, "insufficient_quota" in charlie.complete().text) == (429, True)
-    assert "tenant.limited" in charlie.run("keys", "audit")
+    assert "tenant.limited" in charlie.run("audit", "list")
     assert "operator" in charlie.run("tenants", "set", charlie.name, "--requests", "9", code=1)

@@ -86,7 +86,7 @@ def test_a_secret_is_found_nowhere(kelvin: Installation, tmp_path: Path) -> None
         run(kelvin, "models", "--key", str(file), code=1).encode(),
         run(kelvin, "models", "--key", key, code=1).encode(),  # where a file should stand
         run(kelvin, "keys", "list").encode(),
-        run(kelvin, "keys", "audit").encode(),
+        run(kelvin, "audit", "list").encode(),
         run(kelvin, "keys", "revoke", key_id).encode(),
     ]
     answers.append(_ask(kelvin, "GET", "/v1/models", **bearer))

@@ -1,0 +1,129 @@
+"""The audit as its routes and its clock use it: notes what has no row of its own, expires, and sets windows."""
+
+import logging
+from hashlib import sha256
+from typing import Final
+
+from msgspec import json
+from sqlalchemy import Connection, select
+
+from contracts.audit import AuditWindows
+from contracts.control import Principal
+from controlplane import schema
+from controlplane.audit import INSTALLATION, Actor, Event, events, record
+from controlplane.audit_expiry import expire, tenants_of
+from controlplane.audit_windows import days_of, set_days
+from controlplane.clock import Clock
+from controlplane.policy.rating import PriceBook
+from controlplane.policy.trail import Action, Changed, differing, made
+from controlplane.store import Database
+from controlplane.tenant_rows import find_tenant
+
+log = logging.getLogger(__name__)
+
+EXPIRE_S: Final = 3600.0
+RETRY_S: Final = 60.0
+
+
+class Trail:
+    """Over the database. What changes a row records itself, in that row's transaction."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Trail {self._database!r}>"
+
+    async def note(self, by: Actor, tenant: str, action: Action, subject: str, changed: Changed | None = None) -> None:
+        """Durable on return; call it before what is noted is done."""
+        now_s = self._clock.wall_s()
+        await self._database.write(
+            lambda connection: record(connection, by, now_s, tenant, action, subject, "", changed)
+        )
+
+    async def looked(self, by: Actor, tenant: str, action: Action) -> None:
+        """An operator reads what is another tenant's: that tenant's to know."""
+        if by.tenant != tenant and tenant:
+            now_s = self._clock.wall_s()
+
+            def write(connection: Connection) -> None:
+                known = select(schema.tenants.c.tenant).where(schema.tenants.c.tenant == tenant)  # a deleted one, too
+                if connection.execute(known).first() is not None:
+                    record(connection, by, now_s, tenant, action, tenant)
+
+            await self._database.write(write)
+
+    async def events(self, tenant: str, reader: Principal, limit: int, before: int | None) -> list[Event]:
+        """As `audit.events`."""
+        return await self._database.read(lambda connection: events(connection, tenant, reader, limit, before))
+
+    async def windows(self, tenant: str) -> AuditWindows:
+        """Raises Refused(NotFound)."""
+
+        def read(connection: Connection) -> AuditWindows:
+            if tenant:
+                find_tenant(connection, tenant)
+            return _windows(connection, tenant)
+
+        return await self._database.read(read)
+
+    async def keep(self, by: Actor, tenant: str, days: dict[str, int | None]) -> AuditWindows:
+        """Set them; what is over then goes with the next expiry. Raises Refused: NotFound, InvalidRequest."""
+        now_s = self._clock.wall_s()
+
+        def write(connection: Connection) -> AuditWindows:
+            if tenant:
+                find_tenant(connection, tenant)
+            before = _windows(connection, tenant)
+            set_days(connection, tenant, days)
+            after = _windows(connection, tenant)
+            if changed := differing(before.days, after.days):
+                record(connection, by, now_s, tenant, Action.AUDIT_KEPT, tenant, changed=changed)
+            return after
+
+        return await self._database.write(write)
+
+    async def expire(self, by: Actor = INSTALLATION, tenant: str | None = None) -> dict[str, int]:
+        """Of one tenant, or of all, each in a transaction of its own: how many entries went, where some did."""
+        tenants = [tenant] if tenant is not None else await self._database.read(tenants_of)
+        found: dict[str, int] = {}
+        for each in tenants:
+            now_s = self._clock.wall_s()
+            count = await self._database.write(lambda connection: expire(connection, by, each, now_s))  # noqa: B023
+            if count:
+                found[each] = count
+        return found
+
+    async def note_prices(self, book: PriceBook) -> None:
+        """What the installation charges from now on, where it is not what it charged."""
+        digest = sha256(json.encode(book, order="deterministic")).hexdigest()[:16]
+        c, now_s = schema.audit.c, self._clock.wall_s()
+        query = (
+            select(c.subject)
+            .where(c.tenant == "", c.action == str(Action.PRICES_CHANGED))
+            .order_by(c.sequence.desc())
+            .limit(1)
+        )
+
+        def write(connection: Connection) -> None:
+            if connection.execute(query).scalar_one_or_none() != digest:
+                changed = made(currency=book.currency)
+                record(connection, INSTALLATION, now_s, "", Action.PRICES_CHANGED, digest, changed=changed)
+
+        await self._database.write(write)
+
+    async def run(self) -> None:
+        """Expire now and every hour. Ends by being cancelled."""
+        while True:
+            wait_s = EXPIRE_S
+            try:
+                await self.expire()
+            except Exception as error:  # a full disk, a lock that another process holds
+                log.error("the audit's old entries are still there", extra={"error": repr(error)})
+                wait_s = RETRY_S
+            await self._clock.sleep(wait_s)
+
+
+def _windows(connection: Connection, tenant: str) -> AuditWindows:
+    return AuditWindows(tenant=tenant, days={str(window): days for window, days in days_of(connection, tenant).items()})

@@ -1,0 +1,131 @@
+"""`kelvin audit`: who changed what and when, whether all of that is still there, and for how long it is kept."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from contracts.audit import AuditReport, AuditWindows, Expired
+from contracts.wire import decode
+from kelvin.client import target
+from kelvin.examined import examined
+from kelvin.instants import instant
+
+UNSOUND_EXIT: Final = 2
+_WHAT: Final = "answer of the control plane"
+_TENANT = click.option(
+    "--tenant", help="Of another tenant, for operators; '' is the installation. [default: the key's own]"
+)
+_ALL = click.option("--all", "every", is_flag=True, help="Of every tenant and the installation; for operators.")
+
+
+@click.group("audit")
+def audit_command() -> None:
+    """Who changed what of a tenant or of the installation, and when."""
+
+
+@audit_command.command("list")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The latest so many.")
+@_TENANT
+@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
+    """Who made, changed and took away what, and when."""
+    with target().door() as door:
+        found = door.get("/admin/v1/audit", params={**_named(tenant), "limit": str(limit)}).json()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table("link", "at", "by", "what", "which", "", "request", title="audit, UTC")
+    for row in found["events"]:
+        said = f"(expired: {row['window']})" if row["expired"] else row["detail"] or changes(row["changed"])
+        table.add_row(
+            str(row["link"]), instant(row["at_s"]), row["actor"], row["action"], row["subject"], said, row["request_id"]
+        )
+    Console(soft_wrap=True).print(table)
+
+
+@audit_command.command("verify")
+@_TENANT
+@_ALL
+def verify_command(tenant: str | None, every: bool) -> None:
+    """Recompute the chain from its entries.
+
+    Exits with code 2 where one was changed, removed, added or moved, or its words went before their time; the first
+    one is named. Note the digest elsewhere: who owns the database can make another chain, but not one that ends so.
+    """
+    with target().door() as door:
+        raw = examined(door, "/admin/v1/audit/verify", {"all": "true"} if every else _named(tenant))
+    report = decode(raw, AuditReport, what=_WHAT)
+    for chain in report.chains:
+        name = _name(chain.tenant)
+        click.echo(f"{name}: {chain.links:,} entries hold, {chain.expired:,} of them expired, chain {chain.chain}")
+        if chain.difference is not None:
+            click.echo(f"{name}: {chain.difference}", err=True)
+    if not report.sound:
+        click.get_current_context().exit(UNSOUND_EXIT)
+
+
+@audit_command.command("expire")
+@_TENANT
+def expire_command(tenant: str | None) -> None:
+    """Let go now of what is older than its window; for operators. The installation does it every hour.
+
+    An entry's words go and its digest stays, so that the chain still holds. Without a tenant: of all.
+    """
+    with target().door() as door:
+        answer = door.post("/admin/v1/audit/expire", params=_named(tenant))
+    found = decode(answer.content, Expired, what=_WHAT).entries
+    for name, count in sorted(found.items()):
+        click.echo(f"{_name(name)}: {count:,} entries expired")
+    if not found:
+        click.echo("nothing is older than its window")
+
+
+@audit_command.command("windows")
+@click.option("--set", "wanted", metavar="WINDOW=DAYS", multiple=True, help="Keep so long, or `default`; repeat.")
+@_TENANT
+def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
+    """For how many days what is kept; `--set` is for operators, and with `--tenant ''` for every tenant without."""
+    with target().door() as door:
+        where = _named(tenant)
+        if wanted:
+            answer = door.put("/admin/v1/audit/windows", params=where, json={"days": dict(map(_setting, wanted))})
+        else:
+            answer = door.get("/admin/v1/audit/windows", params=where)
+    for name, days in decode(answer.content, AuditWindows, what=_WHAT).days.items():
+        click.echo(f"{name}: {days} days")
+
+
+def changes(fields: Mapping[str, Any]) -> str:
+    """What changed, for a line: `rpm none → 60`."""
+    return ", ".join(f"{name} {_value(was)} → {_value(now)}" for name, (was, now) in fields.items())
+
+
+def _value(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case str():
+            return value if len(value) < 64 else f"{value[:12]}…"  # a digest
+        case _:
+            return json.dumps(value)
+
+
+def _setting(text: str) -> tuple[str, int | None]:
+    name, _, days = text.partition("=")
+    if days == "default":
+        return name, None
+    if not days.isdecimal():
+        raise click.UsageError(f"--set {text}: must be WINDOW=DAYS or WINDOW=default")
+    return name, int(days)
+
+
+def _name(tenant: str) -> str:
+    return tenant or "(the installation)"
+
+
+def _named(tenant: str | None) -> dict[str, str]:
+    return {} if tenant is None else {"tenant": tenant}

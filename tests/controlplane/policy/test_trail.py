@@ -1,0 +1,113 @@
+"""The chain of the audit: what it says of each way to change it, and which window an action is kept in."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from controlplane.policy.trail import (
+    DEFAULT_DAYS,
+    Action,
+    Entry,
+    Said,
+    Window,
+    differing,
+    genesis,
+    least_days,
+    made,
+    next_chain,
+    verify,
+    window_of,
+)
+
+Entries = list[Entry]
+
+
+def chained(tenant: str = "acme", count: int = 5) -> Entries:
+    """A sound chain of keys that were made, one a second."""
+    chain, found = genesis(tenant), []
+    for link in range(1, count + 1):
+        said = Said("acme", f"key{link}", "key.created", f"k{link}", "", "{}", "", f"salt{link}")
+        chain = next_chain(chain, link, link, "keys", said.digest())
+        found.append(Entry(link, link, "keys", said.digest(), chain, said))
+    return found
+
+
+def end_of(entries: Entries) -> tuple[int, str]:
+    return entries[-1].link, entries[-1].chain
+
+
+def _flipped(entries: Entries) -> Entries:
+    said = entries[2].said
+    assert said is not None
+    return [*entries[:2], replace(entries[2], said=replace(said, actor="key9")), *entries[3:]]
+
+
+def _swapped(entries: Entries) -> Entries:
+    second, third = replace(entries[2], link=2), replace(entries[1], link=3)
+    return [entries[0], second, third, *entries[3:]]
+
+
+def _emptied(entries: Entries, *links: int) -> Entries:
+    return [replace(each, said=None) if each.link in links else each for each in entries]
+
+
+@pytest.mark.parametrize(
+    ("change", "link", "says"),
+    [
+        pytest.param(lambda e: e, None, "", id="as it was written"),
+        pytest.param(_flipped, 3, "what it says is not what was written", id="a word is another"),
+        pytest.param(lambda e: [*e[:2], *e[3:]], 3, "an entry is missing", id="an entry was taken out"),
+        pytest.param(_swapped, 2, "it, or the one before it, is not", id="two entries changed places"),
+        pytest.param(lambda e: e[:4], 5, "5 links were written", id="the last entry was taken off"),
+        pytest.param(lambda e: [], 1, "the chain ends with link 0", id="all were taken"),
+        pytest.param(lambda e: e[1:], 1, "comes after link 0", id="the first entry was taken off"),
+        pytest.param(lambda e: [*e, e[-1]], 6, "one too many", id="an entry twice"),
+        pytest.param(lambda e: [replace(e[0], at_s=9), *e[1:]], 1, "is not what was written", id="another time"),
+        pytest.param(lambda e: [replace(e[0], window="models"), *e[1:]], 1, "is not", id="another window"),
+        pytest.param(lambda e: _emptied(e, 1, 2), None, "", id="what expired before the second 3"),
+        pytest.param(lambda e: _emptied(e, 3), 3, "nothing says that they expired", id="emptied before its time"),
+        pytest.param(
+            lambda e: [replace(_emptied(e, 1)[0], digest="0" * 64), *e[1:]], 1, "is not what", id="another digest left"
+        ),
+        pytest.param(
+            lambda e: [replace(_emptied(e, 1)[0], at_s=0), *e[1:]], 1, "is not what", id="an expired one made older"
+        ),
+    ],
+)
+def test_verify(change: Callable[[Entries], Entries], link: int | None, says: str) -> None:
+    """The first link that is not what was written is named, and everything before it holds."""
+    entries = chained()
+    found = verify("acme", change(entries), end_of(entries), {"keys": 3})
+    assert (found.difference and found.difference.link) == link
+    assert says in (found.difference.detail if found.difference else "")
+    assert found.links == (5 if link is None else link - 1)
+
+
+def test_a_chain_is_one_tenants() -> None:
+    """The same entries are no chain of another tenant, and nothing at all is one."""
+    entries = chained("acme")
+    assert verify("other", entries, end_of(entries), {}).difference is not None
+    assert verify("acme", [], (0, genesis("acme")), {}).difference is None
+
+
+def test_a_digest_covers_each_word() -> None:
+    """Whichever field is another, so is the digest: of the salt too, so that few words can't be guessed."""
+    said = chained()[0].said
+    assert said is not None
+    others = {replace(said, **{name: "other"}).digest() for name in Said.__dataclass_fields__}
+    assert len(others | {said.digest()}) == len(Said.__dataclass_fields__) + 1
+
+
+@pytest.mark.parametrize("action", Action)
+def test_every_action_has_a_window(action: Action) -> None:
+    """With days, but for the trail's own; requests' alone may be kept for no time."""
+    window = window_of(action)
+    assert window is Window.TRAIL or DEFAULT_DAYS[window] > 0
+    assert least_days(window) == (0 if window is Window.ACCESS else 1)
+
+
+def test_fields() -> None:
+    """What changed, with both values; of something new what it has."""
+    assert differing({"a": 1, "b": 2}, {"b": 3, "c": None}) == {"a": (1, None), "b": (2, 3)}
+    assert made(a=None, b="x", c=(), d=0) == {"b": (None, "x"), "d": (None, 0)}

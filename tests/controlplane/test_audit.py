@@ -1,0 +1,294 @@
+"""The trail in its database: what is chained, what is refused, what expires, and what a forger's hand leaves behind."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
+
+from contracts.audit import AuditChain
+from contracts.control import Principal
+from controlplane.audit import Actor, Event, events, record
+from controlplane.audit_expiry import expire, tenants_of
+from controlplane.audit_migration import TRIGGERS
+from controlplane.audit_verify import ALL, verify_audit, verify_chain
+from controlplane.audit_windows import set_days
+from controlplane.migrations import STEPS, migrate
+from controlplane.policy.trail import DAY_S, Action
+from controlplane.store import sqlite_engine
+
+NOW_S = 1_700_000_000
+BY = Actor(key_id="acme-k", tenant="acme", scopes=(), request_id="req_7")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = sqlite_engine(tmp_path / "kelvin.db")
+    migrate(made)
+    yield made
+    made.dispose()
+
+
+def note(engine: Engine, action: Action, *, tenant: str = "acme", at_s: int = NOW_S, subject: str = "s") -> None:
+    with engine.begin() as connection:
+        record(connection, BY, at_s, tenant, action, subject, changed={"rpm": (None, 60)})
+
+
+def verified(engine: Engine, tenant: str = "acme") -> AuditChain:
+    with engine.connect() as connection:
+        return verify_chain(connection, tenant)
+
+
+def shown(engine: Engine, tenant: str = "acme", reader: Principal = BY) -> list[Event]:
+    with engine.connect() as connection:
+        return events(connection, tenant, reader, 100, None)
+
+
+def filled(engine: Engine) -> None:
+    for number in range(5):
+        note(engine, Action.KEY_CREATED, subject=f"k{number}", at_s=NOW_S + number)
+
+
+def forge(engine: Engine, *statements: str) -> None:
+    """As who owns the file could: without the triggers."""
+    with engine.begin() as connection:
+        for name in TRIGGERS:
+            connection.execute(text(f"DROP TRIGGER IF EXISTS {name}"))
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def test_an_entry_says_who_what_and_by_which_request(engine: Engine) -> None:
+    """With values before and after; chains of two tenants are numbered by themselves."""
+    filled(engine)
+    note(engine, Action.TENANT_LIMITED, tenant="other", subject="other")
+    newest = shown(engine)[0]
+    assert (newest.actor, newest.action, newest.subject, newest.request_id) == ("acme-k", "key.created", "k4", "req_7")
+    assert newest.changed == {"rpm": (None, 60)}
+    assert (newest.window, newest.link, newest.expired) == ("keys", 5, False)
+    (other,) = shown(engine, "other")
+    assert (other.link, other.sequence) == (1, 6)
+    with engine.connect() as connection:
+        report = verify_audit(connection, ALL)
+    assert report.sound
+    assert [(each.tenant, each.links) for each in report.chains] == [("acme", 5), ("other", 1)]
+    assert report.chains[0].chain == newest.chain
+
+
+def test_another_tenants_reader_learns_no_key_and_no_request(engine: Engine) -> None:
+    """An operator's act is an operator's to the tenant."""
+    note(engine, Action.TENANT_SUSPENDED)
+    (seen,) = shown(engine, reader=Principal(key_id="x", tenant="third", scopes=()))
+    assert (seen.actor, seen.request_id) == ("operator", "")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        pytest.param("DELETE FROM audit WHERE link = 5", id="taken off"),
+        pytest.param("DELETE FROM audit", id="all taken"),
+        pytest.param("UPDATE audit SET actor = 'other' WHERE link = 3", id="a word changed"),
+        pytest.param("UPDATE audit SET at_s = 1 WHERE link = 3", id="another time"),
+        pytest.param("UPDATE audit SET link = 9 WHERE link = 5", id="another place"),
+        pytest.param(
+            "UPDATE audit SET actor_tenant='', actor='', action='', subject='', detail='', changed='', request_id='', "
+            "salt='', expired_at_s=9 WHERE link = 1",
+            id="emptied without an expiry",
+        ),
+        pytest.param(
+            "INSERT INTO audit (sequence, at_s, tenant, actor_tenant, actor, action, subject, detail, link) "
+            "VALUES (9, 1, 'acme', '', '', 'key.created', 'k', '', 9)",
+            id="put where it isn't next",
+        ),
+        pytest.param(
+            "INSERT OR REPLACE INTO audit (sequence, at_s, tenant, actor_tenant, actor, action, subject, detail, link) "
+            "VALUES (2, 1, 'acme', '', '', 'key.created', 'k', '', 6)",
+            id="put over another one",
+        ),
+        pytest.param("UPDATE audit_chains SET links = 4", id="the end moved back"),
+        pytest.param("DELETE FROM audit_chains", id="the end taken away"),
+    ],
+)
+def test_the_database_only_adds(engine: Engine, statement: str) -> None:
+    """Whoever writes the SQL: refused, and nothing has changed."""
+    filled(engine)
+    before = shown(engine)
+    with pytest.raises(IntegrityError, match="only added to"), engine.begin() as connection:
+        connection.execute(text(statement))
+    assert shown(engine) == before
+    assert verified(engine).difference is None
+
+
+@pytest.mark.parametrize(
+    ("statements", "links", "says"),
+    [
+        pytest.param((), 5, None, id="nothing"),
+        pytest.param(("UPDATE audit SET actor = 'acme-j' WHERE link = 3",), 2, "link 3 (key.created)", id="a byte"),
+        pytest.param(("UPDATE audit SET changed = '{}' WHERE link = 1",), 0, "link 1", id="a value"),
+        pytest.param(("DELETE FROM audit WHERE link = 2",), 1, "link 3 comes after link 1", id="a row"),
+        pytest.param(("DELETE FROM audit WHERE link = 5",), 4, "5 links were written", id="the last row"),
+        pytest.param(("DELETE FROM audit",), 0, "the chain ends with link 0", id="all rows"),
+        pytest.param(
+            (
+                "UPDATE audit SET link = 99 WHERE link = 2",
+                "UPDATE audit SET link = 2 WHERE link = 3",
+                "UPDATE audit SET link = 3 WHERE link = 99",
+            ),
+            1,
+            "link 2",
+            id="two rows in another order",
+        ),
+        pytest.param(
+            ("UPDATE audit SET actor='', salt='', expired_at_s=9 WHERE link = 4",), 3, "nothing says", id="emptied"
+        ),
+    ],
+)
+def test_a_forgery_is_named(engine: Engine, statements: tuple[str, ...], links: int, says: str | None) -> None:
+    """Without the triggers all of it can be done, and the first bad link is named."""
+    filled(engine)
+    forge(engine, *statements)
+    found = verified(engine)
+    assert found.links == links
+    assert (found.difference is None) is (says is None)
+    assert says is None or says in (found.difference or "")
+    with engine.connect() as connection:
+        assert verify_audit(connection, ALL).sound is (says is None)
+
+
+def test_what_is_old_is_a_digest(engine: Engine) -> None:
+    """Its words are nowhere in the rows, that they went is an entry, and the chain holds on; a second time changes
+    nothing, and of what is left a forgery is still found.
+    """
+    filled(engine)
+    note(engine, Action.MODEL_DEPLOYED, subject="m")
+    later = NOW_S + 365 * DAY_S + 3
+    with engine.begin() as connection:
+        assert expire(connection, BY, "acme", later) == 4  # three keys and the model; the rest is younger
+        assert expire(connection, BY, "acme", later) == 0
+    seen = {each.link: each for each in shown(engine)}
+    assert [link for link, each in sorted(seen.items()) if each.expired] == [1, 2, 3, 6]
+    assert (seen[1].actor, seen[1].subject, seen[1].changed, seen[1].at_s) == ("", "", {}, NOW_S)
+    assert (seen[7].action, seen[7].subject, seen[7].changed["entries"]) == ("audit.expired", "keys", (None, 3))
+    with engine.connect() as connection:
+        kept = connection.execute(text("SELECT * FROM audit WHERE link = 1")).one()
+    assert not {"acme-k", "k0", "key.created", "req_7"} & {str(value) for value in kept}
+    found = verified(engine)
+    assert (found.links, found.expired, found.difference) == (8, 4, None)
+    forge(engine, "UPDATE audit SET at_s = at_s - 1 WHERE link = 1")
+    assert "link 1" in (verified(engine).difference or "")
+
+
+def test_what_was_let_go_can_not_be_widened(engine: Engine) -> None:
+    """Negative control: who changes the entry that let others go, to cover one more, is found at the next link."""
+    filled(engine)
+    with engine.begin() as connection:
+        expire(connection, BY, "acme", NOW_S + 365 * DAY_S + 1)
+    forge(
+        engine,
+        "UPDATE audit SET changed = replace(changed, '1700000001', '1800000000') WHERE action = 'audit.expired'",
+        "UPDATE audit SET actor='', salt='', expired_at_s=9 WHERE link = 4",
+    )
+    assert "link 6 (audit.expired)" in (verified(engine).difference or "")
+
+
+def test_windows_are_the_tenants_or_the_installations(engine: Engine) -> None:
+    """What is kept for no time is never written; what was there goes with the next expiry; others keep theirs."""
+    note(engine, Action.ACCESS_KEYS)
+    note(engine, Action.ACCESS_KEYS, tenant="other")
+    with engine.begin() as connection:
+        set_days(connection, "acme", {"access": 0})
+        set_days(connection, "", {"keys": 30})
+    note(engine, Action.ACCESS_KEYS)
+    assert [each.action for each in shown(engine)] == ["access.keys"]
+    with engine.begin() as connection:
+        assert {tenant: expire(connection, BY, tenant, NOW_S) for tenant in tenants_of(connection)} == {
+            "acme": 1, "other": 0,
+        }  # fmt: skip
+    note(engine, Action.KEY_CREATED, tenant="other")
+    with engine.begin() as connection:
+        assert expire(connection, BY, "other", NOW_S + 31 * DAY_S) == 1
+        assert [verify_chain(connection, tenant).difference for tenant in ("acme", "other")] == [None, None]
+
+
+def test_no_secret_is_written(engine: Engine) -> None:
+    """What a caller put where it does not belong is cut, as in logs."""
+    key = "kv-abcdefghijkl-" + "A" * 43
+    with engine.begin() as connection:
+        record(connection, BY, NOW_S, "acme", Action.KEY_CREATED, key, key, {"name": (None, key)})
+    assert "A" * 43 not in repr(shown(engine))
+    assert verified(engine).difference is None
+
+
+def test_the_entry_falls_with_its_change(engine: Engine) -> None:
+    """A transaction that is given up leaves neither."""
+
+    def given_up() -> None:
+        with engine.begin() as connection:
+            record(connection, BY, NOW_S, "acme", Action.KEY_CREATED, "k")
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        given_up()
+    assert shown(engine) == []
+    assert verified(engine) == AuditChain(tenant="acme", links=0, chain=verified(engine).chain, expired=0)
+
+
+def test_rows_of_before_are_chained(tmp_path: Path) -> None:
+    """In their order, as they were; what comes next is the next link, and from then on nothing can be changed."""
+    engine = sqlite_engine(tmp_path / "old.db")
+    migrate(engine, STEPS[:11])
+    with engine.begin() as connection:
+        for sequence, tenant in enumerate(("acme", "other", "acme"), 1):
+            row = {"sequence": sequence, "tenant": tenant}
+            connection.execute(
+                text(
+                    "INSERT INTO audit VALUES (:sequence, 5, :tenant, 'default', 'abc', 'tenant.created', :tenant, 'd')"
+                ),
+                row,
+            )
+    migrate(engine)
+    note(engine, Action.KEY_CREATED)
+    assert [(each.link, each.action, each.window) for each in shown(engine)] == [
+        (3, "key.created", "keys"), (2, "tenant.created", "tenants"), (1, "tenant.created", "tenants"),
+    ]  # fmt: skip
+    assert (verified(engine).links, verified(engine).difference) == (3, None)
+    with pytest.raises(IntegrityError, match="only added to"), engine.begin() as connection:
+        connection.execute(text("UPDATE audit SET detail = '' WHERE sequence = 1"))
+    engine.dispose()
+
+
+def test_a_loop_expires(tmp_path: Path) -> None:
+    """The control plane's own: at its start, and again after an hour."""
+    from controlplane.store import Database
+    from controlplane.trail import EXPIRE_S, Trail
+
+    class Clock:
+        now_s = NOW_S
+        waits: list[float] = []  # noqa: RUF012
+
+        def monotonic_us(self) -> int:
+            return self.now_s * 1_000_000
+
+        def wall_s(self) -> int:
+            return self.now_s
+
+        async def sleep(self, seconds: float) -> None:
+            self.waits.append(seconds)
+            if len(self.waits) == 2:
+                raise asyncio.CancelledError
+            self.now_s += 400 * DAY_S
+
+    async def main() -> None:
+        database, clock = Database(sqlite_engine(tmp_path / "kelvin.db")), Clock()
+        try:
+            note(database.engine, Action.KEY_CREATED)
+            with pytest.raises(asyncio.CancelledError):
+                await Trail(database, clock).run()
+            assert clock.waits == [EXPIRE_S, EXPIRE_S]
+            assert [each.expired for each in shown(database.engine)] == [False, True]
+        finally:
+            database.close()
+
+    asyncio.run(main())
