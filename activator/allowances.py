@@ -1,5 +1,5 @@
-"""What a tenant may use in a minute and in a month, asked for one request: on its entry, once its body is known, and at
-its end. A tenant without such limits costs a test for None each.
+"""What a tenant may use at once, in a minute and in a month, asked for one request: on its entry, once its body is
+known, and at its end. A tenant without such limits costs a test for None each.
 """
 
 from activator.budgets import Budgets
@@ -7,18 +7,24 @@ from activator.call import Call
 from activator.exchange import Exchange
 from activator.policy.body import Estimate
 from activator.rates import Rates
+from activator.shares import Entrance, Place
 from contracts.control import TenantLimits
 
 
 class Allowances:
     """Of all tenants."""
 
-    def __init__(self, rates: Rates, budgets: Budgets) -> None:
+    def __init__(self, entrance: Entrance, rates: Rates, budgets: Budgets) -> None:
+        self._entrance = entrance
         self._rates = rates
         self._budgets = budgets
 
     def __repr__(self) -> str:
         return f"<Allowances {self._rates!r} {self._budgets!r}>"
+
+    async def place(self, tenant: str, own: TenantLimits) -> Place:
+        """`with await` it: one more request of the tenant while the block lasts. Raises Refused(TenantBusy)."""
+        return await self._entrance.enter(tenant, own.requests)
 
     async def enter(self, exchange: Exchange, tenant: str, own: TenantLimits) -> None:
         """Before the body is read. Raises Refused: BudgetSpent, RateLimited."""

@@ -134,7 +134,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         cache = ResponseCache(secret, settings.cache, telemetry.page)
         once = Once(secret, shared or answers, settings.once, telemetry.page)
         ladder.push_async_callback(once.close)
-        allowances = Allowances(counted.rates, budgets)
+        allowances = Allowances(counted.entrance, counted.rates, budgets)
         door = Door(
             Completions(
                 authenticator,

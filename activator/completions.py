@@ -22,7 +22,7 @@ from activator.policy.traffic import resolve
 from activator.reporter import Reporter
 from activator.routes import Complete
 from activator.settings import RequestLimits
-from activator.shares import Room, Shares
+from activator.shares import Room
 from activator.table import Table
 from activator.throttler import Throttler
 from activator.under_way import Entry, UnderWay
@@ -66,7 +66,6 @@ class Completions:
         self._once = once
         self._cache = cache
         self._ladders = ladders
-        self._shares = Shares()
         self._room = Room(limits.body_bytes_in_all)
 
     async def serve(self, exchange: Exchange, asked: Complete) -> None:
@@ -74,7 +73,8 @@ class Completions:
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         own = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if own.body_bytes is None else own.body_bytes
-        with self._shares.enter(principal.tenant, own.requests), self._room.take(exchange.body_bound(body_bytes)):
+        place = await self._allowances.place(principal.tenant, own)
+        with place, self._room.take(exchange.body_bound(body_bytes)):
             await self._allowances.enter(exchange, principal.tenant, own)
             raw = await exchange.read_body(body_bytes, self._limits.body_s)
             call = open_call(exchange, asked, raw, principal, self._table, self._limits.deadline_s)

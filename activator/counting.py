@@ -1,4 +1,4 @@
-"""Where limits per minute are counted: in this process, or in a Redis that several activators share."""
+"""Where limits of tenants are counted: in this process, or in a Redis that several activators share."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from activator.rates import REQUESTS, TOKENS, Rates
+from activator.shared_places import SharedPlaces
 from activator.shared_rates import Shared
+from activator.shares import Entrance, Shares
 from contracts.settings import BadSetting
 from telemetry.policy.instruments import Page
 
@@ -19,6 +21,7 @@ class Counted:
     """The limits, and what must run for them."""
 
     rates: Rates
+    entrance: Entrance
     store: "RedisStore | None" = None
     loops: tuple[Callable[[], Coroutine[object, object, None]], ...] = ()
 
@@ -27,7 +30,7 @@ class Counted:
 async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Counted]:
     """As the setting says. Raises BadSetting. The library is imported only where there is a Redis."""
     if url is None:
-        yield Counted(Rates())
+        yield Counted(Rates(), Shares())
         return
     try:
         from activator.shared_store import open_store
@@ -38,9 +41,11 @@ async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Co
     async with open_store(url, name) as store:
         page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)
         page.gauge("kelvin_redis_members", "Activators that share it.", lambda: store.members)
-        requests, tokens = Shared(store, REQUESTS), Shared(store, TOKENS)
+        requests, tokens, places = Shared(store, REQUESTS), Shared(store, TOKENS), SharedPlaces(store)
+        loops = (store.run, requests.run, tokens.run, places.run)
         try:
-            yield Counted(Rates(requests, tokens), store, (store.run, requests.run, tokens.run))
+            yield Counted(Rates(requests, tokens), places, store, loops)
         finally:
+            await places.close()
             await requests.close()
             await tokens.close()

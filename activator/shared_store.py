@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError
 
 from activator import dependencies
+from activator.policy.places import LEASED_S
 from activator.shared_rates import Away
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,31 @@ end
 return {granted, string.format('%.6f', full - now)}
 """
 
+# Of each member the places that it leases, and until when; what is over is forgotten. In: our name, what is inside
+# here, what is wanted, the limit, for how many seconds. Out: what we have now. Who is inside stays, whatever the limit.
+LEASE: Final = """
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1000000
+local free = tonumber(ARGV[4])
+local all = redis.call('HGETALL', KEYS[1])
+for at = 1, #all, 2 do
+  local places, ends = string.match(all[at + 1], '^(%d+) (.+)$')
+  if tonumber(ends) <= now then
+    redis.call('HDEL', KEYS[1], all[at])
+  elseif all[at] ~= ARGV[1] then
+    free = free - places
+  end
+end
+local have = math.max(tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), free))
+if have > 0 then
+  redis.call('HSET', KEYS[1], ARGV[1], have .. ' ' .. string.format('%.6f', now + ARGV[5]))
+  redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[5] * 1000))
+else
+  redis.call('HDEL', KEYS[1], ARGV[1])
+end
+return have
+"""
+
 # In: our name, seconds of silence. Out: how many members there are.
 BEAT: Final = """
 local now = tonumber(redis.call('TIME')[1])
@@ -63,10 +89,11 @@ return redis.call('ZCARD', KEYS[1])
 class RedisStore:
     """One Redis. `name` is this activator's among the members; who asks waits for `answer_s` at most."""
 
-    def __init__(self, redis: Redis, name: str, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, redis: Redis, name: str, answer_s: float = ANSWER_S, leased_s: float = LEASED_S) -> None:
         self._redis = redis
         self._name = name
         self._answer_s = answer_s
+        self._leased_s = leased_s  # for which places stay those of a member that is silent
         self._running: set[asyncio.Task[Any]] = set()
         self.is_up = False
         self.members = 1
@@ -79,6 +106,10 @@ class RedisStore:
         """See `Store`."""
         granted, full_in_s = await self.ask(TAKE, (key,), limit, give, need, want)
         return int(granted), float(full_in_s)
+
+    async def lease(self, key: str, inside: int, want: int, limit: int) -> int:
+        """See `PlaceStore`."""
+        return int(await self.ask(LEASE, (key,), self._name, inside, want, limit, str(self._leased_s)))
 
     async def beat(self) -> None:
         """Say that we live, and look whether it answers."""
@@ -132,7 +163,9 @@ class RedisStore:
 
 
 @asynccontextmanager
-async def open_store(url: str, name: str, answer_s: float = ANSWER_S) -> AsyncIterator[RedisStore]:
+async def open_store(
+    url: str, name: str, answer_s: float = ANSWER_S, leased_s: float = LEASED_S
+) -> AsyncIterator[RedisStore]:
     """As `url` says; it may be away. `answer_s` bounds each step of a command. Raises ValueError for what is no URL."""
     pool = BlockingConnectionPool.from_url(
         url,
@@ -142,7 +175,7 @@ async def open_store(url: str, name: str, answer_s: float = ANSWER_S) -> AsyncIt
         socket_timeout=answer_s,
         retry=Retry(NoBackoff(), 0),
     )
-    store = RedisStore(Redis(connection_pool=pool), name, answer_s)
+    store = RedisStore(Redis(connection_pool=pool), name, answer_s, leased_s)
     try:
         await store.beat()
         yield store

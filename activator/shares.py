@@ -4,7 +4,7 @@ One event loop's. Blocks are classes: a generator for each would cost a request 
 """
 
 from collections import Counter
-from typing import Final
+from typing import Final, Protocol
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded, TenantBusy
@@ -12,8 +12,16 @@ from contracts.traffic_errors import Overloaded, TenantBusy
 RETRY_AFTER_S: Final = 1.0
 
 
+class Entrance(Protocol):
+    """Counts requests by tenant: here, or with other activators."""
+
+    async def enter(self, tenant: str, limit: int | None) -> "Place":
+        """`with await` it: one more while the block lasts. Raises `Refused(TenantBusy)` where `limit` are inside."""
+        ...
+
+
 class Shares:
-    """Counts by tenant; keeps nothing of tenants that have none."""
+    """`Entrance` of one activator; keeps nothing of tenants that have none."""
 
     def __init__(self) -> None:
         self._inside: Counter[str] = Counter()
@@ -21,8 +29,8 @@ class Shares:
     def __repr__(self) -> str:
         return f"<Shares tenants={len(self._inside)} inside={self._inside.total()}>"
 
-    def enter(self, tenant: str, limit: int | None) -> "Place":
-        """`with` it: one more while the block lasts. Raises `Refused(TenantBusy)` where `limit` are inside."""
+    async def enter(self, tenant: str, limit: int | None) -> "Place":
+        """See `Entrance`; returns at once."""
         return Place(self._inside, tenant, limit)
 
 

@@ -1,33 +1,113 @@
-"""A tenant's requests are counted while they last, and refused beyond its limit; others' are not its matter."""
+"""A tenant's requests are counted while they last, and refused beyond its limit; others' are not its matter.
+
+One suite for the count of one activator, and for one that several share over a real Redis.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
-from activator.shares import Shares
+from activator.shared_places import SharedPlaces
+from activator.shared_store import open_store
+from activator.shares import Entrance, Shares
 from contracts.errors import Refused
 from contracts.traffic_errors import TenantBusy
+from tests.activator.redis_server import RedisServer
+
+Scenario = Callable[[Entrance], Awaitable[None]]
+Runner = Callable[[Scenario], None]
 
 
-def test_shares() -> None:
-    """Up to the limit, each its own; a place that is left is free again, however it was left."""
-    shares = Shares()
-    with shares.enter("a", 2):
-        with shares.enter("a", 2), shares.enter("b", 1):
-            with pytest.raises(Refused) as refused, shares.enter("a", 2):
-                raise AssertionError("unreachable")
-            assert refused.value.failure == TenantBusy(2, 1.0)
-            with shares.enter("c", None):
-                assert repr(shares) == "<Shares tenants=3 inside=4>"
-        with pytest.raises(KeyError), shares.enter("a", 2):
-            raise KeyError
-        with shares.enter("a", 2):
-            pass
-    assert repr(shares) == "<Shares tenants=0 inside=0>"
+@asynccontextmanager
+async def over(server: RedisServer, name: str = "one") -> AsyncIterator[SharedPlaces]:
+    """One activator's; its Redis answers, however busy the machine is."""
+    async with asyncio.timeout(60), open_store(server.url, name, 20.0) as store:
+        places = SharedPlaces(store)
+        yield places
+        await places.close()
 
 
-def test_a_limit_that_shrinks() -> None:
+@pytest.fixture(params=["one activator", "over Redis"])
+def run(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    """Runs a scenario with either."""
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer()) if request.param == "over Redis" else None
+
+        async def started(scenario: Scenario) -> None:
+            if server is None:
+                await scenario(Shares())
+                return
+            async with over(server) as places:
+                await scenario(places)
+
+        yield lambda scenario: asyncio.run(started(scenario))
+
+
+async def refused(entrance: Entrance, tenant: str, limit: int) -> TenantBusy | None:
+    """Why nobody more comes in; None, and nobody is inside more than before, where one could."""
+    try:
+        with await entrance.enter(tenant, limit):
+            return None
+    except Refused as error:
+        return error.failure if isinstance(error.failure, TenantBusy) else None
+
+
+def test_up_to_the_limit(run: Runner) -> None:
+    """Each tenant its own; a place that is left is free again, however it was left."""
+
+    async def scenario(entrance: Entrance) -> None:
+        with await entrance.enter("a", 2):
+            with await entrance.enter("a", 2), await entrance.enter("b", 1):
+                assert await refused(entrance, "a", 2) == TenantBusy(2, 1.0)
+                with await entrance.enter("c", None):
+                    assert "inside=4" in repr(entrance)
+            await settled(entrance, "a", 2)
+            place = await entrance.enter("a", 2)
+            with pytest.raises(KeyError), place:
+                raise KeyError
+            assert await refused(entrance, "a", 2) is None
+        assert "inside=0" in repr(entrance)
+
+    run(scenario)
+
+
+async def settled(entrance: Entrance, tenant: str, limit: int) -> None:
+    """One more may come in: over Redis a moment after a refusal, since it is not asked again at once."""
+    async with asyncio.timeout(30):
+        while await refused(entrance, tenant, limit) is not None:
+            await asyncio.sleep(0.01)
+
+
+def test_a_limit_that_shrinks(run: Runner) -> None:
     """Who is inside stays; nobody comes in until fewer are."""
-    shares = Shares()
-    with shares.enter("a", 3), shares.enter("a", 3), pytest.raises(Refused), shares.enter("a", 1):
-        raise AssertionError("unreachable")
-    with shares.enter("a", 1):
-        pass
+
+    async def scenario(entrance: Entrance) -> None:
+        with await entrance.enter("a", 3), await entrance.enter("a", 3):
+            if isinstance(entrance, SharedPlaces):
+                await entrance.tend()  # what is not used of the old limit goes back with the next renewal
+            assert await refused(entrance, "a", 1) == TenantBusy(1, 1.0)
+        await settled(entrance, "a", 1)
+
+    run(scenario)
+
+
+def test_who_comes_at_once(run: Runner) -> None:
+    """Ten at once have five places, five each are told; nothing is left of who gave up while it waited."""
+
+    async def scenario(entrance: Entrance) -> None:
+        got = await asyncio.gather(*(entrance.enter("a", 5) for _ in range(5)))
+        with ExitStack() as stack:
+            for place in got:
+                stack.enter_context(place)
+            told = await asyncio.gather(*(refused(entrance, "a", 5) for _ in range(5)))
+            assert told == [TenantBusy(5, 1.0)] * 5
+        leaving = asyncio.ensure_future(entrance.enter("b", 1))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+        await settled(entrance, "b", 1)
+        assert "inside=0" in repr(entrance)
+
+    run(scenario)
