@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := contracts service spool telemetry blobstore weightcache snapshotter runtime activator controlplane kelvin coldstart_bench
+PACKAGES := contracts service spool telemetry blobstore weightcache snapshotter runtime activator controlplane filters kelvin coldstart_bench
 
 SECONDS ?= 60
 BENCH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kelvin-bench

@@ -247,3 +247,35 @@ class KeyReused(Failure):
     @property
     def param(self) -> str | None:
         return "idempotency-key"
+
+
+@dataclass(frozen=True, slots=True)
+class ContentFiltered(Failure):
+    """The model's filters stop what it was to be told. What was found is not repeated. The code is OpenAI's."""
+
+    field: str
+    label: str
+    code, status = "content_filter", 400
+
+    @property
+    def message(self) -> str:
+        return f"{self.field}: holds what this model's filters stop ({self.label})"
+
+    @property
+    def param(self) -> str | None:
+        return self.field
+
+
+@dataclass(frozen=True, slots=True)
+class FilterFailed(Failure):
+    """The model's filters gave no answer in their time, and nothing passes that they did not look at."""
+
+    code, status, retryable = "filter_failed", 503, True
+
+    @property
+    def message(self) -> str:
+        return "this model's filters can't be reached in time"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return 1.0

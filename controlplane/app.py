@@ -103,7 +103,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         access.tenants.on_limited = spending.changed
 
         zygote = ZygoteClient(directory)
-        peers = Peers(directory, zygote)
+        peers = Peers(directory, zygote, filters=settings.filters)
         ladder.push_async_callback(peers.close)
         device = Device(settings.cores, settings.threads_cap, settings.kv_bytes)
         table = ReplicaTable(settings.device_slots)

@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from contracts.errors import NotFound, Refused, Unavailable
+from contracts.filters import SOCKET as FILTERS
 from contracts.forecast import Whereabouts
 from contracts.wire import Wire, decode, encode
 from controlplane.answers import CacheCheck, CacheStatus, ProcessStatus
@@ -55,10 +56,11 @@ class _Damages(msgspec.Struct):
 class Peers:
     """Clients to the siblings. Close it where you opened it."""
 
-    def __init__(self, directory: SocketDirectory, zygote: ZygoteClient) -> None:
+    def __init__(self, directory: SocketDirectory, zygote: ZygoteClient, *, filters: bool = False) -> None:
         self._directory = directory
         self._zygote = zygote
-        self._clients = {name: ServiceClient(directory, socket, name) for name, socket in _SOCKETS.items()}
+        sockets = _SOCKETS | {"filters": FILTERS} if filters else _SOCKETS
+        self._clients = {name: ServiceClient(directory, socket, name) for name, socket in sockets.items()}
 
     def __repr__(self) -> str:
         return f"<Peers {sorted(self._clients)}>"

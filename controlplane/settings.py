@@ -33,6 +33,7 @@ class Settings:
     backup: Path | None = None
     backup_s: float = 240.0
     backup_days: int = 30
+    filters: bool = False  # whether their process runs
     telemetry: TelemetrySettings = OFF
 
     @property
@@ -68,6 +69,7 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         standby_share=settings.number(env, "KELVIN_STANDBY_SHARE", 0.15, low=0, high=1),
         standby_bytes=settings.integer(env, "KELVIN_STANDBY_BYTES", 1 << 30, low=1 << 20),
         device_slots=settings.integer(env, "KELVIN_DEVICE_SLOTS", 8, low=1, high=1024),
+        filters=settings.choice(env, "KELVIN_FILTERS", "off", ("off", "on")) == "on",
         cores=len(os.sched_getaffinity(0)),
         threads_cap=settings.integer(env, "KELVIN_THREADS", 1, low=1, high=1024),
         kv_bytes=settings.integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from contracts.settings import integer
+from contracts.settings import choice, integer
 
 DEFAULT_PORT: Final = 8443
 
@@ -21,6 +21,7 @@ class UpSettings:
     ready_s: int
     drain_s: int
     store: str | None = None  # a URL; None: what the environment says
+    filters: bool = False  # whether their process runs
 
 
 def default_data(env: Mapping[str, str] = os.environ) -> Path:
@@ -40,6 +41,7 @@ def load_up(data: Path, port: int | None, store: str | None, env: Mapping[str, s
         ready_s=integer(env, "KELVIN_READY_S", 60, low=1),
         drain_s=integer(env, "KELVIN_DRAIN_S", 45, low=1),
         store=store,
+        filters=choice(env, "KELVIN_FILTERS", "off", ("off", "on")) == "on",
     )
 
 

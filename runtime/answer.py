@@ -3,7 +3,7 @@
 How bytes travel is `delivery.py`'s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from runtime.engine.interface import (
     Generated,
     Predicted,
 )
-from runtime.openai_answers import Renderer
+from runtime.openai_answers import AnswerReason, Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,15 @@ class Progress:
 
     data: bytes
     counts: Counts
+    reason: AnswerReason | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What events say: text that the client may have as far as stop strings go, and how it ended, if it did."""
+
+    text: str
     reason: FinishReason | None = None
     failure: Failure | None = None
 
@@ -36,9 +45,12 @@ class Progress:
 class Feed(Protocol):
     """How an answer is made of a request's events."""
 
-    counts: Counts
+    @property
+    def counts(self) -> Counts:
+        """Of the last event."""
+        ...
 
-    def feed(self, events: Sequence[Event]) -> Progress:
+    def feed(self, events: Sequence[Event]) -> Progress | Awaitable[Progress]:
         """Events in order; nothing may follow once a progress had a reason or a failure."""
         ...
 
@@ -56,6 +68,11 @@ class Answer:
     def feed(self, events: Sequence[Event]) -> Progress:
         """All text of these events is one piece. A stop string ends the answer as its completing token arrives: what
         the engine made after it is neither said nor counted."""
+        said = self.read(events)
+        return self.show(said, said.text, said.reason)
+
+    def read(self, events: Sequence[Event]) -> Said:
+        """The first half of `feed`."""
         text = ""
         reason: FinishReason | None = None
         failure: Failure | None = None
@@ -74,9 +91,13 @@ class Answer:
                     failure = event.failure
                 case Cancelled() | Embedded() | Predicted():
                     raise AssertionError("no event of an answer in text")
-        return Progress(self._render(text, reason), self.counts, reason, failure)
+        return Said(text, reason, failure)
 
-    def _render(self, text: str, reason: FinishReason | None) -> bytes:
+    def show(self, said: Said, text: str = "", reason: AnswerReason | None = None) -> Progress:
+        """The other half: `text` is shown of what was said, and `reason` as what ended it."""
+        return Progress(self._render(text, reason), self.counts, reason, said.failure)
+
+    def _render(self, text: str, reason: AnswerReason | None) -> bytes:
         data = b""
         if not self._begun and (text or reason):
             self._begun, data = True, self._renderer.begin()

@@ -2,13 +2,15 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import torch
 from fastapi import FastAPI
 
 from contracts.errors import Refused
+from contracts.filters import SOCKET
 from contracts.jobs import Bind, SealAttestation, SealJob
 from runtime import jobs
 from runtime.api import ServingApi
@@ -20,6 +22,7 @@ from runtime.orphans import Orphans, batch_of, orphanage
 from runtime.predictor.session import installed
 from runtime.replica import Replica, Work
 from runtime.restore import restore
+from runtime.screening import FilterProcess
 from runtime.serving import Served, Wiring
 from runtime.settings import RuntimeSettings
 from runtime.warmup import WarmUp
@@ -50,9 +53,12 @@ async def serve(
     stop: asyncio.Event,
 ) -> None:
     """Park, take a version when told to, serve, until `stop` or a drain. Raises `Refused` after a failure."""
-    replica = Replica(runtime_id, meter, work_over(directory, settings.restore_s))
-    attach(control, replica)
-    async with orphanage(settings.spools, runtime_id, _poster(directory)) as orphans:
+    async with (
+        filters_over(directory, settings.filters) as filters,
+        orphanage(settings.spools, runtime_id, _poster(directory)) as orphans,
+    ):
+        replica = Replica(runtime_id, meter, work_over(directory, settings.restore_s, filters))
+        attach(control, replica)
         api = ServingApi(replica, orphans, control)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -73,7 +79,20 @@ async def serve(
         raise Refused(replica.failure)
 
 
-def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
+@asynccontextmanager
+async def filters_over(directory: SocketDirectory, on: bool) -> AsyncIterator[FilterProcess | None]:
+    """The process of the filters, None where the installation runs none."""
+    if not on:
+        yield None
+        return
+    client = ServiceClient(directory, SOCKET, "the filters")
+    try:
+        yield FilterProcess(client, asyncio.get_running_loop())
+    finally:
+        await client.close()
+
+
+def work_over(directory: SocketDirectory, timeout_s: float, filters: FilterProcess | None = None) -> Work:
     """What this replica can do, over the real weight cache."""
     lanes = Lanes()
 
@@ -97,10 +116,11 @@ def work_over(directory: SocketDirectory, timeout_s: float) -> Work:
         return acquire
 
     def do_restore(request: Bind, wiring: Wiring) -> Served:
-        return restore(request, wiring, acquire_on(device_of(request.device_class), progressive=True))
+        return restore(request, wiring, acquire_on(device_of(request.device_class), progressive=True), filters)
 
     def do_seal(job: SealJob) -> SealAttestation:
-        return jobs.seal(job, acquire_on(torch.device("cpu"), progressive=False), for_devices=lanes.has_device)
+        acquire = acquire_on(torch.device("cpu"), progressive=False)
+        return jobs.seal(job, acquire, for_devices=lanes.has_device, filters=filters)
 
     return Work(restore=do_restore, gate=jobs.gate, seal=do_seal, warm_up=(*WarmUp().steps, lanes.prepare))
 

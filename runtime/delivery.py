@@ -18,7 +18,7 @@ from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode
 from contracts.problem import to_wire
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import Cancelled
-from runtime.answer import Feed
+from runtime.answer import Feed, Progress
 from runtime.engine.interface import Failed, Finished
 from runtime.stream import Stream
 
@@ -102,6 +102,8 @@ class Delivery:
             if events and self._prefilled_us is None:
                 self._prefilled_us = _now_us()
             progress = self._answer.feed(events)
+            if not isinstance(progress, Progress):  # a filter is asked
+                progress = await progress
             self._exchange.counts = progress.counts
             frames = b""
             if progress.data:

@@ -23,6 +23,7 @@ from runtime.engine.interface import Engine
 from runtime.pinned import PinnedFiles
 from runtime.policy.blocks import BLOCK_SIZE
 from runtime.predictor import sealing as predictor
+from runtime.screening import Ask, check_filters
 from runtime.tokenizer import TOKENIZER, TextCodec
 from runtime.weights import (
     Acquire,
@@ -41,7 +42,14 @@ def gate(job: GateJob) -> GateFacts:
     return (encoder.WAYS if job.recipe else decoder.WAYS).examine(job)
 
 
-def seal(job: SealJob, acquire: Acquire, device_class: str = "cpu", *, for_devices: bool = False) -> SealAttestation:
+def seal(
+    job: SealJob,
+    acquire: Acquire,
+    device_class: str = "cpu",
+    *,
+    for_devices: bool = False,
+    filters: Ask | None = None,
+) -> SealAttestation:
     """Raises `Refused`: what is wrong with the draft, in the words of whatever found it. With `for_devices` it says
     what a device has to find that is given the bytes; it takes 0.65 s of a core per GB.
     """
@@ -50,6 +58,7 @@ def seal(job: SealJob, acquire: Acquire, device_class: str = "cpu", *, for_devic
     manifest, files = weights.lease.manifest, pinned_files(weights.lease)
     if manifest.engine.kind == "predict":
         return predictor.seal(job.version, weights.lease)
+    check_filters(files, manifest.engine.kind, filters)
     if for_devices:
         weights = replace(weights, device_checksum=checksum_of(weights.lease.view(0, manifest.total_bytes)))
     ways = encoder.WAYS if manifest.engine.kind == "embed" else decoder.WAYS

@@ -11,7 +11,8 @@ import msgspec
 from contracts.frames import Counts
 
 DONE: Final = b"data: [DONE]\n\n"
-FinishReason = Literal["stop", "length"]
+# The engine's, and what a filter ends an answer with.
+AnswerReason = Literal["stop", "length", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Renderer(Protocol):
         """Some more text, not empty."""
         ...
 
-    def end(self, reason: FinishReason, counts: Counts) -> bytes:
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
         """The answer is complete."""
         ...
 
@@ -69,21 +70,21 @@ class _Message(msgspec.Struct, frozen=True):
 
 class _ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: _Delta
-    finish_reason: FinishReason | None
+    finish_reason: AnswerReason | None
     index: int = 0
     logprobs: None = None
 
 
 class _ChatChoice(msgspec.Struct, frozen=True):
     message: _Message
-    finish_reason: FinishReason
+    finish_reason: AnswerReason
     index: int = 0
     logprobs: None = None
 
 
 class _TextChoice(msgspec.Struct, frozen=True):
     text: str
-    finish_reason: FinishReason | None
+    finish_reason: AnswerReason | None
     index: int = 0
     logprobs: None = None
 
@@ -153,7 +154,7 @@ class StreamedChat(_Streamed):
         """One event."""
         return self._event(_ChatChunkChoice(_Delta(content=text), None))
 
-    def end(self, reason: FinishReason, counts: Counts) -> bytes:
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
         """The reason, the usage, `[DONE]`."""
         return self._last(_ChatChunkChoice(_Delta(), reason), counts)
 
@@ -171,7 +172,7 @@ class StreamedText(_Streamed):
         """One event."""
         return self._event(_TextChoice(text, None))
 
-    def end(self, reason: FinishReason, counts: Counts) -> bytes:
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
         """The reason, the usage, `[DONE]`."""
         return self._last(_TextChoice("", reason), counts)
 
@@ -203,7 +204,7 @@ class WholeChat(_Whole):
 
     _kind = "chat.completion"
 
-    def end(self, reason: FinishReason, counts: Counts) -> bytes:
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
         """All of it."""
         return self._object(_ChatChoice(_Message("assistant", "".join(self._texts)), reason), counts)
 
@@ -213,7 +214,7 @@ class WholeText(_Whole):
 
     _kind = "text_completion"
 
-    def end(self, reason: FinishReason, counts: Counts) -> bytes:
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
         """All of it."""
         return self._object(_TextChoice("".join(self._texts), reason), counts)
 

@@ -29,6 +29,7 @@ from runtime.policy.blocks import BLOCK_SIZE
 from runtime.predictor import sealing as predictor
 from runtime.predictor.engine import PredictorEngine
 from runtime.predictor.serving import PredictorServing
+from runtime.screening import Ask, Screen, screen_of
 from runtime.serving import Kept, Served, Serving, Wiring
 from runtime.tokenizer import TextCodec
 from runtime.weights import Acquire, Lease, Proven, Weights, bind_proven, binds_unread, device_of, pinned_files
@@ -48,9 +49,10 @@ class _Known:
     files: PinnedFiles
     proven: Proven
     codec: TextCodec | EmbeddingCodec
+    screen: Screen | None
 
 
-def restore(request: Bind, wiring: Wiring, acquire: Acquire) -> Served:
+def restore(request: Bind, wiring: Wiring, acquire: Acquire, filters: Ask | None = None) -> Served:
     """Raises `Refused`. On return the engine's thread runs, and the replica may be called ready."""
     spans, stamp = _clock()
     torch.set_num_threads(request.threads)
@@ -60,13 +62,14 @@ def restore(request: Bind, wiring: Wiring, acquire: Acquire) -> Served:
         stamp(Stage.LEASED)
         return _predictor(request, wiring, weights, acquire, stamp, spans)
     files = pinned_files(weights.lease)
+    screen = screen_of(files, filters)
     if not binds_unread(weights.lease, device_of(request.device_class)):
         weights.lease.until_whole()
     if not (late := not weights.lease.is_whole):
         stamp(Stage.LEASED)
     proven = _proven(request, weights, files)
     stamp(Stage.BOUND)
-    known = _Known(files, proven, _codec(weights.lease, files, proven))
+    known = _Known(files, proven, _codec(weights.lease, files, proven), screen)
     return _served(request, wiring, weights, known, _kept(weights, known, acquire), stamp, spans, late=late)
 
 
@@ -139,6 +142,7 @@ def _served(
             bytes_by_tier=weights.lease.bytes_by_tier,
             recorded=proven.recorded,
             kept=kept,
+            screen=known.screen,
         )
     thread.start()
     return serving

@@ -5,7 +5,7 @@ How it came to be is `restore.py`'s; who may use it, and when, is `replica.py`'s
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from contracts.ceiling import NO_CEILING, Ceiling
@@ -27,6 +27,7 @@ from runtime.openai_requests import (
     fit_output,
 )
 from runtime.pinned import SamplingDefaults
+from runtime.screening import Screen, ScreenedAnswer
 from runtime.stream import Inbox
 from runtime.tokenizer import TextCodec
 
@@ -149,6 +150,7 @@ class Serving:
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
     recorded: SealAttestation | None = None
     kept: Kept | None = None
+    screen: Screen | None = None
 
     def __repr__(self) -> str:
         return f"<Serving {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
@@ -162,11 +164,14 @@ class Serving:
         self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
     ) -> Prepared:
         ask = decode_chat(raw) if path == CHAT else decode_completion(raw)
+        if self.screen is not None:
+            ask = replace(ask, prompt=await self.screen.prompt(ask.prompt, ask.prompt_field))
         request = await self._request(ask, request_id, ceiling)
         heading = Heading(request_id, ask.model or self.bind.model, self.bind.version, created_s)
         renderer = renderer_for(heading, chat=ask.is_chat, stream=ask.stream, include_usage=ask.include_usage)
         answer = Answer(renderer, self.codec.detokenizer(request.prompt_ids), ask.stops)
-        return Prepared(request, answer, ask.stream)
+        output = None if self.screen is None else self.screen.output()
+        return Prepared(request, answer if output is None else ScreenedAnswer(answer, output), ask.stream)
 
     async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling) -> GenerationRequest:
         """Template, tokens, limits."""

@@ -26,6 +26,7 @@ class RuntimeSettings:
     lifeline_fd: int | None
     drain_s: int
     restore_s: float  # how long the weight cache may take
+    filters: bool = False  # whether the installation runs them
 
     @property
     def run(self) -> Path:
@@ -51,6 +52,7 @@ def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
         lifeline_fd=None if lifeline < 0 else lifeline,
         drain_s=settings.integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
         restore_s=settings.number(env, "KELVIN_RESTORE_S", 600.0, low=1.0, high=86_400.0),
+        filters=settings.choice(env, "KELVIN_FILTERS", "off", ("off", "on")) == "on",
     )
 
 

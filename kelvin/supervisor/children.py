@@ -35,6 +35,13 @@ SPECS: Final = (
     ChildSpec("activator", "activator", "activator.sock", listens=True),
 )
 
+FILTERS: Final = ChildSpec("filters", "filters", "filters.sock")
+
+
+def specs_of(*, filters: bool) -> tuple[ChildSpec, ...]:
+    """The processes of an installation; the one of the filters where it runs any, which replicas need to their end."""
+    return (FILTERS, *SPECS) if filters else SPECS
+
 
 @dataclass(slots=True)
 class Child:

@@ -16,7 +16,7 @@ from typing import Final
 from contracts.deadline import Deadline
 from contracts.errors import Refused
 from kelvin.settings import UpSettings, child_environment
-from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, SPECS, Child
+from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, specs_of
 from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
@@ -69,7 +69,7 @@ class Supervisor:
         self._lifeline_fd = lifeline_fd
         self._listener = listener  # kept open while the door is changed: who calls meanwhile waits, and is not refused
         self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
-        self._children = [Child(spec) for spec in SPECS]
+        self._children = [Child(spec) for spec in specs_of(filters=settings.filters)]
         self._restarting: set[asyncio.Task[None]] = set()
         self._deaths = asyncio.Event()
         self._draining = False
@@ -189,7 +189,8 @@ class Supervisor:
         await self._end_replicas(self._settings.drain_s)
         if not await shipper.flush(Deadline.after(KILL_AFTER_S, time.monotonic())):
             log.warning("lifetimes wait in the spool for the next start", extra={"records": shipper.backlog})
-        await self._end([by_name["snapshotter"], by_name["cache"]], KILL_AFTER_S)
+        behind = [by_name[name] for name in ("snapshotter", "cache", "filters") if name in by_name]
+        await self._end(behind, KILL_AFTER_S)
         await self._end([by_name["controlplane"]], KILL_AFTER_S)
 
     async def _end(self, ending: list[Child], patience_s: float, number: int = signal.SIGTERM) -> None:

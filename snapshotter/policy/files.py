@@ -7,6 +7,7 @@ from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
+from contracts.filters import FILE as FILTERS
 from snapshotter.policy.strict_json import is_text
 
 CONFIG: Final = "config.json"
@@ -28,6 +29,7 @@ PINNED: Final = RECIPE | frozenset(
         "added_tokens.json",
         "chat_template.json",
         "chat_template.jinja",
+        FILTERS,
     }
 )
 # A directory that predicts: the graph with its weights, and what it can't say of its tensors.

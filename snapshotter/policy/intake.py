@@ -9,6 +9,8 @@ from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
+from contracts.filters import FILE as FILTERS
+from contracts.filters import read_policy
 from contracts.push import PlanRequest, SmallFile, WeightsFile
 from contracts.signature import Signature
 from snapshotter.policy.config import (
@@ -64,6 +66,8 @@ def admit(request: PlanRequest) -> Intake:
     small, weights = [file.path for file in request.small_files], [file.path for file in request.weights]
     check_paths([*small, *weights, *request.other_paths])
     if is_predictor([*small, *weights, *request.other_paths]):
+        if FILTERS in (*small, *request.other_paths):
+            raise Refused(ArtifactRejected(FILTERS, "filters are for models that generate text"))
         found = admit_predictor(request)
         return Intake(files=found.files, signature=found.signature)
     parsed = _read_small_files(request.small_files)
@@ -100,6 +104,8 @@ def _read_small_files(files: tuple[SmallFile, ...]) -> dict[str, JsonObject]:
         limit = max_bytes_of(file.path)
         if len(file.content) > limit:
             raise Refused(ArtifactRejected(file.path, f"it has {len(file.content)} bytes; the limit is {limit}"))
+        if file.path == FILTERS:
+            read_policy(file.content)
         if file.path.endswith(".json") and file.path != MODULES:  # a list, which the gate reads
             parsed[file.path] = _read_json(file)
         else:

@@ -25,13 +25,13 @@ def main() -> None:
         _activator()
         return
     from kelvin import main as command
-    from kelvin.supervisor import children, up
+    from kelvin.supervisor import children
 
     held = [
         replace(spec, module="tests.e2e.held_activator") if spec.name == "activator" else spec
         for spec in children.SPECS
     ]
-    setattr(up, "SPECS", tuple(held))  # noqa: B010 - mypy would have the name exported
+    setattr(children, "SPECS", tuple(held))  # noqa: B010 - mypy would have the name exported
     command.main()
 
 

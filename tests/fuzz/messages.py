@@ -10,8 +10,10 @@ from activator.policy.body import CompletionBody, PredictionBody
 from activator.routes import Wrong, host_of, route
 from blobstore.s3_place import parse_place
 from contracts import settings
+from contracts.artifact_errors import ArtifactRejected
 from contracts.control import Feed, KeyRow, Principal, RequestBatch, Scope, Stats
 from contracts.errors import InvalidRequest, LimitExceeded
+from contracts.filters import read_policy
 from contracts.frames import Counts, End, Frame, FrameDecoder, FrameKind, encode_frame, failed_frame
 from contracts.jobs import Bind, GateJob, SealAttestation
 from contracts.names import parse_address, parse_reference
@@ -199,12 +201,15 @@ READERS: Final[tuple[Callable[[str], Any], ...]] = (
     lambda text: host_of([text.encode("utf-8", "replace")]),
     lambda text: route("GET", text.encode("utf-8", "replace"), "m.t.kelvin.test", "kelvin.test"),
     parse_address,
+    lambda text: read_policy(text.encode("utf-8", "replace")),
 )
 LINES: Final = (
     "24h", "10M", "m@0123456789ab", "2026-11", "s3://bucket/pre/fix?endpoint=http://h:9000&region=eu&path_style=true",
     "8443", "0.5", "b", "https://collector.example:4318/v1", f"00-{'1' * 32}-{'2' * 16}-01", "m.t.kelvin.test:8443",
     "/t/m/v1/models/x@y", "t/m@0123456789ab",
 )  # fmt: skip
+POLICY: Final = b'{"format":1,"filters":[{"filter":"pii","input":{"US_SSN":"stop"},"phone_regions":["US"]}]}'
+read_policy(POLICY)  # makes its type ready: the first reading would take other steps than the second
 _TOKENS: Final = (
     b"://", b"[", b"]", b"@", b":99999", b"?", b"&", b"%2e%2e", b"/../", b"//", b"s3://", b"http://", b"#",
     b"endpoint=", b"connections=", b"\xd9\xa3", b"1_0", b" 1", b"-0", b"nan", b"1e400", b"9" * 5000, b"\xe2\x84\x80",
@@ -244,7 +249,8 @@ TARGETS: Final = (
         lambda told: bytes([told[0]]) + encode(told[1]),
     ),
     Target(
-        "lines", _read_line, (BadSetting, InvalidRequest),
-        tuple(bytes([at]) + line.encode() for at, line in enumerate(LINES)), mutate_words(*_TOKENS), holds=_line_holds,
+        "lines", _read_line, (BadSetting, InvalidRequest, ArtifactRejected),
+        (*(bytes([at]) + line.encode() for at, line in enumerate(LINES)), bytes([len(READERS) - 1]) + POLICY),
+        mutate_words(*_TOKENS), holds=_line_holds,
     ),
 )  # fmt: skip

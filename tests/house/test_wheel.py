@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "activator", "blobstore", "coldstart_bench", "contracts", "controlplane", "kelvin", "runtime", "service",
+    "activator", "blobstore", "coldstart_bench", "contracts", "controlplane", "filters", "kelvin", "runtime", "service",
     "snapshotter", "spool", "telemetry", "weightcache",
 }  # fmt: skip
 

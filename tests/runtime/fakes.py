@@ -25,6 +25,7 @@ from runtime.metering import MeterPage, create_meter_page
 from runtime.orphans import Orphans
 from runtime.pinned import SamplingDefaults
 from runtime.replica import Replica, Work
+from runtime.screening import Screen
 from runtime.serving import Kept, Serving, Wiring
 from runtime.tokenizer import TextCodec
 from service.run import serve_until
@@ -65,6 +66,7 @@ def fake_work(
     failure: Failure | None = None,
     again: Callable[[Bind, Wiring], Serving] | None = None,
     drop: Callable[[], None] = lambda: None,
+    screen: Screen | None = None,
 ) -> Work:
     """A restore that gives this engine at once, or fails; who slept gets it again, or what `again` gives."""
 
@@ -77,6 +79,7 @@ def fake_work(
         return Serving(
             bind=request, limits=LIMITS, context_tokens=30_000, codec=CODEC, defaults=SamplingDefaults(),
             engine=engine, thread=thread, spans=spans, kept=Kept(lambda: None, again or restore, drop),
+            screen=screen,
         )  # fmt: skip
 
     def gate(job: GateJob) -> GateFacts:
@@ -159,13 +162,19 @@ async def frames_until(answer: aiohttp.ClientResponse, decoder: FrameDecoder, to
 
 @asynccontextmanager
 async def bench(
-    tmp_path: Path, engine: ScriptedEngine, *, bound: bool = True, failure: Failure | None = None, grace_s: float = 0.05
+    tmp_path: Path,
+    engine: ScriptedEngine,
+    *,
+    bound: bool = True,
+    failure: Failure | None = None,
+    grace_s: float = 0.05,
+    screen: Screen | None = None,
 ) -> AsyncIterator[Bench]:
     """Everything of `app.serve` but the restore and the spool."""
     directory = SocketDirectory(tmp_path / "run")
     listener = directory.listen("rt-x.sock")
     meter = create_meter_page(tmp_path / "meters", "x")
-    replica = Replica("x", meter, fake_work(engine, failure=failure))
+    replica = Replica("x", meter, fake_work(engine, failure=failure, screen=screen))
     records = MemoryRecords()
     orphans = Orphans("x", lambda: records, lambda source: source == LIVES, grace_s)
     control = build_control_app()

@@ -53,7 +53,13 @@ TWICE = {
 }
 DOUBLE_INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
 
+FILTERS = "kelvin-filters.json"
+POLICY = b'{"format":1,"filters":[{"filter":"pii","input":{"US_SSN":"stop"}}]}'
+
 REFUSALS = [
+    pytest.param(Model(more={FILTERS: POLICY.replace(b"US_SSN", b"SSN")}).files(), FILTERS, "'SSN' is not known",
+                 id="filters of what nobody knows"),
+    pytest.param(Model(more={FILTERS: b"[]"}).files(), FILTERS, "Expected `object`", id="filters that are a list"),
     pytest.param(Model(without=frozenset({"config.json"})).files(), "config.json", "is required", id="no config"),
     pytest.param(Model(without=frozenset({"tokenizer.json"})).files(), "tokenizer.json", "is required",
                  id="no tokenizer"),
@@ -195,3 +201,10 @@ def test_order_of_files_is_nothing(tensors: Iterable[str]) -> None:
     back = dict(reversed(list(files.items())))
     assert admit(request_of(files)) == admit(request_of(back))
     assert safetensors(weights) in files.values()
+
+
+def test_filters_are_pinned() -> None:
+    """A version is another one with another policy, and with none."""
+    pinned = [{file.path: file.content for file in admit(request_of(Model(more=more).files())).files}
+              for more in ({FILTERS: POLICY}, {})]  # fmt: skip
+    assert pinned[0] == pinned[1] | {FILTERS: POLICY}

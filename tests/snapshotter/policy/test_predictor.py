@@ -96,6 +96,7 @@ RAW = LINEAR.SerializeToString()
     [
         pytest.param(request_of(LINEAR, more=["model.pkl"]), "pickles can run code", id="a pickle beside it"),
         pytest.param(request_of(LINEAR, more=["transform.py"]), "code may not enter", id="code beside it"),
+        pytest.param(request_of(LINEAR, more=["kelvin-filters.json"]), "that generate text", id="filters beside it"),
         pytest.param(request_of(LINEAR, more=["signature.json"]), "must be sent whole", id="held back"),
         pytest.param(
             PlanRequest(model="m", small_files=(), weights=(), other_paths=("model.onnx",)), "must be sent whole",

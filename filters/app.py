@@ -1,0 +1,79 @@
+"""The composition root of the filters' process. It keeps nothing: whoever asks, asks with all that is undecided."""
+
+import asyncio
+import logging
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Final
+
+from fastapi import FastAPI, Request, Response
+
+from contracts.errors import InvalidRequest, Refused
+from contracts.filters import CHECK, ENTITIES, SOCKET, Findings, Looked, Question
+from contracts.wire import decode, encode
+from filters.look import look
+from filters.meters import Meters
+from filters.pii import unknown_region
+from filters.settings import FilterSettings
+from service.failures import install_failure_handlers
+from service.run import serve_until
+from service.unix import SocketDirectory
+from telemetry.telemetry import open_telemetry
+
+log = logging.getLogger(__name__)
+
+# Longer texts are looked at beside the loop, so that short ones don't wait for all of it.
+INLINE_CHARACTERS: Final = 4096
+
+
+async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
+    """Answer on the socket until `stop`."""
+    async with AsyncExitStack() as stack:
+        telemetry = await stack.enter_async_context(open_telemetry("filters", settings.telemetry))
+        directory = SocketDirectory(settings.run)
+        stack.callback(directory.close)
+        # One at a time: each takes the interpreter from whoever asks about a token.
+        long_texts = ThreadPoolExecutor(1, "long texts")
+        stack.callback(long_texts.shutdown, wait=False, cancel_futures=True)
+        app = make_app(Meters(telemetry.page), long_texts)
+        listener = stack.enter_context(directory.listen(SOCKET))
+        log.info("serving", extra={"socket": SOCKET})
+        await serve_until(telemetry.exposing(app), listener, stop)
+
+
+def make_app(meters: Meters, long_texts: Executor) -> FastAPI:
+    """One question is one POST; no text is logged or kept."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    install_failure_handlers(app)
+
+    @app.post(CHECK)
+    async def check(request: Request) -> Response:
+        question = decode(await request.body(), Question)
+        _require_known(question)
+        if sum(map(len, question.texts)) > INLINE_CHARACTERS:
+            looked = await asyncio.get_running_loop().run_in_executor(long_texts, _look_at_all, question)
+        else:
+            looked = _look_at_all(question)
+        for found in looked:
+            meters.looked(question.direction, found)
+        return Response(encode(Findings(looked=looked)), media_type="application/json")
+
+    @app.get("/healthz")
+    @app.get("/readyz")
+    async def healthy() -> Response:
+        return Response(status_code=200)
+
+    return app
+
+
+def _look_at_all(question: Question) -> tuple[Looked, ...]:
+    return tuple(look(text, question.rules, question.whole) for text in question.texts)
+
+
+def _require_known(question: Question) -> None:
+    for rule in question.rules:
+        for entity in rule.actions:
+            if entity not in ENTITIES:
+                raise Refused(InvalidRequest("actions", repr(entity[:40]), f"must be one of {', '.join(ENTITIES)}"))
+        if (region := unknown_region(rule)) is not None:
+            raise Refused(InvalidRequest("phone_regions", repr(region[:40]), "must be a region with telephones"))

@@ -1,0 +1,127 @@
+"""Find what identifies a person in one segment, by patterns and checksums; no language model, no network.
+
+Numbers of telephones are `phonenumbers`' to judge, checksums of cards, IBANs and social security numbers
+`python-stdnum`'s, addresses of machines the standard library's. Names of the entities are presidio's.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import phonenumbers
+from stdnum import iban, luhn
+from stdnum.us import ssn
+
+from contracts.filters import Rule, Span
+
+Found = tuple[int, int]
+
+_LETTER: Final = r"A-Za-z\u00c0-\u024f\u0370-\u052f"
+# The HTML standard's e-mail address with letters beyond ASCII, and a top level domain of letters.
+_EMAIL: Final = re.compile(
+    f"[{_LETTER}0-9.!#$%&'*+/=?^_`{{|}}~-]{{1,64}}@"
+    f"(?:[{_LETTER}0-9](?:[{_LETTER}0-9-]{{0,61}}[{_LETTER}0-9])?\\.){{1,20}}[{_LETTER}]{{2,63}}"
+)
+_GROUP: Final = re.compile(r"[0-9]+")
+_CARD_LENGTHS: Final = range(12, 20)  # ISO/IEC 7812
+_CARD_BEGINS: Final = "23456"  # those of payment
+_SSN: Final = re.compile(r"(?<![0-9A-Za-z-])[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9A-Za-z]|-[0-9])")
+_IBAN: Final = re.compile(r"(?<![0-9A-Za-z])[A-Z]{2}[0-9]{2}(?:[ -]?[0-9A-Z]){11,30}")
+_IBAN_LENGTHS: Final = range(15, 35)  # ISO 13616
+_ADDRESS: Final = re.compile(
+    r"(?<![\w.:])(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,8})(?!\w)"
+)
+
+
+def _emails(text: str) -> Iterator[Found]:
+    if "@" in text:
+        yield from (found.span() for found in _EMAIL.finditer(text))
+
+
+def _cards(text: str) -> Iterator[Found]:
+    """Groups of digits, one space or hyphen between them, that have a card's length and check digit: the longest."""
+    groups = [found.span() for found in _GROUP.finditer(text)]
+    at = 0
+    while at < len(groups):
+        last = _card_from(text, groups, at)
+        if last is not None:
+            yield groups[at][0], groups[last][1]
+        at = at + 1 if last is None else last + 1
+
+
+def _card_from(text: str, groups: list[Found], first: int) -> int | None:
+    """The last group of the longest card that begins with this one."""
+    start = groups[first][0]
+    if text[start] not in _CARD_BEGINS or (start and text[start - 1].isalpha()):
+        return None
+    digits, longest = "", None
+    for at in range(first, len(groups)):
+        begin, end = groups[at]
+        if at > first and text[groups[at - 1][1] : begin] not in (" ", "-", "\u00a0"):
+            break
+        digits += text[begin:end]
+        if len(digits) >= _CARD_LENGTHS.stop:
+            break
+        if len(digits) in _CARD_LENGTHS and not text[end : end + 1].isalpha() and luhn.is_valid(digits):
+            longest = at
+    return longest
+
+
+def _ssns(text: str) -> Iterator[Found]:
+    yield from (found.span() for found in _SSN.finditer(text) if ssn.is_valid(found[0]))
+
+
+def _ibans(text: str) -> Iterator[Found]:
+    at = 0
+    while (found := _IBAN.search(text, at)) is not None:
+        places = [index for index in range(*found.span()) if text[index] not in " -"]
+        at = found.start() + 4
+        for length in reversed(_IBAN_LENGTHS):
+            if length > len(places) or text[(end := places[length - 1] + 1) : end + 1].isalnum():
+                continue
+            if iban.is_valid("".join(text[index] for index in places[:length])):
+                yield found.start(), end
+                at = end
+                break
+
+
+def _addresses(text: str) -> Iterator[Found]:
+    for found in _ADDRESS.finditer(text):
+        shown = found[0].rstrip(".:") if not found[0].endswith("::") else found[0]
+        try:
+            address = ipaddress.ip_address(shown)
+        except ValueError:
+            continue
+        if not address.is_unspecified:
+            yield found.start(), found.start() + len(shown)
+
+
+_FINDERS: Final[Mapping[str, Callable[[str], Iterator[Found]]]] = {
+    "CREDIT_CARD": _cards,
+    "EMAIL_ADDRESS": _emails,
+    "IBAN_CODE": _ibans,
+    "IP_ADDRESS": _addresses,
+    "US_SSN": _ssns,
+}
+_PHONE: Final = "PHONE_NUMBER"
+
+
+def unknown_region(rule: Rule) -> str | None:
+    """One whose numbers nobody here knows."""
+    return next((region for region in rule.phone_regions if region not in phonenumbers.SUPPORTED_REGIONS), None)
+
+
+def find(text: str, rule: Rule) -> list[Span]:
+    """All that the rule names; some may lie across others. Telephones come last, since much may be one."""
+    spans = []
+    for entity in sorted(rule.actions, key=lambda entity: (entity == _PHONE, entity)):
+        found = _phones(text, rule.phone_regions) if entity == _PHONE else _FINDERS[entity](text)
+        spans += [Span(start=start, end=end, label=entity, action=rule.actions[entity]) for start, end in found]
+    return spans
+
+
+def _phones(text: str, regions: tuple[str, ...]) -> Iterator[Found]:
+    for region in (None, *regions):
+        for match in phonenumbers.PhoneNumberMatcher(text, region):
+            yield match.start, match.end

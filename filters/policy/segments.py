@@ -1,0 +1,53 @@
+"""Cut a text where nothing that is looked for can lie across, by the text alone.
+
+A segment is a run of letters, digits and the marks of addresses; a space goes on with it only where a number or an
+IBAN may go on behind it. What is in a segment is found in it alone, so that a text gives the same in any pieces: a
+segment is looked at once, when what follows has ended it. Everything between segments is free at once.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+# Longer runs (base64, long lists of numbers) are cut: the end of each part is looked at with the next one.
+LIMIT: Final = 1024
+LONGEST: Final = 320  # characters that one match may have: an e-mail address (RFC 5321, 4.5.3.1: 64 + 1 + 255)
+
+_WORD: Final = r"0-9A-Za-z\u00c0-\u024f\u0370-\u052f.!#$%&'*+/=?^_`{|}~@:\-\u2010-\u2015()\uff0b"
+_SPACES: Final = r"[ \u00a0]{1,3}"
+_BEFORE: Final = r"(?:(?<=[0-9)/\-])|(?<=[A-Z0-9]{4}))"
+_START: Final = re.compile(f"[{_WORD}]")
+_SEGMENT: Final = re.compile(f"[{_WORD}]+(?:{_BEFORE}{_SPACES}(?=[0-9A-Z(+/\\-])[{_WORD}]+)*")
+_MARKS: Final = re.compile("[0-9@]|::")
+_MAY_GO_ON: Final = re.compile(f"(?:{_BEFORE}{_SPACES})?\\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`text[start:end]` is to be looked at; what begins in it at `final` or later belongs to the next one."""
+
+    start: int
+    end: int
+    final: int
+
+
+def next_segment(text: str, at: int, whole: bool) -> Segment | int:
+    """The first one from `at` on; else how far the text is decided without one."""
+    begins = _START.search(text, at)
+    if begins is None:
+        return len(text)
+    start = begins.start()
+    window = text[start : start + LIMIT]
+    found = _SEGMENT.match(window)
+    assert found is not None
+    may_go_on = _MAY_GO_ON.match(window, found.end()) is not None
+    if may_go_on and len(window) == LIMIT:
+        return Segment(start, start + LIMIT, start + LIMIT - LONGEST)
+    if may_go_on and not whole:
+        return start
+    return Segment(start, start + found.end(), start + found.end())
+
+
+def is_plain(text: str) -> bool:
+    """Whether a segment can't hold anything that is looked for: it has neither a digit nor an `@` nor two colons."""
+    return _MARKS.search(text) is None

@@ -1,0 +1,206 @@
+"""What a version's filters make of what the model is told, and of what it says. Who finds things is another process.
+
+Nothing reaches the client that was not looked at, but where the policy says so of a filter that gave no answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import InvalidRequest, LimitExceeded, Refused
+from contracts.filters import (
+    CHECK,
+    DIRECTIONS,
+    FILE,
+    FilterPolicy,
+    Findings,
+    Passed,
+    Question,
+    Rule,
+    pass_on,
+    read_policy,
+    rules_of,
+)
+from contracts.frames import Counts
+from contracts.manifest import Kind
+from contracts.traffic_errors import ContentFiltered, FilterFailed
+from runtime.answer import Answer, Progress
+from runtime.engine.interface import Event
+from runtime.openai_requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from runtime.pinned import PinnedFiles
+from service.client import ServiceClient
+
+log = logging.getLogger(__name__)
+
+MAX_ASKED: Final = 262_144  # characters of a prompt: a second or less of looking at it
+MAX_HELD: Final = 65_536  # characters that a filter may leave undecided
+_PAUSE_S: Final = 0.02  # between tries of one question: its process may be starting again
+_SLACK_S: Final = 5.0
+_TRY_S: Final = 10.0
+_TEXTS: Final = ("content", "name")  # of a message, as a template sees it
+
+
+class Ask(Protocol):
+    """Whoever answers questions about texts."""
+
+    async def ask(self, question: Question, timeout_s: float) -> Findings:
+        """May be asked again. Raises `Refused`."""
+        ...
+
+    def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
+        """The same, for a thread that isn't the loop's."""
+        ...
+
+
+class FilterProcess:
+    """The process of the filters, over its socket. It may start again at any time: a question that it did not answer is
+    put again, within its deadline."""
+
+    def __init__(self, client: ServiceClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+
+    def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
+        """The same, for a thread that isn't the loop's."""
+        asking = asyncio.run_coroutine_threadsafe(self.ask(question, timeout_s), self._loop)
+        return asking.result(timeout_s + _SLACK_S)
+
+    async def ask(self, question: Question, timeout_s: float) -> Findings:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + timeout_s
+        while True:
+            left_s = ends - loop.time()
+            try:
+                return await self._client.call("POST", CHECK, Findings, body=question, timeout_s=max(left_s, 0.001))
+            except Refused as refused:
+                if not refused.failure.retryable or ends - loop.time() <= _PAUSE_S:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """One version's filters."""
+
+    policy: FilterPolicy
+    filters: Ask
+
+    async def prompt(self, prompt: Prompt, field: str) -> Prompt:
+        """What the model may be told of it. Raises `Refused`: ContentFiltered, FilterFailed, or InvalidRequest for a
+        prompt that nobody can read."""
+        rules = rules_of(self.policy, "input")
+        if not rules:
+            return prompt
+        match prompt:
+            case TokenPrompt():
+                raise Refused(InvalidRequest(field, "(token ids)", "must be text: this model's filters read it"))
+            case TextPrompt(text):
+                return TextPrompt((await self._whole((text,), rules, field))[0])
+            case ChatPrompt(messages):
+                places = [(at, key) for at, message in enumerate(messages) for key in _TEXTS if message.get(key)]
+                passed = await self._whole([messages[at][key] for at, key in places], rules, field)
+                told = [dict(message) for message in messages]
+                for (at, key), text in zip(places, passed, strict=True):
+                    told[at][key] = text
+                return ChatPrompt(tuple(told))
+
+    async def _whole(self, texts: Sequence[str], rules: tuple[Rule, ...], field: str) -> Sequence[str]:
+        if (characters := sum(map(len, texts))) > MAX_ASKED:
+            raise Refused(LimitExceeded(field, characters, MAX_ASKED, "characters, as it is filtered"))
+        question = Question(direction="input", rules=rules, texts=tuple(texts), whole=True)
+        passed = await self.look(question)
+        if stopped := [each.stopped for each in passed if each.stopped is not None]:
+            raise Refused(ContentFiltered(field, stopped[0]))
+        return [each.text for each in passed]
+
+    def output(self) -> "OutputScreen | None":
+        """For one answer; None where the policy has nothing to say of answers."""
+        rules = rules_of(self.policy, "output")
+        return OutputScreen(self, rules) if rules else None
+
+    async def look(self, question: Question) -> list[Passed]:
+        """What may go on of each text. Raises `Refused(FilterFailed)` where the policy refuses what was not seen."""
+        try:
+            found = await self.filters.ask(question, self.policy.deadline_ms / 1000)
+            if len(found.looked) != len(question.texts):
+                raise ValueError(f"{len(found.looked)} answers to {len(question.texts)} texts")
+            passed = [pass_on(text, looked) for text, looked in zip(question.texts, found.looked, strict=True)]
+            if any(len(each.rest) > (0 if question.whole else MAX_HELD) for each in passed):
+                raise ValueError("too much of a text is left undecided")
+        except (Refused, ValueError) as error:
+            log.warning("a filter gave no answer", extra={"why": str(error), "then": self.policy.on_failure})
+            if self.policy.on_failure == "refuse":
+                raise Refused(FilterFailed()) from error
+            return [Passed(text) for text in question.texts]
+        return passed
+
+
+class OutputScreen:
+    """One answer on its way out: holds back what the filters have yet to decide."""
+
+    def __init__(self, screen: Screen, rules: tuple[Rule, ...]) -> None:
+        self._screen = screen
+        self._rules = rules
+        self._held = ""
+
+    async def push(self, text: str, *, last: bool) -> Passed:
+        """What the client may have now. Raises as `Screen.look`."""
+        if not text and not (last and self._held):
+            return Passed("")
+        question = Question(direction="output", rules=self._rules, texts=(self._held + text,), whole=last)
+        (passed,) = await self._screen.look(question)
+        self._held = passed.rest
+        return passed
+
+
+class ScreenedAnswer:
+    """An answer whose text goes through a screen. What the engine made is counted, whatever is said of it."""
+
+    def __init__(self, answer: Answer, screen: OutputScreen) -> None:
+        self._answer = answer
+        self._screen = screen
+
+    @property
+    def counts(self) -> Counts:
+        """Of the answer."""
+        return self._answer.counts
+
+    async def feed(self, events: Sequence[Event]) -> Progress:
+        """As `Answer.feed`; a filter that stops ends the answer as `content_filter`. Raises `Refused`."""
+        said = self._answer.read(events)
+        if said.failure is not None:
+            return self._answer.show(said)  # what is held back is not said
+        passed = await self._screen.push(said.text, last=said.reason is not None)
+        reason = said.reason if passed.stopped is None else "content_filter"
+        return self._answer.show(said, passed.text, reason)
+
+
+def screen_of(files: PinnedFiles, filters: Ask | None) -> Screen | None:
+    """A version's filters, None where it pins none. Raises `Refused(ArtifactRejected)`, also where the installation has
+    no filters: such a version is not served without."""
+    if FILE not in files:
+        return None
+    policy = read_policy(files[FILE])
+    if filters is None:
+        raise Refused(ArtifactRejected(FILE, "this installation runs no filters (KELVIN_FILTERS=off)"))
+    return Screen(policy, filters)
+
+
+def check_filters(files: PinnedFiles, kind: Kind, filters: Ask | None) -> None:
+    """Before a version exists: are its filters there, and do they know what it asks of them? Raises `Refused`."""
+    if (screen := screen_of(files, filters)) is None:
+        return
+    if kind != "generate":
+        raise Refused(ArtifactRejected(FILE, "filters are for models that generate text"))
+    for direction in DIRECTIONS:
+        rules = rules_of(screen.policy, direction)
+        question = Question(direction=direction, rules=rules, texts=("",), whole=True)
+        try:
+            screen.filters.ask_from_thread(question, _TRY_S)
+        except Refused as refused:
+            if refused.failure.retryable:
+                raise
+            raise Refused(ArtifactRejected(FILE, refused.failure.message)) from refused

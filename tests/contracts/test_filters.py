@@ -1,0 +1,101 @@
+"""A policy is read strictly and refused in words; what was found is put in its place."""
+
+from typing import Any
+
+import pytest
+
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
+from contracts.filters import FILE, Looked, Passed, Pii, Rule, Span, pass_on, read_policy, rules_of
+from contracts.wire import encode
+
+PII: dict[str, Any] = {"filter": "pii", "input": {"EMAIL_ADDRESS": "redact"}, "output": {"CREDIT_CARD": "stop"}}
+POLICY: dict[str, Any] = {"format": 1, "filters": [PII]}
+
+
+def test_a_policy() -> None:
+    """What it doesn't say has a default, and the default refuses."""
+    policy = read_policy(encode(POLICY))
+    assert (policy.deadline_ms, policy.on_failure) == (500, "refuse")
+    assert policy.filters == (Pii(input={"EMAIL_ADDRESS": "redact"}, output={"CREDIT_CARD": "stop"}),)
+    assert rules_of(policy, "output") == (Rule(filter="pii", actions={"CREDIT_CARD": "stop"}),)
+    one_way = read_policy(encode({"format": 1, "filters": [{"filter": "pii", "input": {"US_SSN": "stop"}}]}))
+    assert rules_of(one_way, "output") == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        pytest.param(b"{", "truncated", id="no JSON"),
+        pytest.param(b"\xff", "", id="no text"),
+        pytest.param(encode({"filters": [PII]}), "`format`", id="no format"),
+        pytest.param(encode(POLICY | {"format": 2}), "2 - at `$.format`", id="another format"),
+        pytest.param(encode(POLICY | {"filter": []}), "unknown field `filter`", id="a field that is none"),
+        pytest.param(encode(POLICY | {"filters": []}), "at least one filter", id="no filter"),
+        pytest.param(encode(POLICY | {"filters": [PII, PII]}), "'pii' is named twice", id="a filter twice"),
+        pytest.param(encode(POLICY | {"filters": [{"filter": "pi"}]}), "'pi' - at `$.filters[0]", id="another filter"),
+        pytest.param(encode(POLICY | {"filters": [{"filter": "pii"}]}), "must name an entity", id="nothing to find"),
+        pytest.param(
+            encode(POLICY | {"filters": [{"filter": "pii", "input": {"EMAIL": "redact"}}]}),
+            "'EMAIL' is not known; must be one of CREDIT_CARD, EMAIL_ADDRESS",
+            id="an entity that is none",
+        ),
+        pytest.param(
+            encode(POLICY | {"filters": [PII | {"input": {"US_SSN": "hide"}}]}), "'hide' - at", id="another action"
+        ),
+        pytest.param(
+            encode(POLICY | {"deadline_ms": 5}), ">= 10` - at `$.deadline_ms`".replace("`", ""), id="too soon"
+        ),
+        pytest.param(encode(POLICY | {"deadline_ms": 60_000}), "<= 5000", id="too late"),
+        pytest.param(encode(POLICY | {"on_failure": "ask"}), "'ask' - at `$.on_failure`", id="another behaviour"),
+        pytest.param(
+            encode(POLICY | {"filters": [PII | {"phone_regions": ["us"]}]}), "'us' must be two capital", id="a region"
+        ),
+        pytest.param(
+            encode(POLICY | {"filters": [PII | {"phone_regions": ["US"] * 17}]}), "at most 16", id="too many regions"
+        ),
+    ],
+)
+def test_a_malformed_policy_is_refused(raw: bytes, said: str) -> None:
+    """With the file, the value and the rule."""
+    with pytest.raises(Refused) as refused:
+        read_policy(raw)
+    failure = refused.value.failure
+    assert isinstance(failure, ArtifactRejected)
+    assert failure.param == FILE
+    assert said.replace("`", "") in failure.message.replace("`", "")
+
+
+def _span(start: int, end: int, action: Any = "redact") -> Span:
+    return Span(start=start, end=end, label="X", action=action)
+
+
+@pytest.mark.parametrize(
+    ("looked", "passed"),
+    [
+        pytest.param(Looked(decided=6), Passed("abcdef"), id="nothing was found"),
+        pytest.param(Looked(decided=2), Passed("ab", "cdef"), id="the rest is undecided"),
+        pytest.param(Looked(decided=4, spans=(_span(1, 3),)), Passed("a<X>d", "ef"), id="something is replaced"),
+        pytest.param(Looked(decided=6, spans=(_span(0, 3), _span(3, 6))), Passed("<X><X>"), id="one after the other"),
+        pytest.param(Looked(decided=6, spans=(_span(1, 3, "stop"),)), Passed("a", stopped="X"), id="the end of it"),
+    ],
+)
+def test_pass_on(looked: Looked, passed: Passed) -> None:
+    """What may go on, and what has to be asked about again."""
+    assert pass_on("abcdef", looked) == passed
+
+
+@pytest.mark.parametrize(
+    "looked",
+    [
+        pytest.param(Looked(decided=7), id="more than there is"),
+        pytest.param(Looked(decided=-1), id="less than nothing"),
+        pytest.param(Looked(decided=2, spans=(_span(1, 3),)), id="a span that is undecided"),
+        pytest.param(Looked(decided=6, spans=(_span(2, 4), _span(1, 3))), id="spans out of order"),
+        pytest.param(Looked(decided=6, spans=(_span(2, 2),)), id="an empty span"),
+    ],
+)
+def test_an_answer_that_contradicts_itself(looked: Looked) -> None:
+    """Is an answer that was not given: the text does not go on."""
+    with pytest.raises(ValueError, match=r"decided|span"):
+        pass_on("abcdef", looked)

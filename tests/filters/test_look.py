@@ -1,0 +1,98 @@
+"""A text gives the same in any pieces, and nothing is held back that is decided."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from contracts.filters import ENTITIES, Action, Rule, pass_on
+from filters.look import look
+from filters.policy.segments import LIMIT
+
+ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
+REDACT = (Rule(filter="pii", actions=ALL, phone_regions=("US",)),)
+STOP = (Rule(filter="pii", actions=ALL | {"CREDIT_CARD": "stop"}),)
+FOUND = (
+    "jo.doe@example.org", "4111 1111 1111 1111", "5500000000000004", "DE89 3704 0044 0532 0130 00", "192.168.0.1",
+    "2001:db8::1", "078-05-1121", "+49 30 901820", "(212) 555-0143", "GB29 NWBK 6016 1331 9268 19",
+)  # fmt: skip
+BETWEEN = (
+    "",
+    " ",
+    "  ",
+    "\n",
+    ", ",
+    "a",
+    "THE END",
+    "5",
+    " 7 ",
+    "-",
+    "(",
+    "@",
+    "é",
+    "中",
+    "x" * 40,
+    "a1" * 300,
+    "9 " * 600,
+)
+TEXTS = st.lists(st.sampled_from(FOUND + BETWEEN) | st.text(max_size=5), max_size=10).map("".join)
+
+
+def streamed(text: str, cuts: Sequence[int], rules: tuple[Rule, ...]) -> tuple[str, str | None]:
+    """What goes on of a text that comes in these pieces, and what stopped it."""
+    bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    said, held = "", ""
+    for start, end in zip(bounds, [*bounds[1:], len(text)], strict=True):
+        held += text[start:end]
+        passed = pass_on(held, look(held, rules, whole=end == len(text) and start == end))
+        said, held = said + passed.text, passed.rest
+        if passed.stopped is not None:
+            return said, passed.stopped
+    assert held == ""
+    return said, None
+
+
+def whole(text: str, rules: tuple[Rule, ...]) -> tuple[str, str | None]:
+    passed = pass_on(text, look(text, rules, whole=True))
+    return passed.text, passed.stopped
+
+
+@given(TEXTS, st.lists(st.integers(0, 3000), max_size=30), st.sampled_from([REDACT, STOP]))
+@example("a" * (LIMIT - 3) + "@example.org", [LIMIT], REDACT)
+@example("x" * 5000 + "@example.org 4111 1111 1111 1111", list(range(0, 5000, 7)), REDACT)
+def test_pieces_do_not_change_the_text(text: str, cuts: list[int], rules: tuple[Rule, ...]) -> None:
+    """However it is cut, also in the middle of something, the same goes on, and the same stops it."""
+    assert streamed(text, cuts, rules) == whole(text, rules)
+
+
+@given(TEXTS)
+def test_characters_one_by_one(text: str) -> None:
+    """The smallest pieces there are."""
+    assert streamed(text, range(len(text)), REDACT) == whole(text, REDACT)
+
+
+def test_looking_at_each_piece_alone_would_not_do() -> None:
+    """The control: without what was held back, something that comes in two pieces goes on."""
+    pieces = ("to jo@exam", "ple.org now")
+    alone = "".join(whole(piece, REDACT)[0] for piece in pieces)
+    assert alone == "".join(pieces)
+    assert streamed("".join(pieces), [len(pieces[0])], REDACT) == ("to <EMAIL_ADDRESS> now", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        pytest.param("The quick brown fox ", "", id="words that have ended"),
+        pytest.param("The quick brown fo", "fo", id="a word that may become an address"),
+        pytest.param("It costs 5 ", "5 ", id="a number that may go on"),
+        pytest.param("It costs 5\n", "", id="one that does not"),
+        pytest.param("It costs 5 a", "a", id="nor does this"),
+        pytest.param("谢谢", "", id="letters that no address has"),
+        pytest.param("x" * 3000, "x" * 888, id="no more than a segment"),
+    ],
+)
+def test_what_is_held_back(text: str, held: str) -> None:
+    """Only what may be the beginning of something."""
+    looked = look(text, REDACT, whole=False)
+    assert text[looked.decided :] == held

@@ -1,0 +1,59 @@
+"""What is found in a text, and what is not."""
+
+import pytest
+
+from contracts.filters import ENTITIES, Rule, pass_on
+from filters.look import look
+from filters.pii import unknown_region
+
+ALL = (Rule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regions=("US", "DE")),)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("to jo.doe+x@mail.example.co.uk, now", "to <EMAIL_ADDRESS>, now", id="an address of e-mail"),
+        pytest.param("müller@bücher.example", "<EMAIL_ADDRESS>", id="letters beyond ASCII"),
+        pytest.param("请联系foo@bar.com谢谢", "请联系<EMAIL_ADDRESS>谢谢", id="between letters of another script"),
+        pytest.param("a @ b, x@y, @home.example", "a @ b, x@y, @home.example", id="no address of e-mail"),
+        pytest.param("4111 1111 1111 1111 12/27", "<CREDIT_CARD> 12/27", id="a card and what follows it"),
+        pytest.param("5500-0000-0000-0004.", "<CREDIT_CARD>.", id="a card with hyphens"),
+        pytest.param("1 4111111111111111", "1 <CREDIT_CARD>", id="a card after a number"),
+        pytest.param("4111111111111112", "4111111111111112", id="a card's length without its check digit"),
+        pytest.param("x4111111111111111", "x4111111111111111", id="part of a word"),
+        pytest.param("DE89 3704 0044 0532 0130 00 THANKS", "<IBAN_CODE> THANKS", id="an IBAN before capitals"),
+        pytest.param("GB29NWBK60161331926819", "<IBAN_CODE>", id="an IBAN with letters"),
+        pytest.param("GB29 NWBK 6016 1331 9268 19", "<IBAN_CODE>", id="the same in groups"),
+        pytest.param("DE88 3704 0044 0532 0132 02", "DE88 3704 0044 0532 0132 02", id="no IBAN"),
+        pytest.param("at 192.168.0.1, or [2001:db8::1]:80", "at <IP_ADDRESS>, or [<IP_ADDRESS>]:80", id="machines"),
+        pytest.param("std::cout 12:30:45 1.2.3 300.1.1.1", "std::cout 12:30:45 1.2.3 300.1.1.1", id="no machines"),
+        pytest.param("078-05-1121", "<US_SSN>", id="a social security number"),
+        pytest.param("call +49 30 901820 or (212) 555-0143", "call <PHONE_NUMBER> or <PHONE_NUMBER>", id="telephones"),
+        pytest.param("030/901820", "<PHONE_NUMBER>", id="a telephone as it is said at home"),
+        pytest.param("in 2026 there were 12 apples at 3.50", "in 2026 there were 12 apples at 3.50", id="prose"),
+    ],
+)
+def test_what_is_found(text: str, shown: str) -> None:
+    """By pattern and checksum; everything beside it stays as it is."""
+    assert pass_on(text, look(text, ALL, whole=True)).text == shown
+
+
+def test_only_what_is_named() -> None:
+    """A number without its country's code is nobody's where no region is named; other entities pass."""
+    rules = (Rule(filter="pii", actions={"PHONE_NUMBER": "redact"}),)
+    text = "+49 30 901820, 030/901820, jo@example.org"
+    assert pass_on(text, look(text, rules, whole=True)).text == "<PHONE_NUMBER>, 030/901820, jo@example.org"
+
+
+def test_the_first_that_stops_ends_it() -> None:
+    """What comes before is shown as it may be, what comes after is not looked at."""
+    rules = (Rule(filter="pii", actions={"EMAIL_ADDRESS": "redact", "CREDIT_CARD": "stop"}),)
+    text = "a@b.example 4111111111111111 c@d.example"
+    passed = pass_on(text, look(text, rules, whole=True))
+    assert (passed.text, passed.stopped) == ("<EMAIL_ADDRESS> ", "CREDIT_CARD")
+
+
+def test_regions() -> None:
+    """One that nobody knows is told."""
+    assert unknown_region(ALL[0]) is None
+    assert unknown_region(Rule(filter="pii", actions={}, phone_regions=("DE", "XX"))) == "XX"

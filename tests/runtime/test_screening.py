@@ -1,0 +1,281 @@
+"""What a version's filters make of a request and of its answer, over the replica's own socket."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import InvalidRequest, Refused, Unavailable
+from contracts.filters import FILE, FilterPolicy, Findings, Looked, Pii, Question
+from contracts.frames import End
+from contracts.manifest import Kind
+from contracts.wire import decode
+from filters.look import look
+from filters.pii import unknown_region
+from runtime.openai_requests import TextPrompt
+from runtime.screening import Screen, check_filters, screen_of
+from tests.runtime.engine.scripted import ScriptedEngine
+from tests.runtime.fakes import CODEC, Bench, saying
+from tests.runtime.scenes import data_of, events_of, failure_of, play
+
+SECRET = "I am jo@example.org, card 4111 1111 1111 1111, thanks"
+REDACTED = "I am <EMAIL_ADDRESS>, card <CREDIT_CARD>, thanks"
+BOTH = Pii(input={"EMAIL_ADDRESS": "redact"}, output={"EMAIL_ADDRESS": "redact", "CREDIT_CARD": "redact"})
+STOPS = Pii(input={"CREDIT_CARD": "stop"}, output={"CREDIT_CARD": "stop"})
+
+
+@dataclass
+class Looking:
+    """The filters in this process: the same looking, without a socket. `away` is how many questions get no answer."""
+
+    away: int = 0
+    asked: list[Question] = field(default_factory=list)
+
+    async def ask(self, question: Question, timeout_s: float) -> Findings:
+        self.asked.append(question)
+        if len(self.asked) <= self.away:
+            raise Refused(Unavailable("the filters"))
+        return self.ask_from_thread(question, timeout_s)
+
+    def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
+        return Findings(looked=tuple(look(text, question.rules, question.whole) for text in question.texts))
+
+
+@dataclass
+class Skipping(Looking):
+    """As above, after `skip` questions that get their answer."""
+
+    skip: int = 0
+
+    async def ask(self, question: Question, timeout_s: float) -> Findings:
+        if self.skip:
+            self.skip -= 1
+            return self.ask_from_thread(question, timeout_s)
+        return await super().ask(question, timeout_s)
+
+
+def _screen(pii: Pii = BOTH, filters: Looking | None = None, **more: Any) -> Screen:
+    return Screen(FilterPolicy(format=1, filters=(pii,), **more), filters or Looking())
+
+
+def _text(frames: Any) -> str:
+    return "".join(event["choices"][0]["text"] for event in events_of(frames) if event["choices"])
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_an_answer_is_redacted(tmp_path: Path, stream: bool) -> None:
+    """The same text in either form; what was computed is what is counted."""
+
+    async def scene(each: Bench) -> None:
+        frames = await each.frames(body={"max_tokens": 100, "stream": stream})
+        text = _text(frames) if stream else json.loads(data_of(frames))["choices"][0]["text"]
+        assert text == REDACTED
+        assert frames[-1].counts.completion_tokens == len(saying(SECRET)(each.engine.admitted[0]))
+        assert decode(frames[-1].payload, End).finish_reason == "stop"
+
+    play(tmp_path, ScriptedEngine(saying(SECRET)), scene, screen=_screen())
+
+
+def test_without_a_policy_nothing_is_touched(tmp_path: Path) -> None:
+    """The control: the same model, as it was pushed without the file."""
+
+    async def scene(each: Bench) -> None:
+        assert _text(await each.frames(body={"max_tokens": 100, "stream": True})) == SECRET
+
+    play(tmp_path, ScriptedEngine(saying(SECRET)), scene)
+
+
+def test_text_is_not_held_back_for_long(tmp_path: Path) -> None:
+    """Each word leaves with the next: one event for all of it would be a filter that waits for the end."""
+
+    async def scene(each: Bench) -> None:
+        pieces = [
+            event["choices"][0]["text"]
+            for event in events_of(await each.frames(body={"max_tokens": 100, "stream": True}))
+        ]
+        assert len([piece for piece in pieces if piece]) > 1
+
+    play(tmp_path, ScriptedEngine(saying("one two three four " * 5), step_s=0.002), scene, screen=_screen())
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_an_answer_is_stopped(tmp_path: Path, stream: bool) -> None:
+    """It ends before what was found, as `content_filter`, and the engine is told."""
+
+    async def scene(each: Bench) -> None:
+        frames = await each.frames(body={"max_tokens": 200, "stream": stream})
+        choices = [event["choices"][0] for event in events_of(frames)] or json.loads(data_of(frames))["choices"]
+        assert "".join(choice["text"] for choice in choices) == "I am jo@example.org, card "
+        assert choices[-1]["finish_reason"] == "content_filter"
+        assert decode(frames[-1].payload, End).finish_reason == "content_filter"
+        await each.quiet()
+
+    play(tmp_path, ScriptedEngine(saying(SECRET + " and more" * 20)), scene, screen=_screen(STOPS))
+
+
+def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
+    """A text, and each message of a chat with the name of who speaks."""
+
+    async def scene(each: Bench) -> None:
+        await each.frames(body={"prompt": "ask jo@example.org", "max_tokens": 1})
+        said = {"role": "user", "name": "jo@example.org", "content": [{"type": "text", "text": "jo@example.org?"}]}
+        await each.frames("/v1/chat/completions", {"messages": [said], "max_tokens": 1})
+        text, chat = each.engine.admitted
+        assert text.prompt_ids == CODEC.encode("ask <EMAIL_ADDRESS>")
+        plain = {"role": "user", "name": "<EMAIL_ADDRESS>", "content": "<EMAIL_ADDRESS>?"}
+        assert chat.prompt_ids == CODEC.encode_chat([plain])
+
+    play(tmp_path, ScriptedEngine(saying("ok")), scene, screen=_screen())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "said"),
+    [
+        pytest.param(SECRET, "content_filter", "(CREDIT_CARD)", id="what stops it"),
+        pytest.param([5, 6], "invalid_request", "must be text", id="tokens, which nobody can read"),
+    ],
+)
+def test_a_prompt_is_refused_before_compute(tmp_path: Path, prompt: Any, code: str, said: str) -> None:
+    """With a 400, and without what was found."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"prompt": prompt}) as answer:
+            error = json.loads(await answer.read())["error"]
+            assert (answer.status, error["code"], error["param"]) == (400, code, "prompt")
+            assert said in error["message"]
+            assert "4111" not in error["message"]
+        assert each.engine.admitted == []
+
+    play(tmp_path, ScriptedEngine(saying("ok")), scene, screen=_screen(STOPS))
+
+
+def test_no_answer_of_a_filter_refuses(tmp_path: Path) -> None:
+    """A prompt with a 503 that may be repeated; an answer before its first byte likewise; later it is cut, and the
+    client has nothing that was not looked at."""
+
+    async def scene(each: Bench) -> None:
+        for _ in range(2):  # the prompt is not seen, then the answer is not
+            async with each.open(body={"prompt": "x", "max_tokens": 100, "stream": True}) as answer:
+                assert answer.status == 503
+                assert json.loads(await answer.read())["error"]["code"] == "filter_failed"
+            looking.asked.clear()
+            looking.away, looking.skip = 1, 1
+
+    looking = Skipping(away=1)
+    play(tmp_path, ScriptedEngine(saying(SECRET)), scene, screen=_screen(filters=looking))
+
+
+def test_a_filter_that_fails_later_cuts_the_answer(tmp_path: Path) -> None:
+    """As a failure that is told, with the counts so far; all that was said had been looked at."""
+
+    async def scene(each: Bench) -> None:
+        frames = await each.frames(body={"prompt": "x", "max_tokens": 100, "stream": True})
+        assert failure_of(frames[-1]).code == "filter_failed"
+        assert REDACTED.startswith(_text(frames))
+        assert frames[-1].counts.completion_tokens > 0
+        await each.quiet()
+
+    # The prompt, and some of the answer.
+    looking = Skipping(skip=12, away=1)
+    play(tmp_path, ScriptedEngine(saying(SECRET), step_s=0.002), scene, screen=_screen(filters=looking))
+
+
+def test_a_policy_may_let_pass_what_was_not_looked_at(tmp_path: Path) -> None:
+    """Where it says so in words."""
+
+    async def scene(each: Bench) -> None:
+        assert _text(await each.frames(body={"prompt": "x", "max_tokens": 100, "stream": True})) == SECRET
+
+    play(
+        tmp_path,
+        ScriptedEngine(saying(SECRET)),
+        scene,
+        screen=_screen(filters=Looking(away=10_000), on_failure="allow"),
+    )
+
+
+def test_a_version_with_filters_is_not_served_without() -> None:
+    """An installation that runs none refuses it by name, whatever its policy says of failures."""
+    raw = b'{"format": 1, "on_failure": "allow", "filters": [{"filter": "pii", "output": {"US_SSN": "stop"}}]}'
+    with pytest.raises(Refused, match=r"kelvin-filters\.json: .*KELVIN_FILTERS=off"):
+        screen_of({FILE: raw}, None)
+    assert screen_of({FILE: raw}, Looking()) is not None
+    assert screen_of({}, None) is None
+
+
+def test_cancelling_while_a_filter_is_asked(tmp_path: Path) -> None:
+    """The client leaves: the engine is let go of, and the question is not waited for past its deadline."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body={"prompt": "x", "max_tokens": 20_000, "stream": True}):
+            await each.until("a question about the answer", lambda: len(hanging.asked) > 0)
+        await each.quiet()
+
+    hanging = Hanging()
+    screen = _screen(Pii(output={"US_SSN": "stop"}), hanging, deadline_ms=100)
+    play(tmp_path, ScriptedEngine(saying("x " * 2000)), scene, screen=screen)
+
+
+class Hanging(Looking):
+    """Answers when its time is over, with nothing."""
+
+    async def ask(self, question: Question, timeout_s: float) -> Findings:
+        self.asked.append(question)
+        await asyncio.sleep(timeout_s)
+        raise Refused(Unavailable("the filters"))
+
+
+def test_a_prompt_is_as_long_as_can_be_looked_at() -> None:
+    """Beyond it is refused before anybody looks."""
+    looking = Looking()
+    with pytest.raises(Refused, match="at most 262144"):
+        asyncio.run(_screen(filters=looking).prompt(TextPrompt("a" * 262_145), "prompt"))
+    assert looking.asked == []
+
+
+def test_an_answer_that_leaves_too_much_undecided() -> None:
+    """Is none: what a filter holds back is bounded."""
+
+    class Undecided(Looking):
+        async def ask(self, question: Question, timeout_s: float) -> Findings:
+            return Findings(looked=(Looked(decided=0),))
+
+    async def main() -> None:
+        output = _screen(filters=Undecided()).output()
+        assert output is not None
+        assert (await output.push("a" * 60_000, last=False)).text == ""
+        await output.push("a" * 60_000, last=False)
+
+    with pytest.raises(Refused, match="filter_failed"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("pii", "kind", "said"),
+    [
+        pytest.param('"output": {"US_SSN": "stop"}', "embed", "for models that generate", id="another kind of model"),
+        pytest.param(
+            '"output": {"PHONE_NUMBER": "stop"}, "phone_regions": ["XX"]', "generate", "'XX'", id="an unknown region"
+        ),
+    ],
+)
+def test_a_policy_is_tried_before_there_is_a_version(pii: str, kind: Kind, said: str) -> None:
+    """What only the filters know is refused as the file's fault; a good one is not."""
+
+    class Strict(Looking):
+        def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
+            for rule in question.rules:
+                if (region := unknown_region(rule)) is not None:
+                    raise Refused(InvalidRequest("phone_regions", repr(region), "must be a region"))
+            return super().ask_from_thread(question, timeout_s)
+
+    raw = f'{{"format": 1, "filters": [{{"filter": "pii", {pii}}}]}}'
+    with pytest.raises(Refused, match=said) as refused:
+        check_filters({FILE: raw.encode()}, kind, Strict())
+    assert isinstance(refused.value.failure, ArtifactRejected)
+    check_filters({FILE: raw.replace("XX", "DE").encode()}, "generate", Strict())
+    check_filters({}, kind, None)
