@@ -6,13 +6,13 @@ from activator.account import Account
 from activator.meters import Meters
 from contracts.errors import Failure
 from contracts.problem import code_of, status_of
-from contracts.traffic_errors import DeadlineTooShort, Overloaded
+from contracts.traffic_errors import DeadlineTooShort, Displaced, Overloaded
 from telemetry.policy.spans import RequestFacts
 from telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-_SHED = frozenset({Overloaded.code, DeadlineTooShort.code})  # as it should be, however often
+_SHED = frozenset({Overloaded.code, DeadlineTooShort.code, Displaced.code})  # as it should be, however often
 
 
 class Endings:

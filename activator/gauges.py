@@ -33,6 +33,8 @@ def describe(
     help = "Breakers that opened: a replica's, or its version's by why."
     page.read("kelvin_breaker_openings_total", help, Kind.COUNTER, ("of", "why"), lambda: _openings(throttler))
     page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))
+    help = "Requests that got no slot although they had time, by why and how urgent they were."
+    page.read("kelvin_requests_shed_total", help, Kind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
     help = "Since the control plane was last heard."
     page.read("kelvin_feed_age_seconds", help, Kind.GAUGE, (), lambda: _age(last.age_s()))
 
@@ -42,6 +44,10 @@ def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
     for why, count in throttler.breakers.openings.items():
         found["version", outcome_of(why)] = count
     return found
+
+
+def _shed(throttler: Throttler) -> dict[tuple[str, ...], float]:
+    return {(why.value, rank.name.lower()): count for (why, rank), count in throttler.shedding.counts.items()}
 
 
 def _age(seconds: float) -> dict[tuple[str, ...], float]:

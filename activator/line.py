@@ -45,6 +45,7 @@ class Replica:
 @dataclass(slots=True, eq=False)
 class Waiter:
     granted: "asyncio.Future[Replica]"
+    until_s: float  # it waits no longer
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class Line:
     replicas: dict[str, Replica] = field(default_factory=dict)
     ring: Ring = field(default_factory=Ring)  # of all of them
     pace: Pace = field(default_factory=Pace)
+    swept_s: float = 0.0  # when it was last looked for those who are late
 
     @property
     def free(self) -> int:

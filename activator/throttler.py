@@ -1,8 +1,8 @@
 """Give each request a slot at a replica of its version, in fair order, and wake who waits as capacity rises.
 
 Everything here happens on one event loop, in one step: it is the one writer of every version's slots. Whether a request
-may wait is `policy/admission`'s, when it is its turn `policy/fair`'s, which replica it gets `slots`', telling the
-decider `wake`'s, when a slot is expected `policy/expected`'s.
+may wait is `policy/admission`'s, when it is its turn `policy/fair`'s, who leaves a full queue `shedding`'s, which
+replica it gets `slots`', telling the decider `wake`'s, when a slot is expected `policy/expected`'s.
 """
 
 import asyncio
@@ -16,10 +16,12 @@ from activator.keys import VersionKey
 from activator.line import Line, Replica, Waiter, next_waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
 from activator.policy.ask import Ask, Rank
-from activator.policy.bounds import Loads
+from activator.policy.crowd import Crowd
 from activator.policy.expected import Outlook, Starts, comes_too_late, wait_s
-from activator.policy.fair import FairQueue, cost
+from activator.policy.fair import FairQueue, Place, cost
+from activator.policy.shed import Reason, ends_in_s
 from activator.resting import Resting
+from activator.shedding import Shedding
 from activator.slots import NoSlotInTime, Slot, take_slot
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
@@ -72,7 +74,9 @@ class Throttler:
         self._starts: Starts[VersionKey] = Starts()
         self.resting = Resting(longest_rest_s, clock, self._reopen)
         self.breakers = Breakers(longest_rest_s)
-        self.loads = Loads()
+        self.shedding = Shedding(limits)
+        self._everyone: Crowd[Place[Waiter]] = Crowd(limits.in_all)
+        self.loads = self._everyone.loads
 
     def __repr__(self) -> str:
         running = sum(replica.running for line in self._lines.values() for replica in line.replicas.values())
@@ -175,7 +179,7 @@ class Throttler:
             self.breakers.check(key, now)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(FairQueue(self.loads))
+            line = self._lines[key] = self._new_line()
         free = line.free
         facts = AdmissionFacts(free, ask, line.waiting.own, self.loads, self._limits, deadline)
         match decide(facts, now):
@@ -186,9 +190,9 @@ class Throttler:
             case Shed(failure):
                 self._tidy(key, line)
                 raise Refused(failure)
-            case Hold(until_s):
+            case Hold(until_s) as held:
                 self._check_time(key, line, ask, until_s, now)
-                return await self._wait(key, line, ask, until_s, now, again_by_s)
+                return await self._wait(key, line, ask, held, now, again_by_s)
 
     def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
         """Give the slot back that was had for `ask`, which took `tokens` (None: as estimated); the next in line has it
@@ -228,25 +232,26 @@ class Throttler:
         if asleep := line.is_asleep:
             expected_s = self._starts.outlook(key, now).remaining_s
         else:
-            pace = line.pace.tokens_per_s(line.slots)
-            if not comes_too_late(wait_s(line.waiting.own.tokens, pace), left_s):
-                return  # even if all were before it
-            expected_s = wait_s(line.waiting.tokens_before(ask, until_s), pace)
+            expected_s = ends_in_s(line.waiting.tokens_before(ask, until_s), ask, line.pace, line.slots)
         if expected_s is None or not comes_too_late(expected_s, left_s):
             return
         if asleep:
             self._waking.nudge(key, expected_s)
         self._tidy(key, line)
+        self.shedding.refused(Reason.LATE, ask)
         raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
 
     async def _wait(
-        self, key: VersionKey, line: Line, ask: Ask, until_s: float, began_s: float, again_by_s: float | None
+        self, key: VersionKey, line: Line, ask: Ask, held: Hold, began_s: float, again_by_s: float | None
     ) -> Replica:
-        waiter = Waiter(asyncio.get_running_loop().create_future())
+        waiter, until_s = Waiter(asyncio.get_running_loop().create_future(), held.until_s), held.until_s
+        if held.full is None:
+            line.waiting.put(waiter, ask, until_s)
+        elif not self.shedding.try_enter(line, waiter, ask):
+            self._tidy(key, line)
+            raise Refused(held.full)
         if line.is_asleep:
             self.breakers.enter(key, waiter, began_s)
-        line.waiting.put(waiter, ask, until_s)
-        if line.is_asleep:
             self._waking.ensure(key)
         try:
             async with asyncio.timeout(max(0.0, until_s - self._clock())):
@@ -276,9 +281,12 @@ class Throttler:
         self._tidy(key, line)
 
     def _grant(self, key: VersionKey, line: Line) -> None:
-        free = line.free if len(line.waiting) else 0
-        while free and (found := next_waiter(line)) is not None:
-            line.pace.took(self._clock())
+        free = 0
+        if len(line.waiting):
+            free, now = line.free, self._clock()
+            self.shedding.sweep(line, now)
+        while free and (found := self.shedding.next_in_time(line, now)) is not None:
+            line.pace.took(now)
             found[0].granted.set_result(self._take_slot(line, found[1]))
             free -= 1
         self._tidy(key, line)
@@ -292,7 +300,9 @@ class Throttler:
             key = _key_of(row)
             if self._where.get(row.runtime_id, key) != key:
                 self._remove(row.runtime_id)
-            line = self._lines.setdefault(key, Line(FairQueue(self.loads)))
+            line = self._lines.get(key)
+            if line is None:
+                line = self._lines[key] = self._new_line()
             known = line.replicas.get(row.runtime_id)
             if known is None:
                 line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waking.poked_us(key))
@@ -347,6 +357,9 @@ class Throttler:
             line.waiting.settle(ask, 0)
             waiter.granted.set_exception(Refused(failure))
         self._tidy(key, line)
+
+    def _new_line(self) -> Line:
+        return Line(FairQueue(self._everyone, self._limits.per_version))
 
     def _take_slot(self, line: Line, ask: Ask) -> Replica:
         replica = take_slot(line, ask, self._draw)

@@ -127,6 +127,40 @@ class Overloaded(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class Displaced(Failure):
+    """It waited, and had to make way in a full queue: nobody who waited there was lower in the order of shedding."""
+
+    rank: str
+    after_s: float
+    code, status, retryable = "displaced", 503, True
+
+    @property
+    def message(self) -> str:
+        why = f"the queue is full, and this {self.rank} request made way for another one"
+        return f"{why}; retry after {self.after_s:.3g} s"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class OverShare(Failure):
+    """It waited, and had to make way in a full queue, of which its tenant held more than its share."""
+
+    after_s: float
+    code, status, retryable = "over_share", 429, True
+
+    @property
+    def message(self) -> str:
+        return f"the queue is full, and your tenant has more than its share of it; retry after {self.after_s:.3g} s"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
 class BreakerOpen(Failure):
     """Starts of the version failed, or its replicas did, and no other one serves: nothing is tried for a while."""
 
@@ -163,7 +197,7 @@ class DeadlineExceeded(Failure):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineTooShort(Failure):
-    """No answer can begin within the deadline, by what is known: said at once, not when it has passed."""
+    """No answer can come within the deadline, by what is known: said before it has passed."""
 
     expected_s: float
     remaining_s: float
@@ -172,8 +206,11 @@ class DeadlineTooShort(Failure):
 
     @property
     def message(self) -> str:
-        why = "the model's start takes" if self.is_starting else "those before it take"
-        return f"no answer can begin within the {self.remaining_s:.3g} s that are left: {why} {self.expected_s:.3g} s"
+        if self.is_starting:
+            what, why = "begin", "the model's start takes"
+        else:
+            what, why = "end", "with those before it, it takes"
+        return f"no answer can {what} within the {self.remaining_s:.3g} s that are left: {why} {self.expected_s:.3g} s"
 
     @property
     def retry_after_s(self) -> float | None:

@@ -41,9 +41,10 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Wait, no longer than until then (monotonic)."""
+    """Wait, no longer than until then (monotonic). Where a queue is `full`: in the place of who is lower, or not."""
 
     until_s: float
+    full: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,12 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
     if facts.free_slots > 0 and facts.queued.entries == 0:
         return Admit()
     ask, limits = facts.ask, facts.limits
+    until_s = min(facts.deadline.at_s, now + limits.wait_s)
     for queue, load, bound in (
         ("the queue of this model", facts.queued, limits.per_version),
         ("the queue of your tenant", facts.loads.of(ask.tenant), limits.per_tenant),
         ("the queue", facts.loads.in_all, limits.in_all),
     ):
         if (full := load.lacks(ask, bound)) is not None:
-            return Shed(Overloaded(f"{queue}, in {full.unit},", full.limit, RETRY_AFTER_S))
-    return Hold(min(facts.deadline.at_s, now + limits.wait_s))
+            return Hold(until_s, Overloaded(f"{queue}, in {full.unit},", full.limit, RETRY_AFTER_S))
+    return Hold(until_s)

@@ -24,6 +24,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     tokens: int  # as they are estimated
     rank: Rank = Rank.INTERACTIVE
     affinity: Affinity | None = None  # to a replica
+    weight: int = 1  # the tenant's
 
 
 def read_rank(priority: bytes | None) -> Rank:

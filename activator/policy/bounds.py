@@ -4,6 +4,7 @@ Tokens are `body`'s estimate.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from activator.policy.ask import Ask
 
@@ -15,6 +16,9 @@ class Bound:
     entries: int
     nbytes: int
     tokens: int
+
+
+UNBOUNDED: Final = Bound(1 << 60, 1 << 60, 1 << 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,10 @@ class Load:
         if self.tokens + ask.tokens > bound.tokens:
             return Full("tokens", bound.tokens)
         return None
+
+    def is_over(self, bound: Bound) -> bool:
+        """Whether more waits than may."""
+        return self.entries > bound.entries or self.nbytes > bound.nbytes or self.tokens > bound.tokens
 
     def add(self, ask: Ask) -> None:
         """It waits."""

@@ -5,16 +5,19 @@ Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models
 given the least is next. The estimate is given with the slot, and corrected when the slot comes back. Who returns has
 no more to claim than who waits: it begins where the last that was served began, as in start-time fair queueing (Goyal
 et al., SIGCOMM 1996). So of two tenants that both wait, neither is more than two of their largest requests ahead; a
-rank that waits gets at least its weight's share, which is what keeps a lower one from starving.
+rank that waits gets at least its weight's share, which is what keeps a lower one from starving. A tenant of twice the
+weight is given twice as much.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import InitVar, dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
 from activator.policy.ask import Ask, Rank
-from activator.policy.bounds import Load, Loads
+from activator.policy.bounds import UNBOUNDED, Bound, Load
+from activator.policy.crowd import Crowd
+from activator.policy.tally import Tally
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -53,9 +56,14 @@ class Counters(Generic[K]):
 
 
 @dataclass(slots=True, eq=False)
-class _Place(Generic[T]):
+class Place(Generic[T]):
+    """Where one waits. `arrival` is its number in that queue."""
+
     entry: T
     ask: Ask
+    deadline_s: float
+    arrival: int
+    home: "FairQueue[T]"
     left: bool = False
 
 
@@ -63,21 +71,34 @@ class _Place(Generic[T]):
 class _Backlog(Generic[T]):
     """What waits of one tenant in one rank; who left is skipped when its turn comes."""
 
-    heap: list[tuple[float, int, _Place[T]]] = field(default_factory=list)  # by deadline, then by arrival
+    heap: list[tuple[float, int, int, Place[T]]] = field(default_factory=list)  # by deadline, then by arrival
     waiting: int = 0
+    pushed: int = 0  # so many were: one that was put back stands beside what it left
+    tally: Tally = field(default_factory=Tally)
 
-    def pop(self) -> _Place[T]:
-        self.waiting -= 1
-        while (place := heappop(self.heap)[2]).left:
+    def push(self, place: Place[T]) -> None:
+        self.waiting += 1
+        self.pushed += 1
+        heappush(self.heap, (place.deadline_s, place.arrival, self.pushed, place))
+        self.tally.add(place.deadline_s, cost(place.ask.tokens))
+
+    def pop(self) -> Place[T]:
+        while (place := heappop(self.heap)[-1]).left:
             pass
+        self._less(place)
         return place
 
-    def forget(self) -> None:
-        """One has left."""
-        self.waiting -= 1
+    def forget(self, place: Place[T]) -> None:
+        """It has left."""
+        place.left = True
+        self._less(place)
         if len(self.heap) > 2 * self.waiting + 16:
-            self.heap = [item for item in self.heap if not item[2].left]
+            self.heap = [item for item in self.heap if not item[-1].left]
             heapify(self.heap)
+
+    def _less(self, place: Place[T]) -> None:
+        self.waiting -= 1
+        self.tally.add(place.deadline_s, -cost(place.ask.tokens))
 
 
 @dataclass(slots=True)
@@ -95,26 +116,34 @@ class FairQueue(Generic[T]):
     `put` and `discard` take logarithmic time, `take` also time linear in the tenants that wait for this version.
     """
 
-    shared: Loads  # of all queues together
-    own: Load = field(default_factory=Load)
-    _places: dict[T, _Place[T]] = field(default_factory=dict)
+    shared: Crowd[Place[T]]  # of all queues together
+    bound: InitVar[Bound] = UNBOUNDED
+    crowd: Crowd[Place[T]] = field(init=False)
+    _places: dict[T, Place[T]] = field(default_factory=dict)
     _lanes: dict[Rank, _Lane[T]] = field(default_factory=lambda: {rank: _Lane() for rank in Rank})
     _given: Counters[Rank] = field(default_factory=Counters)
     _arrivals: int = 0
 
+    def __post_init__(self, bound: Bound) -> None:
+        self.crowd = Crowd(bound)
+
     def __len__(self) -> int:
         return len(self._places)
+
+    @property
+    def own(self) -> Load:
+        """What waits here; to be read, not kept."""
+        return self.crowd.loads.in_all
 
     def put(self, entry: T, ask: Ask, deadline_s: float) -> None:
         """An entry waits at most once."""
         assert entry not in self._places
-        place = self._places[entry] = _Place(entry, ask)
-        backlog = self._join(ask)
         self._arrivals += 1
-        heappush(backlog.heap, (deadline_s, self._arrivals, place))
-        backlog.waiting += 1
-        self.own.add(ask)
-        self.shared.add(ask)
+        self._stand(Place(entry, ask, deadline_s, self._arrivals, self))
+
+    def put_back(self, place: Place[T]) -> None:
+        """One that was discarded is where it was, as if it had not left; for shedding it is the newest."""
+        self._stand(Place(place.entry, place.ask, place.deadline_s, place.arrival, self))
 
     def take(self) -> tuple[T, Ask]:
         """The next, which is given what it asked for. Raises ValueError where nobody waits: look first."""
@@ -132,15 +161,18 @@ class FairQueue(Generic[T]):
         What others wait for is served in between, so that this is the least that it may be.
         """
         backlog = self._lanes[ask.rank].tenants.get(ask.tenant)
-        if backlog is None:
-            return 0
-        return sum(cost(place.ask.tokens) for at_s, _, place in backlog.heap if at_s < deadline_s and not place.left)
+        return 0 if backlog is None else backlog.tally.before(deadline_s)
+
+    def in_turn(self) -> Iterator[list[Place[T]]]:
+        """Who waits: of each tenant and rank in the order of their deadlines."""
+        for lane in self._lanes.values():
+            for backlog in lane.tenants.values():
+                yield [place for *_, place in sorted(backlog.heap) if not place.left]
 
     def tokens_of(self, tenant: str, rank: Rank) -> int:
         """Tokens of what waits of a tenant, as urgent as that or more."""
         backlogs = (lane.tenants.get(tenant) for each, lane in self._lanes.items() if each >= rank)
-        heaps = (backlog.heap for backlog in backlogs if backlog is not None)
-        return sum(cost(place.ask.tokens) for heap in heaps for _, _, place in heap if not place.left)
+        return sum(backlog.tally.total() for backlog in backlogs if backlog is not None)
 
     def pass_by(self, ask: Ask) -> None:
         """It is given what it asked for without waiting, as nobody waits."""
@@ -153,28 +185,33 @@ class FairQueue(Generic[T]):
         """What was given for that ask took so many tokens."""
         more = cost(tokens) - cost(ask.tokens)
         self._given.correct(ask.rank, more / WEIGHTS[ask.rank])
-        self._lanes[ask.rank].given.correct(ask.tenant, more)
+        self._lanes[ask.rank].given.correct(ask.tenant, more / ask.weight)
 
     def discard(self, entry: T) -> bool:
         """Take it out wherever it stands; whether it was waiting."""
         place = self._places.get(entry)
         if place is None:
             return False
-        place.left = True
-        self._lanes[place.ask.rank].tenants[place.ask.tenant].forget()
+        self._lanes[place.ask.rank].tenants[place.ask.tenant].forget(place)
         self._left(place)
         return True
 
     def check_integrity(self) -> None:
         """Loads are what waits; each entry stands in one backlog; no backlog is empty."""
-        asks = [place.ask for place in self._places.values()]
-        assert self.own == Load(len(asks), sum(ask.nbytes for ask in asks), sum(ask.tokens for ask in asks))
+        assert len(self._places) == self.own.entries
         backlogs = [backlog for lane in self._lanes.values() for backlog in lane.tenants.values()]
-        standing = [item[2].entry for backlog in backlogs for item in backlog.heap if not item[2].left]
+        standing = [item[-1].entry for backlog in backlogs for item in backlog.heap if not item[-1].left]
         assert sorted(map(id, standing)) == sorted(map(id, self._places))
         assert all(backlog.waiting > 0 for backlog in backlogs)
         assert sum(backlog.waiting for backlog in backlogs) == len(self._places)
+        self.crowd.check_integrity()
         self.shared.check_integrity()
+
+    def _stand(self, place: Place[T]) -> None:
+        self._places[place.entry] = place
+        self._join(place.ask).push(place)
+        self.crowd.add(place)
+        self.shared.add(place)
 
     def _join(self, ask: Ask) -> _Backlog[T]:
         lane = self._lanes[ask.rank]
@@ -188,16 +225,16 @@ class FairQueue(Generic[T]):
 
     def _give(self, ask: Ask) -> None:
         self._given.give(ask.rank, cost(ask.tokens) / WEIGHTS[ask.rank])
-        self._lanes[ask.rank].given.give(ask.tenant, cost(ask.tokens))
+        self._lanes[ask.rank].given.give(ask.tenant, cost(ask.tokens) / ask.weight)
 
-    def _left(self, place: _Place[T]) -> None:
+    def _left(self, place: Place[T]) -> None:
         ask = place.ask
         del self._places[place.entry]
         tenants = self._lanes[ask.rank].tenants
         if not tenants[ask.tenant].waiting:
             del tenants[ask.tenant]
-        self.own.remove(ask)
-        self.shared.remove(ask)
+        self.crowd.remove(place)
+        self.shared.remove(place)
 
 
 def cost(tokens: int) -> int:

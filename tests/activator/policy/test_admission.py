@@ -2,7 +2,16 @@
 
 import pytest
 
-from activator.policy.admission import RETRY_AFTER_S, Admission, AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
+from activator.policy.admission import (
+    RETRY_AFTER_S,
+    Admission,
+    AdmissionFacts,
+    Admit,
+    Hold,
+    QueueLimits,
+    Shed,
+    decide,
+)
 from activator.policy.ask import Ask
 from activator.policy.bounds import Bound, Load, Loads
 from contracts.deadline import Deadline
@@ -12,8 +21,8 @@ LIMITS = QueueLimits(Bound(2, 100, 1000), Bound(3, 150, 1500), Bound(4, 200, 200
 MINE, OURS, ALL = "the queue of this model", "the queue of your tenant", "the queue"
 
 
-def full(queue: str, unit: str, limit: int) -> Shed:
-    return Shed(Overloaded(f"{queue}, in {unit},", limit, RETRY_AFTER_S))
+def full(queue: str, unit: str, limit: int) -> Hold:
+    return Hold(5.0, Overloaded(f"{queue}, in {unit},", limit, RETRY_AFTER_S))
 
 
 def shared(tenant: str, load: Load) -> Loads:

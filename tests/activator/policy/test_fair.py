@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from activator.policy import fair
 from activator.policy.ask import Ask, Rank
-from activator.policy.bounds import Load, Loads
-from activator.policy.fair import WEIGHTS, Counters, FairQueue, _Lane
+from activator.policy.bounds import UNBOUNDED, Load, Loads
+from activator.policy.crowd import Crowd
+from activator.policy.fair import WEIGHTS, Counters, FairQueue, Place, _Lane
 
 LARGEST = 100
 TOKENS = st.integers(1, LARGEST)
@@ -31,7 +32,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared = Loads()
+        self.shared: Crowd[Place[int]] = Crowd(UNBOUNDED)
         self.queues = [FairQueue[int](self.shared), FairQueue[int](self.shared)]
         self.held: list[dict[int, Ask]] = [{}, {}]
         self.granted: list[list[Ask]] = [[], []]
@@ -72,9 +73,9 @@ class Machine(RuleBasedStateMachine):
             queue.check_integrity()
             assert len(queue) == len(held)
         asks = [ask for held in self.held for ask in held.values()]
-        assert self.shared.in_all == _sum(asks)
+        assert self.shared.loads.in_all == _sum(asks)
         for tenant in "tu":
-            assert self.shared.of(tenant) == _sum([ask for ask in asks if ask.tenant == tenant])
+            assert self.shared.loads.of(tenant) == _sum([ask for ask in asks if ask.tenant == tenant])
 
 
 def _sum(asks: list[Ask]) -> Load:
@@ -88,7 +89,7 @@ TestMachine.settings = settings(max_examples=25, stateful_step_count=30)
 def test_a_tenant_that_is_not_counted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a queue that counts what comes in all, and for no tenant, fails the check."""
     monkeypatch.setattr(Loads, "add", lambda loads, ask: loads.in_all.add(ask))
-    queue = FairQueue[int](Loads())
+    queue = FairQueue[int](Crowd(UNBOUNDED))
     queue.put(1, Ask("t", 1, 1), 0.0)
     with pytest.raises(AssertionError):
         queue.check_integrity()
@@ -118,14 +119,14 @@ def _unfairness(queue: FairQueue[int], before: list[tuple[str, int]], both: list
 @given(HISTORIES, HISTORIES)
 def test_two_tenants_that_wait_are_given_the_same(before: list[tuple[str, int]], both: list[tuple[str, int]]) -> None:
     """But for two of the largest requests, whatever was before."""
-    assert _unfairness(FairQueue(Loads()), before, both) <= 2 * LARGEST
+    assert _unfairness(FairQueue(Crowd(UNBOUNDED)), before, both) <= 2 * LARGEST
 
 
 def test_the_order_of_arrival_is_not_fair() -> None:
     """The control: who sends ten requests at once is given ten times as much."""
     both = [("t", LARGEST)] * 10 + [("u", LARGEST)] * 10
-    assert _unfairness(Arrivals(Loads()), [], both) == 10 * LARGEST
-    assert _unfairness(FairQueue(Loads()), [], both) <= 2 * LARGEST
+    assert _unfairness(Arrivals(Crowd(UNBOUNDED)), [], both) == 10 * LARGEST
+    assert _unfairness(FairQueue(Crowd(UNBOUNDED)), [], both) <= 2 * LARGEST
 
 
 def test_who_returns_has_nothing_to_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +134,9 @@ def test_who_returns_has_nothing_to_claim(monkeypatch: pytest.MonkeyPatch) -> No
     The control begins where it was.
     """
     before, both = [("t", LARGEST)] * 50, [("t", LARGEST), ("u", LARGEST)] * 20
-    assert _unfairness(FairQueue(Loads()), before, both) <= 2 * LARGEST
+    assert _unfairness(FairQueue(Crowd(UNBOUNDED)), before, both) <= 2 * LARGEST
     monkeypatch.setattr(Counters, "join", lambda counters, key: counters._given.setdefault(key, 0.0))
-    assert _unfairness(FairQueue(Loads()), before, both) > 10 * LARGEST
+    assert _unfairness(FairQueue(Crowd(UNBOUNDED)), before, both) > 10 * LARGEST
 
 
 def test_who_leaves_sheds_no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_who_leaves_sheds_no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
     """
 
     def served() -> int:
-        queue = FairQueue[int](Loads())
+        queue = FairQueue[int](Crowd(UNBOUNDED))
         for number in range(200):
             queue.put(number, Ask("u", 0, 10), 0.0)
         count = 0
@@ -168,7 +169,7 @@ def test_no_rank_starves(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """While all three wait each is given its weight's share, within a request of it. The control serves the highest."""
 
     def share() -> float:
-        queue, given = FairQueue[int](Loads()), Counter[Rank]()
+        queue, given = FairQueue[int](Crowd(UNBOUNDED)), Counter[Rank]()
         for number in range(3 * 420):
             queue.put(number, Ask("t", 0, 10, Rank(number % 3)), 0.0)
         for _ in range(420):
@@ -187,7 +188,7 @@ def test_no_rank_starves(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=20), st.data())
 def test_the_earliest_deadline_of_a_tenant_is_next(deadlines: list[float], data: st.DataObject) -> None:
     """In order of arrival where they are equal, whoever leaves in between."""
-    queue = FairQueue[int](Loads())
+    queue = FairQueue[int](Crowd(UNBOUNDED))
     for number, deadline_s in enumerate(deadlines):
         queue.put(number, Ask("t", 0, 10), deadline_s)
     leaving = data.draw(st.sets(st.sampled_from(range(len(deadlines)))))
@@ -199,7 +200,7 @@ def test_the_earliest_deadline_of_a_tenant_is_next(deadlines: list[float], data:
 
 def test_the_order_of_arrival_knows_no_deadline() -> None:
     """The control."""
-    queue = Arrivals(Loads())
+    queue = Arrivals(Crowd(UNBOUNDED))
     queue.put(0, Ask("t", 0, 10), 9.0)
     queue.put(1, Ask("t", 0, 10), 1.0)
     assert queue.take()[0] == 0
@@ -211,7 +212,7 @@ def test_the_order_of_arrival_knows_no_deadline() -> None:
 @given(st.lists(st.tuples(st.sampled_from("tu"), RANKS, TOKENS, st.integers(0, LARGEST)), max_size=40))
 def test_what_was_settled_is_what_was_taken(history: list[tuple[str, Rank, int, int]]) -> None:
     """Estimates leave no trace: the counters are those of a queue that knew from the start what each would take."""
-    guessing, knowing = FairQueue[int](Loads()), FairQueue[int](Loads())
+    guessing, knowing = FairQueue[int](Crowd(UNBOUNDED)), FairQueue[int](Crowd(UNBOUNDED))
     for queue in (guessing, knowing):
         for rank in Rank:
             queue._given.join(rank)
@@ -250,14 +251,14 @@ def _quiet_waits(queue: FairQueue[int], slots: int, every: int) -> list[int]:
 
 def test_a_flood_is_the_flooders() -> None:
     """Each of the quiet tenant's requests waits at most one service time; first come first served, hundreds of them."""
-    assert max(_quiet_waits(FairQueue(Loads()), 8, 16)) <= 8
-    assert min(_quiet_waits(Arrivals(Loads()), 8, 16)) > 8
+    assert max(_quiet_waits(FairQueue(Crowd(UNBOUNDED)), 8, 16)) <= 8
+    assert min(_quiet_waits(Arrivals(Crowd(UNBOUNDED)), 8, 16)) > 8
 
 
 def test_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many tenants have been here, also while they wait."""
     monkeypatch.setattr(fair, "KEPT", 10)
-    queue = FairQueue[int](Loads())
+    queue = FairQueue[int](Crowd(UNBOUNDED))
     for number in range(100):
         queue.put(number, Ask(f"t{number}", 0, 10), 0.0)
         assert len(queue._lanes[Rank.INTERACTIVE].given._given) <= 10
@@ -280,7 +281,7 @@ def test_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_certainly_served_before(ask: Ask, deadline_s: float, want: int) -> None:
     """One of tenant t has left."""
-    queue = FairQueue[int](Loads())
+    queue = FairQueue[int](Crowd(UNBOUNDED))
     for entry, (tenant, tokens, at_s, rank) in enumerate(
         [
             ("t", 10, 1.0, Rank.INTERACTIVE), ("t", 20, 2.0, Rank.INTERACTIVE), ("t", 99, 3.0, Rank.INTERACTIVE),

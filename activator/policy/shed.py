@@ -1,0 +1,100 @@
+"""Who is shed: those who are lowest in the order of `crowd` where a queue is full, and those who can't be in time.
+
+Pure; telling them is the throttler's. A request that has a slot waits no more, so that none is ever shed here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Generic, TypeVar
+
+from activator.policy.admission import QueueLimits
+from activator.policy.ask import Ask
+from activator.policy.crowd import Tier
+from activator.policy.expected import Pace, comes_too_late, wait_s
+from activator.policy.fair import FairQueue, Place, cost
+
+MOST: Final = 16  # that make way for one: a request that is as large as more of them is refused
+
+T = TypeVar("T")
+
+
+class Reason(StrEnum):
+    """Why a request got no slot although it had time."""
+
+    FULL = "full"  # it came to a full queue, and was the lowest itself
+    DISPLACED = "displaced"
+    OVER_SHARE = "over_share"  # displaced, too
+    LATE = "late"  # it could not be in time any more, or not from the start
+
+
+def try_enter(
+    queue: FairQueue[T], entry: T, ask: Ask, deadline_s: float, limits: QueueLimits
+) -> list[tuple[Tier, Place[T]]] | None:
+    """Wait beside the others, as far as there is room; until there is, the lowest of the queue that is too full leaves
+    it. Returns who left, of which each was lower than the newcomer and than all who stayed in that queue; None where
+    the newcomer is the lowest itself: then nothing has changed.
+    """
+    if any(not _fits_alone(ask, limits, each) for each in range(3)):
+        return None
+    queue.put(entry, ask, deadline_s)
+    out: list[tuple[Tier, Place[T]]] = []
+    while (found := _lowest(queue, ask, limits)) is not None:
+        place = found[1]
+        if place.entry is entry or len(out) == MOST:
+            queue.discard(entry)
+            for _, back in reversed(out):
+                back.home.put_back(back)
+            return None
+        place.home.discard(place.entry)
+        out.append(found)
+    return out
+
+
+def _fits_alone(ask: Ask, limits: QueueLimits, which: int) -> bool:
+    bound = (limits.per_version, limits.per_tenant, limits.in_all)[which]
+    return ask.nbytes <= bound.nbytes and ask.tokens <= bound.tokens
+
+
+def _lowest(queue: FairQueue[T], ask: Ask, limits: QueueLimits) -> tuple[Tier, Place[T]] | None:
+    """Of the first queue that is too full."""
+    if queue.own.is_over(limits.per_version):
+        return queue.crowd.lowest(ask.tenant)
+    everyone = queue.shared
+    if everyone.loads.of(ask.tenant).is_over(limits.per_tenant):
+        return everyone.lowest_of(ask.tenant)
+    if everyone.loads.in_all.is_over(limits.in_all):
+        return everyone.lowest(ask.tenant)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Late(Generic[T]):
+    """One who can't be in time: an answer would have ended so many seconds from now at the earliest."""
+
+    place: Place[T]
+    expected_s: float
+    remaining_s: float
+
+
+def ends_in_s(before: int, ask: Ask, pace: Pace, slots: int) -> float | None:
+    """Until its answer has ended at the earliest, with so many tokens that are served first; None where nobody knows.
+    Nothing is known of one that is next: what runs before it is not counted.
+    """
+    begins_s = wait_s(before, pace.tokens_per_s(slots)) if before else None
+    return None if begins_s is None else begins_s + pace.answer_s(cost(ask.tokens))
+
+
+def too_late(queue: FairQueue[T], pace: Pace, slots: int, now: float) -> Iterator[Late[T]]:
+    """Who waits behind so much of its own tenant that it can't be in time, and so only takes a place. The first of
+    each is never among them: what else would its turn be for? Takes time linear in who waits.
+    """
+    for places in queue.in_turn():
+        before = 0
+        for place in places:
+            remaining_s = place.deadline_s - now
+            takes_s = ends_in_s(before, place.ask, pace, slots)
+            if takes_s is not None and comes_too_late(takes_s, remaining_s):
+                yield Late(place, takes_s, remaining_s)
+            else:
+                before += cost(place.ask.tokens)

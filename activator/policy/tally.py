@@ -1,0 +1,48 @@
+"""Tokens by the deadline of who asks for them: how many have less time than one, without a look at each. Pure state.
+
+A tree of sixteen branches: sums by the sixteenth of a second, the second, the sixteen seconds and so on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+FINEST: Final = 16  # a second has so many; who has the same sixteenth is not before
+LEVELS: Final = 4  # the coarsest is 256 s, of which there are few: a deadline is not days away
+
+
+def _levels() -> tuple[dict[int, int], ...]:
+    return tuple({} for _ in range(LEVELS))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Deadlines are seconds on any clock. Adding and asking take the same time however much waits."""
+
+    _sums: tuple[dict[int, int], ...] = field(default_factory=_levels)
+
+    def add(self, deadline_s: float, tokens: int) -> None:
+        """So many more; fewer where that is below 0."""
+        index = int(deadline_s * FINEST)
+        for sums in self._sums:
+            left = sums.get(index, 0) + tokens
+            if left:
+                sums[index] = left
+            else:
+                sums.pop(index, None)
+            index >>= 4
+
+    def before(self, deadline_s: float) -> int:
+        """Tokens of those with less time, never more than there are."""
+        return sum(self._before(int(deadline_s * FINEST)))
+
+    def total(self) -> int:
+        """Tokens of all."""
+        return sum(self._sums[-1].values())
+
+    def _before(self, index: int) -> Iterator[int]:
+        for sums in self._sums[:-1]:
+            if sums:
+                yield from (sums.get(each, 0) for each in range(index & ~15, index))
+            index >>= 4
+        yield from (tokens for each, tokens in self._sums[-1].items() if each < index)

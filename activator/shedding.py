@@ -1,0 +1,81 @@
+"""Tell those who are shed, and count them. Who it is, is `policy/shed`'s; when it is looked at, the throttler's."""
+
+from collections import Counter
+from typing import Final
+
+from activator.line import Line, Waiter, next_waiter
+from activator.policy.admission import RETRY_AFTER_S, QueueLimits
+from activator.policy.ask import Ask, Rank
+from activator.policy.crowd import Tier
+from activator.policy.expected import comes_too_late, wait_s
+from activator.policy.fair import cost
+from activator.policy.shed import Reason, too_late, try_enter
+from contracts.errors import Failure, Refused
+from contracts.traffic_errors import DeadlineTooShort, Displaced, OverShare
+
+SWEEP_S: Final = 0.5  # between two looks at all who wait for a version, at least
+SWEEP_EACH_S: Final = 0.00025  # and for each of them: a look at one takes a microsecond or two
+LONGEST_RETRY_S: Final = 60.0
+
+
+class Shedding:
+    """Of all versions. `counts` is by reason and rank."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self.counts: Counter[tuple[Reason, Rank]] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<Shedding {self.counts.total()}>"
+
+    def refused(self, reason: Reason, ask: Ask) -> None:
+        """A newcomer was, by the throttler."""
+        self.counts[reason, ask.rank] += 1
+
+    def try_enter(self, line: Line, waiter: Waiter, ask: Ask) -> bool:
+        """Wait in a full queue in the place of those who are lower, who are told before this returns. False where
+        nobody is.
+        """
+        out = try_enter(line.waiting, waiter, ask, waiter.until_s, self._limits)
+        if out is None:
+            self.refused(Reason.FULL, ask)
+            return False
+        after_s = _emptied_in_s(line)
+        for tier, place in out:
+            if tier is Tier.OVER:
+                self._tell(place.entry, place.ask, Reason.OVER_SHARE, OverShare(after_s))
+            else:
+                self._tell(place.entry, place.ask, Reason.DISPLACED, Displaced(place.ask.rank.name.lower(), after_s))
+        return True
+
+    def sweep(self, line: Line, now: float) -> None:
+        """Once in a while: those who can't be in time any more wait no longer."""
+        if now < line.swept_s + max(SWEEP_S, len(line.waiting) * SWEEP_EACH_S):
+            return
+        line.swept_s = now
+        for late in list(too_late(line.waiting, line.pace, line.slots, now)):
+            line.waiting.discard(late.place.entry)
+            failure = DeadlineTooShort(late.expected_s, max(0.0, late.remaining_s), False)
+            self._tell(late.place.entry, late.place.ask, Reason.LATE, failure)
+
+    def next_in_time(self, line: Line, now: float) -> tuple[Waiter, Ask] | None:
+        """Whose turn it is. Who could not end in time is passed over while anybody else waits, who may."""
+        while (found := next_waiter(line)) is not None:
+            waiter, ask = found
+            takes_s, remaining_s = line.pace.answer_s(cost(ask.tokens)), waiter.until_s - now
+            if not len(line.waiting) or not comes_too_late(takes_s, remaining_s):
+                return found
+            line.waiting.settle(ask, 0)
+            self._tell(waiter, ask, Reason.LATE, DeadlineTooShort(takes_s, max(0.0, remaining_s), False))
+        return None
+
+    def _tell(self, waiter: Waiter, ask: Ask, reason: Reason, failure: Failure) -> None:
+        if not waiter.granted.done():  # else it is about to leave by itself
+            waiter.granted.set_exception(Refused(failure))
+            self.counts[reason, ask.rank] += 1
+
+
+def _emptied_in_s(line: Line) -> float:
+    """By its pace, within bounds: when a retry is worth its while."""
+    expected_s = wait_s(line.waiting.own.tokens, line.pace.tokens_per_s(line.slots))
+    return RETRY_AFTER_S if expected_s is None else min(max(expected_s, RETRY_AFTER_S), LONGEST_RETRY_S)

@@ -1,0 +1,209 @@
+"""Who makes way for whom, and who can't be in time: as tables; bounds hold, and nobody is shed twice."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.policy import shed
+from activator.policy.admission import QueueLimits
+from activator.policy.ask import Ask, Rank
+from activator.policy.bounds import UNBOUNDED, Bound
+from activator.policy.crowd import Crowd, Tier
+from activator.policy.expected import LEAST, Pace
+from activator.policy.fair import FairQueue, Place
+from activator.policy.shed import MOST, ends_in_s, too_late, try_enter
+
+F, S, B = Rank.INTERACTIVE, Rank.STANDARD, Rank.BATCH
+LIMITS = QueueLimits(Bound(3, 100, 100), Bound(3, 100, 100), Bound(4, 150, 150), 60.0)
+
+
+class Queues:
+    """Two versions' queues that share what is in all; the entry is a number."""
+
+    def __init__(self, limits: QueueLimits = LIMITS) -> None:
+        self.limits = limits
+        self.shared: Crowd[Place[int]] = Crowd(limits.in_all)
+        self.queues = [FairQueue[int](self.shared, limits.per_version) for _ in range(2)]
+        self.next = 0
+
+    def come(self, ask: Ask, which: int = 0, deadline_s: float = 0.0) -> list[tuple[Tier, int]] | None:
+        """Who made way, by number, and why."""
+        number, self.next = self.next, self.next + 1
+        out = try_enter(self.queues[which], number, ask, deadline_s, self.limits)
+        return None if out is None else [(tier, place.entry) for tier, place in out]
+
+    def waiting(self) -> list[set[int]]:
+        """Who waits, by queue."""
+        return [{place.entry for places in queue.in_turn() for place in places} for queue in self.queues]
+
+    def check(self) -> None:
+        for queue in self.queues:
+            queue.check_integrity()
+            assert not queue.own.is_over(self.limits.per_version)
+        assert not self.shared.loads.in_all.is_over(self.limits.in_all)
+        for tenant in "tuv":
+            assert not self.shared.loads.of(tenant).is_over(self.limits.per_tenant)
+
+
+def ask(tenant: str = "t", rank: Rank = F, *, tokens: int = 1) -> Ask:
+    return Ask(tenant, 1, tokens, rank)
+
+
+@pytest.mark.parametrize(
+    ("before", "comes", "which", "want"),
+    [
+        pytest.param([], ask(), 0, [], id="there is room"),
+        pytest.param([ask(), ask("u"), ask("v")], ask(), 0, None, id="of equals the newcomer goes"),
+        pytest.param([ask(), ask("u", B), ask("v")], ask("v"), 0, [(Tier.BATCH, 1)], id="batch makes way"),
+        pytest.param([ask(), ask("u", B), ask("v")], ask("v", S), 0, [(Tier.BATCH, 1)], id="for standard, too"),
+        pytest.param([ask(), ask("u", S), ask("v")], ask("v", B), 0, None, id="batch makes nobody leave"),
+        pytest.param([ask(), ask("t", S), ask()], ask(), 0, [(Tier.STANDARD, 1)], id="a tenant's own standard one"),
+        pytest.param([ask(), ask(), ask()], ask("u"), 0, [(Tier.OVER, 2)], id="who holds most makes way"),
+        pytest.param([ask(), ask(), ask("u")], ask("u"), 0, None, id="not beyond what is fair"),
+        pytest.param([ask(tokens=50), ask("u", tokens=50)], ask("v", tokens=90), 0, None, id="large, itself too much"),
+        pytest.param(
+            [ask("t", B, tokens=40), ask("t", B, tokens=40)], ask("v", tokens=90), 0,
+            [(Tier.BATCH, 1), (Tier.BATCH, 0)], id="several for one",
+        ),
+        pytest.param([], ask(tokens=101), 0, None, id="what would not fit into an empty queue"),
+        pytest.param([ask("u", B, tokens=99)], ask(tokens=101), 0, None, id="nobody is shed for that"),
+        pytest.param(
+            [ask("u", B, tokens=99), ask("v")], ask("v", tokens=101), 1, None, id="nor where another queue has room"
+        ),
+    ],
+)  # fmt: skip
+def test_who_makes_way(before: Sequence[Ask], comes: Ask, which: int, want: list[tuple[Tier, int]] | None) -> None:
+    """The queue of a version holds three, all of them four. None: the newcomer is refused, and all others wait on."""
+    queues = Queues()
+    for each in before:
+        assert queues.come(each) == []
+    stood = queues.waiting()
+    assert queues.come(comes, which) == want
+    if want is None:
+        assert queues.waiting() == stood
+    queues.check()
+
+
+def test_another_versions_makes_way_where_all_are_full() -> None:
+    """Four wait for two versions; the lowest of them is another version's."""
+    queues = Queues()
+    for which, each in ((0, ask("t")), (1, ask("u", B)), (1, ask("u")), (0, ask("v"))):
+        assert queues.come(each, which) == []
+    assert queues.come(ask("v"), 0) == [(Tier.BATCH, 1)]
+    queues.check()
+
+
+def test_a_plan_that_comes_to_nothing_leaves_everything_as_it_was() -> None:
+    """Seventeen would have to leave for one: nobody does, and the order of service is the old one."""
+    queues = Queues(QueueLimits(Bound(50, 1000, 100), UNBOUNDED, UNBOUNDED, 60.0))
+    for number in range(50):
+        assert queues.come(ask("t", B, tokens=2), 0, float(number)) == []
+    assert queues.come(ask("u", tokens=2 * MOST + 1)) is None
+    queues.check()
+    assert [queues.queues[0].take()[0] for _ in range(len(queues.queues[0]))] == list(range(50))
+    for number in range(50):
+        assert queues.come(ask("t", B, tokens=2), 0, float(number)) == []
+    assert len(queues.come(ask("u", tokens=2 * MOST)) or ()) == MOST
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["come", "come", "come", "take", "leave"]), st.integers(0, 1), st.sampled_from("tuv"),
+        st.sampled_from(list(Rank)), st.integers(1, 110), st.integers(0, 20),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(STEPS)
+def test_bounds_hold_and_nobody_is_shed_twice(
+    steps: list[tuple[str, int, str, Rank, int, int]],
+) -> None:
+    """Each newcomer waits or is refused; each who waits leaves once: served, by itself or shed; who was given a slot
+    is never shed; nobody of a higher rank makes way for a lower one of the same tenant.
+    """
+    queues, asked, gone = Queues(), dict[int, Ask](), set[int]()
+    for what, which, tenant, rank, tokens, number in steps:
+        queue, stood = queues.queues[which], queues.waiting()
+        if what == "come":
+            asked[queues.next] = comes = ask(tenant, rank, tokens=tokens)
+            entry, out = queues.next, queues.come(comes, which, float(number))
+            if out is None:
+                assert queues.waiting() == stood
+                gone.add(entry)
+            else:
+                left = {each for _, each in out}
+                assert len(left) == len(out)
+                assert left <= (stood[0] | stood[1]) - gone
+                assert all(asked[each].rank <= rank for each in left if asked[each].tenant == tenant)
+                assert queues.waiting()[which] >= {entry}
+                gone |= left
+        elif what == "take" and len(queue):
+            gone.add(queue.take()[0])
+        elif what == "leave" and queue.discard(number):
+            gone.add(number)
+        queues.check()
+        assert queues.waiting()[0] | queues.waiting()[1] == set(asked) - gone
+
+
+def test_a_plan_that_is_not_undone_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: who was taken out in vain stays out."""
+    monkeypatch.setattr(FairQueue, "put_back", lambda queue, place: None)
+    with pytest.raises(AssertionError):
+        test_a_plan_that_comes_to_nothing_leaves_everything_as_it_was()
+
+
+# Those who can't be in time
+
+
+def _pace(answers: int = LEAST, tokens: int = 10, seconds: float = 2.0) -> Pace:
+    """So many answers of so many tokens each, one after the other; it is 0 now."""
+    pace = Pace(_at_s=-seconds * answers)
+    for number in range(answers, 0, -1):
+        pace.took(-seconds * number)
+        pace.came_back(-seconds * (number - 1), tokens)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "want"),
+    [
+        pytest.param([1.0], [], id="who is next is not judged here"),
+        pytest.param([2.0, 3.0], [(1, 4.0, 3.0)], id="ten tokens before it, and its own ten, in two seconds each"),
+        pytest.param([2.0, 4.0, 6.0], [], id="just in time"),
+        pytest.param([2.0, 3.9, 4.5], [(1, 4.0, 3.9)], id="who leaves makes it in time for the next"),
+        pytest.param([9.0, 2.0, 3.0], [(2, 4.0, 3.0)], id="who has more time is not before it"),
+    ],
+)
+def test_who_is_late(deadlines: list[float], want: list[tuple[int, float, float]]) -> None:
+    """Ten tokens each, at one slot; by number, the seconds that it would take and those that are left."""
+    queues = Queues()
+    for deadline_s in deadlines:
+        queues.come(ask(tokens=10), 0, deadline_s)
+    found = list(too_late(queues.queues[0], _pace(), 1, 0.0))
+    assert [(late.place.entry, late.expected_s, late.remaining_s) for late in found] == want
+    assert not list(too_late(queues.queues[0], _pace(LEAST - 1), 1, 0.0)), "no pace is known"
+
+
+@pytest.mark.parametrize(
+    ("before", "tokens", "slots", "want"),
+    [
+        pytest.param(10, 10, 1, 4.0, id="two seconds each"),
+        pytest.param(10, 10, 2, 3.0, id="two at once; its own answer is no quicker for that"),
+        pytest.param(10, 5, 1, 3.0, id="a short one takes less"),
+        pytest.param(10, 1000, 1, 4.0, id="one that may take much is thought to take as long as others"),
+        pytest.param(0, 10, 1, None, id="nobody before it"),
+    ],
+)
+def test_when_an_answer_ends(before: int, tokens: int, slots: int, want: float | None) -> None:
+    """Ten tokens took two seconds."""
+    assert ends_in_s(before, ask(tokens=tokens), _pace(), slots) == want
+
+
+def test_a_look_that_forgets_who_is_before_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.setattr(shed, "ends_in_s", lambda before, ask, pace, slots: None)
+    with pytest.raises(AssertionError):
+        test_who_is_late([2.0, 3.0], [(1, 4.0, 3.0)])

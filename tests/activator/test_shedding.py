@@ -1,0 +1,273 @@
+"""A full queue lets who is more urgent wait, and tells who makes way; who can't be in time is told while it waits."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from activator import shedding
+from activator.keys import VersionKey
+from activator.line import Replica
+from activator.policy.admission import QueueLimits
+from activator.policy.ask import Ask, Rank
+from activator.policy.bounds import Bound
+from activator.policy.expected import LEAST
+from activator.policy.shed import Reason
+from activator.throttler import Throttler
+from contracts.deadline import Deadline
+from contracts.errors import Refused
+from contracts.traffic_errors import DeadlineTooShort, Displaced, Overloaded, OverShare
+from tests.activator.control import STRANGER, VERSION
+from tests.activator.test_expected_waits import READY, Clock
+from tests.activator.test_throttler import KEY, WIDE, Bell, _turns
+from tests.activator.test_turns import until_queued
+from tests.activator.world import CHAT, Got, World, world
+
+OTHER = VersionKey("default", "other", VERSION)
+TWO = Bound(2, 10_000, 10_000)
+
+
+class Ground:
+    """A throttler that stands at 100 s, and who asked it."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self.clock = Clock()
+        self.bell = Bell()
+        self.throttler = Throttler(limits, self.bell, clock=self.clock, draw=lambda n: 0)
+
+    async def ask(
+        self, rank: Rank = Rank.INTERACTIVE, tenant: str = "t", key: VersionKey = KEY, in_s: float = 50.0
+    ) -> "asyncio.Task[Replica]":
+        """One that has a slot, waits, or was refused."""
+        ask = Ask(tenant, 10, 10, rank)
+        deadline = Deadline.after(in_s, self.clock.now_s)
+        task = asyncio.create_task(self.throttler.acquire(key, ask, deadline))
+        await _turns()
+        self.throttler.check_integrity()
+        return task
+
+    async def paced(self) -> Replica:
+        """One slot, which takes two seconds for ten tokens, and is taken."""
+        self.throttler.apply(READY)
+        ask = Ask("t", 10, 10)
+        for _ in range(LEAST):
+            replica = await self.throttler.acquire(KEY, ask, Deadline(1e6))
+            self.clock.now_s += 2.0
+            self.throttler.release(KEY, replica, ask, None)
+        return await self.throttler.acquire(KEY, ask, Deadline(1e6))
+
+    async def leave(self, *tasks: "asyncio.Task[Replica]") -> None:
+        """They give up; nothing is left."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self.throttler.check_integrity()
+        assert self.throttler.loads.in_all.entries == 0
+
+
+def _failure(task: "asyncio.Task[Replica]") -> object:
+    error = task.exception()
+    assert isinstance(error, Refused)
+    return error.failure
+
+
+def test_who_is_lowest_makes_way() -> None:
+    """Two may wait: batch goes for an interactive one, then a newcomer of batch is refused as it always was, and of
+    two tenants the one that holds both places gives one up.
+    """
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(TWO, WIDE, WIDE, 60.0))
+        batch, stays = await ground.ask(Rank.BATCH), await ground.ask()
+        newest = await ground.ask()
+        assert _failure(batch) == Displaced("batch", 1.0)
+        assert isinstance(_failure(await ground.ask(Rank.BATCH)), Overloaded)
+        other = await ground.ask(tenant="u")
+        assert _failure(newest) == OverShare(1.0)
+        counts = ground.throttler.shedding.counts
+        assert counts == {
+            (Reason.DISPLACED, Rank.BATCH): 1, (Reason.FULL, Rank.BATCH): 1, (Reason.OVER_SHARE, Rank.INTERACTIVE): 1,
+        }  # fmt: skip
+        await ground.leave(stays, other)
+
+    asyncio.run(scenario())
+
+
+def test_who_makes_way_for_another_version_is_wanted_no_more() -> None:
+    """Its version had nobody else: it isn't started for nobody."""
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(WIDE, WIDE, Bound(1, 10_000, 10_000), 60.0))
+        batch = await ground.ask(Rank.BATCH, key=OTHER)
+        assert ground.bell.ringing == {OTHER}
+        stays = await ground.ask()
+        assert _failure(batch) == Displaced("batch", 1.0)
+        assert ground.bell.ringing == {KEY}
+        await ground.leave(stays)
+
+    asyncio.run(scenario())
+
+
+def test_who_was_given_a_slot_is_not_shed() -> None:
+    """Not even in the moment before it knows."""
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
+        batch = asyncio.create_task(ground.throttler.acquire(KEY, Ask("t", 10, 10, Rank.BATCH), Deadline(150.0)))
+        await asyncio.sleep(0)
+        ground.throttler.apply(READY)
+        assert not batch.done()
+        waits, refused = await ground.ask(), await ground.ask()
+        assert (await batch).row.runtime_id == "a"
+        assert isinstance(_failure(refused), Overloaded)
+        await ground.leave(waits)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_just_gave_up_makes_way_and_is_not_counted() -> None:
+    """Its task was cancelled, and stands in the queue for a moment."""
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
+        batch = await ground.ask(Rank.BATCH)
+        batch.cancel()
+        stays = asyncio.create_task(ground.throttler.acquire(KEY, Ask("t", 10, 10), Deadline(150.0)))
+        await _turns()
+        assert batch.cancelled()
+        assert not stays.done()
+        assert not ground.throttler.shedding.counts
+        await ground.leave(stays)
+
+    asyncio.run(scenario())
+
+
+def test_who_can_not_be_in_time_makes_nobody_leave() -> None:
+    """It is refused for that, before anybody makes way for it."""
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(TWO, WIDE, WIDE, 60.0))
+        await ground.paced()
+        stay = [await ground.ask(Rank.BATCH), await ground.ask(in_s=2.5)]
+        late = await ground.ask(in_s=3.0)
+        assert _failure(late) == DeadlineTooShort(4.0, 3.0, False)
+        await ground.leave(*stay)
+
+    asyncio.run(scenario())
+
+
+def test_a_retry_is_worth_its_while_when_the_queue_is_empty() -> None:
+    """By the pace of the version: thirty tokens wait, ten of them take two seconds."""
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(Bound(3, 10_000, 10_000), WIDE, WIDE, 60.0))
+        await ground.paced()
+        batch = await ground.ask(Rank.BATCH)
+        stay = [await ground.ask() for _ in range(3)]
+        assert _failure(batch) == Displaced("batch", 6.0)
+        await ground.leave(*stay)
+
+    asyncio.run(scenario())
+
+
+async def _overtaken(ground: Ground) -> list["asyncio.Task[Replica]"]:
+    """The second of three had the time when it came; then one came that is before it. A slot has come free since."""
+    holding = await ground.paced()
+    first, second = await ground.ask(in_s=3.0), await ground.ask(in_s=6.5)
+    third = await ground.ask(in_s=5.5)
+    assert not second.done()
+    ground.clock.now_s += 1.0
+    ground.throttler.release(KEY, holding, Ask("t", 10, 10), None)
+    await _turns()
+    assert first.done()
+    return [second, third]
+
+
+def test_who_was_overtaken_is_told_while_it_waits() -> None:
+    """Not when its deadline passes; the control looks too rarely for that."""
+
+    async def scenario(want: bool) -> None:
+        ground = Ground(QueueLimits(WIDE, WIDE, WIDE, 60.0))
+        second, third = await _overtaken(ground)
+        assert second.done() is want
+        if want:
+            assert isinstance(failure := _failure(second), DeadlineTooShort)
+            assert failure.expected_s > failure.remaining_s == 5.5
+            assert ground.throttler.shedding.counts == {(Reason.LATE, Rank.INTERACTIVE): 1}
+        await ground.leave(*(task for task in (second, third) if not task.done()))
+
+    asyncio.run(scenario(want=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shedding, "SWEEP_S", 1e9)
+        asyncio.run(scenario(want=False))
+
+
+@pytest.mark.parametrize("another", [pytest.param(True, id="another waits"), pytest.param(False, id="nobody else")])
+def test_a_slot_goes_to_who_can_end_in_time(another: bool) -> None:
+    """One whose answer takes two seconds has one left: another one has the slot; alone it may try."""
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(WIDE, WIDE, WIDE, 60.0))
+        holding = await ground.paced()
+        hasty = await ground.ask(in_s=3.0)
+        patient = [await ground.ask()] if another else []
+        ground.clock.now_s += 2.0
+        ground.throttler.release(KEY, holding, Ask("t", 10, 10), None)
+        await _turns()
+        if another:
+            assert isinstance(_failure(hasty), DeadlineTooShort)
+            assert patient[0].result() is holding
+        else:
+            assert hasty.result() is holding
+        ground.throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
+async def _shed(here: World) -> set[str]:
+    """The lines of the page that say who was shed."""
+    connector = aiohttp.UnixConnector(path=str(here.data / "run" / "activator.sock"))
+    async with (
+        aiohttp.ClientSession(connector=connector) as own,
+        own.get("http://activator/metrics") as answer,
+    ):
+        return {line for line in (await answer.text()).splitlines() if line.startswith("kelvin_requests_shed_total")}
+
+
+def test_it_is_so_from_outside(tmp_path: Path) -> None:
+    """A batch that waits is told by 503 and `Retry-After` when an interactive one comes; a tenant that holds the whole
+    queue by 429 when another one comes. Each has its record, the metric says why.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path, queue_requests_in_all=2, queue_requests=2) as here:
+
+            def send(**headers: str) -> asyncio.Task[Got]:
+                return asyncio.create_task(here.post(body=CHAT, **headers))
+
+            batch = send(x_kelvin_priority="batch")
+            await until_queued(here, 1)
+            first = send()
+            await until_queued(here, 2)
+            second = send()
+            got = await batch
+            assert (got.status, got.code, got.headers["retry-after"]) == (503, "displaced", "1")
+            assert b"this batch request made way" in got.body
+            got = await send(x_kelvin_priority="standard")
+            assert (got.status, got.code) == (503, "overloaded")
+            theirs = asyncio.create_task(here.post(body=CHAT | {"model": "theirs"}, key=STRANGER))
+            got = await second
+            assert (got.status, got.code, got.headers["retry-after"]) == (429, "over_share", "1")
+            assert await _shed(here) == {
+                'kelvin_requests_shed_total{process="activator",why="displaced",rank="batch"} 1',
+                'kelvin_requests_shed_total{process="activator",why="full",rank="standard"} 1',
+                'kelvin_requests_shed_total{process="activator",why="over_share",rank="interactive"} 1',
+            }
+            await here.replica("a")
+            assert (await first).status == 200
+            theirs.cancel()
+            records = await here.control.until_records(4)
+            assert [record.outcome for record in records[:4]] == ["displaced", "overloaded", "over_share", "ok"]
+
+    asyncio.run(scenario())
