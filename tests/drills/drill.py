@@ -119,7 +119,7 @@ def closing_checks(ground: Ground, shared: frozenset[str]) -> tuple[None, list[s
     wrong += leftovers.unfinished(ground.data) + leftovers.stray_sockets(ground.data)
     ground.stop()
     wrong += leftovers.ended(ground.data)
-    with contextlib.suppress(NotSo):  # a neighbour of ours may have some for a moment
+    with contextlib.suppress(NotSo):  # a neighbour of ours may have made some that it has yet to open
         wait(lambda: not leftovers.shared_memory() - shared, "no shared memory is left", 5)
     wrong += [f"shared memory is left: {name}" for name in leftovers.shared_memory() - shared]
     return None, wrong

@@ -16,8 +16,21 @@ _UNFINISHED: Final = {
 
 
 def shared_memory() -> frozenset[str]:
-    """Names in it; Kelvin's own has none, and goes with its processes."""
-    return frozenset(path.name for path in _SHARED.iterdir()) if _SHARED.is_dir() else frozenset()
+    """Names in it that nobody has open or mapped; Kelvin's own memory has none, and goes with its processes."""
+    if not _SHARED.is_dir():
+        return frozenset()
+    names = frozenset(path.name for path in _SHARED.iterdir())  # before it is known who has them: others come and go
+    return names - _in_use() if names else names
+
+
+def _in_use() -> frozenset[str]:
+    """By a process that lives, a neighbour of ours as well."""
+    found: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            found.update(Path(mapped.path).name for mapped in process.memory_maps() if str(_SHARED) in mapped.path)
+            found.update(Path(opened.path).name for opened in process.open_files() if str(_SHARED) in opened.path)
+    return frozenset(found)
 
 
 def unfinished(data: Path) -> list[str]:
