@@ -76,7 +76,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
     name = PREFIX + new_request_id().removeprefix("req_")  # one process lifetime, and the spool's source
     authority = Authority.load_or_make(settings.data / "ca.pem", settings.data / "tls" / "ca.key")
     files = _certificate_files(settings)
-    certificates = Certificates(authority, settings.domain, files)
+    certificates = Certificates(authority, settings.domain, files, settings.edge.protocols)
     async with AsyncExitStack() as ladder:
         telemetry = await ladder.enter_async_context(open_telemetry("activator", settings.telemetry))
         directory = SocketDirectory(settings.run)
@@ -214,7 +214,7 @@ def _certificate_files(settings: ActivatorSettings) -> CertificateFiles | None:
     if settings.certificates is None:
         return None
     try:
-        return CertificateFiles(settings.certificates)
+        return CertificateFiles(settings.certificates, settings.edge.protocols)
     except BadCertificate as bad:
         raise BadSetting("KELVIN_CERTIFICATES", str(settings.certificates), str(bad)) from bad
 

@@ -7,7 +7,7 @@ A directory, and each directory in it, may hold a pair: `tls.crt` and `tls.key` 
 import asyncio
 import logging
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +31,12 @@ class BadCertificate(ValueError):
 class CertificateFiles:
     """Used from one event loop; files are read off it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, protocols: Sequence[str] = ("http/1.1",)) -> None:
         """Raises BadCertificate."""
         self._directory = directory
+        self._protocols = list(protocols)
         self._state = _state(directory)
-        self._by_name = _load(directory)
+        self._by_name = _load(directory, self._protocols)
 
     def __repr__(self) -> str:
         return f"<CertificateFiles {self._directory} names={len(self._by_name)}>"
@@ -51,7 +52,7 @@ class CertificateFiles:
             return
         self._state = state  # as it was before it is read: what changes meanwhile is seen by the next look
         try:
-            self._by_name = await asyncio.to_thread(_load, self._directory)
+            self._by_name = await asyncio.to_thread(_load, self._directory, self._protocols)
         except BadCertificate as bad:
             log.warning("certificates stay as they were", extra={"why": str(bad)})
         else:
@@ -83,7 +84,7 @@ def _state(directory: Path) -> _State:
     return tuple((name, stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in seen)
 
 
-def _load(directory: Path) -> dict[str, ssl.SSLContext]:
+def _load(directory: Path, protocols: list[str]) -> dict[str, ssl.SSLContext]:
     """Raises BadCertificate."""
     found: dict[str, ssl.SSLContext] = {}
     try:
@@ -97,6 +98,7 @@ def _load(directory: Path) -> dict[str, ssl.SSLContext]:
             chain = certificate.read_bytes()
             names = _names(chain)
             context = server_context(key.read_bytes() + b"\n" + chain)
+            context.set_alpn_protocols(protocols)
         except (OSError, ValueError, x509.ExtensionNotFound) as error:  # ssl.SSLError is an OSError
             raise BadCertificate(f"{certificate}: {error}") from error
         found |= dict.fromkeys(names, context)

@@ -7,6 +7,7 @@ for names that there are files for (`certificate_files`).
 import asyncio
 import datetime
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +28,14 @@ class _Shown:
 class Certificates:
     """The listener's context, and those behind it. Used from one event loop."""
 
-    def __init__(self, authority: Authority, domain: str, files: CertificateFiles | None = None) -> None:
+    def __init__(
+        self,
+        authority: Authority,
+        domain: str,
+        files: CertificateFiles | None = None,
+        protocols: Sequence[str] = ("http/1.1",),
+    ) -> None:
+        self._protocols = list(protocols)
         self._authority = authority
         self._domain = domain
         self._files = files
@@ -59,8 +67,11 @@ class Certificates:
     def _make(self, tenant: str | None) -> _Shown:
         made = self._authority.now()
         if tenant is None:
-            return _Shown(self._authority.context(["localhost"], ["127.0.0.1", "::1"]), made)
-        return _Shown(self._authority.context([f"*.{tenant}.{self._domain}"], []), made)
+            context = self._authority.context(["localhost"], ["127.0.0.1", "::1"])
+        else:
+            context = self._authority.context([f"*.{tenant}.{self._domain}"], [])
+        context.set_alpn_protocols(self._protocols)
+        return _Shown(context, made)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
         """What a file is for; MODEL.TENANT.DOMAIN gets the tenant's leaf, every other name and none the default one."""

@@ -5,6 +5,7 @@ Sits between the listening socket and `edge_connection`. Why it is written this 
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -18,13 +19,18 @@ from activator.gate import Gate
 def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
     """What uvicorn takes for its protocol class; it only ever calls it."""
 
+    http2 = gate.limits.http2
+    if http2 is not None:
+        from activator.edge_h2 import Http2Protocol  # its library is imported only where it is offered
+
     def make(
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        return Edge(gate, HttpProtocol(gate, config, server_state, app_state, _loop))
+        second = None if http2 is None else partial(Http2Protocol, gate, config, server_state, http2, _loop)
+        return Edge(gate, HttpProtocol(gate, config, server_state, app_state, _loop), second)
 
     return cast(type[asyncio.Protocol], make)
 
@@ -32,9 +38,10 @@ def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
 class Edge(asyncio.Protocol):
     """One connection until its handshake has ended; afterwards only its count is kept here."""
 
-    def __init__(self, gate: Gate, http: EdgeConnection) -> None:
+    def __init__(self, gate: Gate, http: EdgeConnection, http2: Callable[[], EdgeConnection] | None) -> None:
         self._gate = gate
         self._http = http
+        self._http2 = http2
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -88,6 +95,10 @@ class Edge(asyncio.Protocol):
         if self._raw.is_closing() or inner is None:
             self._closed()
             return
+        if self._http2 is not None and tls.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
+            self._http = self._http2()
+            self._http.raw, self._http.source = self._raw, self._source
+            tls.set_protocol(self._http)
         cast(Any, self._raw).set_protocol(_Drain(inner, self._http, self._closed))
         self._http.connection_made(tls)
         # high=0 would never resume in uvloop: it pauses at a size of `high` or more.

@@ -16,9 +16,12 @@ READ_AHEAD: Final = 64 << 10  # bytes of a body that wait here; more are left to
 
 
 class Wire(Protocol):
-    """The connection, as its cycle uses it. `is_full`: what was written has not left."""
+    """The connection, as its cycle uses it."""
 
-    is_full: bool
+    @property
+    def is_full(self) -> bool:
+        """Whether what was written has not left."""
+        ...
 
     def pause_body(self) -> None:
         """Read no more of the body for now."""

@@ -21,6 +21,7 @@ Headers = list[tuple[bytes, bytes]]
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]  # the library's base32 is a slow loop
 _LOW: Final = (1 << 70) - 1
+UNFRAMED: Final = "kelvin.unframed_body"  # of a scope in HTTP/2, whose body no header tells of: whether there is one
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -96,9 +97,9 @@ class Exchange:
     """Used by one task. Each write returns when the client-side socket has taken it."""
 
     __slots__ = (
-        "_first", "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller", "connection",
-        "headers", "hosts", "last", "method", "own_id", "path", "peer", "query", "rates", "request_id", "standing",
-        "started",
+        "_first", "_is_stream", "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller",
+        "connection", "headers", "hosts", "last", "method", "own_id", "path", "peer", "query", "rates", "request_id",
+        "standing", "started",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
@@ -114,6 +115,9 @@ class Exchange:
         self.headers: Headers = scope["headers"]
         first = self._first = dict(reversed(self.headers))  # of each name the first value
         self._more = b"transfer-encoding" in first or first.get(b"content-length", b"0") != b"0"
+        self._is_stream = scope.get("http_version") == "2"
+        if self._is_stream:
+            self._more = scope["extensions"][UNFRAMED]
         self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id = new_request_id()
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
@@ -227,9 +231,9 @@ class Exchange:
         return Stay(self.connection, within_s)
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """The head of the answer. A body that was not read ends the connection after it."""
+        """The head of the answer. A body that was not read ends the connection after it, or the stream alone."""
         self.started = True
-        closing: Headers = [(b"connection", b"close")] if self._more or self.last else []
+        closing: Headers = [(b"connection", b"close")] if (self._more and not self._is_stream) or self.last else []
         await self._send(
             {
                 "type": "http.response.start",

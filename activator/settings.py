@@ -10,6 +10,7 @@ from activator.issuers import TrustedIssuer, read_issuers
 from activator.policy.admission import QueueLimits
 from activator.policy.bounds import Bound
 from activator.policy.edge_rates import AddressLimits, networks
+from activator.policy.h2_bounds import Http2Limits
 from activator.policy.once import CACHE_LIMITS, DEFAULT_LIMITS, OnceLimits
 from contracts import settings
 from contracts.names import dns_label
@@ -32,6 +33,12 @@ class EdgeLimits:
     headers: int
     body_rate: float  # bytes/s, over each `head_s`
     address: AddressLimits
+    http2: Http2Limits | None = None  # HTTP/1.1 alone
+
+    @property
+    def protocols(self) -> list[str]:
+        """Those that TLS offers (RFC 7301), the best first."""
+        return ["http/1.1"] if self.http2 is None else ["h2", "http/1.1"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         domain=_domain(env),
         drain_s=settings.integer(env, "KELVIN_ACTIVATOR_DRAIN_S", 30, low=1, high=3600),
         edge=EdgeLimits(
-            head_bytes=settings.integer(env, "KELVIN_HEAD_BYTES", 32 << 10, low=1024, high=MIB),
+            head_bytes=_head_bytes(env),
             head_s=settings.number(env, "KELVIN_HEAD_S", 5.0, low=0.05, high=60),
             handshake_s=settings.number(env, "KELVIN_HANDSHAKE_S", 5.0, low=0.05, high=60),
             idle_s=settings.integer(env, "KELVIN_IDLE_S", 75, low=1, high=3600),
@@ -104,6 +111,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             headers=settings.integer(env, "KELVIN_HEADERS", 100, low=8, high=10_000),
             body_rate=settings.number(env, "KELVIN_BODY_RATE", 1024.0, low=0),
             address=_address(env),
+            http2=_http2(env),
         ),
         request=RequestLimits(
             body_bytes=settings.integer(env, "KELVIN_BODY_BYTES", 8 * MIB, low=1024),
@@ -111,7 +119,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             upload_bytes=settings.integer(env, "KELVIN_UPLOAD_BYTES", 512 * MIB, low=1024),
             body_s=settings.number(env, "KELVIN_BODY_S", 30.0, low=0.05, high=3600),
             deadline_s=settings.number(env, "KELVIN_DEADLINE_S", 600.0, low=0.1, high=86400),
-            stall_s=settings.number(env, "KELVIN_STALL_S", 20.0, low=0.1, high=3600),
+            stall_s=_stall_s(env),
             requests=settings.integer(env, "KELVIN_REQUESTS", 4096, low=1),
         ),
         queue=QueueLimits(
@@ -182,6 +190,22 @@ def _address(env: Mapping[str, str]) -> AddressLimits:
         rate=settings.number(env, "KELVIN_ADDRESS_RATE", 1000.0, low=1),
         trusted=found,
     )
+
+
+def _head_bytes(env: Mapping[str, str]) -> int:
+    return settings.integer(env, "KELVIN_HEAD_BYTES", 32 << 10, low=1024, high=MIB)
+
+
+def _stall_s(env: Mapping[str, str]) -> float:
+    return settings.number(env, "KELVIN_STALL_S", 20.0, low=0.1, high=3600)
+
+
+def _http2(env: Mapping[str, str]) -> Http2Limits | None:
+    """A header list may be twice as long as a head before its connection ends with it: then it is refused alone."""
+    streams = settings.integer(env, "KELVIN_HTTP2_STREAMS", 100, low=1, high=10_000)
+    if settings.choice(env, "KELVIN_HTTP2", "off", ("on", "off")) == "off":
+        return None
+    return Http2Limits(streams, _stall_s(env), 2 * _head_bytes(env))
 
 
 def _redis(env: Mapping[str, str]) -> str | None:

@@ -21,6 +21,8 @@ def test_defaults_need_only_the_data_directory() -> None:
         pytest.param("KELVIN_ONCE_S", "86401", id="an answer kept for longer than it is one charge"),
         pytest.param("KELVIN_QUEUE_REQUESTS", "0", id="no queue at all"),
         pytest.param("KELVIN_DOMAIN", "a..b", id="no domain"),
+        pytest.param("KELVIN_HTTP2", "yes", id="no word of on and off"),
+        pytest.param("KELVIN_HTTP2_STREAMS", "0", id="no stream at all"),
         pytest.param("KELVIN_STALL_S", "nan", id="no number"),
         pytest.param("KELVIN_FEED_MAX_AGE_S", "0", id="nobody is ever let in"),
         pytest.param("KELVIN_TRUSTED_ADDRESSES", "10.0.0.1/8", id="no network"),
