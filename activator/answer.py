@@ -122,7 +122,7 @@ class Answer:
 
     async def fail(self, failure: Failure) -> None:
         """The answer ends here: with its true status while the head is held, else as the stream's last event."""
-        await self._still()
+        await self.still()
         self._exchange.connection.unwatch()
         await self._settle_failed(failure, None if not self._exchange.started else 200)
         if self._exchange.connection.unaccepted():  # it reads nothing: no last word would reach it
@@ -139,7 +139,7 @@ class Answer:
 
     async def leave(self, failure: Failure) -> None:
         """Nobody is there to be answered; the account is settled all the same."""
-        await self._still()
+        await self.still()
         await self._settle_failed(failure, None)
 
     async def _settle_failed(self, failure: Failure, status: int | None) -> None:
@@ -153,7 +153,7 @@ class Answer:
     async def _commit(self) -> None:
         """The first bytes of the replica: no more heartbeats, and the head if it is still held."""
         self._account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
-        await self._still()
+        await self.still()
         if not self._exchange.started:
             await self._exchange.start(200, self._head(_SSE))
 
@@ -188,7 +188,7 @@ class Answer:
         except ClientGone:
             return  # the request's own task is told by the connection
 
-    async def _still(self) -> None:
+    async def still(self) -> None:
         """No heartbeat is written once this returns; a write is never cut in two."""
         if self._timer is not None:
             self._timer.cancel()

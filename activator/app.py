@@ -148,7 +148,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
                 under_way,
                 once,
                 cache,
-                Ladders(table, throttler),
+                Ladders(table, throttler, cache.last),
             ),
             Lists(authenticator, table, timelines, control, under_way),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),

@@ -1,17 +1,19 @@
 """Answers that are given again to whoever of a tenant asks the same within a short time, and asks for that.
 
 Only where the answer depends on what was asked alone: the caller said `"temperature": 0`, and the version is the same
-one. Kept in this process, sealed as answers of a key are; who asks meanwhile runs, too.
+one. Kept in this process, sealed as answers of a key are; who asks meanwhile runs, too. What a model's ladder may give
+again is kept beside that, for longer.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from starlette.types import Message
 
-from activator.account import OK
+from activator.account import OK, Degraded
 from activator.answer import Answer
 from activator.call import Call
 from activator.exchange import Exchange, Headers, now_us
@@ -20,6 +22,7 @@ from activator.policy.body import is_greedy
 from activator.policy.once import Asked, Kept, OnceLimits, Shelf, asked
 from activator.tape import OF_THE_MOMENT, play, recorded
 from contracts.errors import InvalidRequest, Refused
+from contracts.ladder import OLDEST_S, TOLD
 from contracts.timeline import Stage
 from telemetry.policy.instruments import Page
 
@@ -31,24 +34,70 @@ TIDY_S: Final = 30.0
 _OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection", HEADER))
 
 
+class Answers:
+    """What is kept, of whichever tenant. Used on one event loop."""
+
+    def __init__(self, secret: bytes, limits: OnceLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._secret = secret
+        self._sealer = Sealer(secret)
+        self._limits = limits
+        self._shelf = Shelf(limits)
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Answers {self._shelf!r}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Of all, sealed."""
+        return self._shelf.nbytes
+
+    @property
+    def answer_bytes(self) -> int:
+        """Of the largest body that is kept."""
+        return self._limits.answer_bytes
+
+    def name(self, call: Call, version: str) -> Asked | None:
+        """What the request's answer is kept under; None where it may differ from one time to the next."""
+        if not is_greedy(call.body, call.path):
+            return None
+        ceiling = ",".join(f"{name}={value}" for name, value in call.ceiling.headers())
+        what = (call.path.encode(), call.entry.tenant.encode(), version.encode(), ceiling.encode(), call.body)
+        return asked(self._secret, call.account.principal.tenant, b"cache", what)
+
+    def find(self, what: Asked) -> tuple[Content, float] | None:
+        """What is kept, whole, and for how many seconds it has been."""
+        now_s = self._clock()
+        kept = self._shelf.find(what.tenant, what.fingerprint, now_s)
+        content = None if kept is None else self._sealer.open(what, kept.sealed)
+        return None if content is None else (content, self._shelf.age_s(what.tenant, what.fingerprint, now_s))
+
+    def put(self, what: Asked, content: Content) -> None:
+        """Keep it, where it is not too large."""
+        if len(content.body) <= self._limits.answer_bytes:
+            sealed = self._sealer.seal(what, content.request_id, content.status, content.headers, content.body)
+            self._shelf.put(what.tenant, what.fingerprint, Kept(what.fingerprint, sealed), self._clock())
+
+    def tidy(self) -> None:
+        """Forget what has ended."""
+        self._shelf.tidy(self._clock())
+
+
 class ResponseCache:
     """Used on one event loop."""
 
     def __init__(
         self, secret: bytes, limits: OnceLimits, page: Page, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._secret = secret
-        self._sealer = Sealer(secret)
-        self._limits = limits
-        self._shelf = Shelf(limits)
-        self._clock = clock
+        self._answers = Answers(secret, limits, clock)
+        self.last = Answers(secret, replace(limits, ttl_s=OLDEST_S), clock)  # of models whose ladder gives it again
         self._asked = page.counter(
             "kelvin_cache_requests_total", "Requests that allow a cached answer, by what came of it.", ("result",)
         )
-        page.gauge("kelvin_cached_answer_bytes", "Bytes of cached answers, sealed.", lambda: self._shelf.nbytes)
+        page.gauge("kelvin_cached_answer_bytes", "Bytes of cached answers, sealed.", self._nbytes)
 
     def __repr__(self) -> str:
-        return f"<ResponseCache {self._shelf!r}>"
+        return f"<ResponseCache {self._answers!r} last={self.last!r}>"
 
     def open(self, call: Call, version: str) -> "Caching | None":
         """For a request that allows it, and whose answer may be kept. Raises Refused(InvalidRequest)."""
@@ -57,63 +106,73 @@ class ResponseCache:
             return None
         if value != ALLOW:
             raise Refused(InvalidRequest(HEADER.decode(), f"({len(value)} bytes)", "must be allow"))
-        if not is_greedy(call.body, call.path):
+        what = self._answers.name(call, version)
+        if what is None:
             self._asked.add(("bypass",))
             return None
-        ceiling = ",".join(f"{name}={value}" for name, value in call.ceiling.headers())
-        what = (call.path.encode(), call.entry.tenant.encode(), version.encode(), ceiling.encode(), call.body)
-        return Caching(self, asked(self._secret, call.account.principal.tenant, b"cache", what))
-
-    def find(self, what: Asked) -> Content | None:
-        """What is kept, whole."""
-        kept = self._shelf.find(what.tenant, what.fingerprint, self._clock())
-        content = None if kept is None else self._sealer.open(what, kept.sealed)
-        self._asked.add(("miss" if content is None else "hit",))
-        return content
-
-    def put(self, what: Asked, content: Content) -> None:
-        """Keep it, where it is not too large."""
-        if len(content.body) <= self._limits.answer_bytes:
-            sealed = self._sealer.seal(what, content.request_id, content.status, content.headers, content.body)
-            self._shelf.put(what.tenant, what.fingerprint, Kept(what.fingerprint, sealed), self._clock())
+        return Caching(self._answers, what, self._found)
 
     async def run(self) -> None:
         """Forget what has ended, also while nobody asks."""
         while True:
             await asyncio.sleep(TIDY_S)
-            self._shelf.tidy(self._clock())
+            self._answers.tidy()
+            self.last.tidy()
+
+    def _found(self, found: bool) -> None:
+        self._asked.add(("hit" if found else "miss",))
+
+    def _nbytes(self) -> int:
+        return self._answers.nbytes + self.last.nbytes
 
 
 class Caching:
-    """One request that may be answered out of the cache, or fills it."""
+    """One request that may be answered out of what is kept, or adds to it."""
 
-    def __init__(self, cache: ResponseCache, what: Asked) -> None:
-        self._cache = cache
+    def __init__(self, answers: Answers, what: Asked, tell: Callable[[bool], None] = lambda _: None) -> None:
+        """`tell` is told whether something was found, by who asks for the cache."""
+        self._answers = answers
         self._what = what
+        self._tell = tell
         self._status = 0
         self._headers: Headers = []
         self._parts: list[bytes] = []
+        self._nbytes = 0
         self._is_whole = False
 
     async def try_answer(self, exchange: Exchange, call: Call, answer: Answer) -> bool:
         """Whether it was answered; otherwise what goes to the client is overheard. Raises Refused, ClientGone."""
-        content = self._cache.find(self._what)
-        if content is None:
-            exchange.overhear(self._hear, [(HEADER, b"miss")])
+        found = self._answers.find(self._what)
+        self._tell(found is not None)
+        if found is None:
+            self.listen(exchange, [(HEADER, b"miss")])
             return False
-        marks: Headers = [(HEADER, b"hit"), (b"x-kelvin-repeat-of", content.request_id.encode())]
-        tape = await recorded(content.status, content.headers, content.body)
-        call.account.timeline.stamp(Stage.ROUTED, now_us())
-        with tape.listening() as listener:
-            await play(exchange, listener, marks, lambda status: answer.repeated(CACHED, status))
+        await _give(found[0], call, answer, [(HEADER, b"hit")])
         return True
+
+    async def try_last(self, call: Call, answer: Answer, within_s: float) -> bool:
+        """Whether it was answered by what is at most so old: a step of a ladder. Raises as `try_answer`."""
+        found = self._answers.find(self._what)
+        if found is None or found[1] > within_s:
+            return False
+        await answer.still()
+        if call.exchange.started:
+            return False
+        account, age = call.account, int(found[1])
+        account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
+        await _give(found[0], call, answer, [(TOLD.encode(), b"cached"), (b"age", str(age).encode())])
+        return True
+
+    def listen(self, exchange: Exchange, marks: Headers) -> None:
+        """From now on, for `keep`; the head has those lines, too."""
+        exchange.overhear(self._hear, marks)
 
     def keep(self, call: Call) -> None:
         """After the end: keep a right answer."""
         account = call.account
         if self._is_whole and account.outcome == OK and account.is_recorded and self._status == 200:
             content = Content(account.request_id, self._status, self._headers, b"".join(self._parts))
-            self._cache.put(self._what, content)
+            self._answers.put(self._what, content)
 
     def _hear(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -122,5 +181,18 @@ class Caching:
                 line for line in message["headers"] if line[0] not in _OWN and not line[0].startswith(OF_THE_MOMENT)
             ]
             return
-        self._parts.append(message.get("body", b""))
+        part = message.get("body", b"")
+        self._nbytes += len(part)
+        if self._nbytes > self._answers.answer_bytes:  # too large to be kept
+            self._parts.clear()
+            return
+        self._parts.append(part)
         self._is_whole = not message.get("more_body", False)
+
+
+async def _give(content: Content, call: Call, answer: Answer, marks: Headers) -> None:
+    tape = await recorded(content.status, content.headers, content.body)
+    call.account.timeline.stamp(Stage.ROUTED, now_us())
+    repeat_of = (b"x-kelvin-repeat-of", content.request_id.encode())
+    with tape.listening() as listener:
+        await play(call.exchange, listener, [*marks, repeat_of], lambda status: answer.repeated(CACHED, status))

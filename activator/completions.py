@@ -144,7 +144,7 @@ class Completions:
         if caching is not None and await caching.try_answer(call.exchange, call, answer):
             return
         if self._ladders.holds(call):
-            await self._ladders.serve(call, row, lambda row: self._at(row, call, answer, own))
+            await self._ladders.serve(call, row, answer, lambda row: self._at(row, call, answer, own))
         else:
             await self._at(row, call, answer, own)
         if caching is not None and call.account.degraded is None:

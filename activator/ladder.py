@@ -7,9 +7,11 @@ Nothing changes once the client has a head, which says what was given up, or a r
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from activator.account import Degraded
+from activator.answer import Answer
+from activator.cache import Answers, Caching
 from activator.call import Call
 from activator.keys import VersionKey
 from activator.policy.ask import Rank
@@ -21,7 +23,7 @@ from activator.throttler import Throttler
 from contracts.control import VersionRow
 from contracts.errors import InvalidRequest, Refused
 from contracts.kinds import PATHS
-from contracts.ladder import HEADER, CapOutput, Fallback, Rung
+from contracts.ladder import HEADER, Cached, CapOutput, Fallback, Rung
 from contracts.names import DEFAULT_ALIAS, ModelReference, owner_of
 from contracts.problem import code_of, status_of
 
@@ -31,12 +33,23 @@ _NEVER: Final = b"never"
 At = Callable[[VersionRow], Awaitable[None]]  # answer the call at that version, as the call says by now
 
 
-class Ladders:
-    """Of all models that have one. `clock` is monotonic seconds."""
+class _Job(NamedTuple):
+    call: Call
+    row: VersionRow  # of what was asked
+    answer: Answer
+    at: At
+    last: Caching | None
 
-    def __init__(self, table: Table, throttler: Throttler, clock: Callable[[], float] = time.monotonic) -> None:
+
+class Ladders:
+    """Of all models that have one. `last`: answers that a step may give again. `clock` is monotonic seconds."""
+
+    def __init__(
+        self, table: Table, throttler: Throttler, last: Answers, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._table = table
         self._throttler = throttler
+        self._last = last
         self._clock = clock
         self._waits: Waits[tuple[VersionKey, str, Rank]] = Waits()
 
@@ -52,30 +65,45 @@ class Ladders:
             return False
         return bool(call.entry.ladder) and call.reference.alias == DEFAULT_ALIAS
 
-    async def serve(self, call: Call, row: VersionRow, at: At) -> None:
+    async def serve(self, call: Call, row: VersionRow, answer: Answer, at: At) -> None:
         """Answer it: as it is, or by a step. Raises Refused, with what came of the request as it is."""
         ladder, key = call.entry.ladder, VersionKey(row.tenant, row.model, row.version)
+        last = self._last_of(call, row)
+        job = _Job(call, row, answer, at, last)
         wait_s, is_start = self._wait_s(call, key)
         tried = reached(ladder, wait_s, call.rank, is_start=is_start)
         if tried and is_start:
             self._throttler.want(key, wait_s)
         for rung in tried:
-            if await self._try(rung, call, row, at, wait_s):
+            if await self._try(rung, job, wait_s):
                 return
         try:
             await at(row)
         except Refused as refused:
             code = code_of(refused.failure)
-            if not _is_untouched(call) or not relieved(status_of(refused.failure), code):
+            if not relieved(status_of(refused.failure), code):
                 raise
             for rung in ladder:
-                if rung not in tried and spares(rung, code) and await self._try(rung, call, row, at):
+                if _is_untouched(call) and rung not in tried and spares(rung, code) and await self._try(rung, job):
                     return
             raise
+        if last is not None:
+            last.keep(call)
 
-    async def _try(self, rung: Rung, call: Call, row: VersionRow, at: At, wait_s: float | None = None) -> bool:
+    def _last_of(self, call: Call, row: VersionRow) -> Caching | None:
+        """What a step of this ladder may answer the request with, and to which it adds what it is answered."""
+        if not any(isinstance(rung, Cached) for rung in call.entry.ladder):
+            return None
+        what = self._last.name(call, row.version)
+        if what is None:
+            return None
+        caching = Caching(self._last, what)
+        caching.listen(call.exchange, [])
+        return caching
+
+    async def _try(self, rung: Rung, job: _Job, wait_s: float | None = None) -> bool:
         """Whether that step answered it, which is to spare it a wait, or a refusal; else the call is as it was."""
-        account = call.account
+        call, row, account = job.call, job.row, job.call.account
         before = call.entry, call.ceiling, call.key, call.ask, account.model, account.version
         match rung:
             case CapOutput(tokens=tokens):
@@ -89,14 +117,13 @@ class Ladders:
                 if found is None:
                     return False
                 call.entry, row = found
-                asked, account.model, account.version = (
-                    account.model,
-                    call.entry.name_for(account.principal.tenant),
-                    row.version,
-                )
+                asked = account.model
+                account.model, account.version = call.entry.name_for(account.principal.tenant), row.version
                 account.degraded = Degraded("fallback", f"fallback={account.model}", f"fallback-of={asked}", asked)
+            case Cached(age_s=age_s):
+                return job.last is not None and await job.last.try_last(call, job.answer, age_s)
         try:
-            await at(row)
+            await job.at(row)
         except Refused:
             if not _is_untouched(call):
                 raise

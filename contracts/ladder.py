@@ -13,6 +13,7 @@ HEADER: Final = "x-kelvin-degrade"  # of a request: `never`
 TOLD: Final = "x-kelvin-degraded"  # of an answer: the step
 MOST: Final = 8  # steps of one ladder
 LONGEST_WAIT_S: Final = 600
+OLDEST_S: Final = 86_400
 
 WaitS = Annotated[float, Meta(gt=0, le=LONGEST_WAIT_S)]
 
@@ -31,7 +32,14 @@ class Fallback(Wire, frozen=True, tag_field="step", tag="fallback"):
     wait_s: WaitS | None = None
 
 
-Rung = CapOutput | Fallback
+class Cached(Wire, frozen=True, tag_field="step", tag="cached"):
+    """What the same request of the same tenant was answered, at most so many seconds ago."""
+
+    age_s: Annotated[int, Meta(ge=1, le=OLDEST_S)]
+    wait_s: WaitS | None = None
+
+
+Rung = CapOutput | Fallback | Cached
 
 
 class Ladder(Wire, frozen=True):

@@ -47,7 +47,8 @@ class RequestRecord(Wire, frozen=True):
     # What an `Idempotency-Key` makes of all requests that are one for the bill. Not set it is not in the bytes, either:
     # records that are digested as they came keep their digest.
     once: str | UnsetType = UNSET
-    # What its model's ladder gave up for it: "cap-output=TOKENS", or "fallback-of=" and the model that was asked.
+    # What its model's ladder gave up for it: "cap-output=TOKENS", "cached=SECONDS", or "fallback-of=" and the model
+    # that was asked.
     degraded: str | UnsetType = UNSET
 
 

@@ -9,20 +9,23 @@ import click
 
 from kelvin.client import target
 
-_ORDER: Final = ("cap-output", "fallback")  # of those with the same wait, what gives up least first
+_ORDER: Final = ("cap-output", "fallback", "cached")  # of those with the same wait, what gives up least first
+
+_VALUES: Final = {"cap-output": "tokens", "fallback": "model", "cached": "age_s"}
 
 
 @click.command("ladder")
 @click.argument("model")
 @click.option("--cap-output", multiple=True, metavar="TOKENS[@SECONDS]", help="Answers of so many tokens at most.")
 @click.option("--fallback", multiple=True, metavar="MODEL[@SECONDS]", help="Another model's answer.")
+@click.option("--cached", multiple=True, metavar="AGE[@SECONDS]", help="What it last answered, at most so old.")
 @click.option("--off", is_flag=True, help="Give up nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
 def ladder_command(model: str, off: bool, as_json: bool, **given: tuple[str, ...]) -> None:
     """Set what a model gives up of an answer rather than be late or refuse: from an expected wait of SECONDS on, or,
     without them, only where it would refuse. Without options: print what is set.
     """
-    body = {"steps": read_steps(given["cap_output"], given["fallback"])}
+    body = {"steps": read_steps(given["cap_output"], given["fallback"], given["cached"])}
     if off and body["steps"]:
         raise click.UsageError("--off: give no steps with it")
     with target().door() as door:
@@ -36,7 +39,7 @@ def ladder_command(model: str, off: bool, as_json: bool, **given: tuple[str, ...
     click.echo("\n".join(step_lines(answer["steps"])) or f"{model}: gives up nothing")
 
 
-def read_steps(caps: Sequence[str], fallbacks: Sequence[str]) -> list[dict[str, Any]]:
+def read_steps(caps: Sequence[str], fallbacks: Sequence[str], cached: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Of VALUE[@SECONDS], in the order of their waits. Raises UsageError."""
     steps = [
         *(
@@ -44,6 +47,7 @@ def read_steps(caps: Sequence[str], fallbacks: Sequence[str]) -> list[dict[str, 
             for value, wait in map(_parted, caps)
         ),
         *({"step": "fallback", "model": value, **wait} for value, wait in map(_parted, fallbacks)),
+        *({"step": "cached", "age_s": _whole("--cached", value), **wait} for value, wait in map(_parted, cached)),
     ]
     return sorted(steps, key=lambda step: (step.get("wait_s", inf), _ORDER.index(step["step"])))
 
@@ -52,8 +56,7 @@ def step_lines(steps: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Each step, and when it is taken."""
     for step in steps:
         when = "instead of a refusal" if step["wait_s"] is None else f"from {step['wait_s']:g} s of expected wait"
-        value = step["tokens"] if step["step"] == "cap-output" else step["model"]
-        yield f"{step['step']} {value}: {when}"
+        yield f"{step['step']} {step[_VALUES[step['step']]]}: {when}"
 
 
 def _parted(text: str) -> tuple[str, dict[str, float]]:

@@ -111,6 +111,10 @@ class Shelf:
         row = self._rows.get(tenant)
         return None if row is None else row.answers.get(name)
 
+    def age_s(self, tenant: str, name: bytes, now_s: float) -> float:
+        """For how long that has been kept, which is."""
+        return self._limits.ttl_s - (self._ends[tenant, name] - now_s)
+
     def put(self, tenant: str, name: bytes, kept: Kept, now_s: float) -> bool:
         """Keep it, in the place of what had that name; False where there is no room, of the tenant's or in all."""
         self.tidy(now_s)

@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contracts.control import ModelRow
+from contracts.control import ModelRow, Scope
 from contracts.forecast import StartRow
 from contracts.ladder import CapOutput, Fallback, Rung
-from tests.activator.control import OTHER, STRANGER, VERSION, replica_row, version_row
+from tests.activator.control import KEY, OTHER, STRANGER, VERSION, key_row, replica_row, version_row
 from tests.activator.replica import Call, FakeReplica, hello
+from tests.activator.test_breakers import failure
+from tests.activator.test_grants import NARROW
 from tests.activator.test_once import figure
 from tests.activator.test_turns import until_queued
 from tests.activator.world import CHAT, Got, World, world
@@ -196,10 +198,14 @@ def test_a_guest_falls_back_only_to_what_it_may_call(tmp_path: Path) -> None:
             assert not replica.calls
             here.control.publish(models=(row("small", grantees=("stranger",)),))
             await here.settled()
+            narrow = key_row("k9", NARROW, "stranger", Scope.INFER)
+            here.control.publish(keys=(msgspec.structs.replace(narrow, models=("default/m",)),))
+            await here.settled()
+            assert (await here.post(body=body, key=NARROW)).code == "overloaded", "a key that is not for the other one"
             got = await here.post(body=body, key=STRANGER)
             assert (got.status, got.headers[TOLD]) == (200, "fallback=default/small")
             assert replica.calls[0].headers["x-kelvin-guest"] == "stranger"
-            records = {each.request_id: each for each in await here.control.until_records(2)}
+            records = {each.request_id: each for each in await here.control.until_records(3)}
             record = records[got.headers["x-request-id"]]
             assert (record.tenant, record.model, record.degraded) == (
                 "stranger",
@@ -234,6 +240,35 @@ def test_a_step_that_is_no_help_is_passed_over(tmp_path: Path) -> None:
             for each in (holding, waiting):
                 each.cancel()
             await asyncio.wait((holding, waiting))
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_fails_and_one_that_is_not_tried(tmp_path: Path) -> None:
+    """Who waited for it, and who finds its breaker open, are answered by the other model; a stream whose head has left
+    has no way to say so, and is told the failure.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await small(here)
+            await set_ladder(here, SMALL)
+            waiting = asyncio.create_task(here.post())
+            url, key = here.url + "/v1/chat/completions", {"authorization": f"Bearer {KEY}"}
+            async with here.client.post(url, json=CHAT | {"stream": True}, headers=key) as stream:
+                await until_queued(here, 2)
+                here.control.publish(failures=(failure("chunk_corrupt"),))
+                assert (await waiting).headers[TOLD] == "fallback=small"
+                assert b"chunk_corrupt" in await stream.read()
+            assert len(replica.calls) == 1
+            async with asyncio.timeout(
+                60
+            ):  # on a slow machine it may be tried again by then; each time it rests longer
+                while (got := await here.post(x_kelvin_deadline_ms="500")).status != 200:
+                    assert got.code == "deadline_exceeded"
+                    here.control.publish(failures=(failure("chunk_corrupt"),))
+                    await here.settled()
+            assert got.headers[TOLD] == "fallback=small"
 
     asyncio.run(scenario())
 

@@ -102,6 +102,8 @@ def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
     [
         pytest.param(STEPS, 200, id="two steps"),
         pytest.param([], 200, id="none"),
+        pytest.param([{"step": "cached", "age_s": 3600, "wait_s": None}], 200, id="an old answer"),
+        pytest.param([{"step": "cached", "age_s": 86_401}], 400, id="too old a one"),
         pytest.param([{"step": "pray"}], 400, id="no step"),
         pytest.param([{"step": "cap-output", "tokens": 0}], 400, id="an answer of nothing"),
         pytest.param([{"step": "cap-output", "tokens": 1, "model": "small"}], 400, id="what is another step's"),

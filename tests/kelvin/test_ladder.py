@@ -8,11 +8,13 @@ from kelvin.ladder import read_steps, step_lines
 
 def test_read_steps() -> None:
     """In the order of their waits; of those with one wait, what gives up least first."""
-    assert read_steps(("64@2", "16"), ("small@8", "other/tiny")) == [
+    assert read_steps(("64@2", "16"), ("small@8", "other/tiny"), ("3600", "60@8")) == [
         {"step": "cap-output", "tokens": 64, "wait_s": 2.0},
         {"step": "fallback", "model": "small", "wait_s": 8.0},
+        {"step": "cached", "age_s": 60, "wait_s": 8.0},
         {"step": "cap-output", "tokens": 16},
         {"step": "fallback", "model": "other/tiny"},
+        {"step": "cached", "age_s": 3600},
     ]
     assert read_steps((), ()) == []
 
@@ -29,8 +31,10 @@ def test_step_lines() -> None:
     steps: list[dict[str, object]] = [
         {"step": "cap-output", "tokens": 64, "wait_s": 2.5},
         {"step": "fallback", "model": "small", "wait_s": None},
+        {"step": "cached", "age_s": 60, "wait_s": None},
     ]
     assert list(step_lines(steps)) == [
         "cap-output 64: from 2.5 s of expected wait",
         "fallback small: instead of a refusal",
+        "cached 60: instead of a refusal",
     ]

@@ -74,6 +74,19 @@ def test_what_is_asked_reaches_the_engine(tmp_path: Path) -> None:
     play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
 
+def test_a_cap_ends_the_answer_short(tmp_path: Path) -> None:
+    """Of a request that asks for more, and says so nowhere in its body."""
+
+    async def scene(each: Bench) -> None:
+        frames = await each.frames(body={"max_tokens": 100}, cap_tokens="3")
+        answer = json.loads(data_of(frames))
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == 3
+        assert each.engine.admitted[0].sampling.max_tokens == 3
+
+    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
+
+
 def test_a_stop_string_ends_the_answer_and_the_engine_is_told(tmp_path: Path) -> None:
     """Nothing of the stop string is sent, the finish reason is `stop`, the rest is not generated."""
 
@@ -98,6 +111,7 @@ REFUSALS: list[Any] = [
     pytest.param("/v1/chat/completions", {"n": 2}, {}, 400, "invalid_request", id="something not supported"),
     pytest.param("/v1/completions", {}, {"request_id": ""}, 400, "invalid_request", id="no request id"),
     pytest.param("/v1/completions", {}, {"deadline_ms": "soon"}, 400, "invalid_request", id="a deadline in words"),
+    pytest.param("/v1/completions", {}, {"cap_tokens": "few"}, 400, "invalid_request", id="a cap in words"),
     pytest.param("/v1/completions", {}, {"output_tokens": "-1"}, 400, "invalid_request", id="a maximum below nothing"),
     pytest.param(
         "/v1/completions",
