@@ -13,7 +13,9 @@ BENCHES: Final[Mapping[str, str]] = {
     "cold": "First token from zero",
     "storm": "Many requests for a model at zero, many models missing at once",
     "front": "What the front door adds to a request, beside nginx and others",
+    "burst": "A thousand requests at once for a model at zero",
     "flood": "A quiet tenant's wait while another one asks a thousand times",
+    "overload": "More load than the replicas can do: what is answered, who is refused",
     "integrity": "Damaged chunks: healed, refused, or served",
     "ledger": "A month of many requests: its bill and its proofs",
 }

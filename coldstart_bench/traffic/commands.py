@@ -10,15 +10,19 @@ import msgspec
 
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.peers import PeerFailed
+from coldstart_bench.traffic import burst as burst_bench
+from coldstart_bench.traffic import burst_rows, flood_rows, overload_rows
 from coldstart_bench.traffic import flood as flood_bench
-from coldstart_bench.traffic import flood_rows
+from coldstart_bench.traffic import overload as overload_bench
+from coldstart_bench.traffic.burst_rows import BurstReport
 from coldstart_bench.traffic.flood_rows import FloodReport
+from coldstart_bench.traffic.overload_rows import OverloadReport
 from coldstart_bench.verdicts import Verdict
 
 _JSON = click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
 )
-AnyReport = FloodReport
+AnyReport = BurstReport | FloodReport | OverloadReport
 R = TypeVar("R")
 
 
@@ -34,6 +38,39 @@ def flood(json_file: Path | None, requests: int, slots: int, slot_ms: float) -> 
     plan = flood_bench.FloodPlan(requests, slots, slot_ms / 1e3, tell)
     report = _tried(lambda: flood_bench.run(plan))
     _end(json_file, report, flood_rows.table(report))
+
+
+@click.command("burst")
+@_JSON
+@click.option("--requests", default=1000, show_default=True, type=click.IntRange(2, 10_000), help="At once, in all.")
+def burst(json_file: Path | None, requests: int) -> None:
+    """A thousand requests of two tenants at once for a model at zero, of an installation: answers, their order, and
+    memory. Exit 1 where a line does not hold.
+    """
+    report = _tried(lambda: burst_bench.run(burst_bench.BurstPlan(requests, tell)))
+    _end(json_file, report, burst_rows.table(report))
+
+
+@click.command("overload")
+@_JSON
+@click.option("--slots", default=20, show_default=True, type=click.IntRange(1, 1024), help="Of the replica.")
+@click.option("--slot-ms", default=100.0, show_default=True, type=click.FloatRange(1, 60_000), help="Of each request.")
+@click.option("--times", default="0.5,1,2,5,10", show_default=True, help="What the slots can do, so often.")
+@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(0.5, 3600), help="Of each step.")
+@click.option(
+    "--deadline-ms", default=2000, show_default=True, type=click.IntRange(10, 600_000), help="Of each request."
+)
+def overload(json_file: Path | None, slots: int, slot_ms: float, times: str, seconds: float, deadline_ms: int) -> None:
+    """More load than the replicas can do, of all three priorities: what is answered in time, who is refused, and how
+    memory goes. Exit 1 where a line does not hold.
+    """
+    try:
+        wanted = overload_bench.times_of(times)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--times") from None
+    plan = overload_bench.OverloadPlan(slots, slot_ms / 1e3, wanted, seconds, deadline_ms / 1e3, tell)
+    report = _tried(lambda: overload_bench.run(plan))
+    _end(json_file, report, overload_rows.table(report))
 
 
 def tell(line: str) -> None:
@@ -64,4 +101,4 @@ def is_red(verdicts: tuple[Verdict, ...]) -> bool:
     return any(verdict.passed is False for verdict in verdicts)
 
 
-ALL: tuple[click.Command, ...] = (flood,)
+ALL: tuple[click.Command, ...] = (burst, flood, overload)

@@ -26,7 +26,7 @@ def bench(tmp_path: Path, *words: str) -> Any:
         check=False,
     )
     assert report.exists(), done.stdout + done.stderr
-    assert list(scratch.iterdir()) == []
+    assert list(scratch.glob("kelvin-*")) == []
     found = json.loads(report.read_text())
     assert all(verdict["claim"] in done.stdout for verdict in found["verdicts"])
     red = [verdict["claim"] for verdict in found["verdicts"] if verdict["passed"] is False]
@@ -44,3 +44,40 @@ def test_a_small_flood(tmp_path: Path) -> None:
     assert (found["unrecorded"], found["most_inside"]) == (0, 4)
     assert found["loud"]["queued_p95_s"] > 0
     assert found["memory"]["peak_pss"] >= found["memory"]["before_pss"] > 0
+
+
+def test_a_small_overload(tmp_path: Path) -> None:
+    """Four times what there is room for: who is not answered is told what to do, and memory has a figure."""
+    words = ["--slots", "4", "--slot-ms", "50", "--times", "1,4", "--seconds", "2", "--deadline-ms", "400"]
+    found = bench(tmp_path, "overload", *words)
+    least, most = found["steps"]
+    assert (least["times"], most["times"]) == (1, 4)
+    assert (least["sent"], most["sent"]) == (160, 640)
+    assert (least["wrong"], most["wrong"]) == (0, 0)
+    assert least["good"] > 0
+    assert sum(most["refused"].values()) > 0
+    assert most["good"] + most["late"] + sum(most["refused"].values()) == 640
+    assert found["unrecorded"] == 0
+    assert most["memory_last"] > 0
+
+
+def test_a_small_burst(tmp_path: Path) -> None:
+    """Every request of both tenants has the text that it has by itself, after one start."""
+    found = bench(tmp_path, "burst", "--requests", "30")
+    assert [(one["tenant"], one["right"], one["wrong"]) for one in found["served"]] == [
+        ("default", 15, 0),
+        ("guest", 15, 0),
+    ]
+    assert found["starts"] == 1
+    assert found["memory"]["peak_pss"] > 0
+    assert found["fairness"] is not None
+
+
+def test_times_that_are_none(tmp_path: Path) -> None:
+    """Are named, and nothing is started."""
+    words = [sys.executable, "-m", "kelvin.main", "bench", "overload", "--times", "1,many"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
+    )
+    assert done.returncode == 2
+    assert "1,many: must be numbers above 0" in done.stderr

@@ -1,0 +1,106 @@
+"""The lines of an overload are red where they should be: goodput that falls, memory that grows, the wrong ones shed."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from coldstart_bench.traffic.exchange import CUT, Sent
+from coldstart_bench.traffic.memory import Sample
+from coldstart_bench.traffic.overload import times_of
+from coldstart_bench.traffic.overload_rows import RANKS, Asked, Step, judge, step_of
+
+ASKED = Asked(times=10, rate=3, seconds=10, tokens=16, deadline_s=2)
+BEGAN = 5_000_000_000
+
+
+def sent(end_s: float, status: int = 200, code: str = "", *, retry_after: bool = False) -> Sent:
+    """One that was due a second before it ended."""
+    due, end = int((end_s - 1) * 1e6), int(end_s * 1e6)
+    return Sent(0, due, due + 1000, end, end, status, code, 0, retry_after)
+
+
+def step(each: Sequence[Sent], ranks: Sequence[str] | None = None, samples: Sequence[Sample] = ()) -> Step:
+    """Of right answers, all of one rank where none is named."""
+    return step_of(ASKED, each, [True] * len(each), ranks or [RANKS[0]] * len(each), samples, BEGAN)
+
+
+def test_what_counts_as_answered() -> None:
+    """In time and within the time that counts: what is answered after the last was due is no rate of the step's."""
+    late = msgspec.structs.replace(sent(6), due_us=0)
+    found = step([sent(5), sent(9), sent(11), late])
+    assert (found.sent, found.good, found.late, found.wrong) == (4, 3, 1, 0)
+    assert found.goodput == 2 * 16 / 8
+
+
+@pytest.mark.parametrize(
+    ("each", "refused", "wrong"),
+    [
+        pytest.param(sent(3, 503, "overloaded", retry_after=True), {"overloaded": 1}, 0, id="come back then"),
+        pytest.param(sent(3, 503, "overloaded"), {}, 1, id="come back, but when"),
+        pytest.param(sent(3, 504, "deadline_exceeded"), {"deadline_exceeded": 1}, 0, id="its time was over"),
+        pytest.param(sent(3, 503, "deadline_too_short"), {"deadline_too_short": 1}, 0, id="its time was too short"),
+        pytest.param(sent(3, 502, "replica_lost", retry_after=True), {}, 1, id="another failure"),
+        pytest.param(sent(3, 0, CUT), {}, 1, id="cut"),
+        pytest.param(sent(3, 200, CUT), {}, 1, id="cut in its answer"),
+    ],
+)
+def test_what_counts_as_refused(each: Sent, refused: dict[str, int], wrong: int) -> None:
+    """Whoever is told what to do; anything else is wrong."""
+    found = step([each])
+    assert (found.refused, found.wrong, found.good) == (refused, wrong, 0)
+
+
+def test_memory_is_that_of_its_thirds() -> None:
+    """Of the step's own time."""
+    samples = [
+        Sample(BEGAN + int(at * 1e9), 0, pss) for at, pss in ((-1, 99), (1, 90), (5, 20), (6, 25), (9, 30), (11, 88))
+    ]
+    found = step([sent(5)], samples=samples)
+    assert (found.memory_middle, found.memory_last) == (25, 30)
+
+
+def good(**changed: object) -> list[Step]:
+    """A peak, and ten times the load at which all holds but for what was changed."""
+    each = [sent(5)] * 4 + [sent(5, 503, "overloaded", retry_after=True)] * 2
+    ranks = ["interactive", "interactive", "standard", "batch", "standard", "batch"]
+    last = msgspec.structs.replace(step(each, ranks), memory_middle=100, memory_last=100)
+    before = msgspec.structs.replace(last, times=1)
+    return [before, msgspec.structs.replace(last, **changed)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "unrecorded", "want"),
+    [
+        pytest.param(good(), 0, [], id="all holds"),
+        pytest.param(good(goodput=1.0), 0, ["goodput to its peak"], id="it falls"),
+        pytest.param(good(memory_last=120), 0, ["share by which memory"], id="memory grows"),
+        pytest.param(
+            good(answered={"interactive": 0.2, "standard": 0.5, "batch": 0.1}),
+            0,
+            ["share answered of interactive"],
+            id="the wrong ones are shed",
+        ),
+        pytest.param(good(wrong=1), 0, ["requests neither right"], id="one is lost"),
+        pytest.param(good(), 1, ["answers without"], id="one is not on the bill"),
+    ],
+)
+def test_what_is_red(steps: list[Step], unrecorded: int, want: list[str]) -> None:
+    """That line and no other."""
+    found = [verdict.claim for verdict in judge(steps, unrecorded) if verdict.passed is False]
+    assert len(found) == len(want)
+    assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
+
+
+def test_what_is_not_measured() -> None:
+    """A step that is too short for samples says nothing of memory."""
+    found = {verdict.claim: verdict.value for verdict in judge(good(memory_last=None), 0)}
+    assert found["share by which memory still grew"] is None
+
+
+def test_times() -> None:
+    """In order, each once; what is none is named."""
+    assert times_of("10,1,1,0.5") == (0.5, 1.0, 10.0)
+    for words in ("", "1,x", "0", "-1", "101", "nan"):
+        with pytest.raises(ValueError, match=f"{words}: must be numbers above 0"):
+            times_of(words)
