@@ -11,18 +11,20 @@ import msgspec
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.traffic import burst as burst_bench
-from coldstart_bench.traffic import burst_rows, flood_rows, overload_rows
+from coldstart_bench.traffic import burst_rows, flood_rows, overload_rows, trace_fit, trace_source
 from coldstart_bench.traffic import flood as flood_bench
 from coldstart_bench.traffic import overload as overload_bench
+from coldstart_bench.traffic import trace as trace_bench
 from coldstart_bench.traffic.burst_rows import BurstReport
 from coldstart_bench.traffic.flood_rows import FloodReport
 from coldstart_bench.traffic.overload_rows import OverloadReport
+from coldstart_bench.traffic.trace_fit import TraceReport
 from coldstart_bench.verdicts import Verdict
 
 _JSON = click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
 )
-AnyReport = BurstReport | FloodReport | OverloadReport
+AnyReport = BurstReport | FloodReport | OverloadReport | TraceReport
 R = TypeVar("R")
 
 
@@ -73,6 +75,58 @@ def overload(json_file: Path | None, slots: int, slot_ms: float, times: str, sec
     _end(json_file, report, overload_rows.table(report))
 
 
+@click.command("trace")
+@_JSON
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--clients",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A client's windows of rates, as ServeGen has them; each is a tenant. [default: FILE's own times, one tenant]",
+)
+@click.option("--at", default=0.0, show_default=True, type=click.FloatRange(0), help="Second of the clients' windows.")
+@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(1, 86_400), help="Of the clients.")
+@click.option("--requests", default=2000, show_default=True, type=click.IntRange(2, 1_000_000), help="About so many.")
+@click.option(
+    "--speed", default=20.0, show_default=True, type=click.FloatRange(0.01, 10_000), help="Of FILE's own times."
+)
+@click.option(
+    "--shared-prefix", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Of a prompt; FILE has none."
+)
+@click.option("--slots", default=64, show_default=True, type=click.IntRange(1, 1024), help="Of the replica.")
+@click.option("--seed", default=1, show_default=True, type=int, help="Of what is drawn.")
+def trace(
+    json_file: Path | None,
+    file: Path,
+    clients: tuple[Path, ...],
+    at: float,
+    seconds: float,
+    requests: int,
+    speed: float,
+    shared_prefix: float,
+    slots: int,
+    seed: int,
+) -> None:
+    """Send what FILE says (TIMESTAMP, ContextTokens, GeneratedTokens, as Azure has it) and print how close it came to
+    that: lengths, bursts, tenants, prefixes. Exit 1 where a line does not hold.
+    """
+    rows = _read(file, trace_source.rows_of)
+    windows = trace_bench.windows_at([_read(client, trace_source.windows_of) for client in clients], at)
+    plan = trace_bench.TracePlan(rows, windows, requests, seconds, speed, shared_prefix, slots, seed, tell)
+    try:
+        report = _tried(lambda: trace_bench.run(plan))
+    except trace_source.BadTrace as error:
+        raise click.ClickException(str(error)) from None
+    _end(json_file, report, trace_fit.table(report))
+
+
+def _read(file: Path, parse: Callable[[str], R]) -> R:
+    try:
+        return parse(file.read_text())
+    except (trace_source.BadTrace, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{file}: {error}") from None
+
+
 def tell(line: str) -> None:
     """A step, on standard error."""
     print(line, file=sys.stderr, flush=True)
@@ -101,4 +155,4 @@ def is_red(verdicts: tuple[Verdict, ...]) -> bool:
     return any(verdict.passed is False for verdict in verdicts)
 
 
-ALL: tuple[click.Command, ...] = (burst, flood, overload)
+ALL: tuple[click.Command, ...] = (burst, flood, overload, trace)

@@ -81,3 +81,30 @@ def test_times_that_are_none(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "1,many: must be numbers above 0" in done.stderr
+
+
+def test_a_small_trace(tmp_path: Path) -> None:
+    """Lengths of a file, clients of others: what was recorded has both lengths of each as they were."""
+    trace, calm, bursty = tmp_path / "trace.csv", tmp_path / "calm.csv", tmp_path / "bursty.csv"
+    rows = [f"2026-11-16 18:17:{number % 60:02}.{number}00,{5 + number},{1 + number % 9}" for number in range(100)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    calm.write_text("0,3,1.0,Gamma,1,1\n")
+    bursty.write_text("0,1,2.0,Weibull,1,1\n")
+    clients = ["--clients", str(calm), "--clients", str(bursty), "--shared-prefix", "0.5"]
+    found = bench(tmp_path, "trace", str(trace), *clients, "--requests", "120", "--seconds", "2")
+    fit, came = found["fit"], found["came"]
+    assert (came["right"], came["unrecorded"]) == (fit["requests"], 0)
+    assert fit["tenants"] == 2
+    assert fit["prompt"]["distance"] < 0.3
+    assert fit["joint"]["sent"] is not None
+    assert fit["largest"]["asked"] == 0.75
+    assert 0.3 < fit["prefix"]["sent"] < 0.6
+
+
+def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
+    """Is named with line and rule."""
+    (tmp_path / "x.csv").write_text("a,b\n")
+    words = [sys.executable, "-m", "kelvin.main", "bench", "trace", str(tmp_path / "x.csv")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "x.csv: line 1: must be TIMESTAMP,ContextTokens,GeneratedTokens" in done.stderr

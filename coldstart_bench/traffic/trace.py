@@ -1,0 +1,164 @@
+"""`kelvin bench trace`: a published trace as a load, and how close what was sent came to it."""
+
+import json
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.statistics import quantile_of
+from coldstart_bench.traffic import trace_fit
+from coldstart_bench.traffic.behind import MODEL, Behind, Seen, cores_note, keys_for, looping, standing
+from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
+from coldstart_bench.traffic.trace_fit import Came, Fit, Pair, TraceReport
+from coldstart_bench.traffic.trace_source import Due, Row, Window, as_recorded, by_clients, window_at, words
+
+PROMPT_TOKEN_S: Final = 5e-5  # 20,000 prompt tokens a second
+TOKEN_S: Final = 0.01
+PATIENCE_S: Final = 120.0
+SETTINGS: Final = {"KELVIN_HEAD_S": "60"}
+NOTE: Final = "what was sent is what the activator recorded, but for prefixes, which are of the prompts themselves"
+
+
+@dataclass(frozen=True, slots=True)
+class TracePlan:
+    """What to send. With `windows` (one for each client) arrivals are theirs, else those of `rows`."""
+
+    rows: Sequence[Row]
+    windows: Sequence[Window]
+    requests: int
+    seconds: float  # in which clients send them
+    speed: float  # at which rows are replayed
+    shared: float  # part of each prompt that its tenant's prompts begin with
+    slots: int
+    seed: int
+    tell: Callable[[str], None]
+
+
+def windows_at(clients: Sequence[Sequence[Window]], at_s: float) -> list[Window]:
+    """Each client's."""
+    return [window_at(client, at_s) for client in clients]
+
+
+def load_of(plan: TracePlan) -> list[Due]:
+    """What is to be sent. Raises BadTrace."""
+    if plan.windows:
+        return by_clients(plan.rows, plan.windows, plan.requests, plan.seconds, Random(plan.seed))  # noqa: S311 - a load, no secret
+    return as_recorded(plan.rows[: plan.requests], plan.speed)
+
+
+def run(plan: TracePlan) -> TraceReport:
+    """In a temporary directory that is gone afterwards. Raises BadTrace, InstallationFailed, PeerFailed."""
+    load_before, due = load_1m(), load_of(plan)
+    tenants = [f"client{number}" for number in range(max(1, len(plan.windows)))]
+    keys = keys_for(tenants)
+    prompts = [words(each, number, plan.shared) for number, each in enumerate(due)]
+    payloads = tuple(_payload(each, prompt, tenants, keys) for each, prompt in zip(due, prompts, strict=True))
+    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
+    try:
+        behind = Behind(keys, plan.slots, 0.0, PROMPT_TOKEN_S, TOKEN_S)
+        with standing(scratch, behind, SETTINGS) as door, looping(scratch) as loop:
+            lasts_s = due[-1].at_us / 1e6 if due else 0.0
+            plan.tell(f"{len(due)} requests of {len(tenants)} tenants in {lasts_s:.0f} s")
+            arrivals = tuple((each.at_us, number) for number, each in enumerate(due))
+            ran = loop.run(Plan(door.port, payloads, arrivals, min(256, len(due)), 2048, PATIENCE_S))
+            seen = door.seen(len(due))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    fit, came = fit_of(plan, due, prompts, ran, seen, tenants), _came(due, ran, seen)
+    verdicts = trace_fit.judge(fit, came)
+    return TraceReport(fit, came, verdicts, machine(), load_before, commit(), (cores_note(), NOTE))
+
+
+def _payload(due: Due, prompt: Sequence[str], tenants: Sequence[str], keys: dict[str, str]) -> Payload:
+    who = tenants[due.tenant]
+    name = MODEL if due.tenant == 0 else f"{tenants[0]}/{MODEL}"
+    body = {"model": name, "prompt": " ".join(prompt), "max_tokens": due.output}
+    return Payload(keys[who], "/v1/completions", json.dumps(body), who=who)
+
+
+def fit_of(
+    plan: TracePlan, due: Sequence[Due], prompts: Sequence[Sequence[str]], ran: Ran, seen: Seen, tenants: Sequence[str]
+) -> Fit:
+    """Beside the trace: all its rows where lengths are drawn from them, those that were replayed otherwise."""
+    rows = plan.rows if plan.windows else plan.rows[: plan.requests]
+    records = [record for record in seen.records if record.outcome == "ok"]
+    recorded = Counter(record.tenant for record in records)
+    shares = [recorded[tenant] / max(1, len(records)) for tenant in tenants]
+    rates = [window.rate for window in plan.windows] or [1.0]
+    wanted = [rate / sum(rates) for rate in rates]
+    gaps = [_gaps(due, ran, tenant) for tenant in range(len(tenants))]
+    source: list[float | None] = [window.cv for window in plan.windows]
+    source = source or [trace_fit.variation([int(row.at_s * 1e6) for row in rows])]
+    known = [cv if own is not None else None for cv, own in zip(source, gaps, strict=True)]
+    sent_us = [sent.sent_us for sent in ran.sent if sent.sent_us is not None]
+    prompt_tokens = sum(len(prompt) for prompt in prompts)
+    return Fit(
+        requests=len(due),
+        prompt=trace_fit.lengths([row.prompt for row in rows], [record.prompt_tokens for record in records]),
+        output=trace_fit.lengths([row.output for row in rows], [record.completion_tokens for record in records]),
+        joint=Pair(
+            trace_fit.joint([(row.prompt, row.output) for row in rows]),
+            trace_fit.joint([(record.prompt_tokens, record.completion_tokens) for record in records]),
+        ),
+        variation=Pair(trace_fit.weighted(known, wanted), trace_fit.weighted(gaps, wanted)),
+        dispersion=Pair(trace_fit.dispersion([each.at_us for each in due]), trace_fit.dispersion(sent_us)),
+        tenants=len(tenants),
+        largest=Pair(max(wanted), max(shares)),
+        apart=trace_fit.apart(wanted, shares),
+        prefix=Pair(plan.shared, _common(due, prompts) / max(1, prompt_tokens)),
+    )
+
+
+def _gaps(due: Sequence[Due], ran: Ran, tenant: int) -> float | None:
+    own = [
+        sent.sent_us
+        for each, sent in zip(due, ran.sent, strict=True)
+        if each.tenant == tenant and sent.sent_us is not None
+    ]
+    return trace_fit.variation(own)
+
+
+def _common(due: Sequence[Due], prompts: Sequence[Sequence[str]]) -> int:
+    """Tokens that a prompt has in common with the longest beginning that two of its tenant's prompts share with it."""
+    longest: dict[int, list[Sequence[str]]] = {}
+    found = 0
+    for each, prompt in zip(due, prompts, strict=True):
+        before = longest.setdefault(each.tenant, [])
+        found += max((_alike(prompt, other) for other in before), default=0)
+        before.append(prompt)
+        before.sort(key=len, reverse=True)
+        del before[2:]  # the longest ones have the most to share
+    return found
+
+
+def _alike(one: Sequence[str], other: Sequence[str]) -> int:
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _came(due: Sequence[Due], ran: Ran, seen: Seen) -> Came:
+    right = [
+        sent
+        for each, sent in zip(due, ran.sent, strict=True)
+        if sent.is_ok and ran.text(sent) == f"{each.prompt} {each.output}"
+    ]
+    recorded = sum(record.outcome == "ok" for record in seen.records)
+    took = [sent.took_s for sent in right]
+    return Came(
+        len(right),
+        max(0, len(right) - recorded),
+        quantile_of(took, 0.5),
+        quantile_of(took, 0.99),
+        quantile_of(lags_s(ran), 0.99),
+        dict(Counter(sent.code for sent in ran.sent if not sent.is_ok)),
+    )

@@ -1,0 +1,201 @@
+"""How close a load was to the trace that it was made of, as the activator recorded it; and what came of it. Pure."""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, pstdev, pvariance
+from typing import Final
+
+import msgspec
+
+from coldstart_bench.statistics import quantile_of
+from coldstart_bench.verdicts import Verdict, held, line_of
+
+DISTANCE: Final = 0.05
+VARIATION: Final = 0.25  # of the gaps' own: a hundred gaps with a tail say no more
+DISPERSION: Final = 0.05
+PREFIX: Final = 0.02
+PARTS: Final = (0.5, 0.9, 0.99, 1.0)
+FEW: Final = 50  # gaps, below which a tenant's variation says nothing
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """One figure of the trace, and the same of what was sent; None where there is too little of it."""
+
+    asked: float | None
+    sent: float | None
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """Tokens of prompts or of outputs: quantiles at `PARTS`, and the largest distance of both distributions."""
+
+    asked: tuple[float | None, ...]
+    sent: tuple[float | None, ...]
+    distance: float  # Kolmogorov and Smirnov's
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """Of one load."""
+
+    requests: int
+    prompt: Lengths
+    output: Lengths
+    joint: Pair  # rank correlation of both lengths
+    variation: Pair  # coefficient of variation of a tenant's gaps, by its share; of windows or of the trace itself
+    dispersion: Pair  # variance to mean of requests a second, as they were due and as they were sent
+    tenants: int
+    largest: Pair  # share of the largest tenant
+    apart: float  # half the sum of what shares differ by
+    prefix: Pair  # share of prompts' tokens that their tenant's prompts have in common
+
+
+class Came(msgspec.Struct, frozen=True):
+    """What came of it, counted from when each was due."""
+
+    right: int
+    unrecorded: int
+    p50_s: float | None
+    p99_s: float | None
+    lag_p99_s: float | None  # of the open loop itself
+    codes: dict[str, int]  # of those that were not answered
+
+
+class TraceReport(msgspec.Struct, frozen=True):
+    """What `--json` writes."""
+
+    fit: Fit
+    came: Came
+    verdicts: tuple[Verdict, ...]
+    machine: dict[str, object]
+    load_before: float
+    commit: str | None
+    notes: tuple[str, ...] = ()
+
+
+def lengths(asked: Sequence[int], sent: Sequence[int]) -> Lengths:
+    """Of what the trace has, and of what was recorded."""
+    return Lengths(
+        tuple(quantile_of(asked, part) for part in PARTS),
+        tuple(quantile_of(sent, part) for part in PARTS),
+        distance(asked, sent),
+    )
+
+
+def distance(one: Sequence[int], other: Sequence[int]) -> float:
+    """The largest difference of two empirical distributions; 1 where one of them is nothing."""
+    if not one or not other:
+        return 1.0
+    a, b = sorted(one), sorted(other)
+    return max(abs(bisect_right(a, at) / len(a) - bisect_right(b, at) / len(b)) for at in {*a, *b})
+
+
+def joint(pairs: Sequence[tuple[int, int]]) -> float | None:
+    """Spearman's rank correlation, of equals their mean rank; None where there is nothing to compare."""
+    if len(pairs) < 2:
+        return None
+    one, other = _ranks([pair[0] for pair in pairs]), _ranks([pair[1] for pair in pairs])
+    spread = pstdev(one) * pstdev(other)
+    mean = fmean(one) * fmean(other)
+    return (fmean(a * b for a, b in zip(one, other, strict=True)) - mean) / spread if spread else None
+
+
+def _ranks(values: Sequence[int]) -> list[float]:
+    counts = Counter(values)
+    rank: dict[int, float] = {}
+    before = 0
+    for value in sorted(counts):
+        rank[value] = before + (counts[value] + 1) / 2
+        before += counts[value]
+    return [rank[value] for value in values]
+
+
+def variation(at_us: Sequence[int]) -> float | None:
+    """Coefficient of variation of the gaps; None of a few."""
+    gaps = [after - before for before, after in pairwise(sorted(at_us))]
+    return pstdev(gaps) / fmean(gaps) if len(gaps) >= FEW and max(gaps) else None
+
+
+def dispersion(at_us: Sequence[int]) -> float | None:
+    """Variance to mean of requests in each second, from the first to the last; 1 of independent ones."""
+    seconds = [at // 1_000_000 for at in at_us]
+    if not seconds or max(seconds) - min(seconds) < 2:
+        return None
+    counts = Counter(seconds)
+    series = [counts[each] for each in range(min(seconds), max(seconds) + 1)]
+    return pvariance(series) / fmean(series)
+
+
+def apart(asked: Sequence[float], sent: Sequence[float]) -> float:
+    """Total variation distance of two lists of shares."""
+    return sum(abs(a - b) for a, b in zip(asked, sent, strict=True)) / 2
+
+
+def weighted(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """Their mean, without those that are not known."""
+    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
+    whole = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / whole if whole else None
+
+
+def judge(fit: Fit, came: Came) -> tuple[Verdict, ...]:
+    """Whether it holds or not; the state is the number of requests. Of few requests a distance says less: the limit is
+    then what 99 of 100 samples of that size keep.
+    """
+    state, n = str(fit.requests), max(1, fit.requests)
+    limit = max(DISTANCE, 1.63 / math.sqrt(n))
+    skew = max(DISTANCE, math.sqrt(fit.tenants / n))
+    prefix = max(PREFIX, 2 * fit.tenants / n)  # a tenant's first prompt has nothing in common with any
+    wrong = float(fit.requests - came.right)
+    return (
+        held("distance of prompts' lengths from the trace's", 0, state, fit.prompt.distance, limit, at_least=False),
+        held("distance of outputs' lengths from the trace's", 0, state, fit.output.distance, limit, at_least=False),
+        held("difference of the lengths' rank correlation", 0, state, _off(fit.joint), 2 * limit, at_least=False),
+        held("gaps' variation, off the trace's by", 0, state, _relative(fit.variation), VARIATION, at_least=False),
+        held("requests a second, dispersion off by", 0, state, _relative(fit.dispersion), DISPERSION, at_least=False),
+        held("distance of tenants' shares from the trace's", 0, state, fit.apart, skew, at_least=False),
+        held("difference of the share of shared prefixes", 0, state, _off(fit.prefix), prefix, at_least=False),
+        held("requests that were not answered right", 0, state, wrong, 0.0, at_least=False),
+        held("answers without a usage record", 0, state, float(came.unrecorded), 0.0, at_least=False),
+    )  # fmt: skip
+
+
+def _off(pair: Pair) -> float | None:
+    return None if pair.asked is None or pair.sent is None else abs(pair.asked - pair.sent)
+
+
+def _relative(pair: Pair) -> float | None:
+    return None if not pair.asked or pair.sent is None else abs(pair.sent / pair.asked - 1)
+
+
+def table(report: TraceReport) -> str:
+    """For people."""
+    fit, came = report.fit, report.came
+    lines = [
+        f"{fit.requests} requests of {fit.tenants} tenants: {came.right} answered right; "
+        f"{_ms(came.p50_s)} at the median, {_ms(came.p99_s)} p99, from when each was due; "
+        f"sent within {_ms(came.lag_p99_s)} (p99)",
+        f"{'':<34} {'trace':>10} {'sent':>10}",
+    ]
+    for name, found in (("prompt tokens", fit.prompt), ("output tokens", fit.output)):
+        for part, asked, sent in zip(("p50", "p90", "p99", "most"), found.asked, found.sent, strict=True):
+            lines.append(f"{f'{name}, {part}':<34} {_number(asked):>10} {_number(sent):>10}")
+    for name, pair in (
+        ("rank correlation of both", fit.joint),
+        ("variation of gaps", fit.variation),
+        ("dispersion of requests a second", fit.dispersion),
+        ("share of the largest tenant", fit.largest),
+        ("share of shared prefixes", fit.prefix),
+    ):
+        lines.append(f"{name:<34} {_number(pair.asked):>10} {_number(pair.sent):>10}")
+    lines += [f"not answered: {code} {count}" for code, count in sorted(came.codes.items())]
+    return "\n".join([*lines, *map(line_of, report.verdicts)])
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}" if value == int(value) else f"{value:.3f}"

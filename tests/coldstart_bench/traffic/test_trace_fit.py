@@ -1,0 +1,102 @@
+"""A load that is not its trace's is red by the figure in which it is not; figures are those of their definitions."""
+
+from random import Random
+
+import msgspec
+import pytest
+
+from coldstart_bench.traffic.arrivals import poisson
+from coldstart_bench.traffic.trace_fit import (
+    Came,
+    Fit,
+    Pair,
+    apart,
+    dispersion,
+    distance,
+    joint,
+    judge,
+    lengths,
+    variation,
+    weighted,
+)
+
+SAME = list(range(1, 1001))
+GOOD = Fit(
+    requests=1000,
+    prompt=lengths(SAME, SAME),
+    output=lengths(SAME, SAME),
+    joint=Pair(0.5, 0.5),
+    variation=Pair(3.0, 3.1),
+    dispersion=Pair(8.0, 8.1),
+    tenants=2,
+    largest=Pair(0.7, 0.7),
+    apart=0.01,
+    prefix=Pair(0.3, 0.3),
+)
+CAME = Came(right=1000, unrecorded=0, p50_s=0.1, p99_s=0.2, lag_p99_s=0.001, codes={})
+
+
+def test_distance() -> None:
+    """Of the same nothing, of what has nothing in common all, and of half half."""
+    assert distance([1, 2, 3, 4], [4, 3, 2, 1]) == 0
+    assert distance([1, 2], [3, 4]) == 1
+    assert distance([1, 1, 2, 2], [2, 2, 2, 2]) == 0.5
+    assert distance([], [1]) == 1
+
+
+def test_joint() -> None:
+    """By ranks alone; lengths that were drawn apart from one another have nothing in common any more."""
+    assert joint([(1, 10), (2, 20), (3, 1000)]) == pytest.approx(1)
+    assert joint([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
+    assert joint([(1, 5), (1, 5)]) is None
+    assert joint([(1, 1)]) is None
+    chance = Random(1)
+    drawn = [(chance.randrange(1000), chance.randrange(1000)) for _ in range(2000)]
+    assert joint(drawn) == pytest.approx(0, abs=0.1)
+
+
+def test_bursts() -> None:
+    """Independent ones have 1 of both, bursts more, a clock less; of a few nothing is said."""
+    independent = poisson(50, 200, Random(1))
+    assert variation(independent) == pytest.approx(1, abs=0.05)
+    assert dispersion(independent) == pytest.approx(1, abs=0.3)
+    clock = list(range(0, 20_000_000, 20_000))
+    assert variation(clock) == 0
+    assert dispersion(clock) == pytest.approx(0, abs=0.05)
+    burst = [at // 10_000_000 * 10_000_000 + at % 1000 for at in independent]
+    assert (dispersion(burst) or 0) > 20
+    assert (variation(clock[:10]), variation([5] * 100), dispersion([]), dispersion([1, 2])) == (None, None, None, None)
+
+
+def test_shares() -> None:
+    """Half of what they differ by; a mean of what is known."""
+    assert apart([0.5, 0.5], [1.0, 0.0]) == 0.5
+    assert weighted([1.0, None, 4.0], [1, 5, 2]) == 3.0
+    assert weighted([None], [1]) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "want"),
+    [
+        pytest.param({}, [], id="all holds"),
+        pytest.param({"prompt": lengths(SAME, [9] * 10)}, ["distance of prompts'"], id="prompts of one length"),
+        pytest.param({"output": lengths(SAME, SAME[:500])}, ["distance of outputs'"], id="outputs without their tail"),
+        pytest.param({"joint": Pair(0.5, 0.0)}, ["difference of the lengths'"], id="lengths drawn apart"),
+        pytest.param({"variation": Pair(3.0, 1.0)}, ["gaps' variation"], id="no bursts"),
+        pytest.param({"dispersion": Pair(8.0, 4.0)}, ["requests a second"], id="a loop that does not keep up"),
+        pytest.param({"apart": 0.3}, ["distance of tenants'"], id="equal tenants"),
+        pytest.param({"prefix": Pair(0.3, 0.0)}, ["difference of the share"], id="no prefixes"),
+    ],
+)
+def test_what_is_red(changed: dict[str, object], want: list[str]) -> None:
+    """That line and no other."""
+    found = [one.claim for one in judge(msgspec.structs.replace(GOOD, **changed), CAME) if one.passed is False]
+    assert len(found) == len(want)
+    assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
+
+
+def test_answers() -> None:
+    """One that was not right, and one that is not on the bill."""
+    came = msgspec.structs.replace(CAME, right=999, unrecorded=1)
+    red = [one.claim for one in judge(GOOD, came) if one.passed is False]
+    assert red == ["requests that were not answered right", "answers without a usage record"]
