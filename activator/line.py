@@ -45,6 +45,7 @@ class Replica:
 @dataclass(slots=True, eq=False)
 class Waiter:
     granted: "asyncio.Future[Replica]"
+    came_s: float
     until_s: float  # it waits no longer
 
 

@@ -8,8 +8,7 @@ from activator.policy.admission import RETRY_AFTER_S, QueueLimits
 from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Tier
 from activator.policy.expected import comes_too_late, wait_s
-from activator.policy.fair import cost
-from activator.policy.shed import Reason, too_late, try_enter
+from activator.policy.shed import Reason, needs_s, too_late, try_enter
 from contracts.errors import Failure, Refused
 from contracts.traffic_errors import DeadlineTooShort, Displaced, OverShare
 
@@ -62,7 +61,8 @@ class Shedding:
         """Whose turn it is. Who could not end in time is passed over while anybody else waits, who may."""
         while (found := next_waiter(line)) is not None:
             waiter, ask = found
-            takes_s, remaining_s = line.pace.answer_s(cost(ask.tokens)), waiter.until_s - now
+            remaining_s = waiter.until_s - now
+            takes_s = needs_s(line.pace, ask, now - waiter.came_s, remaining_s)
             if not len(line.waiting) or not comes_too_late(takes_s, remaining_s):
                 return found
             line.waiting.settle(ask, 0)

@@ -244,7 +244,7 @@ class Throttler:
     async def _wait(
         self, key: VersionKey, line: Line, ask: Ask, held: Hold, began_s: float, again_by_s: float | None
     ) -> Replica:
-        waiter, until_s = Waiter(asyncio.get_running_loop().create_future(), held.until_s), held.until_s
+        waiter, until_s = Waiter(asyncio.get_running_loop().create_future(), began_s, held.until_s), held.until_s
         if held.full is None:
             line.waiting.put(waiter, ask, until_s)
         elif not self.shedding.try_enter(line, waiter, ask):

@@ -209,7 +209,7 @@ class DeadlineTooShort(Failure):
         if self.is_starting:
             what, why = "begin", "the model's start takes"
         else:
-            what, why = "end", "with those before it, it takes"
+            what, why = "end", "with those before it, it may take"
         return f"no answer can {what} within the {self.remaining_s:.3g} s that are left: {why} {self.expected_s:.3g} s"
 
     @property

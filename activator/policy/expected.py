@@ -64,12 +64,12 @@ class Pace:
         return self._tokens / self._held_s * slots if self._answers >= LEAST and self._held_s > 0 else None
 
     def answer_s(self, tokens: int) -> float:
-        """How long an answer takes at least: by its tokens as they are estimated, which are the most that they may be,
-        or as long as others do. 0 while no pace is known.
+        """How long an answer takes: by its tokens as they are estimated; but those are the most that they may be, so
+        that it is no longer than others twice. 0 while no pace is known.
         """
         if self._answers < LEAST or self._held_s <= 0:
             return 0.0
-        return min(tokens / self._tokens, 1 / self._answers) * self._held_s
+        return min(tokens / self._tokens, 2 / self._answers) * self._held_s
 
     def _advance(self, now: float) -> None:
         self._held_s += self.running * (now - self._at_s)

@@ -14,6 +14,7 @@ from activator.policy.crowd import Tier
 from activator.policy.expected import Pace, comes_too_late, wait_s
 from activator.policy.fair import FairQueue, Place, cost
 
+MARGIN: Final = 4.0  # answers vary: of those that last as long as chance has it one in fifty takes longer
 MOST: Final = 16  # that make way for one: a request that is as large as more of them is refused
 
 T = TypeVar("T")
@@ -83,6 +84,15 @@ def ends_in_s(before: int, ask: Ask, pace: Pace, slots: int) -> float | None:
     """
     begins_s = wait_s(before, pace.tokens_per_s(slots)) if before else None
     return None if begins_s is None else begins_s + pace.answer_s(cost(ask.tokens))
+
+
+def needs_s(pace: Pace, ask: Ask, waited_s: float, remaining_s: float) -> float:
+    """The time that must be left for a slot to be of use to it, where another one could have it. Who has waited for
+    longer than is left needs some more than its answer takes: else each would have its slot in the last moment in which
+    it may do, and many of them in vain. Who came with little time is not held to that.
+    """
+    takes_s = pace.answer_s(cost(ask.tokens))
+    return takes_s * MARGIN if waited_s > remaining_s else takes_s
 
 
 def too_late(queue: FairQueue[T], pace: Pace, slots: int, now: float) -> Iterator[Late[T]]:

@@ -13,7 +13,7 @@ from activator.policy.bounds import UNBOUNDED, Bound
 from activator.policy.crowd import Crowd, Tier
 from activator.policy.expected import LEAST, Pace
 from activator.policy.fair import FairQueue, Place
-from activator.policy.shed import MOST, ends_in_s, too_late, try_enter
+from activator.policy.shed import MOST, ends_in_s, needs_s, too_late, try_enter
 
 F, S, B = Rank.INTERACTIVE, Rank.STANDARD, Rank.BATCH
 LIMITS = QueueLimits(Bound(3, 100, 100), Bound(3, 100, 100), Bound(4, 150, 150), 60.0)
@@ -193,13 +193,26 @@ def test_who_is_late(deadlines: list[float], want: list[tuple[int, float, float]
         pytest.param(10, 10, 1, 4.0, id="two seconds each"),
         pytest.param(10, 10, 2, 3.0, id="two at once; its own answer is no quicker for that"),
         pytest.param(10, 5, 1, 3.0, id="a short one takes less"),
-        pytest.param(10, 1000, 1, 4.0, id="one that may take much is thought to take as long as others"),
+        pytest.param(10, 1000, 1, 6.0, id="one that may take much is thought to take twice as long as others"),
         pytest.param(0, 10, 1, None, id="nobody before it"),
     ],
 )
 def test_when_an_answer_ends(before: int, tokens: int, slots: int, want: float | None) -> None:
     """Ten tokens took two seconds."""
     assert ends_in_s(before, ask(tokens=tokens), _pace(), slots) == want
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "remaining_s", "want"),
+    [
+        pytest.param(1.0, 2.0, 2.0, id="who came with little time"),
+        pytest.param(2.0, 2.0, 2.0, id="who waited for as long as is left"),
+        pytest.param(2.1, 2.0, 8.0, id="who waited for longer leaves some more"),
+    ],
+)
+def test_what_must_be_left(waited_s: float, remaining_s: float, want: float) -> None:
+    """Ten tokens took two seconds; it asks for ten."""
+    assert needs_s(_pace(), ask(tokens=10), waited_s, remaining_s) == want
 
 
 def test_a_look_that_forgets_who_is_before_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
