@@ -1,18 +1,25 @@
-"""The front door is changed while clients ask on kept-alive connections, and while it is dead: none of them sees it."""
+"""The front door is changed while clients ask on kept-alive connections, and while it is dead; replicas are replaced
+under streams: none of the clients sees it.
+"""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import ssl
 import sys
+import threading
 
 import pytest
 
 from coldstart_bench.installation import Installation
 from tests.activator.kept_alive import Connected, Load
 from tests.activator.world import http
-from tests.e2e.calls import complete
+from tests.e2e.calls import Answer, complete
+from tests.e2e.commands import run
+from tests.e2e.inside import replicas
 from tests.e2e.processes import command, services, supervisor
 
 pytestmark = pytest.mark.deep
@@ -69,3 +76,69 @@ def test_two_orders_at_once(kelvin: Installation) -> None:
     kelvin.wait(
         lambda: [command(p)[-1:] for p in supervisor(kelvin).children()].count(["activator"]) == 1, "one is left"
     )
+
+
+class Streams:
+    """Clients that stream all the time."""
+
+    def __init__(self, kelvin: Installation, clients: int) -> None:
+        self._kelvin = kelvin
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+        self.answers: list[Answer | BaseException] = []
+
+    def __enter__(self) -> "Streams":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def more(self, answers: int) -> None:
+        """Wait for so many."""
+        wanted = len(self.answers) + answers
+        self._kelvin.wait(lambda: len(self.answers) >= wanted, "streams go on")
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.answers.append(complete(self._kelvin, "llama", "w1 w2", max_tokens=24, stream=True))
+            except BaseException as error:  # it is looked at below
+                self.answers.append(error)
+
+
+def _serving(kelvin: Installation) -> set[str]:
+    return {each["runtime_id"] for each in replicas(kelvin, "llama") if each["state"] == "ready"}
+
+
+def _lives(kelvin: Installation) -> set[str]:
+    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
+        return {row[0] for row in database.execute("SELECT runtime_id FROM ledger_lifetimes")}
+
+
+def test_replicas_are_replaced_under_streams(kelvin: Installation) -> None:
+    """Both replicas twice: no stream fails or is cut, all are new, and each life that ended is in the ledger."""
+    path = "/admin/v1/models/llama/scale"
+    kelvin.admin.request("PUT", path, {"min": 2, "max": 2})
+    try:
+        kelvin.wait(lambda: len(_serving(kelvin)) == 2, "two replicas serve")
+        seen = [_serving(kelvin)]
+        with Streams(kelvin, 4) as streams:
+            for _ in range(2):
+                streams.more(4)
+                done = json.loads(run(kelvin, "models", "restart", "llama", "--json"))
+                assert (done["state"], done["replicas"], done["replaced"]) == ("done", 2, 2)
+                seen.append(_serving(kelvin))
+            streams.more(4)
+        whole = [each for each in streams.answers if isinstance(each, Answer) and each.status == 200 and each.done]
+        assert [each for each in streams.answers if each not in whole] == []
+        assert [each.error for each in whole if each.error] == []
+        assert len({each.text for each in whole}) == 1
+        assert [len(ids) for ids in seen] == [2, 2, 2]
+        assert len(set().union(*seen)) == 6
+        kelvin.wait(lambda: _lives(kelvin) >= seen[0] | seen[1], "the lives of the old ones are recorded")
+    finally:
+        kelvin.admin.request("PUT", path, {"min": 0, "max": 1})
