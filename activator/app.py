@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Final
 
+import msgspec
+
 from activator.allowances import Allowances
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
@@ -47,6 +49,7 @@ from activator.reporter import Reporter
 from activator.server import serve_tls
 from activator.settings import ActivatorSettings
 from activator.shared_answers import SharedAnswers
+from activator.stand_in import StandIn
 from activator.table import Table
 from activator.throttler import Throttler
 from activator.timelines import Timelines
@@ -99,7 +102,19 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
         table, timelines, under_way = Table(), Timelines(), UnderWay()
         reporter = Reporter(control, name)
-        waker = Waker(reporter)
+
+        def decided(line: Feed) -> None:
+            line = msgspec.structs.replace(line, revision=table.revision)
+            apply(line)
+            last.learned(line)
+
+        stand_in = StandIn(
+            reporter, directory,
+            is_heard=lambda: feed.connected, machine=lambda: table.machine if last.counts() else None,
+            tell=decided, asked_us=lambda key: waker.poked_us(key), page=telemetry.page,
+        )  # fmt: skip
+        ladder.push_async_callback(stand_in.close)
+        waker = Waker(stand_in)
         ladder.push_async_callback(waker.close)
         throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s)
         meters = Meters(telemetry.page)

@@ -48,7 +48,7 @@ STATS: Final = Dependency(
     "telling the decider what is asked for",
     2.0,
     "told again after 0.1 s, while somebody waits for a start",
-    "what runs serves on; a version at zero waits",
+    "what runs serves on; a version at zero is woken on a parked standby",
     "kelvin_feed_connected",
 )
 LEDGER: Final = Dependency(

@@ -80,6 +80,11 @@ class LastFeed:
         if line != Feed(revision=line.revision) or self._heard_s - self._written_s >= AGAIN_S:
             self._due.set()
 
+    def learned(self, line: Feed) -> None:
+        """This is so, though the control plane did not say it: what is known is no younger for it."""
+        self._follow(line)
+        self._due.set()
+
     def try_load(self) -> Feed | None:
         """What the activator before this one heard, as a snapshot; replicas that listen no more are left out. None
         where there is none that counts. Reads the disk.

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from activator.policy.traffic import ModelEntry
 from contracts.control import Feed, KeyRow, ModelRow, Principal, TenantLimits, TenantRow, VersionRow
 from contracts.errors import Refused, Unavailable
+from contracts.machine import Machine
 from contracts.spending import SpendingRow
 
 NO_LIMITS: Final = TenantLimits()
@@ -26,6 +27,7 @@ class Table:
 
     def __init__(self) -> None:
         self.revision = 0
+        self.machine: Machine | None = None  # what starts have of it
         self._fed = False
         self._tenants: dict[str, TenantRow] = {}
         self._holders: dict[str, _Holder] = {}  # by SHA-256 of the key's text
@@ -105,6 +107,7 @@ class Table:
             ),
             versions=tuple(row for entry in entries for row in entry.versions),
             spending=tuple(self._spending.values()),
+            machine=self.machine,
         )
 
     def apply(self, line: Feed) -> None:
@@ -112,7 +115,7 @@ class Table:
         if line.full:
             self._fed = True
             self._tenants, self._holders, self._sha_of_key, self._models, self._granted = {}, {}, {}, {}, {}
-            self._spending = {}
+            self._spending, self.machine = {}, line.machine
         self.revision = line.revision
         self._tenants.update((row.tenant, row) for row in line.tenants)
         self._spending.update((row.tenant, row) for row in line.spending)

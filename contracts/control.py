@@ -10,6 +10,7 @@ from msgspec import Meta, field
 
 from contracts.forecast import Forecast, StartRow
 from contracts.ladder import Rung
+from contracts.machine import Machine
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature
 from contracts.spending import SpendingRow
@@ -142,6 +143,7 @@ class Feed(Wire, frozen=True):
     removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it
     removed_versions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version)
     removed_replicas: tuple[str, ...] = ()
+    machine: Machine | None = None  # in a snapshot: by which starts are given their part of it
 
 
 class KeyUses(Wire, frozen=True):

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from contracts.control import Scope
+from contracts.machine import Machine
 from contracts.settings import BadSetting
 from contracts.usage import RequestRecord
 from controlplane import (
@@ -62,6 +63,7 @@ from controlplane.store import Database, sqlite_engine
 from controlplane.tasks import Tasks
 from controlplane.tenants import TenantStore
 from controlplane.trail import Trail
+from service.decider import hold
 from service.failures import install_failure_handlers
 from service.openapi import add_description
 from service.run import serve_until
@@ -72,6 +74,7 @@ log = logging.getLogger(__name__)
 
 SOCKET = "control.sock"
 DRAIN_S = 2
+DECIDER_S = 10.0  # an activator that stands in lets go of its decision sooner
 
 
 async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = None) -> None:
@@ -86,8 +89,10 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         telemetry = await ladder.enter_async_context(open_telemetry("controlplane", settings.telemetry))
         database = ladder.enter_context(closing(Database(sqlite_engine(settings.database))))
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
+        ladder.enter_context(closing(await hold(directory, DECIDER_S)))  # no activator decides from now on
         journal = await open_backups(ladder, settings.data, settings.backup)
-        ledger, feed = Ledger(database, journal), FeedHub()
+        machine = Machine(settings.device_slots, settings.cores, settings.threads_cap, settings.kv_bytes)
+        ledger, feed = Ledger(database, journal), FeedHub(machine=machine)
         _check_currency(settings, book, await database.read(currencies))
         examiner = Examiner(settings.database, settings.spools)
         ladder.push_async_callback(examiner.close)

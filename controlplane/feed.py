@@ -12,6 +12,7 @@ from typing import Final
 
 from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, TenantRow, VersionRow
 from contracts.forecast import Forecast, StartRow
+from contracts.machine import Machine
 from contracts.spending import SpendingRow
 from contracts.wire import encode
 
@@ -86,7 +87,8 @@ class Subscription:
 class FeedHub:
     """Owns the rows and the revision. Everything is one event loop's: a publication is in every queue on return."""
 
-    def __init__(self, max_lines: int = MAX_LINES) -> None:
+    def __init__(self, max_lines: int = MAX_LINES, machine: Machine | None = None) -> None:
+        self._machine = machine
         self._revision = 1
         self._tenants: dict[str, TenantRow] = {}
         self._keys: dict[str, KeyRow] = {}
@@ -181,6 +183,7 @@ class FeedHub:
             replicas=tuple(self._replicas.values()),
             starts=tuple(self._starts.values()),
             spending=tuple(self._spending.values()),
+            machine=self._machine,
         )
 
     def heartbeat(self) -> bytes:

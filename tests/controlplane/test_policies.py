@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.machine import MIN_KV_BYTES, available_bytes, kv_bytes_for, threads_for
 from controlplane.policy.lifecycle import IllegalMove, VersionEvent, VersionState, move, speaks_of_bytes
 from controlplane.policy.pool import HOLDS_S, SETTLE_S, PoolFacts, backoff_s, holds_cores, to_fork
 from controlplane.policy.reclaim import Holder, choose
-from controlplane.scaling.device import MIN_KV_BYTES, available_bytes, kv_bytes_for, threads_for
 
 S, E = VersionState, VersionEvent
 

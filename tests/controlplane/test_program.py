@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +16,8 @@ import pytest
 
 from contracts.wire import encode
 from controlplane.settings import load
+from service.decider import try_hold
+from service.unix import SocketDirectory
 from tests.controlplane.builders import key, registration, stats
 from tests.controlplane.door import Door, knocking, program
 from tests.controlplane.ground import ROOT, Run, eventually, fake_zygote
@@ -52,6 +55,18 @@ def test_it_starts_in_an_empty_directory(data: Path) -> None:
         used = psutil.Process(process.pid).cpu_times()
         assert used.user + used.system < 10
     assert {"admin.key", "default.key", "kelvin.db"} <= {path.name for path in data.iterdir()}
+
+
+def test_nobody_else_decides_while_it_lives(data: Path) -> None:
+    """It holds the lock under which an activator would stand in for it, until it is dead, however it dies."""
+    with closing(SocketDirectory(data / "run")) as directory, program(data) as process:
+        asyncio.run(_ready(data))
+        assert try_hold(directory) is None
+        process.kill()
+        process.wait(60)
+        held = try_hold(directory)
+        assert held is not None
+        held.close()
 
 
 def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:

@@ -1,0 +1,60 @@
+"""Which runtime an activator gives a version while no control plane decides, if any. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from activator.keys import VersionKey
+from contracts.jobs import RuntimeReport, RuntimeState
+from contracts.meter import Meter, Phase
+
+SLEEPING: Final = (RuntimeState.ASLEEP, RuntimeState.ASLEEP2)
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """It serves the version already; the feed had no time to say so."""
+
+    report: RuntimeReport
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A parked standby, or a replica of the version that sleeps and `wakes`."""
+
+    report: RuntimeReport
+    wakes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Nobody is to be given it now."""
+
+    why: str
+
+
+Choice = Serve | Take | Nothing
+
+
+def choose(key: VersionKey, reports: Sequence[RuntimeReport], held: int, slots: int) -> Choice:
+    """Who is there comes first, then who is on the way, then room, then who is the sooner ready."""
+    own = [each for each in reports if (each.tenant, each.model, each.version) == key]
+    for report in own:
+        if report.state is RuntimeState.READY:
+            return Serve(report)
+    if any(each.state is RuntimeState.RESTORING for each in own):
+        return Nothing("one is on its way")
+    if held >= slots:
+        return Nothing("every device slot is held")
+    for report in own:
+        if report.state in SLEEPING:
+            return Take(report, wakes=True)
+    for report in reports:
+        if report.state is RuntimeState.STANDBY and report.tenant is None:
+            return Take(report, wakes=False)
+    return Nothing("no standby is parked")
+
+
+def holds_slot(meter: Meter) -> bool:
+    """Whether a living process with this meter page has a device slot: it has a version, and does not sleep."""
+    return bool(meter.tenant) and meter.phase is not Phase.STANDBY

@@ -1,0 +1,221 @@
+"""Wakes versions while there is no control plane: the decider's stand-in, for as long as nobody else decides.
+
+A poke that nobody takes, PATIENCE_S after the feed fell silent, becomes a start of our own: under the decider's lock a
+parked standby is told to take the version, as the control plane would tell it. A standby takes one version, once; the
+next control plane adopts it from where it is. Nothing is started for a key that the last feed would not let in, none
+is sent away to make room, and no standby is borne: there are as many starts as are parked.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+from activator.keys import VersionKey
+from activator.policy.stand_in import Nothing, Serve, Take, choose, holds_slot
+from activator.wake import Poke
+from contracts.control import Feed, ReplicaRow, RestoreFailure
+from contracts.errors import Failure, Refused
+from contracts.jobs import Bind, Bound, RuntimeReport
+from contracts.machine import Machine, available_bytes, kv_bytes_for, threads_for
+from contracts.meter import decode_meter
+from contracts.problem import code_of, is_retryable, status_of
+from contracts.timeline import Span, Stage
+from service.client import ServiceClient
+from service.decider import Hold, try_hold
+from service.unix import SocketDirectory
+from telemetry.policy.instruments import Page
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 2.0  # a control plane that died is back sooner, as a rule
+ANSWER_S: Final = 1.0  # for a runtime to say what it is
+TAKEN_S: Final = 5.0  # for a standby to take a version, not to restore it
+RESTORE_S: Final = 600.0
+LOOK_S: Final = 0.02
+MEMINFO: Final = Path("/proc/meminfo")
+_LOST: Final = frozenset({"unavailable", "conflict"})  # the process is dead, or was taken: another one may do
+
+
+class StandIn:
+    """`poke` of a reporter, with an answer for when nobody takes it. Loop-bound; its starts end with `close`.
+
+    `is_heard` says whether the feed lives, `machine` what the last one said of this machine (None before any that
+    counts), `tell` takes what we did as a line of the feed.
+    """
+
+    def __init__(
+        self,
+        poke: Poke,
+        directory: SocketDirectory,
+        *,
+        is_heard: Callable[[], bool],
+        machine: Callable[[], Machine | None],
+        tell: Callable[[Feed], None],
+        asked_us: Callable[[VersionKey], int | None],
+        page: Page,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._poke = poke
+        self._directory = directory
+        self._is_heard = is_heard
+        self._machine = machine
+        self._tell = tell
+        self._asked_us = asked_us
+        self._clock = clock
+        self._away_s: float | None = None  # since when nobody takes a poke
+        self._starts: dict[VersionKey, asyncio.Task[None]] = {}
+        self._counter = page.counter(
+            "kelvin_own_starts_total", "Starts that the activator decided without a control plane.", ("result",)
+        )
+
+    def __repr__(self) -> str:
+        return f"<StandIn starting={len(self._starts)} away={self._away_s is not None}>"
+
+    async def poke(self, key: VersionKey) -> bool:
+        """Whether somebody sees to it: the decider, or we."""
+        if await self._poke.poke(key):
+            self._away_s = None
+            return True
+        now = self._clock()
+        if self._is_heard():
+            self._away_s = None
+        elif self._away_s is None:
+            self._away_s = now
+        if self._away_s is None or now - self._away_s < PATIENCE_S:
+            return False
+        if key in self._starts:
+            return True
+        machine = self._machine()
+        hold = None if machine is None else try_hold(self._directory)
+        if machine is None or hold is None:
+            return False
+        self._starts[key] = asyncio.create_task(self._start(key, machine, hold), name=f"own start {key}")
+        return True
+
+    async def close(self) -> None:
+        """No more starts; what was told to take a version goes on with it."""
+        starts = tuple(self._starts.values())
+        for task in starts:
+            task.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+
+    async def _start(self, key: VersionKey, machine: Machine, hold: Hold) -> None:
+        try:
+            with closing(hold):
+                call = await self._decide(key, machine)
+            if call is not None:
+                await self._follow(key, *call)
+        except Exception:
+            log.exception("an own start failed in a way of ours", extra={"version": str(key)})
+        finally:
+            del self._starts[key]
+
+    async def _decide(self, key: VersionKey, machine: Machine) -> tuple[RuntimeReport, asyncio.Task[Bound]] | None:
+        reports = await _accounts(self._directory)
+        held = await asyncio.to_thread(_held, self._directory.path / "meters")
+        match choose(key, reports, held, machine.slots):
+            case Serve(report):
+                self._serves(key, report.runtime_id, report.max_streams, report.spans)
+            case Nothing(why):
+                log.warning("a version can't be woken", extra={"version": str(key), "why": why})
+                self._counter.add(("none",))
+            case Take(report, wakes):
+                threads = threads_for(machine.cores, held + 1, machine.threads_cap)
+                bind = Bind(
+                    tenant=key.tenant, model=key.model, version=key.version, device_class=f"cpu-{threads}",
+                    threads=threads, kv_bytes=kv_bytes_for(machine.kv_bytes, available_bytes(MEMINFO.read_text())),
+                )  # fmt: skip
+                seen = {"version": str(key), "runtime_id": report.runtime_id, "wakes": wakes}
+                log.warning("no control plane answers: a version is given to a runtime", extra=seen)
+                path = "/control/wake" if wakes else "/control/bind"
+                call = asyncio.create_task(self._bind(report.runtime_id, path, bind), name=f"bind {report.runtime_id}")
+                try:
+                    await self._taken(report, call)
+                except BaseException:
+                    call.cancel()
+                    raise
+                return report, call
+        return None
+
+    async def _taken(self, before: RuntimeReport, call: asyncio.Task[Bound]) -> None:
+        """Until it can't be given to anybody else: the lock may go then."""
+        limit = self._clock() + TAKEN_S
+        while not call.done() and self._clock() < limit:
+            await asyncio.wait((call,), timeout=LOOK_S)
+            report = await _account(self._directory, f"rt-{before.runtime_id}.sock")
+            if report is None or report.state is not before.state:
+                return
+
+    async def _bind(self, runtime_id: str, path: str, bind: Bind) -> Bound:
+        client = ServiceClient(self._directory, f"rt-{runtime_id}.sock", "the runtime")
+        try:
+            return await client.call("POST", path, Bound, body=bind, timeout_s=RESTORE_S)
+        finally:
+            await client.close()
+
+    async def _follow(self, key: VersionKey, report: RuntimeReport, call: asyncio.Task[Bound]) -> None:
+        began_us = int(self._clock() * 1e6)
+        try:
+            bound = await call
+        except Refused as refused:
+            self._counter.add(("failed",))
+            seen = {"version": str(key), "runtime_id": report.runtime_id, "why": refused.failure.message}
+            log.warning("an own start failed", extra=seen)
+            if code_of(refused.failure) not in _LOST:
+                self._failed(key, refused.failure)
+        else:
+            self._counter.add(("ready",))
+            zero_us = self._asked_us(key) or began_us
+            waited_us = max(0, began_us - zero_us)
+            own = (Span(Stage.DECIDED, waited_us), Span(Stage.PROMOTED, waited_us))
+            shifted = tuple(Span(span.stage, span.after_us + waited_us) for span in bound.spans)
+            self._serves(key, report.runtime_id, bound.max_streams, (*own, *shifted))
+        finally:
+            call.cancel()
+
+    def _serves(self, key: VersionKey, runtime_id: str, max_streams: int, spans: tuple[Span, ...]) -> None:
+        row = ReplicaRow(
+            runtime_id=runtime_id, tenant=key.tenant, model=key.model, version=key.version,
+            address=f"rt-{runtime_id}.sock", max_streams=max_streams, draining=False, restore=spans,
+        )  # fmt: skip
+        if not self._is_heard():  # else the control plane has adopted it, and says what it is
+            self._tell(Feed(revision=0, replicas=(row,)))
+
+    def _failed(self, key: VersionKey, failure: Failure) -> None:
+        row = RestoreFailure(
+            tenant=key.tenant, version=key.version, code=code_of(failure), status=status_of(failure),
+            message=failure.message, retryable=is_retryable(failure),
+        )  # fmt: skip
+        if not self._is_heard():
+            self._tell(Feed(revision=0, failures=(row,)))
+
+
+async def _accounts(directory: SocketDirectory) -> list[RuntimeReport]:
+    """What every runtime of this machine says of itself; who does not answer is left out."""
+    names = sorted(path.name for path in directory.path.glob("rt-*.sock"))
+    found = await asyncio.gather(*(_account(directory, name) for name in names))
+    return [each for each in found if each is not None and f"rt-{each.runtime_id}.sock" in names]
+
+
+async def _account(directory: SocketDirectory, name: str) -> RuntimeReport | None:
+    client = ServiceClient(directory, name, "the runtime", limit=1)
+    try:
+        return await client.call("GET", "/control/state", RuntimeReport, timeout_s=ANSWER_S)
+    except Refused:
+        return None
+    finally:
+        await client.close()
+
+
+def _held(meters: Path) -> int:
+    """Device slots that living processes hold, by their meter pages: also of those that listen no more. In a thread."""
+    held = 0
+    for page in meters.iterdir():
+        with suppress(OSError, ValueError):
+            is_alive = Path(f"/proc/{page.name.partition('.')[0]}").exists()
+            held += is_alive and holds_slot(decode_meter(page.read_bytes()))
+    return held

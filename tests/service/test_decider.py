@@ -1,0 +1,54 @@
+"""One decider at a time, whoever asks; a death lets go."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Refused
+from service.decider import hold, try_hold
+from service.unix import SocketDirectory
+
+HOLDER = """
+import pathlib, sys, threading
+from service.decider import try_hold
+from service.unix import SocketDirectory
+held = try_hold(SocketDirectory(pathlib.Path(sys.argv[1])))
+print(held is not None, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """A second one gets nothing until the first lets go; closing twice harms nobody."""
+    with closing(SocketDirectory(tmp_path)) as directory:
+        first = try_hold(directory)
+        assert first is not None
+        assert try_hold(directory) is None
+        first.close()
+        second = try_hold(directory)
+        assert second is not None
+        first.close()
+        assert try_hold(directory) is None
+        second.close()
+
+
+def test_a_death_lets_go(tmp_path: Path) -> None:
+    """Whoever waits for it has it then, and not before."""
+    with (
+        closing(SocketDirectory(tmp_path)) as directory,
+        subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"True\n"
+            with pytest.raises(Refused, match="the decider's place"):
+                asyncio.run(hold(directory, 0.05))
+        finally:
+            process.send_signal(signal.SIGKILL)
+        with closing(asyncio.run(hold(directory, 60))):
+            assert try_hold(directory) is None
