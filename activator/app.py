@@ -29,6 +29,7 @@ from activator.endings import Endings
 from activator.errands import Errands
 from activator.exchange import new_request_id
 from activator.feed import FeedClient
+from activator.firewall import Firewall
 from activator.gate import Gate
 from activator.gauges import describe
 from activator.health import health, readiness
@@ -150,6 +151,12 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         once = Once(secret, shared or answers, settings.once, telemetry.page)
         ladder.push_async_callback(once.close)
         allowances = Allowances(counted.entrance, counted.rates, budgets)
+        asked = settings.firewall
+        firewall = (
+            None
+            if asked is None
+            else await ladder.enter_async_context(Firewall(asked.socket, asked.within_s, asked.unanswered, meters))
+        )
         door = Door(
             Completions(
                 authenticator,
@@ -171,6 +178,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             settings.domain,
             limits,
             meters,
+            firewall,
         )
         describe(telemetry.page, door, throttler, shipper, feed, last, answers)
         listener = _listen(settings)

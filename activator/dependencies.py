@@ -107,6 +107,14 @@ REDIS: Final = Dependency(
     "limits are this activator's share",
     "kelvin_redis_connected",
 )
+FIREWALL: Final = Dependency(
+    "firewall",
+    "the operator's own word on a request, where `KELVIN_WAF_SOCKET` names one; `KELVIN_WAF_MS` sets the timeout",
+    0.05,
+    "none: one that is away says so at once",
+    "503 `unavailable`, or it passes: `KELVIN_WAF_UNANSWERED`",
+    "kelvin_firewall_total",
+)
 SPOOL: Final = Dependency(
     "spool",
     "the disk: a record is durable before an answer ends",
@@ -117,7 +125,7 @@ SPOOL: Final = Dependency(
 )
 
 DEPENDENCIES: Final = (
-    REPLICA, RECEIPTS, FEED, STATS, LEDGER, KEY_USES, TIMELINES, ADMIN, PUSH, ISSUER, REDIS, SPOOL,
+    REPLICA, RECEIPTS, FEED, STATS, LEDGER, KEY_USES, TIMELINES, ADMIN, PUSH, ISSUER, REDIS, FIREWALL, SPOOL,
 )  # fmt: skip
 
 

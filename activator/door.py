@@ -12,6 +12,7 @@ from activator.answer import internal
 from activator.completions import Completions
 from activator.edge_connection import EXTENSION
 from activator.exchange import ClientGone, Connection, Exchange
+from activator.firewall import Firewall
 from activator.lists import Lists
 from activator.meters import Meters
 from activator.open_inference import OpenInference
@@ -54,6 +55,7 @@ class Door:
         domain: str,
         limits: RequestLimits,
         meters: Meters,
+        firewall: Firewall | None = None,
     ) -> None:
         self._completions = completions
         self._lists = lists
@@ -63,6 +65,7 @@ class Door:
         self._known_route = lru_cache(KEPT)(route)
         self._limits = limits
         self._meters = meters
+        self._firewall = firewall
         self.inside = 0
 
     def __repr__(self) -> str:
@@ -74,7 +77,10 @@ class Door:
         begin(exchange.request_id, within(exchange.caller, exchange.request_id))
         self.inside += 1
         try:
-            await self._serve(exchange, self._asked(exchange, scope["http_version"]))
+            asked = self._asked(exchange, scope["http_version"])
+            if self._firewall is not None:
+                await self._firewall.check(exchange)
+            await self._serve(exchange, asked)
         except Refused as refused:
             self._meters.refused(refused.failure)
             await _refuse(exchange, refused.failure)

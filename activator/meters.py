@@ -56,11 +56,20 @@ class Meters:
         self._degraded = page.counter(
             "kelvin_degraded_total", "Requests for which a model's ladder gave something up.", (*_WHOSE, "step")
         )
+        self._verdicts = page.counter(
+            "kelvin_firewall_total",
+            "Questions to the operator's firewall, by its word.",
+            ("verdict",),
+        )
         self._tokens = page.counter("kelvin_tokens_total", "Tokens by kind.", (*_WHOSE, "kind"))
 
     def refused(self, failure: Failure) -> None:
         """A request ended before it had an account."""
         self._refusals.add((outcome_of(code_of(failure)), str(status_of(failure))))
+
+    def firewall(self, verdict: str) -> None:
+        """It said `allow` or `refuse`; or it was `late`, `away`, or what it said is `garbage`."""
+        self._verdicts.add((verdict,))
 
     def malformed(self, status: int) -> None:
         """What was sent is no request that anybody serves; nothing of ours has seen it."""

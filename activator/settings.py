@@ -4,8 +4,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
+from activator.dependencies import FIREWALL
 from activator.issuers import TrustedIssuer, read_issuers
 from activator.policy.admission import QueueLimits
 from activator.policy.bounds import Bound
@@ -18,6 +20,7 @@ from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 
 MIB = 1 << 20
+SOCKET_BYTES = 107  # that the kernel takes (unix(7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,15 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class FirewallSettings:
+    """Whom to ask before a key is looked at, for how long, and what holds without an answer."""
+
+    socket: Path
+    within_s: float
+    unanswered: Literal["refuse", "allow"]
+
+
+@dataclass(frozen=True, slots=True)
 class ActivatorSettings:
     """All of it."""
 
@@ -75,6 +87,7 @@ class ActivatorSettings:
     redis: str | None = field(default=None, repr=False)  # where several activators share limits; may hold a password
     once: OnceLimits = DEFAULT_LIMITS
     cache: OnceLimits = CACHE_LIMITS
+    firewall: FirewallSettings | None = None
     breaker_s: float = 30.0  # for which a breaker is open at the most
     feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
 
@@ -158,6 +171,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         telemetry=read_telemetry(env),
         feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
         redis=_redis(env),
+        firewall=_firewall(env),
         breaker_s=settings.number(env, "KELVIN_BREAKER_S", 30.0, low=1, high=3600),
         issuers=read_issuers(Path(env["KELVIN_OIDC"])) if env.get("KELVIN_OIDC") else (),
     )
@@ -175,6 +189,18 @@ def _certificates(env: Mapping[str, str]) -> Path | None:
     if not place.startswith("/"):
         raise settings.BadSetting("KELVIN_CERTIFICATES", place, "must be an absolute path")
     return Path(place)
+
+
+def _firewall(env: Mapping[str, str]) -> FirewallSettings | None:
+    within_ms = settings.integer(env, "KELVIN_WAF_MS", round(FIREWALL.timeout_s * 1000), low=1, high=10_000)
+    unanswered = settings.choice(env, "KELVIN_WAF_UNANSWERED", "refuse", ("refuse", "allow"))
+    place = env.get("KELVIN_WAF_SOCKET")
+    if not place:
+        return None
+    if not place.startswith("/") or len(os.fsencode(place)) > SOCKET_BYTES:
+        rule = f"must be an absolute path of {SOCKET_BYTES} bytes or fewer"
+        raise settings.BadSetting("KELVIN_WAF_SOCKET", place, rule)
+    return FirewallSettings(Path(place), within_ms / 1000, "allow" if unanswered == "allow" else "refuse")
 
 
 def _address(env: Mapping[str, str]) -> AddressLimits:

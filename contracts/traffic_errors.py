@@ -38,6 +38,17 @@ class AddressBusy(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class FirewallRefused(Failure):
+    """The operator's firewall said no, whoever it is: no key was looked at."""
+
+    code, status = "firewall_refused", 403
+
+    @property
+    def message(self) -> str:
+        return "the request was refused by this installation's firewall"
+
+
+@dataclass(frozen=True, slots=True)
 class TenantBusy(Failure):
     """The tenant has as many requests under way as it may have."""
 

@@ -135,6 +135,12 @@ async def redis(taken: Taken) -> None:
     await taken.until("kelvin_redis_connected", lambda value: value == 0)
 
 
+async def firewall(taken: Taken) -> None:
+    """Nobody listens, and what nobody speaks of may pass."""
+    assert (await taken.here.post()).status == 200
+    assert await taken.metric("kelvin_firewall_total") > 0
+
+
 async def spool(taken: Taken) -> None:
     """The disk takes no more: nothing is answered that is not recorded."""
     pid = taken.here.process.pid
@@ -153,7 +159,21 @@ async def spool(taken: Taken) -> None:
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     each.__name__.replace("_", " "): each
-    for each in (replica, receipts, feed, stats, ledger, key_uses, timelines, admin, push, issuer, redis, spool)
+    for each in (
+        replica,
+        receipts,
+        feed,
+        stats,
+        ledger,
+        key_uses,
+        timelines,
+        admin,
+        push,
+        issuer,
+        redis,
+        firewall,
+        spool,
+    )
 }
 
 
@@ -170,6 +190,8 @@ def test_it_is_taken_away(tmp_path: Path, dependency: Dependency) -> None:
         with RedisServer() if dependency.name == "redis" else nullcontext() as server:
             async with key_server(tmp_path / "idp", SIGNER) as keys:
                 given: dict[str, Any] = {} if server is None else {"redis": server.url}
+                if dependency.name == "firewall":
+                    given = {"waf_socket": tmp_path / "waf.sock", "waf_unanswered": "allow"}
                 if dependency.name == "issuer":
                     given["oidc"] = keys.file(tmp_path / "issuers.toml", 'scopes = ["infer"]\n')
                 async with world(tmp_path, **given) as here:

@@ -27,6 +27,10 @@ def test_defaults_need_only_the_data_directory() -> None:
         pytest.param("KELVIN_FEED_MAX_AGE_S", "0", id="nobody is ever let in"),
         pytest.param("KELVIN_TRUSTED_ADDRESSES", "10.0.0.1/8", id="no network"),
         pytest.param("KELVIN_CERTIFICATES", "here", id="no absolute path"),
+        pytest.param("KELVIN_WAF_SOCKET", "here", id="no absolute path of a firewall"),
+        pytest.param("KELVIN_WAF_SOCKET", "/" + "x" * 107, id="a socket that the kernel can't name"),
+        pytest.param("KELVIN_WAF_MS", "0", id="a firewall that has no time"),
+        pytest.param("KELVIN_WAF_UNANSWERED", "maybe", id="neither"),
     ],
 )
 def test_refusals(name: str, value: str) -> None:

@@ -1,0 +1,243 @@
+"""An operator's firewall behind a real socket: what it is told, what its word does, and what holds without one."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.activator.control import KEY
+from tests.activator.replica import hello
+from tests.activator.world import Got, World, world
+
+PATIENT = 10_000  # ms: longer than any busy machine takes
+SECRET = "sesame-open-4711"
+
+
+def said(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> bytes:
+    """An HTTP answer."""
+    return b"HTTP/1.1 " + status + b"\r\ncontent-length: %d\r\n" % len(body) + extra + b"\r\n" + body
+
+
+ALLOW, REFUSE = said(b'{"verdict":"allow"}'), said(b'{"verdict":"refuse"}')
+Script = Callable[[dict[str, Any]], bytes | None]  # None: nothing is ever said
+
+
+class FakeFirewall:
+    """Reads questions off its socket, one after another on each connection, and answers with the script's bytes."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.questions: list[dict[str, Any]] = []
+        self.raw: list[bytes] = []
+        self.connections = 0
+        self.writers: set[asyncio.StreamWriter] = set()
+
+    def hang_up(self) -> None:
+        """Every connection ends."""
+        for writer in self.writers:
+            writer.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.add(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                lines = head.lower().split(b"\r\n")
+                length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+                body = await reader.readexactly(length)
+                self.raw.append(head + body)
+                self.questions.append(json.loads(body))
+                if (answer := self.script(self.questions[-1])) is None:
+                    await reader.read()
+                    return
+                writer.write(answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.writers.discard(writer)
+            writer.close()
+
+
+@asynccontextmanager
+async def guarded(tmp_path: Path, script: Script, **settings: object) -> AsyncIterator[tuple[World, FakeFirewall]]:
+    """An activator that asks one, with a replica behind it."""
+    wall = FakeFirewall(script)
+    path = tmp_path / "waf.sock"
+    server = await asyncio.start_unix_server(wall.serve, path)
+    try:
+        given: dict[str, Any] = {"waf_ms": PATIENT, **settings}
+        async with world(tmp_path, waf_socket=path, **given) as here:
+            await here.replica("a", hello)
+            wall.questions.clear()
+            wall.raw.clear()
+            yield here, wall
+    finally:
+        server.close()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(scenario())  # type: ignore[arg-type]
+
+
+async def counted(here: World, verdict: str) -> float:
+    """How often that was the word."""
+    lines = [line for line in (await here.page()).splitlines() if line.startswith("kelvin_firewall_total{")]
+    return sum(float(line.split()[-1]) for line in lines if f'verdict="{verdict}"' in line)
+
+
+def test_it_is_told_names_and_sizes_and_nothing_else(tmp_path: Path) -> None:
+    """Before any key is looked at; no value of a header, no query, no byte of the body is in what it reads."""
+
+    async def scenario() -> None:
+        async with guarded(tmp_path, lambda _: ALLOW) as (here, wall):
+            body = {"model": "m", "messages": [{"role": "user", "content": SECRET}]}
+            got = await here.post(f"/v1/chat/completions?x={SECRET}", body, X_Mine=SECRET)
+            assert got.status == 200
+            bad = await here.post("/v1/chat/completions", key=f"kv-nobodynobody-{SECRET}")
+            assert bad.status == 401
+            first, second = wall.questions
+            assert (first["method"], first["path"], first["address"]) == ("POST", "/v1/chat/completions", "127.0.0.1")
+            assert first["request_id"] == got.headers["x-request-id"]
+            assert first.keys() == {"request_id", "method", "path", "address", "headers"}
+            sizes = dict(first["headers"])
+            assert (sizes["x-mine"], sizes["authorization"]) == (len(SECRET), len(f"Bearer {KEY}"))
+            assert dict(second["headers"])["authorization"] == len(f"Bearer kv-nobodynobody-{SECRET}")
+            assert [raw for raw in wall.raw if SECRET.encode() in raw or KEY.encode() in raw] == []
+            assert SECRET.encode() in json.dumps(body).encode(), "the control: it would be found"
+
+    run(scenario)
+
+
+def test_its_word(tmp_path: Path) -> None:
+    """Allowed, a request is served as without it; refused, it is 403 in the path's form, with whatever key."""
+
+    async def scenario() -> None:
+        def script(question: dict[str, Any]) -> bytes:
+            return REFUSE if dict(question["headers"]).get("x-bad") else ALLOW
+
+        async with guarded(tmp_path, script) as (here, wall):
+            assert (await here.post()).status == 200
+            got = await here.post(X_Bad="1")
+            assert (got.status, got.code) == (403, "firewall_refused")
+            assert got.headers["x-request-id"] == wall.questions[-1]["request_id"]
+            nobody = await here.post(key="no key at all", X_Bad="1")
+            assert (nobody.status, nobody.code) == (403, "firewall_refused")
+            inner = await here.get("/admin/v1/models", X_Bad="1")
+            assert (inner.status, inner.json["code"]) == (403, "firewall_refused")
+            for _ in range(8):
+                assert (await here.post()).status == 200
+            assert wall.connections == 1, "it is kept"
+            assert await counted(here, "refuse") == 3
+            assert await counted(here, "allow") >= 9
+            page = await here.page()
+            assert 'kelvin_refusals_total{process="activator",outcome="firewall_refused",status="403"} 3' in page
+
+    run(scenario)
+
+
+GARBAGE = {
+    "no JSON": said(b"sure"),
+    "another word": said(b'{"verdict":"perhaps"}'),
+    "a field more": said(b'{"verdict":"allow","because":1}'),
+    "nothing": said(b""),
+    "another status": said(b'{"verdict":"allow"}', b"201 Created"),
+    "a redirect": said(b'{"verdict":"allow"}', b"302 Found", b"location: http://firewall/v1/other\r\n"),
+    "too much": said(b'{"verdict":"allow"}' + b" " * 5000),
+    "no HTTP": b"verdict: allow\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize(("unanswered", "status"), [("refuse", 503), ("allow", 200)])
+def test_without_an_answer(tmp_path: Path, unanswered: str, status: int) -> None:
+    """Whatever it says that is no verdict, or that it says nothing and ends: as the setting has it, and counted."""
+
+    async def scenario() -> None:
+        answers = [*GARBAGE.values()]
+
+        def check(got: Got) -> None:
+            assert got.status == status
+            assert status == 200 or got.code == "unavailable"
+
+        async with guarded(tmp_path, lambda _: ALLOW, waf_unanswered=unanswered) as (here, wall):
+            before = await counted(here, "garbage")
+            wall.script = lambda _: answers.pop(0)
+            for _ in range(len(GARBAGE)):
+                check(await here.post())
+            assert answers == []
+            assert await counted(here, "garbage") - before == len(GARBAGE)
+            wall.script = lambda _: ALLOW
+            assert (await here.post()).status == 200, "it is asked again, as before"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("unanswered", "status"), [("refuse", 503), ("allow", 200)])
+def test_one_that_is_silent(tmp_path: Path, unanswered: str, status: int) -> None:
+    """Its time is over: a request waits no longer, and the next one is asked anew."""
+
+    async def scenario() -> None:
+        wall = FakeFirewall(lambda _: None)
+        path = tmp_path / "silent.sock"
+        server = await asyncio.start_unix_server(wall.serve, path)
+        async with world(tmp_path, waf_socket=path, waf_unanswered=unanswered, waf_ms=50) as here:
+            got = await here.get("/v1/models")
+            assert got.status == status
+            assert status == 200 or got.code == "unavailable"
+            assert await counted(here, "late") == 1
+            assert len(wall.questions) == 1
+        server.close()
+
+    run(scenario)
+
+
+def test_one_that_is_gone_and_comes_back(tmp_path: Path) -> None:
+    """Refused at once while nobody listens, however much time it has; served again once somebody does."""
+
+    async def scenario() -> None:
+        path = tmp_path / "waf.sock"
+        async with world(tmp_path, waf_socket=path, waf_ms=PATIENT) as here:
+            got = await here.get("/v1/models")
+            assert (got.status, got.code) == (503, "unavailable")
+            assert await counted(here, "away") == 1
+            for _ in range(2):
+                wall = FakeFirewall(lambda _: ALLOW)
+                server = await asyncio.start_unix_server(wall.serve, path)
+                assert (await here.get("/v1/models")).status == 200
+                server.close()
+                path.unlink()
+                wall.hang_up()
+                assert (await here.get("/v1/models")).status == 503
+
+    run(scenario)
+
+
+def test_a_caller_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
+    """The question's connection ends with it: nothing of it is left."""
+
+    async def scenario() -> None:
+        left = asyncio.Event()
+        wall = FakeFirewall(lambda _: None)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await wall.serve(reader, writer)
+            left.set()
+
+        path = tmp_path / "waf.sock"
+        server = await asyncio.start_unix_server(serve, path)
+        async with world(tmp_path, waf_socket=path, waf_ms=PATIENT) as here:
+            _, writer = await here.raw()
+            writer.write(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            async with asyncio.timeout(30):
+                while not wall.questions:
+                    await asyncio.sleep(0.005)
+                writer.transport.abort()
+                await left.wait()
+        server.close()
+
+    run(scenario)
