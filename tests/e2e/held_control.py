@@ -18,10 +18,10 @@ def main() -> None:
         _control()
         return
     from kelvin import main as command
-    from kelvin.supervisor import children, up
+    from kelvin.supervisor import children
 
     held = [replace(spec, module=__spec__.name) if spec.name == "controlplane" else spec for spec in children.SPECS]
-    setattr(up, "SPECS", tuple(held))  # noqa: B010 - mypy would have the name exported
+    setattr(children, "SPECS", tuple(held))  # noqa: B010 - mypy would have the name exported
     command.main()
 
 

@@ -1,0 +1,122 @@
+"""Filters the whole way: pushed with a model, asked over HTTPS, killed; and refused where an installation runs none."""
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart_bench.installation import Installation, InstallationFailed, running
+from tests.e2e.calls import Answer, complete, post
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.inside import log_lines
+from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
+from tests.e2e.processes import services
+
+pytestmark = pytest.mark.deep
+
+PROMPT = (5, 17, 23, 11)
+TOKENS = 24
+ADDRESS = "jo@example.org"
+CARD = "4111 1111 1111 1111"
+POLICY: dict[str, Any] = {
+    "format": 1,
+    "deadline_ms": 5000,
+    "filters": [
+        {"filter": "pii", "input": {"CREDIT_CARD": "stop"}, "output": {"EMAIL_ADDRESS": "redact", "IP_ADDRESS": "stop"}}
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Talkative:
+    """A directory whose model says an address after a few words, and what it says."""
+
+    directory: Path
+    text: str
+
+    def with_policy(self, directory: Path, policy: object) -> Path:
+        """The same with a policy, elsewhere."""
+        directory.mkdir(parents=True)
+        for path in self.directory.iterdir():
+            (directory / path.name).write_bytes(path.read_bytes())
+        (directory / "kelvin-filters.json").write_text(json.dumps(policy))
+        return directory
+
+
+@pytest.fixture(scope="module")
+def talkative(scratch: Path) -> Talkative:
+    """One of the words that a random model says greedily is called as an address is."""
+    directory = make_tiny(scratch / "talkative", "llama", seed=7)
+    said = greedy(directory, PROMPT, TOKENS)
+    word = next(token - 3 for token in said[2:] if token > 2 and token not in PROMPT)
+    tokenizer = directory / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace(f'"▁w{word}"', f'"▁{ADDRESS}"'))
+    text = text_of(directory, said)
+    assert ADDRESS in text
+    return Talkative(directory, text)
+
+
+@pytest.fixture(scope="module")
+def filtering(scratch: Path, talkative: Talkative) -> Iterator[Installation]:
+    """An installation that runs filters; the model with its policy and without."""
+    with running(scratch / "filtering", settings={**SETTINGS, "KELVIN_FILTERS": "on"}) as installation:
+        installation.push(talkative.directory, "plain")
+        installation.push(talkative.with_policy(scratch / "filtered", POLICY), "filtered")
+        yield installation
+
+
+def _ask(kelvin: Installation, model: str, prompt: str = "", **fields: object) -> Answer:
+    return complete(kelvin, model, prompt or prompt_of(PROMPT), max_tokens=TOKENS, **fields)
+
+
+def test_what_the_caller_gets(filtering: Installation, talkative: Talkative) -> None:
+    """Redacted, streamed or not, and again from what was kept; a prompt that holds a card is refused; the same model
+    without the file says everything. Usage is what was computed.
+    """
+    whole, streamed = _ask(filtering, "filtered"), _ask(filtering, "filtered", stream=True)
+    plain = _ask(filtering, "plain")
+    assert plain.text.strip() == talkative.text
+    assert whole.text.strip() == streamed.text.strip() == talkative.text.replace(ADDRESS, "<EMAIL_ADDRESS>")
+    assert streamed.done
+    assert len(streamed.events) > 3
+    assert whole.json["usage"]["completion_tokens"] == plain.json["usage"]["completion_tokens"] == TOKENS
+
+    body = {"model": "filtered", "prompt": prompt_of(PROMPT), "temperature": 0, "max_tokens": TOKENS, "stream": True}
+    first, again = (post(filtering, "/v1/completions", body, idempotency_key="once") for _ in range(2))
+    assert first.text.strip() == whole.text.strip()
+    assert again.raw == first.raw
+
+    refused = _ask(filtering, "filtered", f"pay with {CARD}")
+    assert (refused.status, refused.json["error"]["code"]) == (400, "content_filter")
+    assert CARD not in refused.raw.decode()
+    assert _ask(filtering, "plain", f"pay with {CARD}").status == 200
+    assert not any(ADDRESS in json.dumps(line) or CARD in json.dumps(line) for line in log_lines(filtering))
+
+
+def test_the_filters_are_killed(filtering: Installation, talkative: Talkative) -> None:
+    """They come back, and until then nothing passes unseen: an answer is redacted or refused."""
+    _ask(filtering, "filtered")
+    services(filtering)["filters"].send_signal(signal.SIGKILL)
+    wanted = talkative.text.replace(ADDRESS, "<EMAIL_ADDRESS>")
+
+    def is_back() -> bool:
+        answer = _ask(filtering, "filtered")
+        assert ADDRESS not in answer.raw.decode()
+        return answer.status == 200 and answer.text.strip() == wanted
+
+    filtering.wait(is_back, "the filters are back")
+    shown = filtering.admin.text("/admin/v1/metrics")
+    assert 'verdict="redact"' in shown
+
+
+def test_where_no_filters_run(kelvin: Installation, scratch: Path, talkative: Talkative) -> None:
+    """The directory is refused by the name of its file; a malformed one likewise, with value and rule."""
+    with pytest.raises(InstallationFailed, match=r"kelvin-filters\.json.*KELVIN_FILTERS=off"):
+        kelvin.push(talkative.with_policy(scratch / "no-filters", POLICY), "filtered")
+    wrong = talkative.with_policy(scratch / "wrong-filters", POLICY | {"deadline_ms": 1})
+    with pytest.raises(InstallationFailed, match=r"kelvin-filters\.json.*>= 10.*deadline_ms"):
+        kelvin.push(wrong, "filtered")
