@@ -55,12 +55,14 @@ class Rule(Wire, frozen=True):
 
 
 class Question(Wire, frozen=True):
-    """Look at these texts. Unless they are `whole`, more may follow each."""
+    """Look at these texts. Unless they are `whole`, more may follow each. `unseen` is how many texts passed since the
+    asker's last question without one, as their policies allow: for the page of whoever is asked."""
 
     direction: Direction
     rules: tuple[Rule, ...]
     texts: tuple[str, ...]
     whole: bool
+    unseen: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Span(Wire, frozen=True):

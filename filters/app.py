@@ -54,6 +54,7 @@ def make_app(meters: Meters, long_texts: Executor) -> FastAPI:
             looked = await asyncio.get_running_loop().run_in_executor(long_texts, _look_at_all, question)
         else:
             looked = _look_at_all(question)
+        meters.unseen(question.unseen)
         for found in looked:
             meters.looked(question.direction, found)
         return Response(encode(Findings(looked=looked)), media_type="application/json")

@@ -18,6 +18,14 @@ class Meters:
         self._found = page.counter(
             "kelvin_filter_found_total", "What was found in them", ("filter", "direction", "entity", "action")
         )
+        self._unseen = page.counter(
+            "kelvin_filter_unseen_total", "Pieces that passed without being looked at, as their policy allows"
+        )
+
+    def unseen(self, texts: int) -> None:
+        """So many passed without being looked at."""
+        if texts:
+            self._unseen.add((), texts)
 
     def looked(self, direction: Direction, looked: Looked) -> None:
         """One text was looked at."""

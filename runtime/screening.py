@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from msgspec import structs
+
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.filters import (
@@ -54,6 +56,10 @@ class Ask(Protocol):
         """The same, for a thread that isn't the loop's."""
         ...
 
+    def passed_unseen(self, texts: int) -> None:
+        """That many went on without an answer, as their policy allows."""
+        ...
+
 
 class FilterProcess:
     """The process of the filters, over its socket. It may start again at any time: a question that it did not answer is
@@ -62,13 +68,28 @@ class FilterProcess:
     def __init__(self, client: ServiceClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
         self._loop = loop
+        self._unseen = 0  # and not yet told
 
     def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
         """The same, for a thread that isn't the loop's."""
         asking = asyncio.run_coroutine_threadsafe(self.ask(question, timeout_s), self._loop)
         return asking.result(timeout_s + _SLACK_S)
 
+    def passed_unseen(self, texts: int) -> None:
+        """It is told with the next question that is answered."""
+        self._unseen += texts
+
     async def ask(self, question: Question, timeout_s: float) -> Findings:
+        if not self._unseen:
+            return await self._ask(question, timeout_s)
+        unseen, self._unseen = self._unseen, 0
+        try:
+            return await self._ask(structs.replace(question, unseen=unseen), timeout_s)
+        except BaseException:
+            self._unseen += unseen
+            raise
+
+    async def _ask(self, question: Question, timeout_s: float) -> Findings:
         loop = asyncio.get_running_loop()
         ends = loop.time() + timeout_s
         while True:
@@ -134,6 +155,7 @@ class Screen:
             log.warning("a filter gave no answer", extra={"why": str(error), "then": self.policy.on_failure})
             if self.policy.on_failure == "refuse":
                 raise Refused(FilterFailed()) from error
+            self.filters.passed_unseen(len(question.texts))
             return [Passed(text) for text in question.texts]
         return passed
 

@@ -14,10 +14,12 @@ from service.startup import BAD_SETTING_STATUS, CHECK, STORE_STATUS
 
 CHECK_S: Final = 30.0
 SERVICES: Final = ("activator", "controlplane", "snapshotter", "weightcache")
+FILTERS: Final = "filters"  # where they are switched on
 
 
 def ask_services(environment: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each refusal, and one for the store. All are asked at once, for CHECK_S at most."""
+    services = (*SERVICES, FILTERS) if environment.get("KELVIN_FILTERS") == "on" else SERVICES
     asked = [
         (
             name,
@@ -30,7 +32,7 @@ def ask_services(environment: Mapping[str, str]) -> Iterator[Finding]:
                 text=True,
             ),
         )
-        for name in SERVICES
+        for name in services
     ]
     limit = time.monotonic() + CHECK_S
     refused = False

@@ -63,8 +63,14 @@ def test_it_answers_and_is_killed_and_answers(tmp_path: Path) -> None:
             _end(process, signal.SIGKILL)
             with pytest.raises(Refused, match="unavailable"):  # the control: nobody is there
                 await filters.ask(QUESTION, 0.05)
+            filters.passed_unseen(3)
+            with pytest.raises(Refused, match="unavailable"):
+                await filters.ask(QUESTION, 0.05)
             process = _start(tmp_path)
-            assert await filters.ask(QUESTION, DEADLINE_S) == found
+            for _ in range(2):  # what passed meanwhile is told once
+                assert await filters.ask(QUESTION, DEADLINE_S) == found
+            async with client.open("GET", "/metrics", timeout_s=DEADLINE_S) as answer:
+                assert 'kelvin_filter_unseen_total{process="filters"} 3\n' in await answer.text()
 
     try:
         asyncio.run(scene())

@@ -16,6 +16,7 @@ from kelvin.probes.disk import look_at_disk
 from kelvin.probes.guards import is_running, look_at_secrets
 from kelvin.probes.kernel import look_at_clock, look_at_kernel, look_at_limits, wall_minus_monotonic_s
 from kelvin.probes.memory import look_at_memory
+from kelvin.probes.services import ask_services
 
 ROOT = Path(__file__).parents[2]
 KEY = "kv-abcdefghijkl-AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"
@@ -157,3 +158,12 @@ def test_secrets_are_looked_at_and_not_told(data: Path) -> None:
     assert look_at_secrets(data)[0][0].is_key_text is False
     assert look_at_secrets(data / "none") == ([], None)
     assert not is_running(data)
+
+
+def test_filters_are_asked_where_they_are_on(data: Path) -> None:
+    """What they don't take is told before `kelvin up` is; where they are off nobody asks them."""
+    env = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_OTLP_ENDPOINT": "nowhere"}
+    told = {on: "".join(found.seen for found in ask_services(env | {"KELVIN_FILTERS": on})) for on in ("on", "off")}
+    assert "filters: KELVIN_OTLP_ENDPOINT=nowhere" in told["on"]
+    assert "filters:" not in told["off"]
+    assert "activator: KELVIN_OTLP_ENDPOINT=nowhere" in told["off"]

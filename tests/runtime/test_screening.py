@@ -2,64 +2,45 @@
 
 import asyncio
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.errors import InvalidRequest, Refused, Unavailable
+from contracts.errors import InvalidRequest, Refused
 from contracts.filters import FILE, FilterPolicy, Findings, Looked, Pii, Question
-from contracts.frames import End
+from contracts.frames import End, FrameDecoder
 from contracts.manifest import Kind
 from contracts.wire import decode
-from filters.look import look
 from filters.pii import unknown_region
 from runtime.openai_requests import TextPrompt
 from runtime.screening import Screen, check_filters, screen_of
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import CODEC, Bench, saying
+from tests.runtime.looking import Hanging, Looking, Skipping
 from tests.runtime.scenes import data_of, events_of, failure_of, play
 
 SECRET = "I am jo@example.org, card 4111 1111 1111 1111, thanks"
+TEXT = "one two " + "and so on, " * 5 + "twenty"
 REDACTED = "I am <EMAIL_ADDRESS>, card <CREDIT_CARD>, thanks"
 BOTH = Pii(input={"EMAIL_ADDRESS": "redact"}, output={"EMAIL_ADDRESS": "redact", "CREDIT_CARD": "redact"})
 STOPS = Pii(input={"CREDIT_CARD": "stop"}, output={"CREDIT_CARD": "stop"})
 
 
-@dataclass
-class Looking:
-    """The filters in this process: the same looking, without a socket. `away` is how many questions get no answer."""
-
-    away: int = 0
-    asked: list[Question] = field(default_factory=list)
-
-    async def ask(self, question: Question, timeout_s: float) -> Findings:
-        self.asked.append(question)
-        if len(self.asked) <= self.away:
-            raise Refused(Unavailable("the filters"))
-        return self.ask_from_thread(question, timeout_s)
-
-    def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
-        return Findings(looked=tuple(look(text, question.rules, question.whole) for text in question.texts))
-
-
-@dataclass
-class Skipping(Looking):
-    """As above, after `skip` questions that get their answer."""
-
-    skip: int = 0
-
-    async def ask(self, question: Question, timeout_s: float) -> Findings:
-        if self.skip:
-            self.skip -= 1
-            return self.ask_from_thread(question, timeout_s)
-        return await super().ask(question, timeout_s)
-
-
 def _screen(pii: Pii = BOTH, filters: Looking | None = None, **more: Any) -> Screen:
     return Screen(FilterPolicy(format=1, filters=(pii,), **more), filters or Looking())
+
+
+def _steps(text: str) -> int:
+    """That say so much, or a little more."""
+    return len(CODEC.encode(text)) + 2
+
+
+async def _some(answer: Any) -> bytes:
+    chunk: bytes = await answer.content.readany()
+    assert chunk, "the answer ended"
+    return chunk
 
 
 def _text(frames: Any) -> str:
@@ -90,16 +71,20 @@ def test_without_a_policy_nothing_is_touched(tmp_path: Path) -> None:
 
 
 def test_text_is_not_held_back_for_long(tmp_path: Path) -> None:
-    """Each word leaves with the next: one event for all of it would be a filter that waits for the end."""
+    """A word leaves with the next one: the client has the first while the engine has yet to make the others."""
 
     async def scene(each: Bench) -> None:
-        pieces = [
-            event["choices"][0]["text"]
-            for event in events_of(await each.frames(body={"max_tokens": 100, "stream": True}))
-        ]
-        assert len([piece for piece in pieces if piece]) > 1
+        async with each.open(body={"max_tokens": 200, "stream": True}) as answer:
+            said, decoder = "", FrameDecoder()
+            each.engine.allow(_steps("one two and so "))
+            while not said.startswith("one two "):
+                said += _text(decoder.feed(await _some(answer)))
+            assert "twenty" not in said
+            each.engine.free_running()
+            said += _text(decoder.feed(await answer.read()))
+        assert said == TEXT
 
-    play(tmp_path, ScriptedEngine(saying("one two three four " * 5), step_s=0.002), scene, screen=_screen())
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene, screen=_screen())
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
@@ -171,21 +156,29 @@ def test_no_answer_of_a_filter_refuses(tmp_path: Path) -> None:
 
 def test_a_filter_that_fails_later_cuts_the_answer(tmp_path: Path) -> None:
     """As a failure that is told, with the counts so far; all that was said had been looked at."""
+    looking = Looking()
 
     async def scene(each: Bench) -> None:
-        frames = await each.frames(body={"prompt": "x", "max_tokens": 100, "stream": True})
+        async with each.open(body={"prompt": "x", "max_tokens": 100, "stream": True}) as answer:
+            said, decoder = "", FrameDecoder()
+            each.engine.allow(_steps(SECRET[:24]))
+            while REDACTED[:21] not in said:
+                said += _text(decoder.feed(await _some(answer)))
+            looking.asked.clear()
+            looking.away = 1
+            each.engine.free_running()
+            frames = decoder.feed(await answer.read())
         assert failure_of(frames[-1]).code == "filter_failed"
-        assert REDACTED.startswith(_text(frames))
+        assert REDACTED.startswith(said + _text(frames))
         assert frames[-1].counts.completion_tokens > 0
         await each.quiet()
 
-    # The prompt, and some of the answer.
-    looking = Skipping(skip=12, away=1)
-    play(tmp_path, ScriptedEngine(saying(SECRET), step_s=0.002), scene, screen=_screen(filters=looking))
+    play(tmp_path, ScriptedEngine(saying(SECRET), paced=True), scene, screen=_screen(filters=looking))
 
 
 def test_a_policy_may_let_pass_what_was_not_looked_at(tmp_path: Path) -> None:
-    """Where it says so in words."""
+    """Where it says so in words; how much that was is counted."""
+    looking = Looking(away=10_000)
 
     async def scene(each: Bench) -> None:
         assert _text(await each.frames(body={"prompt": "x", "max_tokens": 100, "stream": True})) == SECRET
@@ -194,8 +187,9 @@ def test_a_policy_may_let_pass_what_was_not_looked_at(tmp_path: Path) -> None:
         tmp_path,
         ScriptedEngine(saying(SECRET)),
         scene,
-        screen=_screen(filters=Looking(away=10_000), on_failure="allow"),
+        screen=_screen(filters=looking, on_failure="allow"),
     )
+    assert looking.unseen == len(looking.asked) > 0
 
 
 def test_a_version_with_filters_is_not_served_without() -> None:
@@ -207,26 +201,21 @@ def test_a_version_with_filters_is_not_served_without() -> None:
     assert screen_of({}, None) is None
 
 
-def test_cancelling_while_a_filter_is_asked(tmp_path: Path) -> None:
-    """The client leaves: the engine is let go of, and the question is not waited for past its deadline."""
+def test_who_leaves_while_a_filter_is_asked(tmp_path: Path) -> None:
+    """The engine is let go of at once, not when the filter has answered."""
+    hanging = Hanging()
 
     async def scene(each: Bench) -> None:
-        async with each.open(body={"prompt": "x", "max_tokens": 20_000, "stream": True}):
-            await each.until("a question about the answer", lambda: len(hanging.asked) > 0)
+        asking = asyncio.create_task(each.frames(body={"prompt": "x", "max_tokens": 20_000, "stream": True}))
+        await each.until("a question about the answer", lambda: len(hanging.asked) > 0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await each.until("the engine is told", lambda: len(each.engine.cancelled) == 1)
+        hanging.told.set()
         await each.quiet()
 
-    hanging = Hanging()
-    screen = _screen(Pii(output={"US_SSN": "stop"}), hanging, deadline_ms=100)
+    screen = _screen(Pii(output={"US_SSN": "stop"}), hanging, deadline_ms=5000)
     play(tmp_path, ScriptedEngine(saying("x " * 2000)), scene, screen=screen)
-
-
-class Hanging(Looking):
-    """Answers when its time is over, with nothing."""
-
-    async def ask(self, question: Question, timeout_s: float) -> Findings:
-        self.asked.append(question)
-        await asyncio.sleep(timeout_s)
-        raise Refused(Unavailable("the filters"))
 
 
 def test_a_prompt_is_as_long_as_can_be_looked_at() -> None:

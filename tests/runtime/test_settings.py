@@ -21,9 +21,12 @@ def test_what_is_given() -> None:
     """Each variable."""
     env = {
         "KELVIN_DATA": "/d", "KELVIN_LIFELINE_FD": "7", "KELVIN_RUNTIME_DRAIN_S": "5", "KELVIN_RESTORE_S": "1.5",
+        "KELVIN_FILTERS": "on",
     }  # fmt: skip
     settings = read_settings(env)
     assert (settings.lifeline_fd, settings.drain_s, settings.restore_s) == (7, 5, 1.5)
+    assert settings.filters
+    assert not read_settings({"KELVIN_DATA": "/d"}).filters
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,7 @@ def test_what_is_given() -> None:
         pytest.param("KELVIN_DATA", "", "is required", id="no data directory"),
         pytest.param("KELVIN_LIFELINE_FD", "x", "must be a whole number", id="a lifeline in words"),
         pytest.param("KELVIN_RUNTIME_DRAIN_S", "0", "must be 1 or more", id="no time to drain"),
+        pytest.param("KELVIN_FILTERS", "yes", "must be one of off, on", id="neither on nor off"),
         pytest.param("KELVIN_RESTORE_S", "inf", "must be finite", id="a restore that may last for ever"),
     ],
 )
