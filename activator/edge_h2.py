@@ -6,6 +6,7 @@ which order is `edge_h2_out`'s.
 """
 
 import asyncio
+import math
 from typing import Final
 
 from h2 import events
@@ -65,6 +66,7 @@ class Http2Protocol(EdgeConnection):
         self._untaken = 0  # bytes of bodies that no room was made for yet
         self._has_asked = False
         self._leaving = False  # no further stream may begin
+        self._leaves_at_s = math.inf
         self._has_ended = False  # nothing more is read
         self._late_timer: asyncio.TimerHandle | None = None
 
@@ -128,12 +130,15 @@ class Http2Protocol(EdgeConnection):
                 self.raw.abort()
 
     def shutdown(self) -> None:
-        """The server ends. A lame duck serves what is on its way, and ends when nothing was for a while."""
-        if self._has_ended:
-            return
+        """The server ends. A lame duck serves for a while what was on its way.
+
+        GOAWAY waits for the last stream: clients over `h2`, as httpx, drop with it all streams that they have.
+        """
         if self._gate.relieved:
-            self._say_goodbye(_ALL)
+            self._leaves_at_s = self._loop.time() + self._limits.lame_duck_s
             self._lame_duck()
+            if not self._streams and not self._has_ended:
+                self._say_goodbye(_ALL)
         else:
             self.leave()
 
@@ -199,7 +204,7 @@ class Http2Protocol(EdgeConnection):
         number = event.stream_id or 0
         self._idle_since_s = None
         self._has_asked = True
-        if self._leaving or len(self._streams) >= self._http2.streams:
+        if self._leaving or now_s >= self._leaves_at_s or len(self._streams) >= self._http2.streams:
             self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             if not self._bounds.try_reset(now_s):
                 self._end(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -260,8 +265,8 @@ class Http2Protocol(EdgeConnection):
         self._out.offer(stream)
 
     def cut(self, stream: Stream) -> None:
-        if not stream.is_said:
-            self._reset(stream.number, ErrorCodes.CANCEL)
+        if not stream.is_said:  # nor lost: of a connection that has ended all are
+            self._h2.reset_stream(stream.number, ErrorCodes.CANCEL)
             stream.is_said = True
             stream.pending.clear()
             self._out.forget(stream)
@@ -284,9 +289,7 @@ class Http2Protocol(EdgeConnection):
         self._watch_frame()
 
     def leave(self) -> None:
-        if not self._leaving:
-            self._leaving = True
-            self._say_goodbye(self._h2.highest_inbound_stream_id)
+        self._leaving = True
         self._close_if_left()
 
     def ended(self, stream: Stream) -> None:
@@ -300,12 +303,8 @@ class Http2Protocol(EdgeConnection):
         stream.pace.stop()
         known = self._h2.streams.get(stream.number)
         if known is not None and not known.closed:
-            self._reset(stream.number, ErrorCodes.NO_ERROR)
+            self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
         self._done(stream)
-
-    def _reset(self, number: int, code: ErrorCodes) -> None:
-        if not self._has_ended and self._is_open:
-            self._h2.reset_stream(number, code)
 
     def write(self, data: bytes) -> None:
         if self._is_open:
@@ -330,11 +329,13 @@ class Http2Protocol(EdgeConnection):
         if not self._streams and self._is_open and not self._has_ended:
             self._idle_from_now()
             self._close_if_left()
+            if self._leaves_at_s < math.inf and not self._has_ended:
+                self._say_goodbye(_ALL)
 
     def _close_if_left(self) -> None:
         if self._leaving and not self._streams and not self._has_ended:
             self._has_ended = True
-            self._out.flush()
+            self._say_goodbye(self._h2.highest_inbound_stream_id)
             self._transport.close()
 
     def _say_goodbye(self, last: int, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, Event, ResponseReceived, StreamEnded, StreamReset
-from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
+from hyperframe.frame import Frame
 
+from activator.edge_frames import PREFACE, FrameReader
+from activator.policy.h2_bounds import Kind
 from tests.activator.control import KEY
 from tests.activator.world import CHAT, World
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PATH = "/v1/chat/completions"
 Fields = list[tuple[str, str]]
 
@@ -45,8 +46,8 @@ class Client:
     writer: asyncio.StreamWriter
     h2: H2Connection
     gives_room: bool = True
+    raw: bytes = b""  # all that has come
     goaways: list[int] = field(default_factory=list)
-    last_streams: list[int] = field(default_factory=list)
     heard: dict[int, Heard] = field(default_factory=dict)
 
     def send(self, data: bytes = b"") -> None:
@@ -75,6 +76,7 @@ class Client:
             data = await self.reader.read(1 << 16)
         if not data:
             return False
+        self.raw += data
         for event in self.h2.receive_data(data):
             self._hear(event)
         self.send()
@@ -96,7 +98,6 @@ class Client:
                 self.heard.setdefault(event.stream_id or 0, Heard()).reset = int(event.error_code or 0)
             case ConnectionTerminated():
                 self.goaways.append(int(event.error_code or 0))
-                self.last_streams.append(event.last_stream_id or 0)
 
     async def until(self, claim: Callable[[], bool]) -> None:
         """Read until it holds."""
@@ -112,18 +113,12 @@ class Client:
 
     async def end(self) -> int | None:
         """The error that the connection ends with; None where it is cut without one."""
-        raw = b""
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             async with asyncio.timeout(30):
                 while data := await self.reader.read(1 << 16):
-                    raw += data
-        codes = list(self.goaways)
-        while len(raw) >= 9:
-            frame, length = Frame.parse_frame_header(memoryview(raw[:9]))
-            frame.parse_body(memoryview(raw[9 : 9 + length]))
-            if isinstance(frame, GoAwayFrame):
-                codes.append(int(frame.error_code))
-            raw = raw[9 + length :]
+                    self.raw += data
+        frames = FrameReader().feed(PREFACE + self.raw)
+        codes = [int.from_bytes(frame.raw[13:17], "big") for frame in frames if frame.kind == Kind.GOAWAY]
         return codes[-1] if codes else None
 
 
@@ -152,4 +147,4 @@ async def connected(
         writer.transport.abort()
 
 
-__all__ = ["CHAT", "PATH", "PREFACE", "Client", "SettingsFrame", "connected", "fields"]
+__all__ = ["CHAT", "PATH", "PREFACE", "Client", "connected", "fields"]

@@ -23,7 +23,7 @@ PATH = "/v1/chat/completions"
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, **settings: float) -> AsyncIterator[World]:
+async def served(tmp_path: Path, **settings: float | str) -> AsyncIterator[World]:
     """A world whose door offers HTTP/2."""
     given: dict[str, Any] = {"http2": "on", **settings}
     async with world(tmp_path, **given) as here:
@@ -51,7 +51,7 @@ async def endless(call: Call) -> None:
         await asyncio.sleep(0.005)
 
 
-def _run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]], **settings: float) -> None:
+def _run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]], **settings: float | str) -> None:
     async def whole() -> None:
         async with served(tmp_path, **settings) as here:
             await scenario(here)
