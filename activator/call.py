@@ -88,7 +88,7 @@ def open_call(
         asked.path,
         raw,
         body,
-        read_rank(exchange.header(b"x-kelvin-priority")),
+        read_rank(exchange.header(b"x-kelvin-priority"), table.limits(principal.tenant).priority),
         read_affinity(principal.tenant, exchange.header(b"x-kelvin-session"), body.prefix),
         reference,
         entry,

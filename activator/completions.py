@@ -155,7 +155,7 @@ class Completions:
         key = call.key = VersionKey(row.tenant, row.model, row.version)
         nbytes = len(call.body)
         tenant, most = call.account.principal.tenant, estimate(call.wanted, nbytes, row, call.ceiling)
-        ask = call.ask = Ask(tenant, nbytes, most.tokens, call.rank, call.affinity)
+        ask = call.ask = Ask(tenant, nbytes, most.tokens, call.rank, call.affinity, own.weight or 1)
         await self._allowances.reserve(call, own, most)
         call.account.timeline.stamp(Stage.ROUTED, now_us())
         # A version at zero is told by waking it: two stats would be added up.

@@ -4,7 +4,7 @@ What is asked of a runtime is in `jobs`.
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, field
 
@@ -29,6 +29,10 @@ class Scope(StrEnum):
     OPERATOR = "operator"  # tenants, and their keys
 
 
+Priority = Literal["batch", "standard", "interactive"]  # from the lowest to the highest
+MAX_WEIGHT: Final = 1000  # of a tenant; the least is 1
+
+
 class TenantLimits(Wire, frozen=True):
     """What a tenant may use at most; None where the installation's setting holds for it."""
 
@@ -40,6 +44,8 @@ class TenantLimits(Wire, frozen=True):
     context_tokens: Annotated[int, Meta(ge=2)] | None = None  # of one request's prompt and answer together
     output_tokens: Annotated[int, Meta(ge=1)] | None = None  # of one answer
     budget_micros: Annotated[int, Meta(ge=0)] | None = None  # of a month's bill; micro-units of the currency
+    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] | None = None  # of its requests, beside others' that wait; 1
+    priority: Priority | None = None  # the highest that a request of it may have
 
 
 class TenantRow(Wire, frozen=True):

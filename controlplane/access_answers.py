@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from contracts.control import Scope, TenantLimits
+from contracts.control import MAX_WEIGHT, Priority, Scope, TenantLimits
 from contracts.wire import Wire
 
 DAY_S = 86_400
@@ -41,8 +41,10 @@ class SetLimits(Wire, frozen=True):
     context_tokens: Annotated[int, Meta(ge=2, le=MAX_LIMIT)] | UnsetType | None = UNSET
     output_tokens: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
     budget_micros: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | UnsetType | None = UNSET
+    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] | UnsetType | None = UNSET
+    priority: Priority | UnsetType | None = UNSET
 
-    def given(self) -> dict[str, int | None]:
+    def given(self) -> dict[str, int | str | None]:
         """What is to change, by name."""
         found = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: value for name, value in found.items() if value is not UNSET}

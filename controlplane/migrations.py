@@ -114,6 +114,11 @@ def _ladders(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE models ADD COLUMN ladder TEXT"))
 
 
+def _plans(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE tenants ADD COLUMN weight BIGINT"))
+    connection.execute(text("ALTER TABLE tenants ADD COLUMN priority VARCHAR(16)"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -127,6 +132,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(10, "budgets", _budgets),
     Migration(11, "ladders", _ladders),
     Migration(12, "trail", chain_audit),
+    Migration(13, "plans", _plans),
 )
 
 

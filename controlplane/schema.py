@@ -22,6 +22,8 @@ tenants = Table(
     Column("context_tokens", BigInteger, nullable=True),
     Column("output_tokens", BigInteger, nullable=True),
     Column("budget_micros", BigInteger, nullable=True),
+    Column("weight", BigInteger, nullable=True),
+    Column("priority", String(16), nullable=True),
 )
 
 keys = Table(

@@ -108,7 +108,7 @@ class TenantStore:
         await self._publisher.settled(revision, TELL_S)
         return moved
 
-    async def limit(self, by: Actor, tenant: str, changes: dict[str, int | None], now_s: int) -> Tenant:
+    async def limit(self, by: Actor, tenant: str, changes: dict[str, int | str | None], now_s: int) -> Tenant:
         """Give it limits of its own, or (None) the installation's again. Returns as `move`. Raises as `one`."""
 
         def write(connection: Connection) -> Tenant:

@@ -1,17 +1,19 @@
 """`kelvin tenants`: whose models there are. All but `list` need the key of an operator."""
 
 import json
-from typing import Final
+from typing import Final, get_args
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from contracts.control import Priority
 from kelvin.client import target
 from kelvin.instants import instant
 
 LIMITS: Final = (
     "store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens", "budget_micros",
+    "weight", "priority",
 )  # fmt: skip
 DEFAULT: Final = "default"
 
@@ -92,6 +94,8 @@ def resume_command(tenant: str) -> None:
 @click.option("--context-tokens", type=_Limit(2), help="Of one request's prompt and answer together.")
 @click.option("--output-tokens", type=_Limit(1), help="Of one answer.")
 @click.option("--budget-micros", type=_Limit(0), help="Of a month's bill, in micro-units of the price book's currency.")
+@click.option("--weight", type=_Limit(1), help="Of its requests, where others' wait beside them (up to 1000).")
+@click.option("--priority", type=click.Choice([*get_args(Priority), DEFAULT]), help="The highest of a request.")
 def set_command(tenant: str, **given: int | str | None) -> None:
     """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}

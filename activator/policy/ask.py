@@ -1,19 +1,27 @@
 """Who asks for a slot, how urgently, and what it takes."""
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Final
 
 import msgspec
 
 from activator.policy.affinity import Affinity
+from contracts.control import Priority
 from contracts.errors import InvalidRequest, Refused
 
 
 class Rank(IntEnum):
-    """How urgent a request is. Each says so of itself, and none can say more than the highest, which is the default."""
+    """How urgent a request is. Each says so of itself, and none can say more than its tenant's highest, which is the
+    default.
+    """
 
     BATCH = 0
     STANDARD = 1
     INTERACTIVE = 2
+
+
+_NAMED: Final[Mapping[str, Rank]] = {rank.name.lower(): rank for rank in Rank}
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -27,11 +35,12 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     weight: int = 1  # the tenant's
 
 
-def read_rank(priority: bytes | None) -> Rank:
-    """Of the header `x-kelvin-priority`. Raises Refused(InvalidRequest)."""
+def read_rank(priority: bytes | None, highest: Priority | None = None) -> Rank:
+    """Of the header `x-kelvin-priority`, as far as the tenant may have it. Raises Refused(InvalidRequest)."""
+    most = Rank.INTERACTIVE if highest is None else _NAMED[highest]
     if priority is None:
-        return Rank.INTERACTIVE
-    for rank in Rank:
-        if priority.decode("latin-1").lower() == rank.name.lower():
-            return rank
+        return most
+    rank = _NAMED.get(priority.decode("latin-1").lower())
+    if rank is not None:
+        return min(rank, most)
     raise Refused(InvalidRequest("x-kelvin-priority", repr(priority[:20]), "must be batch, standard or interactive"))

@@ -16,7 +16,7 @@ from tests.activator.world import CHAT, Got, World, world
 NARROW = "kv-narrownarrow-" + "n" * 43
 
 
-async def _grant(here: World, *grantees: str) -> None:
+async def grant(here: World, *grantees: str) -> None:
     """The owner's model, from now on for these."""
     row = ModelRow(
         tenant="default", model="m", aliases={"prod": VERSION, "next": OTHER}, created_at_s=7, grantees=grantees
@@ -50,7 +50,7 @@ def test_a_granted_model_answers(tmp_path: Path, path: str, model: str) -> None:
             body = CHAT | {"model": model}
             refused = await here.post(path, body, STRANGER)
             assert (refused.status, refused.code) == (404, "model_not_found")
-            await _grant(here, "stranger")
+            await grant(here, "stranger")
             got = await here.post(path, body, STRANGER)
             assert got.status == 200, got
             (record,) = await here.control.until_records(1)
@@ -64,7 +64,7 @@ def test_a_granted_model_answers(tmp_path: Path, path: str, model: str) -> None:
             assert (await here.get(timeline, KEY)).status == 404  # the owner learns nothing of it
             assert (await here.post(key=KEY)).status == 200
             assert "x-kelvin-guest" not in replica.calls[1].headers
-            await _grant(here)
+            await grant(here)
             again = await here.post(path, body, STRANGER)
             assert (again.status, again.code) == (404, "model_not_found")
             assert len(replica.calls) == 2
@@ -78,7 +78,7 @@ def test_lists_have_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as here:
             await here.replica("a")
-            await _grant(here, "stranger")
+            await grant(here, "stranger")
             here.control.publish(
                 keys=(
                     msgspec.structs.replace(
@@ -115,7 +115,7 @@ def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
 
         async with world(tmp_path) as here:
             replica = await here.replica("a", hold)
-            await _grant(here, "stranger")
+            await grant(here, "stranger")
             here.control.publish(
                 tenants=(TenantRow(tenant="stranger", suspended=False, limits=TenantLimits(requests=1)),)
             )
@@ -145,7 +145,7 @@ def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) -> None:
 
         async with world(tmp_path) as here:
             replica = await here.replica("a", hold, max_streams=1)
-            await _grant(here, "stranger")
+            await grant(here, "stranger")
             sent: list[asyncio.Task[Got]] = []
 
             def send(key: str, name: str) -> None:
@@ -172,13 +172,13 @@ def test_a_kept_answer_is_its_callers(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as here:
             replica = await here.replica("a")
-            await _grant(here, "stranger")
+            await grant(here, "stranger")
             for _ in range(2):
                 for key, path in ((KEY, "/v1"), (STRANGER, "/default/m/v1")):
                     got = await here.post(f"{path}/chat/completions", CHAT, key, idempotency_key="same")
                     assert got.status == 200
             assert [call.headers.get("x-kelvin-guest") for call in replica.calls] == [None, "stranger"]
-            await _grant(here)
+            await grant(here)
             got = await here.post("/default/m/v1/chat/completions", CHAT, STRANGER, idempotency_key="same")
             assert got.status == 404
 
@@ -190,7 +190,7 @@ def test_a_suspended_owners_model_is_not_there(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with world(tmp_path) as here:
-            await _grant(here, "stranger")
+            await grant(here, "stranger")
             here.control.publish(tenants=(TenantRow(tenant="default", suspended=True),))
             await here.settled()
             got = await here.post(body=CHAT | {"model": "default/m"}, key=STRANGER)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -91,7 +92,7 @@ def test_a_tenants_own_limits(tmp_path: Path) -> None:
 
 
 def limited(**limits: int) -> TenantRow:
-    return TenantRow(tenant="default", suspended=False, limits=TenantLimits(**limits))
+    return TenantRow(tenant="default", suspended=False, limits=msgspec.structs.replace(TenantLimits(), **limits))
 
 
 def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
+
 from contracts.control import TenantLimits, TenantRow
 from contracts.errors import InvalidRequest
 from tests.activator.control import STRANGER
@@ -15,7 +17,7 @@ TOLD = ("limit", "remaining", "reset")
 
 
 def limited(**limits: int) -> TenantRow:
-    return TenantRow(tenant="default", suspended=False, limits=TenantLimits(**limits))
+    return TenantRow(tenant="default", suspended=False, limits=msgspec.structs.replace(TenantLimits(), **limits))
 
 
 async def limit(here: World, **limits: int) -> None:

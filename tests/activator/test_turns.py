@@ -8,7 +8,7 @@ import pytest
 
 from activator.policy.ask import Ask, Rank, read_rank
 from activator.throttler import Throttler
-from contracts.control import Feed
+from contracts.control import Feed, Priority
 from contracts.deadline import Deadline
 from contracts.errors import InvalidRequest, Refused
 from tests.activator.control import replica_row
@@ -129,6 +129,21 @@ def test_read_rank(header: bytes | None, want: Rank | None) -> None:
     with pytest.raises(Refused, match="x-kelvin-priority") as refused:
         read_rank(header)
     assert isinstance(refused.value.failure, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("header", "highest", "want"),
+    [
+        pytest.param(None, "standard", Rank.STANDARD, id="the tenant's is the default"),
+        pytest.param(b"interactive", "standard", Rank.STANDARD, id="nobody raises itself"),
+        pytest.param(b"interactive", "batch", Rank.BATCH, id="not even from the lowest"),
+        pytest.param(b"batch", "standard", Rank.BATCH, id="it may be lower"),
+        pytest.param(b"standard", "interactive", Rank.STANDARD, id="also of the highest"),
+    ],
+)
+def test_nobody_is_above_the_tenants_highest(header: bytes | None, highest: Priority, want: Rank) -> None:
+    """A request can only lower itself."""
+    assert read_rank(header, highest) is want
 
 
 def _given(throttler: Throttler, tenant: str) -> float:

@@ -40,7 +40,7 @@ async def make(door: Door, who: dict[str, str], name: str = "k", **more: object)
     return await ask(door, who, "POST", "/keys", {"name": name, "scopes": ["infer"], **more}, status=201)
 
 
-NO_LIMITS: dict[str, int | None] = dict.fromkeys(TenantLimits.__struct_fields__)
+NO_LIMITS: dict[str, int | str | None] = dict.fromkeys(TenantLimits.__struct_fields__)
 
 
 def ids(line: Feed) -> set[str]:
@@ -112,9 +112,9 @@ def test_a_tenants_limits(data: Path) -> None:
             await reader.line()
             await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
             await reader.line()
-            news: dict[str, int | None] = {"store_bytes": 0, "requests": 2}
+            news: dict[str, int | str | None] = {"store_bytes": 0, "requests": 2}
             found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", news)
-            want: dict[str, int | None] = NO_LIMITS | {"store_bytes": 0, "requests": 2}
+            want: dict[str, int | str | None] = NO_LIMITS | {"store_bytes": 0, "requests": 2}
             assert found["limits"] == want
             (row,) = (await reader.line()).tenants
             assert row == TenantRow(tenant="acme", suspended=False, limits=TenantLimits(store_bytes=0, requests=2))
@@ -123,6 +123,14 @@ def test_a_tenants_limits(data: Path) -> None:
                 found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", news)
                 want = NO_LIMITS | {"store_bytes": 0, "body_bytes": 4096, "rpm": 60, "context_tokens": 2}
                 assert found["limits"] == want
+            for _ in range(2):
+                await reader.line()
+            plan: dict[str, int | str | None] = {"weight": 4, "priority": "standard"}
+            found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", plan)
+            want |= plan
+            assert found["limits"] == want
+            (row,) = (await reader.line()).tenants
+            assert (row.limits.weight, row.limits.priority, row.limits.rpm) == (4, "standard", 60)
             assert await door.ask("GET", "/internal/v1/tenants/acme/limits") == (200, want)
             assert (await door.ask("GET", "/internal/v1/tenants/nobody/limits"))[0] == 404
             for body, says in (
@@ -133,6 +141,9 @@ def test_a_tenants_limits(data: Path) -> None:
                 ({"tpm": -1}, ">= 1"),
                 ({"output_tokens": 0}, ">= 1"),
                 ({"context_tokens": 1}, ">= 2"),
+                ({"weight": 0}, ">= 1"),
+                ({"weight": 1001}, "<= 1000"),
+                ({"priority": "urgent"}, "Invalid enum value 'urgent'"),
                 ({"store": 1}, "unknown field `store`"),
                 ({"requests": "many"}, "Expected `int | null`"),
             ):
@@ -141,6 +152,7 @@ def test_a_tenants_limits(data: Path) -> None:
             await ask(door, ACME, "PUT", "/tenants/acme/limits", {}, status=403)
             events = (await ask(door, OPERATOR, "GET", "/audit?tenant=acme"))["events"]
             assert [each["detail"] for each in events if each["action"] == "tenant.limited"] == [
+                "weight 4, priority standard",
                 "requests default, body_bytes 4096, rpm 60, context_tokens 2", "store_bytes 0, requests 2",
             ]  # fmt: skip
         async with opened(data) as door:

@@ -161,6 +161,30 @@ def test_who_leaves_sheds_no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert served() > 40
 
 
+# Weights
+
+
+@pytest.mark.parametrize("weight", [1, 3, 10])
+def test_a_tenant_of_more_weight_is_given_more(weight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as its weight says while both wait. The control weighs nobody."""
+
+    def share() -> float:
+        queue, given = FairQueue[int](Crowd(UNBOUNDED)), Counter[str]()
+        for number in range(880):
+            queue.put(number, Ask("tu"[number % 2], 0, 10, weight=weight if number % 2 else 1), 0.0)
+        for _ in range(440):
+            given[queue.take()[1].tenant] += 1
+        return given["u"] / 440
+
+    want = weight / (weight + 1)
+    assert abs(share() - want) < 0.01
+    monkeypatch.setattr(Counters, "give", lambda counters, key, amount: give(counters, key, 10.0))
+    assert abs(share() - 0.5) < 0.01
+
+
+give = Counters.give
+
+
 # Ranks
 
 
@@ -218,8 +242,9 @@ def test_what_was_settled_is_what_was_taken(history: list[tuple[str, Rank, int, 
             queue._given.join(rank)
             queue._lanes[rank] = _Lane(given=Counters({"t": 0.0, "u": 0.0}))
     for tenant, rank, guess, tokens in history:
-        ask = Ask(tenant, 0, guess, rank)
-        for queue, each in ((guessing, ask), (knowing, Ask(tenant, 0, tokens, rank))):
+        weight = {"t": 1, "u": 3}[tenant]
+        ask = Ask(tenant, 0, guess, rank, weight=weight)
+        for queue, each in ((guessing, ask), (knowing, Ask(tenant, 0, tokens, rank, weight=weight))):
             queue._give(each)
         guessing.settle(ask, tokens)
     for rank in Rank:

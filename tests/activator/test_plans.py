@@ -1,0 +1,96 @@
+"""What operators give a tenant: a weight, by which it is served where others wait, and the highest priority that its
+requests may have. From outside, over TLS.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from contracts.control import Priority, TenantLimits, TenantRow
+from tests.activator.control import KEY, STRANGER
+from tests.activator.replica import Call, hello
+from tests.activator.test_grants import grant
+from tests.activator.test_turns import until_queued
+from tests.activator.world import CHAT, Got, World, world
+
+
+def _plan(here: World, tenant: str, weight: int | None = None, priority: Priority | None = None) -> None:
+    limits = TenantLimits(weight=weight, priority=priority)
+    here.control.publish(tenants=(TenantRow(tenant=tenant, suspended=False, limits=limits),))
+
+
+class Held:
+    """A replica of one slot, which is held until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        await self.go_on.wait()
+        await hello(call)
+
+
+async def _order(here: World, *sent: tuple[str, str, str]) -> list[str]:
+    """Requests by name, key and priority come one after the other while a guest's holds the slot, which is standard;
+    one of batch was before it. How they were served.
+    """
+    replica = await here.replica("a", max_streams=1)
+    await grant(here, "stranger")
+
+    def ask(name: str, key: str, priority: str) -> asyncio.Task[Got]:
+        body = CHAT | {"model": "default/m" if key == STRANGER else "m", "user": name, "max_tokens": 10}
+        return asyncio.create_task(here.post(body=body, key=key, x_kelvin_priority=priority))
+
+    assert (await ask("before", STRANGER, "batch")).status == 200
+    replica.script = held = Held()
+    tasks = [ask("holds", STRANGER, "standard")]
+    await replica.until(lambda r: len(r.calls) == 2)
+    for count, each in enumerate(sent, 1):
+        tasks.append(ask(*each))
+        await until_queued(here, count)
+    held.go_on.set()
+    assert {got.status for got in await asyncio.gather(*tasks)} == {200}
+    return [str(call.wanted["user"]) for call in replica.calls[2:]]
+
+
+@pytest.mark.parametrize(
+    ("highest", "want"),
+    [
+        pytest.param("batch", ["guest", "own"], id="the owner's is batch"),
+        pytest.param("interactive", ["own", "guest"], id="the control: nobody's is"),
+    ],
+)
+def test_a_plan_of_batch_is_batch_whatever_is_said(tmp_path: Path, highest: Priority, want: list[str]) -> None:
+    """It says that it is interactive, and waits for one that is standard, as batch was given more than that."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            _plan(here, "default", priority=highest)
+            await here.settled()
+            assert await _order(here, ("guest", STRANGER, "standard"), ("own", KEY, "interactive")) == want
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("weight", "want"),
+    [
+        pytest.param(None, range(1, 3), id="as many of both"),
+        pytest.param(3, range(4, 7), id="three for one"),
+    ],
+)
+def test_weights(tmp_path: Path, weight: int | None, want: range) -> None:
+    """Three of the owner's and seven of the guest's wait, all standard: how many of the guest's are served before the
+    owner's last. The guest has a weight, and had a request more.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            _plan(here, "stranger", weight=weight)
+            await here.settled()
+            sent = [("o", KEY, "standard")] * 3 + [("g", STRANGER, "standard")] * 7
+            order = "".join(await _order(here, *sent))
+            assert order.rindex("o") - 2 in want
+
+    asyncio.run(scenario())
