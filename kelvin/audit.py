@@ -15,6 +15,7 @@ from kelvin.examined import examined
 from kelvin.instants import instant
 
 UNSOUND_EXIT: Final = 2
+PIPE_WIDTH: Final = 240
 _WHAT: Final = "answer of the control plane"
 _TENANT = click.option(
     "--tenant", help="Of another tenant, for operators; '' is the installation. [default: the key's own]"
@@ -38,13 +39,14 @@ def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table("link", "at", "by", "what", "which", "", "request", title="audit, UTC")
+    table = Table("link", "at", "by", "what", "which", "", title="audit, UTC")
     for row in found["events"]:
         said = f"(expired: {row['window']})" if row["expired"] else row["detail"] or changes(row["changed"])
-        table.add_row(
-            str(row["link"]), instant(row["at_s"]), row["actor"], row["action"], row["subject"], said, row["request_id"]
-        )
-    Console(soft_wrap=True).print(table)
+        table.add_row(str(row["link"]), instant(row["at_s"]), row["actor"], row["action"], row["subject"], said)
+    console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH  # so that who searches it finds whole words
+    console.print(table)
 
 
 @audit_command.command("verify")

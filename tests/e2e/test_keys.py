@@ -43,6 +43,13 @@ def test_a_tenant_from_its_first_key_to_its_end(kelvin: Installation, tmp_path: 
     trail = run(kelvin, "audit", "list", *own)
     for what in ("operator", "tenant.created", "key.created", "key.rotated", "key.revoked", key_id):
         assert what in trail
+    assert "tenant.created" in run(kelvin, "audit", "list", "--tenant", "bravo")  # an operator's look is told
+    assert "access.audit" in run(kelvin, "audit", "list", *own)
+    assert "access: 0 days" in run(kelvin, "audit", "windows", "--tenant", "bravo", "--set", "access=0")
+    assert "bravo: 1 entries expired" in run(kelvin, "audit", "expire", "--tenant", "bravo")
+    assert "1 of them expired" in run(kelvin, "audit", "verify", *own)
+    assert "(the installation): " in run(kelvin, "audit", "verify", "--all")
+    assert "prices.changed" in run(kelvin, "audit", "list", "--tenant", "")
     run(kelvin, "tenants", "suspend", "bravo")
     assert _ask(kelvin, tmp_path / "next.key")[0] == 403
     assert "suspended" in run(kelvin, "tenants", "list")

@@ -112,3 +112,24 @@ def test_processes_that_see_keys_leave_no_core(kelvin: Installation) -> None:
                 limits[command[2]] = next(line.split()[4:6] for line in lines if line.startswith("Max core file size"))
     assert limits["activator"] == limits["controlplane"] == ["0", "0"]
     assert kelvin.model("llama")["model"] == "llama"
+
+
+def test_what_nobody_declared_is_found_nowhere(kelvin: Installation) -> None:
+    """Unknown fields, headers' values, queries and prompts, served and refused: through all processes that see them."""
+    mark = "xyzzy4711"
+    key = f"Bearer {(kelvin.data / 'default.key').read_text().strip()}"
+    told = {"authorization": key, "x-mark": mark, "cookie": f"a={mark}", "user-agent": mark, "idempotency-key": mark}
+    fine = {"model": "llama", "prompt": f"w1 {mark}", "max_tokens": 1}
+    for body in (
+        fine, {**fine, "metadata": {mark: mark}}, {**fine, mark: mark}, {**fine, "stream": True, "user": mark},
+        {**fine, "max_tokens": mark}, {**fine, "stop": [mark]}, {**fine, "max_tokens": 1 << 30}, {**fine, "n": mark},
+    ):  # fmt: skip
+        _ask(kelvin, "POST", f"/v1/completions?{mark}={mark}", body, **told)
+    _ask(kelvin, "POST", "/v1/chat/completions", {"model": "llama", "messages": [{"role": mark}]}, **told)
+    assert find_secret(mark, kelvin, ()) == []
+    planted = kelvin.data / "logs" / "planted.log"
+    planted.write_text(f'{{"told": "{mark}"}}')
+    try:
+        assert find_secret(mark, kelvin, ()) == ["logs/planted.log"]
+    finally:
+        planted.unlink()

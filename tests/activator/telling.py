@@ -1,0 +1,34 @@
+"""An activator that logs what KELVIN_TELLS names of a request: `headers`, `query` or `body`. Run as a program."""
+
+import logging
+import os
+from typing import Any
+
+log = logging.getLogger("activator.telling")
+
+
+def main() -> None:
+    """Tell, and be the activator."""
+    from activator import __main__, exchange
+
+    tells = os.environ["KELVIN_TELLS"]
+    begin, read = exchange.Exchange.__init__, exchange.Exchange.read_body
+
+    def begun(self: exchange.Exchange, *given: Any) -> None:
+        begin(self, *given)
+        if tells != "body":
+            log.debug("asked", extra={"told": repr(getattr(self, tells))})
+
+    async def read_body(self: exchange.Exchange, limit_bytes: int, within_s: float) -> bytes:
+        body = await read(self, limit_bytes, within_s)
+        if tells == "body":
+            log.debug("read", extra={"told": body.decode(errors="replace")})
+        return body
+
+    vars(exchange)["Exchange"].__init__ = begun
+    vars(exchange)["Exchange"].read_body = read_body
+    __main__.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What a caller sends, and nobody declared, is in no log and no file: fields, headers' values, queries, bodies."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.activator.replica import Call, hello
+from tests.activator.world import World, http, world
+
+MARK = "xyzzy4711"
+
+
+async def cut(call: Call) -> None:
+    """Lost within its answer."""
+    await call.open()
+    call.cut()
+
+
+def chat(**more: object) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": MARK}], **more}
+
+
+async def ask_all(here: World) -> None:
+    """Requests with the mark in each place that takes something, served and refused in every way that there is."""
+    replica = await here.replica("a", hello)
+    headers = {"X_Mark": MARK, "Cookie": f"a={MARK}", "User_Agent": MARK, "Idempotency_Key": MARK, MARK: "1"}
+    unknown = {MARK: MARK, "metadata": {MARK: MARK}, "user": MARK, "tools": [{"type": MARK}]}
+    where = f"/v1/chat/completions?{MARK}={MARK}"
+    assert (await here.post(where, chat(), **headers)).status == 200
+    wanted = [
+        (where, chat(**unknown)),
+        (where, chat(max_tokens=MARK)),
+        (where, chat(stream=MARK)),
+        (where, f'{{"model": "m", "{MARK}": '.encode()),
+        (where, f'"{MARK}"'.encode()),
+        (where, {"model": MARK, "messages": []}),
+        ("/v1/completions", {"model": "m", "prompt": MARK, "max_tokens": 1 << 40, "logit_bias": {MARK: 1}}),
+        ("/v1/embeddings", {"model": "m", "input": [MARK]}),
+        ("/v2/models/m/infer", {"inputs": [{"name": MARK, "data": [MARK]}]}),
+        (f"/v1/{MARK}", chat()),
+        ("/admin/v1/models", {MARK: MARK}),
+    ]
+    for path, body in wanted:
+        assert (await here.post(path, body, **headers)).status < 600
+    assert (await here.post(where, chat(), key=MARK)).status == 401
+    assert (await here.get(f"/v1/models/{MARK}?{MARK}")).status == 404
+    assert (await here.post(where, chat(), x_kelvin_deadline_ms=MARK)).status == 400
+    for raw in (b"GET / HTTP/1.1\r\nX-Mark: %s\r\nbad header\r\n\r\n" % MARK.encode(), http(MARK.encode(), extra="")):
+        reader, writer = await here.raw()
+        writer.write(raw)
+        await asyncio.wait_for(reader.read(1), 30)
+        writer.close()
+    replica.script = cut
+    assert (await here.post(where, chat())).status >= 500
+    (here.data / "page").write_text(await here.page())
+
+
+def places(data: Path) -> list[str]:
+    """The files that have the mark; the log is one of them."""
+    wanted = MARK.encode()
+    files = [path for path in data.rglob("*") if path.is_file()]
+    return sorted(str(path.relative_to(data)) for path in files if wanted in path.read_bytes())
+
+
+def searched(tmp_path: Path, **settings: object) -> list[str]:
+    """Where it is after an activator that logs all that it can has ended."""
+
+    async def scenario() -> Path:
+        async with world(tmp_path, log_level="debug", **settings) as here:  # type: ignore[arg-type]
+            await ask_all(here)
+            return here.data
+
+    data = asyncio.run(scenario())
+    lines = [json.loads(line) for line in (data / "log").read_text().splitlines()]
+    assert lines, "it does log"
+    return places(data)
+
+
+def test_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    """At the level `debug`, of good requests and of bad ones: not in the log, the spool, or on the page of metrics."""
+    assert searched(tmp_path) == []
+
+
+@pytest.mark.parametrize("tells", ["headers", "query", "body"])
+def test_one_that_tells_is_found(tmp_path: Path, tells: str) -> None:
+    """Negative control: an activator that logs one of them is."""
+    assert searched(tmp_path, program="tests.activator.telling", tells=tells) == ["log"]
