@@ -80,6 +80,13 @@ def test_looking_at_each_piece_alone_would_not_do() -> None:
     assert streamed("".join(pieces), [len(pieces[0])], REDACT) == ("to <EMAIL_ADDRESS> now", None)
 
 
+def test_a_cut_goes_through_nothing() -> None:
+    """What would be found shortened at the end of a long run is found whole in its next part."""
+    rules = (Rule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
+    before = ":" * (LIMIT - len("jo@example.or"))
+    assert whole(f"{before}jo@example.org", rules) == (f"{before}<EMAIL_ADDRESS>", None)
+
+
 @pytest.mark.parametrize(
     ("text", "held"),
     [
