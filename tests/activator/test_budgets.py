@@ -98,3 +98,33 @@ def test_a_budget_outlives_the_activator(tmp_path: Path) -> None:
             assert (await here.post(body=SMALL)).status == 429
 
     asyncio.run(scenario())
+
+
+def test_limits_hold_without_a_control_plane(tmp_path: Path) -> None:
+    """A budget counts on from what was heard last, by each record, and so do limits per minute; every record arrives
+    once there is a control plane again.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a")
+            most = 5 * 100 + 25 * 10
+            await budget(here, most + 2 * ANSWER, 0)
+            await here.control.stop()
+            got = [await here.post(body=SMALL) for _ in range(4)]
+            assert [each.status for each in got] == [200, 200, 200, 429]
+            assert got[-1].code == "insufficient_quota"
+            assert here.control.records == []
+            await here.control.start(here.data / "run")
+            records = await here.control.until_records(4)
+            assert [record.status for record in records] == [200, 200, 200, 429]
+            await here.settled()  # it follows the feed again: what is published from now on reaches it
+            rated = TenantLimits(rpm=2)
+            here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=rated),))
+            await here.settled()
+            await here.control.stop()
+            assert [(await here.post(body=SMALL)).status for _ in range(3)] == [200, 200, 429]
+            here.control.publish(tenants=(TenantRow(tenant="default", suspended=False),))
+            await here.control.start(here.data / "run")
+
+    asyncio.run(scenario())
