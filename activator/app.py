@@ -170,7 +170,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
                 under_way,
                 once,
                 cache,
-                Ladders(table, throttler, cache.last),
+                Ladders(table, throttler, reporter, cache.last),
             ),
             Lists(authenticator, table, timelines, control, under_way),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),

@@ -5,7 +5,8 @@ Nothing changes once the client has a head, which says what was given up, or a r
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ from activator.policy.ask import Rank
 from activator.policy.body import estimate
 from activator.policy.ladder import Waits, reached, relieved, spares
 from activator.policy.traffic import ModelEntry, resolve
+from activator.reporter import Reporter
 from activator.table import Table
 from activator.throttler import Throttler
 from contracts.control import VersionRow
@@ -45,10 +47,16 @@ class Ladders:
     """Of all models that have one. `last`: answers that a step may give again. `clock` is monotonic seconds."""
 
     def __init__(
-        self, table: Table, throttler: Throttler, last: Answers, clock: Callable[[], float] = time.monotonic
+        self,
+        table: Table,
+        throttler: Throttler,
+        reporter: Reporter,
+        last: Answers,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
         self._throttler = throttler
+        self._reporter = reporter
         self._last = last
         self._clock = clock
         self._waits: Waits[tuple[VersionKey, str, Rank]] = Waits()
@@ -72,8 +80,6 @@ class Ladders:
         job = _Job(call, row, answer, at, last)
         wait_s, is_start = self._wait_s(call, key)
         tried = reached(ladder, wait_s, call.rank, is_start=is_start)
-        if tried and is_start:
-            self._throttler.want(key, wait_s)
         for rung in tried:
             if await self._try(rung, job, wait_s):
                 return
@@ -121,9 +127,11 @@ class Ladders:
                 account.model, account.version = call.entry.name_for(account.principal.tenant), row.version
                 account.degraded = Degraded("fallback", f"fallback={account.model}", f"fallback-of={asked}", asked)
             case Cached(age_s=age_s):
-                return job.last is not None and await job.last.try_last(call, job.answer, age_s)
+                with self._passing_over(job, wait_s):
+                    return job.last is not None and await job.last.try_last(call, job.answer, age_s)
         try:
-            await job.at(row)
+            with self._passing_over(job, None if row is job.row else wait_s):
+                await job.at(row)
         except Refused:
             if not _is_untouched(call):
                 raise
@@ -131,6 +139,20 @@ class Ladders:
             account.degraded = None
             return False
         return True
+
+    @contextmanager
+    def _passing_over(self, job: _Job, wait_s: float | None) -> Iterator[None]:
+        """The decider hears of a request for the version that it does not wait for: who is spared a wait wanted it."""
+        if wait_s is None:  # it was told when the request was refused
+            yield
+            return
+        key = VersionKey(job.row.tenant, job.row.model, job.row.version)
+        self._reporter.began(key, announce=False)
+        self._throttler.want(key, wait_s)  # says at once that it was asked for, where it is at zero
+        try:
+            yield
+        finally:
+            self._reporter.ended(key)
 
     def _other(self, call: Call, named: str, wait_s: float | None) -> tuple[ModelEntry, VersionRow] | None:
         """The model that is asked instead, and its version; None where this caller or this request may not be answered
