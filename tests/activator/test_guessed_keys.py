@@ -1,0 +1,148 @@
+"""A hundred thousand guessed keys: none is good, what is kept of who guessed is bounded, and each costs little.
+
+No time passes here: nothing leaks, and who is held back is so until the end.
+"""
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+from starlette.types import Message
+
+from activator.authenticate import Authenticator
+from activator.exchange import Connection, Exchange
+from activator.key_uses import KeyUses
+from activator.policy.guesses import Guesses, GuessLimits
+from activator.table import Table
+from contracts.control import Scope
+from contracts.errors import Refused
+from service.client import ServiceClient
+from tests.activator.control import KEY, snapshot
+from tests.activator.test_answer import FakeConnection
+
+GUESSES = 100_000
+LIMITS = GuessLimits(leak_s=1e9, first_s=1e9, longest_s=1e9)
+TIMES = 10  # what a guess may cost at the most, in what a good key costs; some 1.5 as measured
+
+
+@dataclass
+class Flood:
+    """What came of them."""
+
+    authenticator: Authenticator
+    guesses: Guesses
+    codes: Counter[str] = field(default_factory=Counter)
+    held: list[Coroutine[object, None, str]] = field(default_factory=list)
+    cpu_s: float = 0.0
+
+    async def ask(self, key: str, address: str) -> str:
+        """The code of what one request was told, and whether its connection ends with it."""
+        exchange = _exchange(key, address)
+        try:
+            await self.authenticator.authenticate(exchange, Scope.INFER)
+        except Refused as refused:
+            return type(refused.failure).__name__ + (", and it ends" if exchange.last else "")
+        return "in"
+
+    def flood(self, count: int, addresses: int, *, key: str | None = None) -> None:
+        """So many, from so many addresses; those that are held back wait for the end."""
+        before_s = time.process_time()
+        for number in range(count):
+            asked = self.ask(key or f"kv-{number:056}", _address(number % addresses))
+            try:
+                asked.send(None)
+            except StopIteration as told:
+                self.codes[told.value] += 1
+            else:
+                self.held.append(asked)
+        self.cpu_s = time.process_time() - before_s
+
+    @property
+    def known(self) -> int:
+        """Sources of which anything is kept."""
+        found = re.search(r"sources=(\d+)", repr(self.guesses))
+        assert found is not None
+        return int(found[1])
+
+
+def _address(number: int) -> str:
+    return f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+
+
+def _exchange(key: str, address: str) -> Exchange:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(_: Message) -> None:
+        return None
+
+    headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + key.encode())]
+    scope = {"method": "GET", "raw_path": b"/", "query_string": b"", "headers": headers, "client": (address, 1)}
+    return Exchange(scope, receive, send, cast(Connection, FakeConnection()), 1.0)
+
+
+@asynccontextmanager
+async def _door(limits: GuessLimits = LIMITS) -> AsyncIterator[Flood]:
+    table, guesses = Table(), Guesses(limits)
+    table.apply(snapshot())
+    uses = KeyUses(cast(ServiceClient, None))  # nothing is told while `run` is not
+    flood = Flood(Authenticator(table, uses, guesses=guesses), guesses)
+    try:
+        yield flood
+    finally:
+        flood.guesses.check_integrity()
+        for asked in flood.held:
+            asked.close()
+        assert flood.guesses.held_in_all == 0
+
+
+def test_from_few_addresses() -> None:
+    """Of each the first are told at once, a few wait, and all others are sent away; a good key from there is let in."""
+
+    async def scenario() -> None:
+        async with _door() as door:
+            door.flood(GUESSES, addresses=100)
+            held = min(LIMITS.held, 100 * LIMITS.held_of_one)
+            assert len(door.held) == door.guesses.held_in_all == held
+            ended = GUESSES - 100 * LIMITS.burst - held
+            assert door.codes == {"Unauthenticated": 100 * LIMITS.burst, "TooManyFailures, and it ends": ended}
+            assert await door.ask(KEY, _address(0)) == "in"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("limits", "is_bounded"), [
+    pytest.param(LIMITS, True, id="bounded"),
+    pytest.param(replace(LIMITS, sources=1 << 20), False, id="control: no bound"),
+])  # fmt: skip
+def test_from_many_addresses(limits: GuessLimits, is_bounded: bool) -> None:
+    """Five from each of five thousand: all are told at once, and only as many addresses are remembered as may be."""
+
+    async def scenario() -> None:
+        async with _door(limits) as door:
+            door.flood(25_000, addresses=5000)
+            assert door.codes == {"Unauthenticated": 25_000}
+            assert (door.known == LIMITS.sources) == is_bounded
+            assert not door.held
+
+    asyncio.run(scenario())
+
+
+def test_a_guess_costs_about_what_a_good_key_does() -> None:
+    """In processor time, side by side, before a body was looked at: less than what is served by far."""
+
+    async def scenario() -> None:
+        async with _door() as good, _door() as bad:
+            for _ in range(2):  # the first warms up
+                good.flood(10_000, addresses=20_000, key=KEY)
+                bad.flood(10_000, addresses=20_000)
+            assert good.codes == {"in": 20_000}
+            assert bad.cpu_s < TIMES * good.cpu_s
+
+    asyncio.run(scenario())
