@@ -1,0 +1,146 @@
+"""Whatever frames come: a connection serves them or ends, nothing is raised, and nothing is left of it."""
+
+import asyncio
+import random
+import ssl
+from collections import Counter
+
+import pytest
+import uvicorn
+from hpack import Encoder
+from hyperframe.exceptions import HyperframeError
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from activator.edge_connection import EXTENSION
+from activator.edge_frames import PREFACE
+from activator.edge_h2 import Http2Protocol
+from activator.gate import Gate
+from activator.meters import Meters
+from activator.settings import read_settings
+from telemetry.policy.instruments import Page
+
+CONNECTIONS = 2000
+
+
+class Socket(asyncio.Transport):
+    """Takes everything at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closing = False
+
+    def write(self, data: object) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = True
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
+    """Some of the body is read, some of the answers are broken off."""
+    chance = random.Random(scope["raw_path"])
+    if chance.random() < 0.5:
+        await receive()
+    headers = [(b"content-length", b"20")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"x" * 10, "more_body": True})
+    if chance.random() < 0.3:
+        scope["extensions"][EXTENSION].abort()
+    await send({"type": "http.response.body", "body": b"x" * 10, "more_body": False})
+
+
+def _head(chance: random.Random) -> bytes:
+    method, path = chance.choice(("GET", "POST", "HEAD", "CONNECT", "")), chance.choice(("/a", "/b?x", "*", "", "/é"))
+    if chance.random() < 0.7:
+        method, path = "POST", f"/{chance.randrange(99)}"
+    head = [(":method", method), (":scheme", "https"), (":authority", "a"), (":path", path)]
+    for _ in range(chance.randrange(3)):
+        name = chance.choice(("x", "content-length", "expect", "te", "host", "X", ":y", "cookie"))
+        head.append((name, chance.choice(("1", "0", "a", "100-continue", "+1", "trailers"))))
+    return bytes(Encoder().encode(head))
+
+
+def _frame(chance: random.Random) -> bytes:
+    stream = chance.choice((0, 1, 1, 3, 3, 5, 7, 2))
+    flags = [name for name in ("END_STREAM", "END_HEADERS") if chance.random() < 0.8]
+    ends = [name for name in flags if name == "END_STREAM"]
+    makers: list[Frame] = []
+    try:
+        match chance.randrange(11):
+            case 0 | 1 | 2:
+                makers.append(HeadersFrame(stream, _head(chance), flags=flags))
+            case 3 | 4:
+                makers.append(DataFrame(stream, b"x" * chance.choice((0, 1, 1000, 16_000)), flags=ends))
+            case 5:
+                makers.append(RstStreamFrame(stream, chance.randrange(20)))
+            case 6:
+                value = chance.choice((0, 1, 4096, 65_536, (1 << 31) - 1))
+                makers.append(SettingsFrame(0, settings={chance.randrange(1, 9): value}))
+            case 7:
+                makers.append(WindowUpdateFrame(stream, chance.choice((1, 1000, (1 << 31) - 1))))
+            case 8:
+                makers.append(PingFrame(0, b"12345678"))
+            case 9:
+                makers.append(GoAwayFrame(0))
+            case _:
+                makers.append(ContinuationFrame(stream, _head(chance), flags=flags[1:]))
+    except HyperframeError:
+        return b""
+    raw = bytearray(makers[0].serialize())
+    if chance.random() < 0.03:
+        raw[chance.randrange(len(raw))] = chance.randrange(256)
+    return bytes(raw)
+
+
+def test_any_frames(caplog: pytest.LogCaptureFixture) -> None:
+    """2,000 connections of chance, each from its number, read in pieces of any size."""
+
+    async def scenario() -> None:
+        edge = read_settings({"KELVIN_DATA": "/x", "KELVIN_HTTP2": "on"}).edge
+        assert edge.http2 is not None
+        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")))
+        config = uvicorn.Config(_answer, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
+        came: Counter[str] = Counter()
+        for number in range(CONNECTIONS):
+            chance, server, socket = random.Random(number), ServerState(), Socket()
+            here = Http2Protocol(gate, config, server, edge.http2)
+            here.raw, here.source = socket, None
+            here.connection_made(socket)
+            data = PREFACE + b"".join(_frame(chance) for _ in range(chance.randrange(1, 8)))
+            while data:
+                size = chance.choice((1, 10, 100, len(data)))
+                here.data_received(data[:size])
+                data = data[size:]
+                if chance.random() < 0.3:
+                    await asyncio.sleep(0)
+            came["ended" if socket.closing else "serves"] += 1
+            here.connection_lost(None)
+            async with asyncio.timeout(30):
+                while server.tasks:
+                    await asyncio.sleep(0)
+            assert "streams=0 <Outgoing waiting=0 ready=0>" in repr(here), number
+            assert not server.connections
+        assert min(came["ended"], came["serves"]) > CONNECTIONS // 20, came
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+    asyncio.run(scenario())
