@@ -45,6 +45,7 @@ class Account(msgspec.Struct):
     is_settled: bool = False
     is_recorded: bool = False  # durably
     outcome: str | None = None  # once it is settled, or that is known otherwise
+    hedged: str | None = None  # which of two replicas began its answer, where two were asked
     once: str = ""  # what its record is one with, or "" for nothing
     degraded: Degraded | None = None
 

@@ -33,8 +33,10 @@ from activator.firewall import Firewall
 from activator.gate import Gate
 from activator.gauges import describe
 from activator.health import health, readiness
+from activator.hedges import Hedges
 from activator.kept_answers import OwnAnswers
 from activator.key_uses import KeyUses
+from activator.keys import VersionKey
 from activator.ladder import Ladders
 from activator.last_feed import LastFeed
 from activator.lists import Lists
@@ -45,8 +47,11 @@ from activator.once_key import NAME as ONCE_KEY
 from activator.once_key import BadOnceKey, ensure_once_key
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
+from activator.policy.retries import LIMITS as RETRY_LIMITS
+from activator.policy.retries import Budgets as RetryBudgets
 from activator.proxy import Upstreams
 from activator.reporter import Reporter
+from activator.sending import Sender
 from activator.server import serve_tls
 from activator.settings import ActivatorSettings
 from activator.shared_answers import SharedAnswers
@@ -143,7 +148,9 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page))
         counted = await ladder.enter_async_context(open_rates(settings.redis, name, telemetry.page))
         authenticator = Authenticator(table, uses, tokens, counts=last.counts)
-        attempts = Attempts(throttler, upstreams, usage.source, meters)
+        sender, retries = Sender(upstreams, usage.source), RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS)
+        hedges = Hedges(throttler, sender, retries, meters) if settings.hedges else None
+        attempts = Attempts(throttler, sender, retries, meters, hedges)
         answers = OwnAnswers(settings.once)
         shared = None if counted.store is None else SharedAnswers(counted.store, answers, settings.once)
         secret = _once_key(settings)

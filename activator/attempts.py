@@ -1,58 +1,59 @@
 """The attempts at one completion: a slot, a replica, its frames to the client; another one where that is safe.
 
-Whether it is tried again, and when, is `policy/retries`'.
+Whether it is tried again, and when, is `policy/retries`'; whether a late one gets a second replica `hedges`'.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import msgspec
 
 from activator.answer import Answer
-from activator.breakers import INTEGRITY
 from activator.call import Call
 from activator.exchange import now_us
+from activator.failings import ELSEWHERE, blame, failure_of
+from activator.hedges import Hedges, Outrun, Race
 from activator.keys import VersionKey
 from activator.line import Replica
 from activator.meters import Meters
 from activator.policy.ask import Ask
 from activator.policy.retries import LIMITS, Again, Budgets, RetryLimits, Tried, Withheld, decide, failed
-from activator.proxy import Declined, Lost, Told, Upstream, Upstreams
+from activator.proxy import Declined, Lost, Upstream
+from activator.second import Second, speaks
+from activator.sending import Sender
 from activator.slots import NoSlotInTime, Slot
 from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged
-from contracts.errors import Failure, Internal, Refused, Unavailable
+from contracts.errors import Failure, Refused
 from contracts.frames import End, Frame, FrameKind
-from contracts.problem import WireFailure, code_of, from_wire
+from contracts.problem import code_of
 from contracts.timeline import Stage
 from contracts.traffic_errors import ReplicaLost
 from contracts.usage import ACK_TOKENS
 from contracts.wire import decoder
 
-_ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another replica may answer
-
 
 class Attempts:
-    """At the replicas of any version. `source` is the spool that owes the records; `draw` is of [0, 1)."""
+    """At the replicas of any version. Without `hedges` a late one stays where it is; `draw` is of [0, 1)."""
 
     def __init__(
         self,
         throttler: Throttler,
-        upstreams: Upstreams,
-        source: str,
+        sender: Sender,
+        budgets: Budgets[tuple[str, VersionKey]],
         meters: Meters,
+        hedges: Hedges | None,
         limits: RetryLimits = LIMITS,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._throttler = throttler
-        self._upstreams = upstreams
-        self._source = source
+        self._sender = sender
+        self._budgets = budgets
         self._meters = meters
+        self._hedges = hedges
         self._limits = limits
-        self._budgets = Budgets[tuple[str, VersionKey]](limits)
         self._draw = draw
 
     async def serve(self, key: VersionKey, ask: Ask, call: Call, answer: Answer) -> None:
@@ -77,7 +78,7 @@ class Attempts:
                 failure = ReplicaLost()
             except Declined as declined:
                 failure = declined.failure
-                if code_of(failure) not in _ELSEWHERE:
+                if code_of(failure) not in ELSEWHERE:
                     raise Refused(failure) from declined
             tried = failed(
                 tried, lost=isinstance(failure, ReplicaLost), sent_s=call.dispatched_us / 1e6, now_s=time.monotonic(),
@@ -92,36 +93,74 @@ class Attempts:
         waits_since_us = now_us()
         call.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
         async with self._throttler.slot(key, ask, call.deadline, again_by_s) as slot:
-            replica, account = slot.replica, call.account
-            _dispatched(call, replica, waits_since_us)
-            remaining_ms = call.deadline.remaining_ms(time.monotonic())
-            caller = account.principal
-            guest = None if caller.tenant == key.tenant else caller.tenant
-            told = Told(
-                account.request_id, caller.key_id, self._source, remaining_ms, call.ceiling, guest, account.once
-            )
-            try:
-                async with self._upstreams.send(replica, call.path, call.body, told) as upstream:
-                    call.upstream = upstream
-                    self._throttler.report_began(replica)
-                    await _relay(call, answer, upstream, slot)
-                self._throttler.report_answered(replica)
-            except Refused as refused:
-                self._blame(replica, code_of(refused.failure))
-                raise
-            except (Lost, Declined) as failed:
-                self._blame(replica, ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure))
-                if isinstance(failed, Declined) or failed.untouched:
-                    account.runtime_id = call.upstream = None  # it served nothing of this
-                    slot.tokens = 0
-                raise
+            _dispatched(call, slot.replica, waits_since_us)
+            upstream = self._sender.send(key, call, slot.replica)
+            race = None if self._hedges is None else self._hedges.race(key, ask, call, slot.replica, upstream)
+            if race is None:
+                await self._at(call, answer, slot, upstream)
+            else:
+                await self._race(race, call, answer, slot, upstream)
 
-    def _blame(self, replica: Replica, code: str) -> None:
-        """Tell the throttler of what is the replica's fault. A refusal is not, nor a drain the version's."""
-        if code in INTEGRITY or code == ReplicaLost.code:
-            self._throttler.report_failed(replica, code)
-        elif code in _ELSEWHERE:
-            self._throttler.report_failed(replica)
+    async def _at(self, call: Call, answer: Answer, slot: Slot, upstream: Upstream, race: Race | None = None) -> None:
+        """The answer of the slot's replica, whole. Likewise."""
+        replica = slot.replica
+        try:
+            async with upstream:
+                call.upstream = upstream
+                self._throttler.report_began(replica)
+                await _relay(call, answer, upstream, slot, await upstream.some(), race)
+            self._throttler.report_answered(replica)
+        except (Refused, Lost, Declined) as failed:
+            self._failed_at(replica, call, slot, failed)
+            raise
+
+    async def _race(self, race: Race, call: Call, answer: Answer, slot: Slot, upstream: Upstream) -> None:
+        """The same, or a second replica's where that one begins sooner, or the first one comes to nothing. The first
+        one's slot is free once its replica knows.
+        """
+        try:
+            try:
+                with race:
+                    await self._at(call, answer, slot, upstream, race)
+                return
+            except Outrun:
+                second = await race.second()
+                assert second is not None
+                slot.outrun(upstream.telling)
+            except (Lost, Declined) as failed:
+                if not _may_follow(failed) or (second := await race.second()) is None:
+                    raise
+                slot.outrun(None)
+            await self._go_on(call, answer, second)
+        except (Lost, Declined) as failed:
+            race.end()
+            if _may_follow(failed):  # it may be sent again, to one that must have forgotten it by then
+                await race.settled()
+            raise
+        finally:
+            race.end()
+            if upstream.telling is not None:
+                slot.outrun(upstream.telling)
+
+    async def _go_on(self, call: Call, answer: Answer, second: Second) -> None:
+        """With the second attempt, which has begun."""
+        replica, frames = second.slot.replica, second.frames
+        assert frames is not None
+        try:
+            await _relay(call, answer, second.upstream, second.slot, frames)
+            self._throttler.report_answered(replica)
+        except (Refused, Lost, Declined) as failed:
+            self._failed_at(replica, call, second.slot, failed)
+            raise
+        finally:
+            second.end()
+            await second.ended()
+
+    def _failed_at(self, replica: Replica, call: Call, slot: Slot, failed: Refused | Lost | Declined) -> None:
+        blame(self._throttler, replica, ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure))
+        if isinstance(failed, Declined) or (isinstance(failed, Lost) and failed.untouched):
+            call.account.runtime_id = call.upstream = None  # it served nothing of this
+            slot.tokens = 0
 
     def _pause_s(self, key: VersionKey, ask: Ask, call: Call, tried: Tried, failure: Failure) -> float:
         """Before the next attempt. Raises Refused where there is none."""
@@ -156,12 +195,22 @@ def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:
     call.stage = "prefilling"
 
 
-async def _relay(call: Call, answer: Answer, upstream: Upstream, slot: Slot) -> None:
-    """Frames to the client, no faster than it takes them. Raises Refused for a failure that the replica tells,
-    Declined where another one may answer all the same.
+def _may_follow(failed: Lost | Declined) -> bool:
+    """Whether another replica's answer may take the place of one that came to nothing."""
+    return failed.untouched if isinstance(failed, Lost) else code_of(failed.failure) in ELSEWHERE
+
+
+async def _relay(
+    call: Call, answer: Answer, upstream: Upstream, slot: Slot, frames: list[Frame], race: Race | None = None
+) -> None:
+    """Frames to the client, from these on, no faster than it takes them. Raises Refused for a failure that the replica
+    tells, Declined where another one may answer all the same.
     """
     account, acknowledged = call.account, 0
-    while frames := await upstream.some():
+    while frames:
+        if race is not None and speaks(frames):
+            race.spoke()
+            race = None
         seen = account.seen = frames[-1].counts
         slot.tokens = seen.prompt_tokens + seen.completion_tokens
         data = [frame for frame in frames if frame.kind is FrameKind.DATA]
@@ -174,7 +223,7 @@ async def _relay(call: Call, answer: Answer, upstream: Upstream, slot: Slot) -> 
                 upstream.acknowledge(acknowledged)
         last = frames[-1]
         if last.kind is FrameKind.FAILED:
-            failure = _failure(last)
+            failure = failure_of(last)
             if code_of(failure) == WeightsDamaged.code and answer.try_forget():
                 raise Declined(failure)
             raise Refused(failure)
@@ -182,17 +231,11 @@ async def _relay(call: Call, answer: Answer, upstream: Upstream, slot: Slot) -> 
             if account.delivered_tokens > acknowledged:  # if we die before the record is durable, it is charged
                 upstream.acknowledge(account.delivered_tokens)
             account.timeline.graft(_end(last).spans, call.dispatched_us)
+        frames = await upstream.some()
 
 
 def _joined(frames: Sequence[Frame]) -> bytes:
     return frames[0].payload if len(frames) == 1 else b"".join(frame.payload for frame in frames)
-
-
-def _failure(frame: Frame) -> Failure:
-    try:
-        return from_wire(decoder(WireFailure).decode(frame.payload))
-    except msgspec.MsgspecError:
-        return Internal()
 
 
 def _end(frame: Frame) -> End:

@@ -64,6 +64,7 @@ def _say(account: Account, failure: Failure | None, outcome: str, status: int) -
         "outcome": outcome,
         "status": status,
         "cold": account.cold,
+        "hedged": account.hedged,
         "completion_tokens": account.delivered_tokens,
         "took_ms": stamps[-1].at_us / 1000 if stamps else 0.0,
     }

@@ -44,6 +44,11 @@ class Meters:
             "Attempts that failed before the first byte, by whether another one followed.",
             (*_WHOSE, "failure", "then"),
         )
+        self._hedges = page.counter(
+            "kelvin_hedged_requests_total",
+            "Requests whose first frame was late, by which of two replicas it came from then.",
+            (*_WHOSE, "first"),
+        )
         self._first = page.histogram(
             "kelvin_first_token_seconds", "From arrival to an answer's first bytes.", (*_WHOSE, "start"), SECONDS
         )
@@ -86,6 +91,10 @@ class Meters:
     def retry(self, whose: tuple[str, str], failure: str, then: str) -> None:
         """An attempt of a tenant at a model failed before the upstream's first byte: `again`, or why not."""
         self._retries.add((*self._cap.fold(whose), outcome_of(failure), then))
+
+    def hedged(self, whose: tuple[str, str], first: str) -> None:
+        """A request of a tenant at a model was late at one replica, and which of two began its answer."""
+        self._hedges.add((*self._cap.fold(whose), first))
 
     def ended(self, account: Account, outcome: str, status: int) -> None:
         """A request ended, one way or another."""

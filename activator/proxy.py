@@ -112,7 +112,10 @@ class Upstream:
         self._answer: Answer | None = None
         self._decoder = FrameDecoder()
         self._over = False  # nothing is left to cancel
+        self._is_disowned = False
         self._delivered = 0
+        self.is_left = False
+        self.telling: asyncio.Task[None] | None = None  # a replica that was disowned
 
     async def __aenter__(self) -> "Upstream":
         self._session.busy += 1
@@ -168,10 +171,19 @@ class Upstream:
         receipt = Receipt(request_id=self._request_id, completion_tokens=self._delivered, recorded=True)
         self._session.desk.tell(receipt)
 
+    def disown(self) -> None:
+        """Another replica answers: leaving tells this one, which then records what it has done itself, and waits for
+        nothing; `telling` does.
+        """
+        self._is_disowned = True
+
     async def _leave(self) -> None:
         """Keep the connection where the answer is whole; otherwise cancel first, close then."""
+        self.is_left = True
         answer = self._answer
-        if self._over and (answer is None or answer.at_end):
+        if self._is_disowned and (not self._over or (answer is not None and answer.status == 200)):
+            self.telling = self._errands.start(self._cancel(answer), ERRAND_S)
+        elif self._over and (answer is None or answer.at_end):
             if answer is not None:
                 answer.release()
             await self._gone()
@@ -197,7 +209,8 @@ class Upstream:
 
     async def _cancel(self, answer: Answer | None) -> None:
         try:
-            deleted = await self._session.http.send("DELETE", f"/v1/requests/{self._request_id}")
+            fields = (("x-kelvin-elsewhere", "1"),) if self._is_disowned else ()
+            deleted = await self._session.http.send("DELETE", f"/v1/requests/{self._request_id}", fields=fields)
             try:
                 await deleted.read()
             finally:

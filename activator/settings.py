@@ -89,6 +89,7 @@ class ActivatorSettings:
     cache: OnceLimits = CACHE_LIMITS
     firewall: FirewallSettings | None = None
     breaker_s: float = 30.0  # for which a breaker is open at the most
+    hedges: bool = True  # whether a late request is sent to a second replica
     feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
 
     @property
@@ -173,6 +174,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         redis=_redis(env),
         firewall=_firewall(env),
         breaker_s=settings.number(env, "KELVIN_BREAKER_S", 30.0, low=1, high=3600),
+        hedges=settings.choice(env, "KELVIN_HEDGE_REQUESTS", "on", ("on", "off")) == "on",
         issuers=read_issuers(Path(env["KELVIN_OIDC"])) if env.get("KELVIN_OIDC") else (),
     )
 

@@ -1,5 +1,6 @@
 """A slot at a replica: which replica's it is, and how a block holds it. Who waits is the throttler's."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,6 +27,10 @@ class Slots(Protocol):
         """The slot is free again; what was asked for took so many tokens, where that is known."""
         ...
 
+    def give_back(self, key: VersionKey, replica: Replica, ask: Ask, *, answered: bool) -> None:
+        """Likewise, without a word on what the ask took: another slot of the same ask says that."""
+        ...
+
 
 class Slot:
     """One request's place at a replica. `tokens`: what it has taken, for its holder to say; None: as estimated."""
@@ -33,14 +38,20 @@ class Slot:
     __slots__ = ("_again_by_s", "_ask", "_deadline", "_key", "_replica", "_slots", "tokens")
 
     def __init__(
-        self, slots: Slots, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None
+        self,
+        slots: Slots,
+        key: VersionKey,
+        ask: Ask,
+        deadline: Deadline,
+        again_by_s: float | None = None,
+        held: Replica | None = None,
     ) -> None:
         self._slots = slots
         self._key = key
         self._ask = ask
         self._deadline = deadline
         self._again_by_s = again_by_s
-        self._replica: Replica | None = None
+        self._replica = held
         self.tokens: int | None = None
 
     @property
@@ -54,9 +65,23 @@ class Slot:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._replica is not None:
-            self._slots.release(self._key, self._replica, self._ask, self.tokens)
-            self._replica = None
+        self.release()
+
+    def release(self) -> None:
+        """It is over. Idempotent."""
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            self._slots.release(self._key, replica, self._ask, self.tokens)
+
+    def outrun(self, told: "asyncio.Task[None] | None") -> None:
+        """Another slot of the same ask answers: this one is free once its replica was told so, and settles nothing."""
+        replica, self._replica = self._replica, None
+        if replica is None:
+            return
+        if told is None:
+            self._slots.give_back(self._key, replica, self._ask, answered=False)
+        else:
+            told.add_done_callback(lambda _: self._slots.give_back(self._key, replica, self._ask, answered=False))
 
 
 def take_slot(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
@@ -64,6 +89,16 @@ def take_slot(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
     the free; `draw(n)` < n.
     """
     chosen = _choose(line, ask, draw)
+    chosen.running += 1
+    return chosen
+
+
+def take_other(line: Line, than: Replica) -> Replica | None:
+    """A free slot of another replica, the least loaded that nothing has failed at; None where there is none."""
+    others = [each for each in line.replicas.values() if each is not than and each.free and each.breaker is None]
+    if not others:
+        return None
+    chosen = min(others, key=lambda each: each.running / each.row.max_streams)
     chosen.running += 1
     return chosen
 

@@ -22,7 +22,7 @@ from activator.policy.fair import FairQueue, Place, cost
 from activator.policy.shed import Reason, ends_in_s
 from activator.resting import Resting
 from activator.shedding import Shedding
-from activator.slots import NoSlotInTime, Slot, take_slot
+from activator.slots import NoSlotInTime, Slot, take_other, take_slot
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import Failure, ModelNotFound, Refused, RemoteFailure
@@ -88,6 +88,19 @@ class Throttler:
         waits for. Cancelling while it waits leaves nothing behind.
         """
         return Slot(self, key, ask, deadline, again_by_s)
+
+    def try_other(self, key: VersionKey, ask: Ask, deadline: Deadline, than: Replica) -> Slot | None:
+        """A slot that is free now (so nobody waits for it) of another replica, at which nothing failed; end it."""
+        line = self._lines.get(key)
+        if line is None or (other := take_other(line, than)) is None:
+            return None
+        line.pace.took(self._clock())
+        return Slot(self, key, ask, deadline, held=other)
+
+    def has_several(self, key: VersionKey) -> bool:
+        """Whether the version has more than one replica."""
+        line = self._lines.get(key)
+        return line is not None and len(line.replicas) > 1
 
     def is_asleep(self, key: VersionKey) -> bool:
         """Whether no replica of the version takes requests."""
@@ -198,6 +211,13 @@ class Throttler:
         """Give the slot back that was had for `ask`, which took `tokens` (None: as estimated); the next in line has it
         before this returns.
         """
+        line = self._lines.get(key)
+        if line is not None and tokens is not None:
+            line.waiting.settle(ask, tokens)
+        self.give_back(key, replica, ask, answered=tokens != 0)
+
+    def give_back(self, key: VersionKey, replica: Replica, ask: Ask, *, answered: bool) -> None:
+        """Likewise, without a word on what the ask took."""
         assert replica.running > 0
         replica.running -= 1
         if replica.breaker is not None:
@@ -205,9 +225,7 @@ class Throttler:
         line = self._lines.get(key)
         if line is not None:
             if not replica.gone:
-                line.pace.came_back(self._clock(), 0 if tokens == 0 else cost(ask.tokens))
-            if tokens is not None:
-                line.waiting.settle(ask, tokens)
+                line.pace.came_back(self._clock(), cost(ask.tokens) if answered else 0)
             self._grant(key, line)
 
     def check_integrity(self) -> None:

@@ -31,6 +31,10 @@ class Account:
         """The same with an acknowledgement that came later; it never takes one back."""
         return replace(self, delivered_tokens=max(self.delivered_tokens, min(tokens, self.counts.completion_tokens)))
 
+    def answered_elsewhere(self) -> "Account":
+        """The same where another replica's answer was delivered: this one's cost was for nothing."""
+        return replace(self, delivered_tokens=0, once="")
+
     def record(self, source: str, sequence: int) -> RequestRecord:
         """What is charged: tokens that were acknowledged, not those that were made."""
         return RequestRecord(

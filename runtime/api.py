@@ -37,6 +37,7 @@ KEY_ID: Final = "x-kelvin-key-id"
 SOURCE: Final = "x-kelvin-source"
 ONCE: Final = "x-kelvin-once"
 GUEST: Final = "x-kelvin-guest"
+ELSEWHERE: Final = "x-kelvin-elsewhere"  # with a DELETE: another replica has answered
 LONGEST_S: Final = 3600.0  # of a request that brings no deadline, too
 
 _REQUESTS: Final = "/v1/requests/"
@@ -96,7 +97,7 @@ class ServingApi:
                 await _respond(send, 204)
             elif path.startswith(_REQUESTS):
                 _require_method(method, "DELETE")
-                self._delete(path[len(_REQUESTS) :])
+                self._delete(path[len(_REQUESTS) :], elsewhere=_header(scope, ELSEWHERE) is not None)
                 await _respond(send, 204)
             else:
                 raise Refused(NotFound("route", path[:80]))
@@ -150,6 +151,8 @@ class ServingApi:
                 del self._exchanges[call.request_id]
             if exchange.unrecorded:
                 self._orphans.keep(self._account(call, exchange, bind, stream), lost=exchange.lost)
+                if exchange.elsewhere:
+                    self._orphans.disown(call.request_id)
 
     def _account(self, call: Call, exchange: Exchange, bind: Bind, stream: bool) -> Account:
         tenant = call.guest or bind.tenant
@@ -169,9 +172,13 @@ class ServingApi:
             once=call.once,
         )
 
-    def _delete(self, request_id: str) -> None:
-        self._orphans.claimed(request_id)
+    def _delete(self, request_id: str, *, elsewhere: bool) -> None:
+        if elsewhere:
+            self._orphans.disown(request_id)
+        else:
+            self._orphans.claimed(request_id)
         if (exchange := self._exchanges.get(request_id)) is not None:
+            exchange.elsewhere = exchange.elsewhere or elsewhere
             exchange.delete()
 
     def _take(self, receipt: Receipt) -> None:

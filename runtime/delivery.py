@@ -42,6 +42,7 @@ class Exchange:
     ended: bool = False  # so did the last frame
     disconnected: bool = False
     deleted: bool = False
+    elsewhere: bool = False  # another replica answered it
     recorded: bool = False  # the activator's record is durable
     counts: Counts = field(default_factory=Counts)
 

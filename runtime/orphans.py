@@ -1,4 +1,5 @@
 """Requests whose activator went away: their records are written here, so that what was delivered is still charged.
+So are those of requests that another replica answered before us, as cancelled and with nothing delivered.
 
 Every request that cost something is kept here from the moment it leaves the engine until its activator's record is
 durable. Whether an activator lives is told by the lock on its spool. Where both write, the activator's stands.
@@ -89,6 +90,12 @@ class Orphans:
         if (kept := self._kept.get(request_id)) is not None:
             kept.lost_at_s = None
 
+    def disown(self, request_id: str) -> None:
+        """Its activator's record will name another replica: what was counted here is for us to record, at once."""
+        if (kept := self._kept.get(request_id)) is not None:
+            kept.account = kept.account.answered_elsewhere()
+            self._write(request_id, logging.DEBUG, "answered elsewhere")
+
     def take(self, receipt: Receipt) -> None:
         """An acknowledgement that came after the request had left, or the end of it all."""
         if receipt.recorded:
@@ -141,18 +148,18 @@ class Orphans:
                 self._look.cancel()
                 self._look = None
 
-    def _write(self, request_id: str) -> None:
+    def _write(self, request_id: str, level: int = logging.WARNING, why: str = "activator lost") -> None:
         account = self._kept.pop(request_id).account
         self._look_no_more()
-        task = asyncio.get_running_loop().create_task(self._append(account), name=f"orphan-{request_id}")
+        task = asyncio.get_running_loop().create_task(self._append(account, level, why), name=f"orphan-{request_id}")
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
-    async def _append(self, account: Account) -> None:
+    async def _append(self, account: Account, level: int, why: str) -> None:
         try:
             self._records = self._records or self._open_records()
             await self._records.append(lambda sequence: encode(account.record(self._source, sequence)))
-            log.warning("activator lost", extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
+            log.log(level, why, extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
         except (Refused, OSError) as error:
             # The request stays counted in the meter page: reconciliation names it.
             log.error("record lost", extra={"request_id": account.request_id, "error": repr(error)})

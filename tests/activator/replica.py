@@ -50,6 +50,7 @@ class Call:
         self.headers = dict(request.headers)
         self.answer: web.StreamResponse | None = None
         self.refusal: web.Response | None = None
+        self.is_cut = False
 
     async def open(self) -> None:
         """The 200 and its head."""
@@ -86,6 +87,7 @@ class Call:
     def cut(self) -> None:
         """The connection breaks."""
         assert self.request.transport is not None
+        self.is_cut = True
         self.request.transport.abort()
 
 
@@ -109,6 +111,7 @@ class FakeReplica:
         self.calls: list[Call] = []
         self.deleted: list[str] = []
         self.deleted_before_close: list[str] = []
+        self.disowned: list[str] = []  # of these, those that another replica answered
         self.acknowledged: list[int] = []
         self.recorded: list[str] = []
         self.deaf = False  # receipts are taken and never answered
@@ -174,6 +177,8 @@ class FakeReplica:
     async def _delete(self, request: web.Request) -> web.Response:
         request_id = request.match_info["id"]
         self.deleted.append(request_id)
+        if "x-kelvin-elsewhere" in request.headers:
+            self.disowned.append(request_id)
         still_open = [call for call in self.calls if call.request_id == request_id and call.request.transport]
         if still_open and not still_open[0].request.transport.is_closing():  # type: ignore[union-attr]
             self.deleted_before_close.append(request_id)

@@ -31,6 +31,7 @@ def test_defaults_need_only_the_data_directory() -> None:
         pytest.param("KELVIN_WAF_SOCKET", "/" + "x" * 107, id="a socket that the kernel can't name"),
         pytest.param("KELVIN_WAF_MS", "0", id="a firewall that has no time"),
         pytest.param("KELVIN_WAF_UNANSWERED", "maybe", id="neither"),
+        pytest.param("KELVIN_HEDGE_REQUESTS", "1", id="a switch that is neither on nor off"),
     ],
 )
 def test_refusals(name: str, value: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from contracts.frames import FrameDecoder, FrameKind
 from tests.runtime.engine.scripted import ScriptedEngine
-from tests.runtime.fakes import Bench, bench, saying
+from tests.runtime.fakes import Bench, bench, frames_until, saying
 
 TEXT = "one two three four five six seven " * 4
 REQUESTS = 120
@@ -149,5 +149,35 @@ def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None:
             await each.until("it was cancelled", lambda: len(each.engine.cancelled) == 1)
             assert len(each.engine.admitted) == 1
             await each.quiet()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_over", [pytest.param(False, id="under way"), pytest.param(True, id="all of it sent")])
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_what_another_replica_answered_is_recorded_here(tmp_path: Path, elsewhere: bool, is_over: bool) -> None:
+    """As cancelled, with its cost and nothing delivered, though its activator lives. Its control is a DELETE without
+    that word, after which the activator owes the record.
+    """
+
+    async def main() -> None:
+        async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=60.0) as each:
+            async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+                each.engine.allow()
+                await frames_until(answer, FrameDecoder(), 1)
+                if is_over:
+                    each.engine.free_running()
+                    await answer.read()
+                headers = {"x-kelvin-elsewhere": "1"} if elsewhere else {}
+                async with each.session.delete("http://rt/v1/requests/r1", headers=headers) as deleted:
+                    assert deleted.status == 204
+            await each.quiet()
+            assert each.meter.meter.requests == 1
+            assert len(each.orphans) == (not elsewhere)
+            if elsewhere:
+                await each.until("a record", lambda: len(each.records.records) == 1)
+                (record,) = each.records.records
+                assert (record.request_id, record.outcome, record.completion_tokens) == ("r1", "cancelled", 0)
+                assert record.prompt_tokens > 0
 
     asyncio.run(main())

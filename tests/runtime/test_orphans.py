@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -73,6 +74,27 @@ def test_one_that_is_recorded_is_not_written() -> None:
             orphans.take(Receipt(request_id=name, completion_tokens=0, recorded=True))
         await orphans.flush()
         assert [record.request_id for record in records.records] == ["b"]
+
+    asyncio.run(main())
+
+
+def test_what_was_answered_elsewhere_is_written_at_once_with_nothing_delivered() -> None:
+    """By whoever did the work: its activator's record names the other replica. Nobody else's is touched."""
+
+    async def main() -> None:
+        records = MemoryRecords()
+        orphans = Orphans("rt1", lambda: records, _lives, grace_s=60)
+        for name in ("a", "b"):
+            orphans.keep(replace(_account(name, 2, LIVE), once="digest"), lost=False)
+        orphans.disown("a")
+        orphans.disown("nobody")
+        async with asyncio.timeout(30):
+            await records.written.wait()
+        (record,) = records.records
+        assert (record.request_id, record.outcome, record.runtime_id) == ("a", "cancelled", "rt1")
+        assert (record.completion_tokens, record.prompt_tokens, record.device_us) == (0, 7, 500)
+        assert record.once is msgspec.UNSET, "it is no charge, so it is one with none"
+        assert len(orphans) == 1
 
     asyncio.run(main())
 

@@ -1,0 +1,33 @@
+"""What a failed attempt says: of its request, whether another replica may answer; of its replica, whether it rests."""
+
+from typing import Final
+
+import msgspec
+
+from activator.breakers import INTEGRITY
+from activator.line import Replica
+from activator.throttler import Throttler
+from contracts.artifact_errors import WeightsDamaged
+from contracts.errors import Failure, Internal, Unavailable
+from contracts.frames import Frame
+from contracts.problem import WireFailure, from_wire
+from contracts.traffic_errors import ReplicaLost
+from contracts.wire import decoder
+
+ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another replica may answer
+
+
+def blame(throttler: Throttler, replica: Replica, code: str) -> None:
+    """Tell the throttler of what is the replica's fault. A refusal is not, nor a drain the version's."""
+    if code in INTEGRITY or code == ReplicaLost.code:
+        throttler.report_failed(replica, code)
+    elif code in ELSEWHERE:
+        throttler.report_failed(replica)
+
+
+def failure_of(frame: Frame) -> Failure:
+    """What a FAILED frame tells."""
+    try:
+        return from_wire(decoder(WireFailure).decode(frame.payload))
+    except msgspec.MsgspecError:
+        return Internal()

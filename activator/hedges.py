@@ -1,0 +1,203 @@
+"""A second replica for a request whose first frame is late: the answer that begins first is passed on, the other one
+ends before a byte of it was. When a frame is late is `policy/hedge`'s.
+
+The first attempt runs in its request's own task, as if there were no other one, and costs a timer. A replica that had
+begun and is not passed on is told so, and records its work itself: nobody is charged for it.
+"""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Final
+
+from activator.call import Call
+from activator.exchange import now_us
+from activator.keys import VersionKey
+from activator.line import Replica
+from activator.meters import Meters
+from activator.policy.ask import Ask
+from activator.policy.hedge import LIMITS, FirstFrames, HedgeLimits, hedge_after_s
+from activator.policy.retries import Budgets
+from activator.proxy import Upstream
+from activator.second import Second
+from activator.sending import Sender
+from activator.throttler import Throttler
+
+FIRST: Final = "first"
+SECOND: Final = "second"
+NEITHER: Final = "neither"
+WITHHELD: Final = "withheld"  # the budget is spent
+
+
+class Outrun(Exception):
+    """The second replica began the answer."""
+
+
+class Hedges:
+    """Of all requests of versions with several replicas. What is measured is kept of streams and of whole answers
+    apart: a whole one says nothing until it is there, or for a second.
+    """
+
+    def __init__(
+        self,
+        throttler: Throttler,
+        sender: Sender,
+        budgets: Budgets[tuple[str, VersionKey]],
+        meters: Meters,
+        limits: HedgeLimits = LIMITS,
+    ) -> None:
+        self._throttler = throttler
+        self._sender = sender
+        self._budgets = budgets
+        self._meters = meters
+        self._frames = FirstFrames[tuple[VersionKey, bool]](limits)
+
+    def __repr__(self) -> str:
+        return f"<Hedges {self._frames!r}>"
+
+    def race(self, key: VersionKey, ask: Ask, call: Call, replica: Replica, first: Upstream) -> "Race | None":
+        """For an attempt that is about to be sent; None where there is no other replica that could be asked."""
+        return Race(self, key, ask, call, replica, first) if self._throttler.has_several(key) else None
+
+    def after_s(self, key: VersionKey, call: Call) -> float | None:
+        """When to ask a second replica."""
+        late_after_s = self._frames.late_after_s((key, call.account.stream))
+        return hedge_after_s(late_after_s, call.remaining_s(), is_cold=call.account.cold)
+
+    def try_second(self, race: "Race", key: VersionKey, ask: Ask, call: Call, than: Replica) -> Second | None:
+        """Under way, where a slot is free and the budget has one."""
+        slot = self._throttler.try_other(key, ask, call.deadline, than)
+        if slot is None:
+            return None
+        if not self._budgets.try_spend((ask.tenant, key), time.monotonic()):
+            slot.outrun(None)
+            self.came(ask, call, WITHHELD)
+            return None
+        return Second(self._throttler, slot, self._sender.send(key, call, slot.replica), race.second_began)
+
+    def took(self, key: VersionKey, call: Call, since_us: int) -> None:
+        """The first frame of a request that was sent then."""
+        if not call.account.cold:
+            self._frames.took((key, call.account.stream), (now_us() - since_us) / 1e6)
+
+    def came(self, ask: Ask, call: Call, first: str) -> None:
+        """What a late request came to."""
+        call.account.hedged = first
+        self._meters.hedged((ask.tenant, call.account.model), first)
+
+
+class Race:
+    """One attempt, and the second one that it may get. `with` it around the first one: raises Outrun where the second
+    one was sooner. `end` it in any case.
+    """
+
+    __slots__ = (
+        "_ask", "_before", "_call", "_first", "_hedges", "_is_asked", "_is_counted", "_is_inside", "_key", "_replica",
+        "_second", "_since_us", "_task", "_timer",
+    )  # fmt: skip
+
+    def __init__(
+        self, hedges: Hedges, key: VersionKey, ask: Ask, call: Call, replica: Replica, first: Upstream
+    ) -> None:
+        self._hedges = hedges
+        self._key = key
+        self._ask = ask
+        self._call = call
+        self._replica = replica
+        self._first = first
+        self._since_us = call.dispatched_us
+        self._timer: asyncio.TimerHandle | None = None
+        self._second: Second | None = None
+        self._is_inside = self._is_asked = self._is_counted = False
+
+    def __enter__(self) -> None:
+        self._is_inside = True
+        after_s = self._hedges.after_s(self._key, self._call)
+        if after_s is not None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._task, self._before = task, task.cancelling()
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._late)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_inside = False
+        self._no_timer()
+        if not self._is_asked:
+            return
+        self._task.uncancel()
+        if kind is not asyncio.CancelledError or self._task.cancelling() <= self._before:  # else others ended it, too
+            raise Outrun from None
+
+    def spoke(self) -> None:
+        """The first attempt's answer begins, and is passed on."""
+        self._hedges.took(self._key, self._call, self._since_us)
+        self.end(FIRST)
+
+    def second_began(self) -> None:
+        """It is passed on, unless the first attempt is over: then it waits to be asked for."""
+        if self._is_inside and not self._first.is_left:
+            self._pass_on()
+            self._first.disown()
+            self._is_asked = True
+            self._task.cancel()
+
+    async def second(self) -> Second | None:
+        """For a first attempt that is over without an answer: the second one, where there is one and it begins."""
+        second = self._second
+        if second is None:
+            return None
+        if not second.is_lead:
+            await second.known()
+            if second.frames is None:
+                return None
+            self._pass_on()
+        self._name(second)  # whatever became of the first one meanwhile
+        return second
+
+    def end(self, first: str = NEITHER) -> None:
+        """No second attempt from now on; one that is not passed on ends, one that is is over. Idempotent."""
+        self._no_timer()
+        second = self._second
+        if second is None:
+            return
+        if not second.is_lead:
+            self._count(first)
+        second.end()
+
+    async def settled(self) -> None:
+        """Once nothing is left of a second attempt, and a replica that was outrun knows it."""
+        if self._second is not None:
+            await self._second.ended()
+        if self._first.telling is not None:
+            await asyncio.wait((self._first.telling,))
+
+    def _late(self) -> None:
+        self._timer = None
+        if not self._first.is_left:
+            self._second = self._hedges.try_second(self, self._key, self._ask, self._call, self._replica)
+
+    def _pass_on(self) -> None:
+        second = self._second
+        assert second is not None
+        second.is_lead = True
+        self._name(second)
+        self._hedges.took(self._key, self._call, self._since_us)
+        self._count(SECOND)
+
+    def _name(self, second: Second) -> None:
+        """In the record, and to whom it is told that this is durable."""
+        call = self._call
+        call.upstream, call.account.runtime_id = second.upstream, second.slot.replica.row.runtime_id
+        call.dispatched_us = second.sent_us
+
+    def _count(self, first: str) -> None:
+        if not self._is_counted:
+            self._is_counted = True
+            self._hedges.came(self._ask, self._call, first)
+
+    def _no_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,177 @@
+"""Attempts at fake replicas over their sockets, in this process: every slot, connection and task can be looked at."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from activator.account import Account
+from activator.attempts import Attempts
+from activator.call import Call
+from activator.errands import Errands
+from activator.hedges import Hedges
+from activator.keys import VersionKey
+from activator.meters import Meters
+from activator.policy.admission import QueueLimits
+from activator.policy.ask import Ask, Rank
+from activator.policy.body import Body
+from activator.policy.bounds import Bound
+from activator.policy.hedge import HedgeLimits
+from activator.policy.retries import Budgets, RetryLimits
+from activator.proxy import Upstreams
+from activator.sending import Sender
+from activator.throttler import Throttler
+from contracts.control import Feed, Principal, ReplicaRow, Scope
+from contracts.deadline import Deadline
+from contracts.frames import Counts
+from contracts.timeline import Timeline
+from service.unix import SocketDirectory
+from telemetry.policy.instruments import Page
+from tests.activator.control import VERSION, replica_row
+from tests.activator.replica import FakeReplica, Script, hello
+from tests.activator.test_throttler import Bell
+
+KEY = VersionKey("default", "m", VERSION)
+WIDE = Bound(500, 1 << 20, 1 << 20)
+AT_ONCE = HedgeLimits(samples=1, least_s=0.0)  # what has not come by the next turn of the loop is late
+
+
+class Ear:
+    """The client's side of one answer."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self.heard = b""
+
+    async def pass_on(self, data: bytes, completion_tokens: int) -> None:
+        """As `answer.Answer`, to a client that takes all at once."""
+        self.heard += data
+        self._account.delivered_tokens = completion_tokens
+
+    def try_forget(self) -> bool:
+        """Nothing can be taken back."""
+        if self.heard:
+            return False
+        self._account.seen = Counts()
+        return True
+
+
+@dataclass
+class Asked:
+    """One request."""
+
+    call: Call
+    ear: Ear
+    task: "asyncio.Task[None]"
+
+    @property
+    def name(self) -> str:
+        """Its id."""
+        return self.call.account.request_id
+
+
+@dataclass
+class Ground:
+    """Everything that the attempts need."""
+
+    throttler: Throttler
+    upstreams: Upstreams
+    errands: Errands
+    attempts: Attempts
+    page: Page
+    run: Path
+    replicas: dict[str, FakeReplica] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
+
+    async def replica(self, name: str, script: Script = hello, max_streams: int = 8) -> FakeReplica:
+        """One that listens and is told of."""
+        replica = self.replicas[name] = FakeReplica(script)
+        await replica.start(self.run, name)
+        self.tell(replica_row(name, max_streams))
+        return replica
+
+    def tell(self, *rows: ReplicaRow) -> None:
+        """As the feed."""
+        self.throttler.apply(Feed(revision=1, full=False, replicas=rows))
+
+    def ask(self, *, cold: bool = False, deadline_s: float = 60.0) -> Asked:
+        """A stream, under way."""
+        account = Account(
+            request_id=f"req_{len(self.asked)}", model="m",
+            principal=Principal(key_id="k", tenant="default", scopes=(Scope.INFER,)),
+            stream=True, started_at_us=1, timeline=Timeline(0), cold=cold,
+        )  # fmt: skip
+        nothing = cast(Any, None)
+        call = Call(
+            nothing, "/v1/chat/completions", b'{"stream": true}', Body(), Rank.INTERACTIVE, None, nothing, nothing,
+            account, Deadline.after(deadline_s, time.monotonic()),
+        )  # fmt: skip
+        ear = Ear(account)
+        serving = self.attempts.serve(KEY, Ask("default", 10, 10), call, cast(Any, ear))
+        self.asked.append(Asked(call, ear, asyncio.create_task(serving)))
+        return self.asked[-1]
+
+    async def known(self) -> None:
+        """So much that every frame is late that is not there at once."""
+        assert await outcome(self.ask()) is None
+
+    def came(self) -> dict[str, int]:
+        """Late requests, by whose first frame came."""
+        (family,) = [each for each in self.page.families() if each.name == "kelvin_hedged_requests_total"]
+        return {labels[-1]: int(value) for labels, value in family.values.items()}
+
+    async def at_rest(self) -> None:
+        """No slot is taken, no connection in use, no task left; each replica that counted a request knows that it is
+        recorded under its name, or records it itself.
+        """
+        async with asyncio.timeout(30):
+            await self.errands.close()
+            while self._running() or any(replica.running for replica in self.replicas.values()):
+                await asyncio.sleep(0.001)
+                await self.errands.close()
+        self.throttler.check_integrity()
+        assert all(session.busy == 0 for session in self.upstreams._sessions.values())
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "second"]
+        recorded = {(each.name, each.call.account.runtime_id) for each in self.asked}
+        for name, replica in self.replicas.items():
+            for heard in replica.calls:
+                if heard.answer is not None and not heard.is_cut and (heard.request_id, name) not in recorded:
+                    assert heard.request_id in replica.disowned, (heard.request_id, name)
+                if heard.request_id in replica.disowned:
+                    assert (heard.request_id, name) not in recorded
+
+    def _running(self) -> int:
+        return sum(replica.running for line in self.throttler._lines.values() for replica in line.replicas.values())
+
+
+async def outcome(asked: Asked) -> BaseException | None:
+    """What it was refused with; None where it was answered."""
+    async with asyncio.timeout(30):
+        await asyncio.wait((asked.task,))
+    return asked.task.exception()
+
+
+@asynccontextmanager
+async def ground(
+    tmp_path: Path, limits: HedgeLimits = AT_ONCE, retries: RetryLimits | None = None, rest_s: float = 30.0
+) -> AsyncIterator[Ground]:
+    """Left, nothing of any request is."""
+    directory, errands = SocketDirectory(tmp_path / "run"), Errands()
+    throttler = Throttler(QueueLimits(WIDE, WIDE, WIDE, 60.0), Bell(), longest_rest_s=rest_s, draw=lambda n: 0)
+    upstreams, page = Upstreams(directory, errands), Page("activator")
+    sender, meters = Sender(upstreams, "activator-1"), Meters(page)
+    budgets = Budgets[tuple[str, VersionKey]](retries or RetryLimits())
+    hedges = Hedges(throttler, sender, budgets, meters, limits)
+    attempts = Attempts(throttler, sender, budgets, meters, hedges)
+    here = Ground(throttler, upstreams, errands, attempts, page, directory.path)
+    try:
+        yield here
+        await here.at_rest()
+    finally:
+        await upstreams.close()
+        for replica in here.replicas.values():
+            await replica.stop()
+        directory.close()
