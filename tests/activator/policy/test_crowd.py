@@ -1,5 +1,6 @@
 """The order in which they are shed, as a table; and the quick search against one that looks at everybody."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -152,3 +153,37 @@ def test_what_it_keeps_is_bounded() -> None:
         tallest.rise(f"t{number}", 0.5)
         tallest.drop(f"t{number}")
     assert len(tallest._heap) < 30
+
+
+@pytest.mark.parametrize("tenants", [100, 10_000], ids=str)
+def test_a_search_looks_at_few(tenants: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many wait: tenants come, are found and leave, and of most of them the share is not looked up."""
+    crowd = Crowd[Standing](Bound(tenants, 1 << 40, 1 << 40))
+    waiting = [_one(f"t{number}", Rank(number % 3)) for number in range(tenants)]
+    for standing in waiting:
+        crowd.add(standing)
+    looked = 0
+    share = Crowd._share
+
+    def counted(crowd: Crowd[Standing], tenant: str) -> float:
+        nonlocal looked
+        looked += 1
+        return share(crowd, tenant)
+
+    monkeypatch.setattr(Crowd, "_share", counted)
+    for number in range(100):
+        newcomer = _one(f"u{number}")
+        crowd.add(newcomer)
+        crowd.remove(crowd.lowest(newcomer.ask.tenant)[1])
+    assert looked <= 100 * 12
+
+
+def test_a_look_at_everybody_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+
+    def look(tallest: Tallest, height_of: Callable[[str], float]) -> str | None:
+        return min(tallest._said, key=lambda tenant: (-height_of(tenant), tenant), default=None)
+
+    monkeypatch.setattr(Tallest, "top", look)
+    with pytest.raises(AssertionError):
+        test_a_search_looks_at_few(100, monkeypatch)
