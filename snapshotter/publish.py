@@ -27,6 +27,7 @@ from snapshotter.jobs import Jobs
 from snapshotter.locks import NamedLocks
 from snapshotter.plans import KeptFile, PlanRecord
 from snapshotter.policy.packing import group
+from snapshotter.pusher import pushed_by
 from snapshotter.staging import Staging
 from snapshotter.verify import verify_file, verify_pack
 from snapshotter.whole import WholeFileReader
@@ -239,6 +240,7 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
         max_positions=record.gate.max_positions,
         kind=record.engine.kind,
         signature=record.signature,
+        pushed_by=pushed_by(),
     )
 
 

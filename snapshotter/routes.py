@@ -33,6 +33,7 @@ from contracts.wire import decode, encode
 from service.openapi import described
 from service.principal import holder_of
 from snapshotter.bodies import read_body, read_exactly
+from snapshotter.pusher import asked_with
 from snapshotter.pushes import Pushes
 
 T = TypeVar("T")
@@ -128,6 +129,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
     async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
         async with pushes.digest_turns.take():
             wanted = await _decoded(request, CommitRequest)
+        asked_with(_pusher_of(request).key_id)
         answer = await pushes.commit(tenant, plan_id, wanted)
         return _json(answer, 202 if isinstance(answer, Committing) else 200)
 

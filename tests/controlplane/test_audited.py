@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from controlplane import audit
-from tests.controlplane.builders import digest
+from tests.controlplane.builders import digest, registration
 from tests.controlplane.door import ADMIN, Door, opened
 from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.routes_of import admin_routes
@@ -189,6 +190,9 @@ def test_a_push_is_in_the_trail(data: Path) -> None:
             await push(door)  # again changes nothing
             found = [each for each in await trail(door, "default") if each["action"] == "version.published"]
             assert [(each["subject"], each["changed"]) for each in found] == [("m", {"version": [None, digest("a")]})]
+            body = msgspec.to_builtins(msgspec.structs.replace(registration(letter="b"), pushed_by="k9"))
+            assert (await door.ask("POST", "/internal/v1/versions", body))[0] == 201
+            assert [each["actor"] for each in (await trail(door, "default"))[:1]] == ["k9"]
             assert [each["action"] for each in await trail(door, "")] == ["prices.changed"]
 
     asyncio.run(main())

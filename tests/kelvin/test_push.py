@@ -56,7 +56,7 @@ def test_round_trip(house: House, tmp_path: Path) -> None:
     files, tensors = read_version(house.store, TENANT, committed.version)
     assert tensors == {name: each.data for name, each in model.shards["model.safetensors"].items()}
     assert files == {path: raw for path, raw in model.files().items() if path.endswith(".json")}
-    assert [each.version for each in house.control.registrations] == [committed.version]
+    assert [(each.version, each.pushed_by) for each in house.control.registrations] == [(committed.version, "k1")]
     assert told.stages[:2] == [("looking", None), ("hashing", committed.total_bytes)]
 
 
