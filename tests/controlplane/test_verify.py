@@ -83,7 +83,7 @@ TAMPERINGS = [
     pytest.param("INSERT INTO ledger_requests SELECT tenant, 'req-99', origin, orphan_of, source, 99, model, version, "
                  "key_id, runtime_id, started_at_us, ended_at_us, queued_us, outcome, status, stream, prompt_tokens, "
                  "cached_tokens, completion_tokens, device_us, timeline, stands, billable, month, 100, chain, "
-                 "replaces, once FROM ledger_requests WHERE request_id = 'req-1'", "request req-99",
+                 "replaces, once, degraded FROM ledger_requests WHERE request_id = 'req-1'", "request req-99",
                  id="a request added at the end"),
     pytest.param("UPDATE ledger_requests SET link = -1 WHERE request_id = 'req-1'; "
                  "UPDATE ledger_requests SET link = 1 WHERE request_id = 'req-2'; "
