@@ -89,10 +89,11 @@ def start_fresh(directory: Path, ids: Sequence[int]) -> tuple[float, int]:
     return seconds, int(answer)
 
 
-def make_model(directory: Path, size_bytes: int, seed: int) -> None:
-    """A random Llama of that size; see loaders/make_model.py."""
+def make_model(directory: Path, size_bytes: int, seed: int, *, sharp: bool = False) -> None:
+    """A random Llama of that size, or of twice that with the same texts in any batch; see loaders/make_model.py."""
+    words = ["sharp"] if sharp else []
     subprocess.run(
-        [sys.executable, str(LOADERS / "make_model.py"), str(directory), str(size_bytes), str(seed)],
+        [sys.executable, str(LOADERS / "make_model.py"), str(directory), str(size_bytes), str(seed), *words],
         check=True,
         env={**os.environ, **_ENVIRONMENT},
         stdout=subprocess.DEVNULL,

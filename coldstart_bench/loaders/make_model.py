@@ -1,7 +1,8 @@
-"""Make a Llama of a given size from a seed, in Hugging Face layout. Arguments: directory, bytes, seed.
+"""Make a Llama of a given size from a seed, in Hugging Face layout. Arguments: directory, bytes, seed, and `sharp`.
 
-Weights are bfloat16 noise of a trained model's scale; the tokenizer has one token per word `w0 w1 …`, so that a prompt
-of n words is n tokens.
+Weights are bfloat16 noise of a trained model's scale; where `sharp` is said, float32 noise (of twice the bytes) whose
+largest logit is far from the next one, so that a text is the same whoever shares its batch. The tokenizer has one token
+per word `w0 w1 …`, so that a prompt of n words is n tokens.
 """
 
 import json
@@ -52,6 +53,9 @@ def main() -> None:
     directory, total_bytes, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     directory.mkdir(parents=True, exist_ok=True)
     config = shape_for(total_bytes)
+    sharp = sys.argv[4:] == ["sharp"]
+    dtype, scale = (torch.float32, 0.3) if sharp else (torch.bfloat16, 0.02)
+    config.dtype = dtype
     config.architectures = ["LlamaForCausalLM"]
     generator = torch.Generator().manual_seed(seed)
     with torch.device("meta"):
@@ -59,9 +63,9 @@ def main() -> None:
     tensors = {}
     for name, parameter in skeleton.state_dict().items():
         if name.endswith("norm.weight"):
-            tensors[name] = torch.ones(parameter.shape, dtype=torch.bfloat16)
+            tensors[name] = torch.ones(parameter.shape, dtype=dtype)
         else:
-            tensors[name] = torch.empty(parameter.shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+            tensors[name] = torch.empty(parameter.shape, dtype=dtype).normal_(0, scale, generator=generator)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(directory)
     words = {"<s>": 0, "</s>": 1, **{f"▁w{n}": n + 2 for n in range(VOCABULARY - 2)}}

@@ -24,6 +24,7 @@ from contracts.wire import decoder
 OPENING: Final = 32  # connections at once: a handshake takes a millisecond of the door's processor
 AGAIN_S: Final = 0.05  # before who found no door tries the next connection
 SLOW_S: Final = 0.05
+SILENT_S: Final = 10.0  # after which nobody waits any more for who reads nothing
 SMALL_BYTES: Final = 4096
 FIRST: Final = b"data: {"
 
@@ -230,6 +231,8 @@ class OpenLoop:
             self.ended(ticket, NO_DOOR)
             return
         self._send(connection, ticket)
+        if ticket.reader is Reader.SILENT:  # its connection stays until the end
+            asyncio.get_running_loop().call_later(SILENT_S, self.ended, ticket, NO_END)
 
     async def _connect(self, *, small: bool = False) -> Connection:
         plain = socket.socket()

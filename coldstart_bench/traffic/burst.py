@@ -49,7 +49,7 @@ def run(plan: BurstPlan) -> BurstReport:
     settings |= {"KELVIN_CHUNK_BYTES": str(1 << 20)}
     try:
         plan.tell("making and pushing a model")
-        make_model(scratch / "model", LEAST_BYTES, 1)
+        make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
         with running(scratch / "data", settings=settings) as kelvin, looping(scratch) as loop:
             kelvin.push(scratch / "model", MODEL)
             kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})

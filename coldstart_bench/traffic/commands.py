@@ -11,20 +11,22 @@ import msgspec
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.traffic import burst as burst_bench
-from coldstart_bench.traffic import burst_rows, flood_rows, overload_rows, trace_fit, trace_source
+from coldstart_bench.traffic import burst_rows, flood_rows, overload_rows, soak_rows, trace_fit, trace_source
 from coldstart_bench.traffic import flood as flood_bench
 from coldstart_bench.traffic import overload as overload_bench
+from coldstart_bench.traffic import soak as soak_bench
 from coldstart_bench.traffic import trace as trace_bench
 from coldstart_bench.traffic.burst_rows import BurstReport
 from coldstart_bench.traffic.flood_rows import FloodReport
 from coldstart_bench.traffic.overload_rows import OverloadReport
+from coldstart_bench.traffic.soak_rows import SoakReport
 from coldstart_bench.traffic.trace_fit import TraceReport
 from coldstart_bench.verdicts import Verdict
 
 _JSON = click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
 )
-AnyReport = BurstReport | FloodReport | OverloadReport | TraceReport
+AnyReport = BurstReport | FloodReport | OverloadReport | SoakReport | TraceReport
 R = TypeVar("R")
 
 
@@ -120,6 +122,20 @@ def trace(
     _end(json_file, report, trace_fit.table(report))
 
 
+@click.command("soak")
+@_JSON
+@click.option("--seconds", default=600.0, show_default=True, type=click.FloatRange(5, 604_800), help="Of load.")
+@click.option("--rate", default=10.0, show_default=True, type=click.FloatRange(0.1, 1000), help="Requests a second.")
+@click.option("--every", default=10.0, show_default=True, type=click.FloatRange(1, 3600), help="Seconds to a fault.")
+@click.option("--seed", default=1, show_default=True, type=int, help="Of what is drawn.")
+def soak(json_file: Path | None, seconds: float, rate: float, every: float, seed: int) -> None:
+    """An installation under load whose processes are killed in turn, whose clients stall and whose clock is stepped:
+    how each request ended, and whether the bill agrees. Exit 1 where a line does not hold.
+    """
+    report = _tried(lambda: soak_bench.run(soak_bench.SoakPlan(seconds, rate, every, seed, tell)))
+    _end(json_file, report, soak_rows.table(report))
+
+
 def _read(file: Path, parse: Callable[[str], R]) -> R:
     try:
         return parse(file.read_text())
@@ -155,4 +171,4 @@ def is_red(verdicts: tuple[Verdict, ...]) -> bool:
     return any(verdict.passed is False for verdict in verdicts)
 
 
-ALL: tuple[click.Command, ...] = (burst, flood, overload, trace)
+ALL: tuple[click.Command, ...] = (burst, flood, overload, soak, trace)

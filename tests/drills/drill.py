@@ -13,10 +13,11 @@ from typing import Final
 
 import psutil
 
+from coldstart_bench.endings import ANSWERED, Outcome, reasons
+from coldstart_bench.leftovers import ended, stray_sockets, unfinished
 from tests.drills import leftovers
 from tests.drills.ground import AWAY, SETTLED_S, Ground, standing, wait
-from tests.drills.judge import reasons
-from tests.drills.matrix import ANSWERED, Outcome, Process, Stage, kill_expected
+from tests.drills.matrix import Process, Stage, kill_expected
 from tests.drills.models import TinyModels
 from tests.drills.operations import NotSo
 from tests.drills.stages import STAGES, Held
@@ -115,10 +116,10 @@ def closing_checks(ground: Ground, shared: frozenset[str]) -> tuple[None, list[s
         if status != 0:
             wrong.append(f"kelvin {' '.join(words)} ends with {status}: {err.strip() or out.strip()[-500:]}")
     with contextlib.suppress(NotSo):  # what stays is in the list
-        wait(lambda: not leftovers.unfinished(ground.data) + leftovers.stray_sockets(ground.data), "nothing is left", 5)
-    wrong += leftovers.unfinished(ground.data) + leftovers.stray_sockets(ground.data)
+        wait(lambda: not unfinished(ground.data) + stray_sockets(ground.data), "nothing is left", 5)
+    wrong += unfinished(ground.data) + stray_sockets(ground.data)
     ground.stop()
-    wrong += leftovers.ended(ground.data)
+    wrong += ended(ground.data)
     with contextlib.suppress(NotSo):  # a neighbour of ours may have made some that it has yet to open
         wait(lambda: not leftovers.shared_memory() - shared, "no shared memory is left", 5)
     wrong += [f"shared memory is left: {name}" for name in leftovers.shared_memory() - shared]

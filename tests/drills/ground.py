@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import psutil
 
+from coldstart_bench.endings import ANSWERED, Bounds, Ending, Totals, bounds_of_all, differences, remaining, totals_of
 from coldstart_bench.installation import READY_S, Installation, InstallationFailed, free_port
-from tests.drills.judge import Bounds, Ending, Totals, bounds_of_all, differences, remaining, totals_of
-from tests.drills.matrix import ANSWERED, Process
+from tests.drills.matrix import Process
 from tests.drills.operations import ROOT, Calls, Command, NotSo, Push
 
 SERVED: Final = "served"

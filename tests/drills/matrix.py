@@ -5,10 +5,11 @@ and the next operation is answered; that is checked after every cell and not rep
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 from typing import Final
+
+from coldstart_bench.endings import ANSWERED, CUT, FAILED, GONE, NOT_CONCERNED, Outcome, Way, refused
 
 
 class Process(StrEnum):
@@ -56,40 +57,6 @@ class Operation(StrEnum):
     WARM = "warm"  # a request for a model at work
     COLD = "cold"  # for one at zero, whose bytes are in the host tier
     PUSH = "push"
-
-
-class Way(StrEnum):
-    """How an operation ends."""
-
-    ANSWERED = "answered"  # as if nothing had happened, perhaps later
-    REFUSED = "refused"  # with a code; the same again is answered
-    CUT = "cut"  # the connection ends without an end; the same again is answered
-    FAILED = "failed"  # a command says one sentence and exits with 1; the same again is answered
-    GONE = "gone"  # the client itself was killed; the next one is answered
-    NOT_CONCERNED = "not concerned"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A way, and the failure's code where the client was told one."""
-
-    way: Way
-    code: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.way} {self.code}".rstrip()
-
-
-ANSWERED: Final = Outcome(Way.ANSWERED)
-CUT: Final = Outcome(Way.CUT)
-FAILED: Final = Outcome(Way.FAILED)
-GONE: Final = Outcome(Way.GONE)
-NOT_CONCERNED: Final = Outcome(Way.NOT_CONCERNED)
-
-
-def refused(code: str) -> Outcome:
-    """With that failure code."""
-    return Outcome(Way.REFUSED, code)
 
 
 # One outcome for each stage, in their order. A restart of the installation is a pause to a push; a request that lost

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
-from tests.drills.judge import Ending
-from tests.drills.matrix import ANSWERED, CUT, FAILED, GONE, Outcome, refused
+from coldstart_bench.endings import ANSWERED, CUT, FAILED, GONE, Ending, Outcome, refused
 
 END_S: Final = 120.0
 KILLED: Final = -9

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from coldstart_bench.endings import totals_of
+from coldstart_bench.stepped_clock import SteppedClock
 from tests.drills.ground import Ground, wait
-from tests.drills.judge import totals_of
 from tests.drills.matrix import Fault
-from tests.drills.operations import ROOT, Calls, NotSo
+from tests.drills.operations import Calls, NotSo
 from tests.drills.relay import Relay
 from tests.faults.buckets import ENVIRONMENT, serving
 from tests.faults.faults import Refused
@@ -151,24 +152,18 @@ def half_open(work: Path) -> Iterator[Scene]:
 def clock_step(work: Path) -> Iterator[Scene]:
     """The wall clock is ten minutes ahead at once, and then ten minutes behind."""
     work.mkdir(parents=True, exist_ok=True)
-    clock = work / "clock"
-    clock.write_bytes(bytes(8))
-    path = f"{ROOT / 'tests' / 'drills' / 'clock'}{os.pathsep}{ROOT}"
-    ground = Ground(work / "data", settings={"PYTHONPATH": path, "DRILLS_CLOCK": str(clock)})
-
-    def step(seconds: int) -> None:
-        with clock.open("r+b") as file:  # the same file: it is mapped
-            file.write((seconds * 1_000_000_000).to_bytes(8, "little", signed=True))
+    clock = SteppedClock(work / "clock")
+    ground = Ground(work / "data", settings=clock.settings)
 
     @contextlib.contextmanager
     def stepped() -> Iterator[None]:
-        step(STEP_S)
+        clock.step(STEP_S)
         try:
             yield
         finally:
-            step(-STEP_S)
+            clock.step(-STEP_S)
 
-    yield Scene(ground, stepped, _plain(ground), sound=lambda: step(0))
+    yield Scene(ground, stepped, _plain(ground), sound=lambda: clock.step(0))
 
 
 @contextlib.contextmanager

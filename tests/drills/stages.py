@@ -15,8 +15,9 @@ from typing import Final
 
 import psutil
 
+from coldstart_bench.endings import ANSWERED
 from tests.drills.ground import SERVED, Ground, wait
-from tests.drills.matrix import ANSWERED, Process, Stage
+from tests.drills.matrix import Process, Stage
 from tests.drills.models import TinyModels
 from tests.drills.operations import Calls, NotSo, Operation
 

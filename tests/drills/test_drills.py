@@ -9,10 +9,10 @@ from contextlib import closing
 
 import pytest
 
+from coldstart_bench.endings import ANSWERED, CUT, refused, totals_of
 from tests.drills.drill import kill_at
 from tests.drills.ground import Ground, standing, wait
-from tests.drills.judge import totals_of
-from tests.drills.matrix import ANSWERED, CUT, Process, Stage, refused
+from tests.drills.matrix import Process, Stage
 from tests.drills.models import TinyModels
 from tests.drills.operations import ROOT, NotSo
 

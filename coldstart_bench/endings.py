@@ -1,13 +1,46 @@
-"""Whether what a client saw is what the cell states, and what the bill may be after it. Pure."""
+"""How a request can end for its client, what a drill expected of it, and what the bill may be after it. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
-
-from tests.drills.matrix import Outcome, Way
 
 ACK_TOKENS: Final = 64  # an activator that dies leaves up to so many uncharged: docs/metering.md
 IN_FLIGHT_TOKENS: Final = 64  # on their way to a client that was killed
+
+
+class Way(StrEnum):
+    """How an operation ends."""
+
+    ANSWERED = "answered"  # as if nothing had happened, perhaps later
+    REFUSED = "refused"  # with a code; the same again is answered
+    CUT = "cut"  # the connection ends without an end; the same again is answered
+    FAILED = "failed"  # a command says one sentence and exits with 1; the same again is answered
+    GONE = "gone"  # the client itself was killed; the next one is answered
+    NOT_CONCERNED = "not concerned"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A way, and the failure's code where the client was told one."""
+
+    way: Way
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.way} {self.code}".rstrip()
+
+
+ANSWERED: Final = Outcome(Way.ANSWERED)
+CUT: Final = Outcome(Way.CUT)
+FAILED: Final = Outcome(Way.FAILED)
+GONE: Final = Outcome(Way.GONE)
+NOT_CONCERNED: Final = Outcome(Way.NOT_CONCERNED)
+
+
+def refused(code: str) -> Outcome:
+    """With that failure code."""
+    return Outcome(Way.REFUSED, code)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A wall clock that somebody outside steps: Python imports a module of this name before anything else.
 
-The file that `DRILLS_CLOCK` names holds nanoseconds, little-endian, which are added to what the kernel says. It is
+The file that `STEPPED_CLOCK` names holds nanoseconds, little-endian, which are added to what the kernel says. It is
 mapped, so a step is seen at once, also by forked processes. Not stepped are CLOCK_MONOTONIC, which no step moves, the
 kernel's own stamps on files, and `datetime.now`, which only certificates are made with.
 """
@@ -9,7 +9,7 @@ import mmap
 import os
 import time
 
-path = os.environ.get("DRILLS_CLOCK")
+path = os.environ.get("STEPPED_CLOCK")
 if path:
     with open(path, "rb") as file:
         page = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)

@@ -2,18 +2,23 @@
 
 import pytest
 
-from tests.drills.judge import (
+from coldstart_bench.endings import (
+    ANSWERED,
+    CUT,
+    FAILED,
+    GONE,
     Bounds,
     Ending,
+    Outcome,
     Totals,
     bounds_of,
     bounds_of_all,
     differences,
     reasons,
+    refused,
     remaining,
     totals_of,
 )
-from tests.drills.matrix import ANSWERED, CUT, FAILED, GONE, Outcome, refused
 
 LOST = refused("replica_lost")
 

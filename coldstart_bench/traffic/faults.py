@@ -1,0 +1,147 @@
+"""What a soak does to an installation while it is under load, and how it sees that all of it is ready again."""
+
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from coldstart_bench.installation import Installation, InstallationFailed, free_port
+from coldstart_bench.services import service
+from coldstart_bench.stepped_clock import SteppedClock
+from coldstart_bench.traffic.family import pid_of
+from coldstart_bench.traffic.soak_rows import Event
+
+STEP_S: Final = 600
+WHOLE_S: Final = 60.0
+POLL_S: Final = 0.05
+AWAY: Final = (OSError, http.client.HTTPException, InstallationFailed)
+
+
+class Redis:
+    """A server of our own that can be killed, and comes back empty on the same port."""
+
+    def __init__(self, binary: str, scratch: Path) -> None:
+        self._command = [binary, "--port", str(free_port()), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self._log = scratch / "redis.log"
+        self._stack = contextlib.ExitStack()
+        self._pid = 0
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"redis://127.0.0.1:{self._command[2]}"
+
+    def start(self) -> None:
+        """Until it answers."""
+        up = service(self._command, os.environ, self._log, self._answers, "redis-server")
+        self._pid = self._stack.enter_context(up)
+
+    def kill(self) -> None:
+        """And start it again."""
+        os.kill(self._pid, signal.SIGKILL)
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """Nothing of it is left."""
+        self._stack.close()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection(("127.0.0.1", int(self._command[2])), timeout=1)
+            connection.close()
+            return True
+        return False
+
+
+def try_find_redis() -> str | None:
+    """The program."""
+    return shutil.which("redis-server")
+
+
+@contextmanager
+def redis_for(scratch: Path) -> Iterator[Redis | None]:
+    """Until the block ends; None where it is not installed."""
+    if (binary := try_find_redis()) is None:
+        yield None
+        return
+    redis = Redis(binary, scratch)
+    redis.start()
+    try:
+        yield redis
+    finally:
+        redis.stop()
+
+
+class Faults:
+    """In turn, over and over."""
+
+    def __init__(self, kelvin: Installation, model: str, redis: Redis | None, clock: SteppedClock) -> None:
+        self._kelvin, self._model = kelvin, model
+        self._all: list[tuple[str, Callable[[], None]]] = [
+            ("SIGKILL activator", lambda: self._kill("activator")),
+            ("SIGKILL runtime", self._kill_runtime),
+            ("SIGKILL control plane", lambda: self._kill("controlplane")),
+            ("clock 600 s ahead", lambda: clock.step(STEP_S)),
+            ("clock 600 s behind", lambda: clock.step(-STEP_S)),
+            ("clock right again", lambda: clock.step(0)),
+        ]
+        if redis is not None:
+            self._all.insert(2, ("SIGKILL Redis", redis.kill))
+
+    def run(self, every_s: float, until: float) -> list[Event]:
+        """One each `every_s` seconds, until that moment (monotonic)."""
+        began, found = time.monotonic(), list[Event]()
+        while (at := began + (len(found) + 1) * every_s) < until - every_s / 2:
+            time.sleep(max(0.0, at - time.monotonic()))
+            what, do = self._all[len(found) % len(self._all)]
+            done = time.monotonic()
+            try:
+                do()
+            except AWAY as error:
+                what = f"{what}: {error}"
+            found.append(Event(done - began, what, self.whole_after(done)))
+        return found
+
+    def whole_after(self, since: float) -> float | None:
+        """Seconds until every process says that it is ready; None where that takes too long."""
+        while time.monotonic() < since + WHOLE_S:
+            if self.is_whole():
+                return time.monotonic() - since
+            time.sleep(POLL_S)
+        return None
+
+    def is_whole(self) -> bool:
+        """Whether every process says so."""
+        try:
+            found = self._kelvin.admin.request("GET", "/admin/v1/status")
+        except AWAY:
+            self._kelvin.admin.close()  # what was begun on it is not gone on with
+            return False
+        return all(row["healthy"] and row["ready"] for row in found["processes"])
+
+    def _kill(self, module: str) -> None:
+        os.kill(pid_of(self._kelvin.pid, module), signal.SIGKILL)
+
+    def _kill_runtime(self) -> None:
+        versions = self._kelvin.model(self._model)["versions"]
+        pids = [int(row["pid"]) for version in versions for row in version["replicas"] if row["state"] == "ready"]
+        if not pids:
+            raise InstallationFailed("none is ready")
+        os.kill(pids[0], signal.SIGKILL)
+
+
+def run_to_end(command: list[str]) -> str | None:
+    """What is wrong with a command's end; None where it ends with 0."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=2 * WHOLE_S)
+    return (
+        None if done.returncode == 0 else f"ends with {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
+    )

@@ -1,0 +1,89 @@
+"""A request of a soak that ended as nothing may is found, and so is a bill that is not what clients counted."""
+
+import pytest
+
+from coldstart_bench.endings import Bounds, Totals, differences
+from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Reader, Sent
+from coldstart_bench.traffic.soak_rows import Event, bounds_for, judge, wrong_with
+
+RIGHT = "w1 w2 w3 w4"
+LIMIT = 4
+
+
+def sent(status: int = 200, code: str = "", *, went: bool = True) -> Sent:
+    """One."""
+    return Sent(0, 0, 10 if went else None, None, 1000, status, code, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("one", "text", "reader", "why"),
+    [
+        pytest.param(sent(), RIGHT, Reader.QUICK, None, id="whole"),
+        pytest.param(sent(), "w1 w2 w3 w5", Reader.QUICK, "another text", id="whole, and another text"),
+        pytest.param(sent(), "w1 w2", Reader.QUICK, "another text", id="said to be whole, and is not"),
+        pytest.param(sent(200, "replica_lost"), "w1 w2", Reader.QUICK, None, id="a part of it, and why"),
+        pytest.param(sent(200, "replica_lost"), "w9", Reader.QUICK, "another text before", id="another one's part"),
+        pytest.param(sent(200, CUT), "w1", Reader.QUICK, None, id="cut"),
+        pytest.param(sent(0, NO_DOOR, went=False), "", Reader.QUICK, None, id="no door"),
+        pytest.param(
+            sent(500, "internal_error"), "", Reader.QUICK, "internal_error", id="an error that is none of these"
+        ),
+        pytest.param(sent(401, "invalid_api_key"), "", Reader.QUICK, "invalid_api_key", id="a key that was good"),
+        pytest.param(sent(200, NO_END), "w1", Reader.QUICK, NO_END, id="it never ended"),
+        pytest.param(sent(200, NO_END), "w1", Reader.SILENT, None, id="it was never read"),
+    ],
+)
+def test_how_it_ended(one: Sent, text: str, reader: Reader, why: str | None) -> None:
+    """Right, or in words why not."""
+    found = wrong_with(one, text, RIGHT, reader)
+    assert found == why or (why is not None and found is not None and found.startswith(why))
+
+
+@pytest.mark.parametrize(
+    ("one", "text", "reader", "want"),
+    [
+        pytest.param(sent(), RIGHT, Reader.QUICK, Bounds((1, 1), (1, 1), (4, 4)), id="to the token"),
+        pytest.param(
+            sent(200, "replica_lost"), "w1", Reader.QUICK, Bounds((1, 1), (0, 0), (1, 1)), id="told, and counted"
+        ),
+        pytest.param(
+            sent(503, "unavailable"), "", Reader.QUICK, Bounds((0, 1), (0, 0), (0, 0)), id="perhaps nobody knew who"
+        ),
+        pytest.param(sent(200, CUT), "w1 w2", Reader.QUICK, Bounds((1, 1), (0, 0), (0, 2)), id="cut after some"),
+        pytest.param(sent(0, CUT), "", Reader.QUICK, Bounds((0, 1), (0, 0), (0, 0)), id="cut before any"),
+        pytest.param(sent(200, CUT), "w1", Reader.SLOW, Bounds((0, 1), (0, 1), (0, 4)), id="cut, and not all was read"),
+        pytest.param(sent(200, NO_END), "w1", Reader.SILENT, Bounds((0, 1), (0, 1), (0, 4)), id="never read"),
+        pytest.param(sent(0, NO_DOOR, went=False), "", Reader.QUICK, Bounds(), id="never there"),
+    ],
+)
+def test_what_the_bill_may_have_of_it(one: Sent, text: str, reader: Reader, want: Bounds) -> None:
+    """Exactly what its client counted, where that read everything and heard the end."""
+    assert bounds_for(one, text, LIMIT, reader) == want
+
+
+def test_a_bill_that_does_not_agree() -> None:
+    """The control: one request twice on it, one not at all, a token too many."""
+    bounds = bounds_for(sent(), RIGHT, LIMIT, Reader.QUICK)
+    assert differences(Totals(), Totals(1, 1, 4), bounds) == []
+    for bill in (Totals(2, 2, 8), Totals(), Totals(1, 1, 5)):
+        assert differences(Totals(), bill, bounds)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "whole_after_s", "bill", "left", "want"),
+    [
+        pytest.param([], 1.0, [], [], [], id="all holds"),
+        pytest.param(["x"], 1.0, [], [], ["requests that ended"], id="one ended wrongly"),
+        pytest.param([], None, [], [], ["faults after which"], id="something stayed down"),
+        pytest.param([], 1.0, ["x"], [], ["differences of the bill"], id="the bill"),
+        pytest.param([], 1.0, [], ["x"], ["things that are left"], id="a process is left"),
+    ],
+)
+def test_what_is_red(
+    wrong: list[str], whole_after_s: float | None, bill: list[str], left: list[str], want: list[str]
+) -> None:
+    """That line and no other."""
+    verdicts = judge(10, 9, wrong, [Event(1.0, "SIGKILL activator", whole_after_s)], bill, left)
+    found = [verdict.claim for verdict in verdicts if verdict.passed is False]
+    assert len(found) == len(want)
+    assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
