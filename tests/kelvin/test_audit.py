@@ -1,0 +1,75 @@
+"""`kelvin audit`: a chain that does not hold is exit code 2 and named; what is asked for reaches the installation."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from contracts.audit import AuditChain, AuditReport, AuditWindows
+from contracts.wire import encode
+from kelvin.audit import audit_command, changes
+from kelvin.client import Target
+
+HOLDS = AuditChain(tenant="", links=2, chain="c" * 64, expired=0)
+BROKEN = AuditChain(tenant="acme", links=4, chain="d" * 64, expired=1, difference="link 5: an entry is missing")
+
+
+@dataclass(frozen=True)
+class Installation(Target):
+    """Answers with the same whatever it is asked, and keeps that."""
+
+    data: Path = Path("/nowhere")
+    answer: object = None
+    asked: list[httpx.Request] = field(default_factory=list)
+
+    def door(self, key_file: str = "admin.key") -> httpx.Client:
+        def told(request: httpx.Request) -> httpx.Response:
+            self.asked.append(request)
+            return httpx.Response(200, content=encode(self.answer))
+
+        return httpx.Client(transport=httpx.MockTransport(told), base_url="https://door")
+
+
+def run(answer: object, *words: str) -> tuple[Result, Installation]:
+    installation = Installation(answer=answer)
+    return CliRunner().invoke(audit_command, [*words], obj=installation), installation
+
+
+def test_what_does_not_hold_is_exit_code_2() -> None:
+    """With its tenant and the first link; one that holds is told with its digest, and alone it is exit code 0."""
+    result, installation = run(AuditReport(sound=False, chains=(HOLDS, BROKEN)), "verify", "--all")
+    assert result.exit_code == 2
+    assert f"(the installation): 2 entries hold, 0 of them expired, chain {'c' * 64}" in result.output
+    assert "acme: link 5: an entry is missing" in result.output
+    assert dict(installation.asked[0].url.params) == {"all": "true"}
+    result, installation = run(AuditReport(sound=True, chains=(HOLDS,)), "verify", "--tenant", "")
+    assert result.exit_code == 0
+    assert dict(installation.asked[0].url.params) == {"tenant": ""}
+
+
+def test_windows_are_set_by_name() -> None:
+    """In days, or back to the installation's; a word that is neither is refused before anybody is asked."""
+    windows = AuditWindows(tenant="acme", days={"access": 0})
+    result, installation = run(windows, "windows", "--set", "access=0", "--set", "keys=default", "--tenant", "acme")
+    assert result.output == "access: 0 days\n"
+    assert json.loads(installation.asked[0].content) == {"days": {"access": 0, "keys": None}}
+    for wrong in ("access", "access=-1", "access=soon"):
+        result, installation = run(windows, "windows", "--set", wrong)
+        assert (result.exit_code, installation.asked) == (2, [])
+        assert "must be WINDOW=DAYS" in result.output
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        pytest.param({"rpm": [None, 5]}, "rpm none → 5", id="a number where none was"),
+        pytest.param({"prod": ["a" * 64, "b" * 64]}, "prod aaaaaaaaaaaa… → bbbbbbbbbbbb…", id="digests are cut"),
+        pytest.param({"split": [{}, {"x": 1}]}, 'split {} → {"x": 1}', id="a split"),
+    ],
+)
+def test_changes(fields: dict[str, object], says: str) -> None:
+    """What changed, for a line."""
+    assert changes(fields) == says
