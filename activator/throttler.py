@@ -2,18 +2,17 @@
 
 Everything here happens on one event loop, in one step: it is the one writer of every version's slots. Whether a request
 may wait is `policy/admission`'s, when it is its turn `policy/fair`'s, who leaves a full queue `shedding`'s, which
-replica it gets `slots`', telling the decider `wake`'s, when a slot is expected `policy/expected`'s.
+replica it gets `slots`', who serves `roster`'s, telling the decider `wake`'s, when one is expected `policy/expected`'s.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
 from activator.breakers import INTEGRITY, LONGEST_S, Breakers
 from activator.keys import VersionKey
-from activator.line import Line, Replica, Waiter, next_waiter
+from activator.line import Line, Replica, Waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
 from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Crowd
@@ -21,36 +20,13 @@ from activator.policy.expected import Outlook, Starts, comes_too_late, wait_s
 from activator.policy.fair import FairQueue, Place, cost
 from activator.policy.shed import Reason, ends_in_s
 from activator.resting import Resting
+from activator.roster import Roster, Waking, key_of
 from activator.shedding import Shedding
 from activator.slots import NoSlotInTime, Slot, take_other, take_slot
-from contracts.control import Feed, ReplicaRow, RestoreFailure
+from contracts.control import Feed
 from contracts.deadline import Deadline
-from contracts.errors import Failure, ModelNotFound, Refused, RemoteFailure
+from contracts.errors import Refused
 from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
-
-
-class Waking(Protocol):
-    """Tells the decider that a version at zero is wanted."""
-
-    def ensure(self, key: VersionKey) -> None:
-        """Start, unless it is being told already. Returns at once."""
-        ...
-
-    def rest(self, key: VersionKey) -> None:
-        """It needs no more telling."""
-        ...
-
-    def nudge(self, key: VersionKey, for_s: float) -> None:
-        """Tell for so long: it is wanted by somebody who could not wait. Returns at once."""
-        ...
-
-    def calm(self, tenant: str, version: str) -> None:
-        """End that, of every model with this version."""
-        ...
-
-    def poked_us(self, key: VersionKey) -> int | None:
-        """When telling started (monotonic), where it goes on."""
-        ...
 
 
 class Throttler:
@@ -70,13 +46,13 @@ class Throttler:
         self._clock = clock
         self._draw = draw
         self._lines: dict[VersionKey, Line] = {}
-        self._where: dict[str, VersionKey] = {}  # runtime_id -> its line
         self._starts: Starts[VersionKey] = Starts()
         self.resting = Resting(longest_rest_s, clock, self._reopen)
         self.breakers = Breakers(longest_rest_s)
         self.shedding = Shedding(limits)
         self._everyone: Crowd[Place[Waiter]] = Crowd(limits.in_all)
         self.loads = self._everyone.loads
+        self._roster = Roster(self._lines, self, self._starts, self.breakers, waking, clock)
 
     def __repr__(self) -> str:
         running = sum(replica.running for line in self._lines.values() for replica in line.replicas.values())
@@ -145,25 +121,7 @@ class Throttler:
 
     def apply(self, feed: Feed) -> None:
         """Take the replicas and failures of a line of the feed over; waiters are woken before this returns."""
-        present = {row.runtime_id for row in feed.replicas}
-        for runtime_id in [known for known in self._where if known not in present] if feed.full else ():
-            self._remove(runtime_id)
-        for runtime_id in feed.removed_replicas:
-            self._remove(runtime_id)
-        if feed.full:
-            self._starts.clear()
-            self.breakers.retain({(row.tenant, row.version) for row in feed.versions})
-        for start in feed.starts:
-            self._starts.stands(VersionKey(start.tenant, start.model, start.version), start)
-        for forecast in feed.forecasts:
-            self._starts.under_way(
-                VersionKey(forecast.tenant, forecast.model, forecast.version), forecast, self._clock()
-            )
-        self._put(feed.replicas)
-        for failure in feed.failures:
-            self._fail(failure)
-        for version in feed.removed_versions:
-            self._forget(VersionKey(*version))
+        self._roster.apply(feed)
 
     def report_failed(self, replica: Replica, code: str | None = None) -> None:
         """A request that was sent to it came to nothing: give it no more for a moment; the feed says whether it is
@@ -172,7 +130,7 @@ class Throttler:
         opened = self.resting.failed(replica)
         if code is not None and (opened or code in INTEGRITY):
             self.breakers.failed(replica.row.tenant, replica.row.version, code, self._clock())
-        if opened and self.is_wanted(key := _key_of(replica.row)):
+        if opened and self.is_wanted(key := key_of(replica.row)):
             self._waking.ensure(key)
 
     def report_began(self, replica: Replica) -> None:
@@ -183,16 +141,14 @@ class Throttler:
     def report_answered(self, replica: Replica) -> None:
         """It has answered, and so its version is right: what is wrong is found before a first token leaves."""
         if self.breakers:
-            self.breakers.forget(_key_of(replica.row))
+            self.breakers.forget(key_of(replica.row))
 
     async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None) -> Replica:
         """`slot` without its end: whoever calls this calls `release`."""
         now = self._clock()
         if self.breakers and self.is_asleep(key):
             self.breakers.check(key, now)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = self._new_line()
+        line = self.line_of(key)
         free = line.free
         facts = AdmissionFacts(free, ask, line.waiting.own, self.loads, self._limits, deadline)
         match decide(facts, now):
@@ -201,7 +157,7 @@ class Throttler:
                 line.pace.took(now)
                 return self._take_slot(line, ask)
             case Shed(failure):
-                self._tidy(key, line)
+                self.tidy(key, line)
                 raise Refused(failure)
             case Hold(until_s) as held:
                 self._check_time(key, line, ask, until_s, now)
@@ -226,7 +182,7 @@ class Throttler:
         if line is not None:
             if not replica.gone:
                 line.pace.came_back(self._clock(), cost(ask.tokens) if answered else 0)
-            self._grant(key, line)
+            self.grant(key, line)
 
     def check_integrity(self) -> None:
         """No line has both waiters and free slots; loads add up; every replica is where it is said to be."""
@@ -236,11 +192,9 @@ class Throttler:
             total += len(line.waiting)
             assert not (len(line.waiting) and line.free), f"{key} has waiters and free slots"
             assert line.pace.running == sum(replica.running for replica in line.replicas.values())
-            for runtime_id, replica in line.replicas.items():
-                assert self._where[runtime_id] == key
-                assert replica.running >= 0
+            assert all(replica.running >= 0 for replica in line.replicas.values())
         assert total == self.loads.in_all.entries
-        assert len(self._where) == sum(len(line.replicas) for line in self._lines.values())
+        self._roster.check_integrity()
 
     def _check_time(self, key: VersionKey, line: Line, ask: Ask, until_s: float, now: float) -> None:
         """Raises Refused where no slot is expected in time. A version at zero is woken all the same: else one whose
@@ -255,7 +209,7 @@ class Throttler:
             return
         if asleep:
             self._waking.nudge(key, expected_s)
-        self._tidy(key, line)
+        self.tidy(key, line)
         self.shedding.refused(Reason.LATE, ask)
         raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
 
@@ -266,7 +220,7 @@ class Throttler:
         if held.full is None:
             line.waiting.put(waiter, ask, until_s)
         elif not self.shedding.try_enter(line, waiter, ask):
-            self._tidy(key, line)
+            self.tidy(key, line)
             raise Refused(held.full)
         if line.is_asleep:
             self.breakers.enter(key, waiter, began_s)
@@ -296,9 +250,10 @@ class Throttler:
             self.release(key, granted.result(), ask, 0)
         if not self.is_wanted(key):
             self._waking.rest(key)
-        self._tidy(key, line)
+        self.tidy(key, line)
 
-    def _grant(self, key: VersionKey, line: Line) -> None:
+    def grant(self, key: VersionKey, line: Line) -> None:
+        """Give what is free to who is next."""
         free = 0
         if len(line.waiting):
             free, now = line.free, self._clock()
@@ -307,77 +262,19 @@ class Throttler:
             line.pace.took(now)
             found[0].granted.set_result(self._take_slot(line, found[1]))
             free -= 1
-        self._tidy(key, line)
+        self.tidy(key, line)
 
-    def _tidy(self, key: VersionKey, line: Line) -> None:
+    def tidy(self, key: VersionKey, line: Line) -> None:
+        """Forget it where nobody waits and nothing serves."""
         if not line.replicas and not len(line.waiting) and self._lines.get(key) is line:
             del self._lines[key]  # whoever leaves late may hold an older line of the same version
 
-    def _put(self, rows: Iterable[ReplicaRow]) -> None:
-        for row in rows:
-            key = _key_of(row)
-            if self._where.get(row.runtime_id, key) != key:
-                self._remove(row.runtime_id)
-            line = self._lines.get(key)
-            if line is None:
-                line = self._lines[key] = self._new_line()
-            known = line.replicas.get(row.runtime_id)
-            if known is None:
-                line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waking.poked_us(key))
-                line.ring.add(row.runtime_id)
-                self._where[row.runtime_id] = key
-            else:
-                known.row = row
-            self._grant(key, line)
-            if not line.is_asleep:
-                self._waking.rest(key)
-                self._waking.calm(key.tenant, key.version)
-                self._starts.served(key)
-            elif len(line.waiting):
-                self._waking.ensure(key)
-
-    def _remove(self, runtime_id: str) -> None:
-        key = self._where.pop(runtime_id, None)
-        if key is None:
-            return
-        line = self._lines[key]
-        gone = line.replicas.pop(runtime_id)
-        line.ring.remove(runtime_id)
-        gone.gone = True  # its requests end by their own connections
-        line.pace.lost(self._clock(), gone.running)
-        if self.is_wanted(key):
-            self._waking.ensure(key)
-        self._tidy(key, line)
-
-    def _fail(self, failed: RestoreFailure) -> None:
-        failure: Failure = RemoteFailure(
-            failed.code, failed.status, failed.message, remote_retryable=failed.retryable,
-            remote_retry_after_s=1.0 if failed.retryable else None,
-        )  # fmt: skip
-        self._waking.calm(failed.tenant, failed.version)
-        self._starts.failed(failed.tenant, failed.version)
-        self.breakers.failed(failed.tenant, failed.version, failed.code, self._clock())
-        for key, line in list(self._lines.items()):
-            if (key.tenant, key.version) == (failed.tenant, failed.version) and line.is_asleep:
-                self._refuse(key, line, failure)
-
-    def _forget(self, key: VersionKey) -> None:
-        """The version was deleted: nobody waits for it any more."""
-        self._starts.served(key)
-        self.breakers.forget(key)
-        if (line := self._lines.get(key)) is not None:
-            self._refuse(key, line, ModelNotFound(f"{key.model}@{key.version[:12]}"))
-
-    def _refuse(self, key: VersionKey, line: Line, failure: Failure) -> None:
-        self._waking.rest(key)
-        while (found := next_waiter(line)) is not None:
-            waiter, ask = found
-            line.waiting.settle(ask, 0)
-            waiter.granted.set_exception(Refused(failure))
-        self._tidy(key, line)
-
-    def _new_line(self) -> Line:
-        return Line(FairQueue(self._everyone, self._limits.per_version))
+    def line_of(self, key: VersionKey) -> Line:
+        """The version's, which may be new."""
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(FairQueue(self._everyone, self._limits.per_version))
+        return line
 
     def _take_slot(self, line: Line, ask: Ask) -> Replica:
         replica = take_slot(line, ask, self._draw)
@@ -386,13 +283,9 @@ class Throttler:
         return replica
 
     def _reopen(self, replica: Replica) -> None:
-        key = _key_of(replica.row)
+        key = key_of(replica.row)
         line = self._lines.get(key)
         if line is not None:
-            self._grant(key, line)
+            self.grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
-
-
-def _key_of(row: ReplicaRow) -> VersionKey:
-    return VersionKey(row.tenant, row.model, row.version)

@@ -1,0 +1,172 @@
+"""Which replicas serve which version, and what has failed, as the feed tells it: who waits is woken, or refused."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from activator.breakers import Breakers
+from activator.keys import VersionKey
+from activator.line import Line, Replica, next_waiter
+from activator.policy.expected import Starts
+from contracts.control import Feed, ReplicaRow, RestoreFailure
+from contracts.errors import Failure, ModelNotFound, Refused, RemoteFailure
+
+
+class Waking(Protocol):
+    """Tells the decider that a version at zero is wanted."""
+
+    def ensure(self, key: VersionKey) -> None:
+        """Start, unless it is being told already. Returns at once."""
+        ...
+
+    def rest(self, key: VersionKey) -> None:
+        """It needs no more telling."""
+        ...
+
+    def nudge(self, key: VersionKey, for_s: float) -> None:
+        """Tell for so long: it is wanted by somebody who could not wait. Returns at once."""
+        ...
+
+    def calm(self, tenant: str, version: str) -> None:
+        """End that, of every model with this version."""
+        ...
+
+    def poked_us(self, key: VersionKey) -> int | None:
+        """When telling started (monotonic), where it goes on."""
+        ...
+
+
+class Keeper(Protocol):
+    """Keeps the lines, and gives slots out."""
+
+    def line_of(self, key: VersionKey) -> Line:
+        """The version's, which may be new."""
+        ...
+
+    def grant(self, key: VersionKey, line: Line) -> None:
+        """Give what is free to who is next."""
+        ...
+
+    def tidy(self, key: VersionKey, line: Line) -> None:
+        """Forget it where nobody waits and nothing serves."""
+        ...
+
+    def is_wanted(self, key: VersionKey) -> bool:
+        """Whether requests wait for a first replica."""
+        ...
+
+
+class Roster:
+    """Of all versions. `lines` are the keeper's; `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        lines: Mapping[VersionKey, Line],
+        keeper: Keeper,
+        starts: Starts[VersionKey],
+        breakers: Breakers,
+        waking: Waking,
+        clock: Callable[[], float],
+    ) -> None:
+        self._lines = lines
+        self._keeper = keeper
+        self._starts = starts
+        self._breakers = breakers
+        self._waking = waking
+        self._clock = clock
+        self._where: dict[str, VersionKey] = {}  # runtime_id -> its line
+
+    def __repr__(self) -> str:
+        return f"<Roster replicas={len(self._where)}>"
+
+    def apply(self, feed: Feed) -> None:
+        """Take the replicas and failures of a line of the feed over; waiters are woken before this returns."""
+        present = {row.runtime_id for row in feed.replicas}
+        for runtime_id in [known for known in self._where if known not in present] if feed.full else ():
+            self._remove(runtime_id)
+        for runtime_id in feed.removed_replicas:
+            self._remove(runtime_id)
+        if feed.full:
+            self._starts.clear()
+            self._breakers.retain({(row.tenant, row.version) for row in feed.versions})
+        for start in feed.starts:
+            self._starts.stands(VersionKey(start.tenant, start.model, start.version), start)
+        for forecast in feed.forecasts:
+            self._starts.under_way(
+                VersionKey(forecast.tenant, forecast.model, forecast.version), forecast, self._clock()
+            )
+        self._put(feed.replicas)
+        for failure in feed.failures:
+            self._fail(failure)
+        for version in feed.removed_versions:
+            self._forget(VersionKey(*version))
+
+    def check_integrity(self) -> None:
+        """Every replica is where it is said to be."""
+        found = {runtime_id: key for key, line in self._lines.items() for runtime_id in line.replicas}
+        assert found == self._where
+
+    def _put(self, rows: Iterable[ReplicaRow]) -> None:
+        for row in rows:
+            key = key_of(row)
+            if self._where.get(row.runtime_id, key) != key:
+                self._remove(row.runtime_id)
+            line = self._keeper.line_of(key)
+            known = line.replicas.get(row.runtime_id)
+            if known is None:
+                line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waking.poked_us(key))
+                line.ring.add(row.runtime_id)
+                self._where[row.runtime_id] = key
+            else:
+                known.row = row
+            self._keeper.grant(key, line)
+            if not line.is_asleep:
+                self._waking.rest(key)
+                self._waking.calm(key.tenant, key.version)
+                self._starts.served(key)
+            elif len(line.waiting):
+                self._waking.ensure(key)
+
+    def _remove(self, runtime_id: str) -> None:
+        key = self._where.pop(runtime_id, None)
+        if key is None:
+            return
+        line = self._lines[key]
+        gone = line.replicas.pop(runtime_id)
+        line.ring.remove(runtime_id)
+        gone.gone = True  # its requests end by their own connections
+        line.pace.lost(self._clock(), gone.running)
+        if self._keeper.is_wanted(key):
+            self._waking.ensure(key)
+        self._keeper.tidy(key, line)
+
+    def _fail(self, failed: RestoreFailure) -> None:
+        failure: Failure = RemoteFailure(
+            failed.code, failed.status, failed.message, remote_retryable=failed.retryable,
+            remote_retry_after_s=1.0 if failed.retryable else None,
+        )  # fmt: skip
+        self._waking.calm(failed.tenant, failed.version)
+        self._starts.failed(failed.tenant, failed.version)
+        self._breakers.failed(failed.tenant, failed.version, failed.code, self._clock())
+        for key, line in list(self._lines.items()):
+            if (key.tenant, key.version) == (failed.tenant, failed.version) and line.is_asleep:
+                self._refuse(key, line, failure)
+
+    def _forget(self, key: VersionKey) -> None:
+        """The version was deleted: nobody waits for it any more."""
+        self._starts.served(key)
+        self._breakers.forget(key)
+        if (line := self._lines.get(key)) is not None:
+            self._refuse(key, line, ModelNotFound(f"{key.model}@{key.version[:12]}"))
+
+    def _refuse(self, key: VersionKey, line: Line, failure: Failure) -> None:
+        self._waking.rest(key)
+        while (found := next_waiter(line)) is not None:
+            waiter, ask = found
+            line.waiting.settle(ask, 0)
+            waiter.granted.set_exception(Refused(failure))
+        self._keeper.tidy(key, line)
+
+
+def key_of(row: ReplicaRow) -> VersionKey:
+    """The version that a replica serves."""
+    return VersionKey(row.tenant, row.model, row.version)
