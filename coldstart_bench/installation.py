@@ -128,10 +128,15 @@ class Installation:
     def to_zero(self, name: str) -> None:
         """Stop a model, and wait until nothing of it runs and a standby is parked again."""
         self.admin.request("POST", f"/admin/v1/models/{name}/stop")
-        self.wait(lambda: self.model(name)["state"] == "zero", f"{name} is at zero")
+        self.wait(lambda: self._is_at_zero(name), f"{name} is at zero")
         self.wait(
             lambda: self.admin.request("GET", "/admin/v1/status")["device"]["standbys"] > 0, "a standby is parked"
         )
+
+    def _is_at_zero(self, name: str) -> bool:
+        """With all its versions: the model's own state is that of `prod`."""
+        found = self.model(name)
+        return found["state"] == "zero" and not any(version["replicas"] for version in found["versions"])
 
     def rest(self) -> None:
         """Wait until the standbys have done what they do when they are parked: a start is measured from rest."""
