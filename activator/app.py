@@ -1,7 +1,6 @@
 """The activator's composition root: what exists, who knows whom, in which order it starts and ends."""
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
@@ -21,7 +20,7 @@ from activator.authority import Authority
 from activator.budgets import Budgets
 from activator.cache import ResponseCache
 from activator.certificate_files import BadCertificate, CertificateFiles
-from activator.certificates import LOOK_AGAIN_S, Certificates
+from activator.certificates import Certificates
 from activator.completions import Completions
 from activator.counting import open_rates
 from activator.door import Door
@@ -215,7 +214,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             *([] if shared is None else [shared.run()]),
             _recover(settings, post),
             *(loop() for loop in counted.loops),
-            _follow_tenants(certificates, table, tenants),
+            certificates.follow(table.tenants, tenants),
             *([] if tokens is None else [tokens.run()]),
             *([] if files is None else [files.follow()]),
         ]
@@ -303,12 +302,3 @@ async def _recover(settings: ActivatorSettings, post: Post) -> None:
         if not any(recovered.remaining for recovered in report):
             return
         await asyncio.sleep(RECOVER_AGAIN_S)
-
-
-async def _follow_tenants(certificates: Certificates, table: Table, changed: asyncio.Event) -> None:
-    """A leaf for each tenant that the feed names, and new ones in time; made off the loop."""
-    while True:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), LOOK_AGAIN_S)
-        changed.clear()
-        await certificates.ensure(table.tenants())

@@ -6,8 +6,10 @@ for names that there are files for (`certificate_files`).
 
 import asyncio
 import datetime
+import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +19,9 @@ from activator.certificate_files import CertificateFiles
 MAX_TENANTS: Final = 10_000
 RENEW_AFTER: Final = datetime.timedelta(days=LEAF_DAYS) / 2
 LOOK_AGAIN_S: Final = 3600.0
+TRY_AGAIN_S: Final = 5.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,24 @@ class Certificates:
             shown = self._by_tenant.get(tenant)
             if self._is_due(shown) and (shown is not None or len(self._by_tenant) < MAX_TENANTS):
                 self._by_tenant[tenant] = await asyncio.to_thread(self._make, tenant)
+
+    async def follow(
+        self, tenants: Callable[[], frozenset[str]], changed: asyncio.Event, try_again_s: float = TRY_AGAIN_S
+    ) -> None:
+        """Ensure them whenever they have changed, and new ones in time, until cancelled. Where one can't be made, its
+        names get what there is, and it is tried again.
+        """
+        pause_s = LOOK_AGAIN_S
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), pause_s)
+            changed.clear()
+            try:
+                await self.ensure(tenants())
+                pause_s = LOOK_AGAIN_S
+            except (OSError, ValueError) as error:  # no memory for a file that OpenSSL reads, or a key it does not take
+                log.error("a certificate can't be made", extra={"error": str(error)})
+                pause_s = try_again_s
 
     def _is_due(self, shown: _Shown | None) -> bool:
         return shown is None or self._authority.now() - shown.made > RENEW_AFTER

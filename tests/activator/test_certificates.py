@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import ssl
+import threading
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,32 @@ def test_a_tenant_that_is_gone_has_no_leaf(tmp_path: Path) -> None:
     default = _shown(certificates, client, "localhost")
     assert _shown(certificates, client, "m.t.d.e") == default
     assert _shown(certificates, client, "m.u.d.e") != default
+
+
+def test_a_certificate_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends nothing: until then its names get the default one."""
+    certificates, client = _made(tmp_path, _Clock())
+    default = _shown(certificates, client, "m.t.d.e")
+    made, failed = Authority.context, threading.Event()
+
+    def fail(authority: Authority, names: list[str], addresses: list[str]) -> ssl.SSLContext:
+        failed.set()
+        raise OSError(27, "File too large")
+
+    async def scenario() -> None:
+        changed = asyncio.Event()
+        monkeypatch.setattr(Authority, "context", fail)
+        following = asyncio.create_task(certificates.follow(lambda: frozenset({"t"}), changed, 0.01))
+        changed.set()
+        async with asyncio.timeout(30):
+            while not failed.is_set():
+                await asyncio.sleep(0.01)
+            assert _shown(certificates, client, "m.t.d.e") == default
+            monkeypatch.setattr(Authority, "context", made)
+            while repr(certificates) != "<Certificates d.e tenants=1>":
+                assert not following.done()
+                await asyncio.sleep(0.01)
+        following.cancel()
+
+    asyncio.run(scenario())
+    assert _shown(certificates, client, "m.t.d.e") != default
