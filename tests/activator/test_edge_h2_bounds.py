@@ -22,7 +22,6 @@ from tests.activator.h2_client import CHAT, PREFACE, Client, connected, fields
 from tests.activator.test_edge_h2 import endless, served
 
 CALM, PROTOCOL, FRAME_SIZE = ErrorCodes.ENHANCE_YOUR_CALM, ErrorCodes.PROTOCOL_ERROR, ErrorCodes.FRAME_SIZE_ERROR
-FLOW = ErrorCodes.FLOW_CONTROL_ERROR
 Say = Callable[[Client], bytes]
 
 
@@ -89,14 +88,13 @@ ABUSES: list[tuple[str, Say, ErrorCodes]] = [
     ("a bomb of header compression", _bomb, CALM),
     ("a flood of SETTINGS", lambda _: SettingsFrame(0).serialize() * 100, CALM),
     ("a flood of acknowledged SETTINGS", lambda _: SettingsFrame(0, flags=("ACK",)).serialize() * 3000, CALM),
-    ("a flood of PING", lambda _: PingFrame(0, b"12345678").serialize() * 100, CALM),
+    ("a flood of PING", lambda _: PingFrame(0, b"12345678").serialize() * 1000, CALM),
     ("a flood of PRIORITY", lambda _: PriorityFrame(1, 0, 1).serialize() * 3000, CALM),
     ("a flood of WINDOW_UPDATE", lambda _: WindowUpdateFrame(0, 1).serialize() * 3000, CALM),
     ("a flood of frames that nobody knows", lambda _: (b"\0\0\0\xee\0" + b"\0\0\0\0") * 3000, CALM),
     ("empty DATA", lambda _: _head() + DataFrame(1).serialize() * 3000, CALM),
     ("DATA that is padding", _padding, CALM),
     ("a frame of 17 kB", lambda _: b"\x00\x44\x00\x00\x00\x00\x00\x00\x01", FRAME_SIZE),
-    ("DATA beyond the stream's window", lambda _: _head() + DataFrame(1, b"x" * 16_000).serialize() * 6, FLOW),
     ("DATA before a head", lambda _: DataFrame(1, b"x").serialize(), PROTOCOL),
     ("PUSH_PROMISE", lambda _: b"\0\0\4\5\4\0\0\0\1" + b"\0\0\0\2", PROTOCOL),
     ("a stream that is ours to begin", lambda _: _head(2), PROTOCOL),
@@ -131,7 +129,7 @@ def test_an_abuse_ends_its_connection_alone(tmp_path: Path) -> None:
                     await beside.until(lambda before=before: len(beside.heard[stream].body) > before)  # type: ignore[misc]
             await replica.until(lambda r: len(r.deleted) == 1)
             page = await here.page()
-            for code, times in ((CALM, 12), (FLOW, 1), (FRAME_SIZE, 1)):
+            for code, times in ((CALM, 12), (FRAME_SIZE, 1)):
                 told = f'connections_ended_total{{process="activator",error="{code.name.lower()}"}} {times}\n'
                 assert told in page
             assert len(replica.calls) == 1, "nothing of it reached a replica"

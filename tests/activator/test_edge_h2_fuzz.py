@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import uvicorn
+from h2.errors import ErrorCodes
 from hpack import Encoder
 from hyperframe.exceptions import HyperframeError
 from hyperframe.frame import (
@@ -24,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from activator.edge_connection import EXTENSION
+from activator.edge_cycle import READ_AHEAD
 from activator.edge_frames import PREFACE
 from activator.edge_h2 import Http2Protocol
 from activator.gate import Gate
@@ -40,8 +42,10 @@ class Socket(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.closing = False
+        self.written = b""
 
-    def write(self, data: object) -> None: ...
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -110,6 +114,39 @@ def _frame(chance: random.Random) -> bytes:
     if chance.random() < 0.03:
         raw[chance.randrange(len(raw))] = chance.randrange(256)
     return bytes(raw)
+
+
+async def _waits(scope: Scope, receive: Receive, send: Send) -> None:
+    """Takes nothing of the body."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("beyond", [True, False], ids=["beyond it", "as much as may be: the control"])
+def test_a_body_beyond_its_window(beyond: bool) -> None:
+    """Nobody has taken anything of it: the connection ends with FLOW_CONTROL_ERROR."""
+
+    async def scenario() -> None:
+        edge = read_settings({"KELVIN_DATA": "/x", "KELVIN_HTTP2": "on"}).edge
+        assert edge.http2 is not None
+        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")))
+        config = uvicorn.Config(_waits, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
+        server, socket = ServerState(), Socket()
+        here = Http2Protocol(gate, config, server, edge.http2)
+        here.raw, here.source = socket, None
+        here.connection_made(socket)
+        head = [(":method", "POST"), (":scheme", "https"), (":authority", "a"), (":path", "/a")]
+        frames = READ_AHEAD // 16_000 + beyond
+        body = DataFrame(1, b"x" * 16_000).serialize() * frames
+        here.data_received(PREFACE + HeadersFrame(1, Encoder().encode(head), flags=("END_HEADERS",)).serialize() + body)
+        assert socket.closing is beyond
+        goodbye = GoAwayFrame(0, 1, ErrorCodes.FLOW_CONTROL_ERROR).serialize()
+        assert socket.written.endswith(goodbye) is beyond
+        here.connection_lost(None)
+        for task in list(server.tasks):
+            task.cancel()
+        await asyncio.wait(server.tasks)
+
+    asyncio.run(scenario())
 
 
 def test_any_frames(caplog: pytest.LogCaptureFixture) -> None:
