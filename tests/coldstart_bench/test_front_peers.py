@@ -23,9 +23,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         Answer.asked += 1
         right = self.headers["authorization"] == "Bearer " + key and self.path == "/v1/chat/completions"
+        print("asked", Answer.asked, flush=True)
         self.send_response(200 if right and Answer.asked > 1 else 404)
         self.end_headers()
-        print("asked", Answer.asked, flush=True)
 server = http.server.HTTPServer((said["--host"], int(said["--port"])), Answer)
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain(said["--ssl_certfile_path"], said["--ssl_keyfile_path"])
