@@ -173,8 +173,8 @@ def router(
         principal = actor_of(request)
         wanted = own_eviction(principal.tenant, await read(request, Evict))
         changed = made(tier=wanted.tier, version=wanted.version)
-        await trail.note(principal, principal.tenant, Action.CACHE_EVICTED, "cache", changed)
-        await peers.evict(wanted)
+        async with trail.noted(principal, principal.tenant, Action.CACHE_EVICTED, "cache", changed):
+            await peers.evict(wanted)
         return nothing()
 
     @routes.post("/cache/check", **described(CacheCheck, scope=Scope.OPERATOR))

@@ -69,19 +69,23 @@ class Renewals:
         order = self._orders.get((model.tenant, model.model))
         return NONE if order is None else order.told()
 
-    def begin(self, model: Model) -> Renewal:
-        """Replace all that is there now. Raises Refused(Conflict) while an order for the model runs."""
-        where = (model.tenant, model.model)
-        if (last := self._orders.get(where)) is not None and not last.is_over:
+    def check(self, model: Model) -> None:
+        """Raises Refused(Conflict) while an order for the model runs."""
+        last = self._orders.get((model.tenant, model.model))
+        if last is not None and not last.is_over:
             so_far = f"{last.replaced} of {len(last.old)} replicas are replaced"
             raise Refused(Conflict(f"model '{model.model}'", f"is being restarted already; {so_far}"))
+
+    def begin(self, model: Model) -> Renewal:
+        """Replace all that is there now. Raises as `check`."""
+        self.check(model)
         old = {
             replica.runtime_id: version.key
             for version in model.versions
             for replica in self._table.of(version.key)
             if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING)
         }
-        order = self._orders[where] = _Order(f"o{secrets.token_hex(6)}", model.model, old)
+        order = self._orders[model.tenant, model.model] = _Order(f"o{secrets.token_hex(6)}", model.model, old)
         log.info("a restart is ordered", extra={"model": model.model, "order": order.name, "replicas": len(old)})
         self._tasks.start(self._run(order), f"restart {model.model}", for_nobody=True)
         return order.told()

@@ -1,5 +1,7 @@
 """The routes of restarts: replace all replicas of a model by new ones, and see how that goes."""
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 
 from contracts.control import Scope
@@ -18,14 +20,16 @@ from service.principal import admin_of
 def router(registry: Registry, renewals: Renewals, trail: Trail) -> APIRouter:
     """Routes under `/admin/v1`, about the caller's own models."""
     routes = APIRouter(prefix="/admin/v1")
-    actor_of = ActorOf(Scope.ADMIN)
+    actor_of, turn = ActorOf(Scope.ADMIN), asyncio.Lock()
 
     @routes.post("/models/{model}/restart", **described(Renewal, NotFound, ModelNotFound, Conflict, status=202))
     async def restart(request: Request, model: str) -> Response:
         by = actor_of(request)
         found = registry.model(by.tenant, model)
-        await trail.note(by, by.tenant, Action.MODEL_RESTARTED, model)
-        return answer(renewals.begin(found), status=202)
+        async with turn:  # no other order begins between the entry and this one: what is refused has none
+            renewals.check(found)
+            await trail.note(by, by.tenant, Action.MODEL_RESTARTED, model)
+            return answer(renewals.begin(found), status=202)
 
     @routes.get("/models/{model}/restart", **described(Renewal, NotFound, ModelNotFound))
     async def restarted(request: Request, model: str) -> Response:

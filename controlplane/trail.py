@@ -1,6 +1,8 @@
 """The audit as its routes and its clock use it: notes what has no row of its own, expires, and sets windows."""
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Final
 
@@ -9,6 +11,8 @@ from sqlalchemy import Connection, select
 
 from contracts.audit import AuditWindows
 from contracts.control import Principal
+from contracts.errors import Refused
+from contracts.problem import code_of
 from controlplane import schema
 from controlplane.audit import INSTALLATION, Actor, Event, events, record
 from controlplane.audit_expiry import expire, tenants_of
@@ -35,12 +39,28 @@ class Trail:
     def __repr__(self) -> str:
         return f"<Trail {self._database!r}>"
 
-    async def note(self, by: Actor, tenant: str, action: Action, subject: str, changed: Changed | None = None) -> None:
-        """Durable on return; call it before what is noted is done."""
+    async def note(
+        self, by: Actor, tenant: str, action: Action, subject: str, changed: Changed | None = None, detail: str = ""
+    ) -> None:
+        """Durable on return; call it before what is noted is done, and only where that is not refused any more."""
         now_s = self._clock.wall_s()
         await self._database.write(
-            lambda connection: record(connection, by, now_s, tenant, action, subject, "", changed)
+            lambda connection: record(connection, by, now_s, tenant, action, subject, detail, changed)
         )
+
+    @asynccontextmanager
+    async def noted(
+        self, by: Actor, tenant: str, action: Action, subject: str, changed: Changed
+    ) -> AsyncIterator[None]:
+        """Around what somebody else does, or refuses: noted before it is asked for, so that nothing is done that is
+        not here; and where it is refused, a second entry says so, by the failure's code.
+        """
+        await self.note(by, tenant, action, subject, changed)
+        try:
+            yield
+        except Refused as refused:
+            await self.note(by, tenant, action, subject, detail=f"refused: {code_of(refused.failure)}")
+            raise
 
     async def looked(self, by: Actor, tenant: str, action: Action) -> None:
         """An operator reads what is another tenant's: that tenant's to know."""

@@ -36,6 +36,7 @@ class Act:
     before: tuple[Before, ...] = ()
     status: int = 200
     changed: Any = None
+    refused: tuple[str, ...] = ()  # what a second entry says
 
 
 def asking(method: str, path: str, body: object = None) -> Before:
@@ -110,9 +111,10 @@ ACTS: dict[tuple[str, str], Act] = {
         "version.deleted", "m", f"/models/m/versions/{digest('b')}", before=(pushing("a"), pushing("b")),
         changed={"version": [digest("b"), None]},
     ),
-    # The cache is away here; that it was asked is written before.
+    # The cache is away here; that it was asked is written before, that it did not do it after.
     ("POST", "/cache/evict"): Act(
-        "cache.evicted", "cache", "/cache/evict", {"tier": "host"}, status=503, changed={"tier": [None, "host"]}
+        "cache.evicted", "cache", "/cache/evict", {"tier": "host"}, status=503, changed={"tier": [None, "host"]},
+        refused=("refused: unavailable",),
     ),
     ("POST", "/billing/close"): Act(
         "month.closed", "2020-01", "/billing/close", {"tenant": "default", "month": "2020-01"}
@@ -169,7 +171,8 @@ async def driven(data: Path, route: tuple[str, str]) -> list[Any]:
 @pytest.mark.parametrize("route", ACTS, ids=" ".join)
 def test_a_change_leaves_its_entry(data: Path, route: tuple[str, str]) -> None:
     """One, with who asked, by which request, and the fields that are another now; and every chain holds."""
-    (entry,) = asyncio.run(driven(data, route))
+    *refusals, entry = asyncio.run(driven(data, route))
+    assert tuple(each["detail"] for each in refusals) == ACTS[route].refused
     assert (entry["actor"], entry["request_id"], entry["tenant"]) == ("k", "req_0123456789", ACTS[route].tenant)
     if (changed := ACTS[route].changed) is not None:
         assert entry["changed"] == changed
