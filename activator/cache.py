@@ -62,7 +62,9 @@ class Answers:
         if not is_greedy(call.body, call.path):
             return None
         ceiling = ",".join(f"{name}={value}" for name, value in call.ceiling.headers())
-        what = (call.path.encode(), call.entry.tenant.encode(), version.encode(), ceiling.encode(), call.body)
+        entry = call.entry  # its name is in the answer; in the body only where the URL has none
+        named = (call.path, entry.tenant, entry.model, version, ceiling)
+        what = [*(each.encode() for each in named), call.body]
         return asked(self._secret, call.account.principal.tenant, b"cache", what)
 
     def find(self, what: Asked) -> tuple[Content, float] | None:
