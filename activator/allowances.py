@@ -35,13 +35,13 @@ class Allowances:
 
     async def reserve(self, call: Call, own: TenantLimits, most: Estimate) -> None:
         """What it may take at most, in the place of what it held before; then `settle` is owed. Raises as `enter`, and
-        TooLargeForRate.
+        TooLargeForRate, BudgetAway.
         """
         tenant = call.account.principal.tenant
         if own.budget_micros is not None:
             if call.account.hold is not None:
                 call.account.hold.release()
-            call.account.hold = self._budgets.hold(tenant, own.budget_micros, most.prompt, most.output)
+            call.account.hold = await self._budgets.hold(tenant, own.budget_micros, most.prompt, most.output)
         if own.tpm is not None and most.tokens:
             if call.reserved is not None:
                 call.reserved.settle(0)

@@ -100,6 +100,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         post = poster(control)
         shipper = await ladder.enter_async_context(Shipper(spool, post))
         ladder.push_async_callback(_flush, shipper)
+        counted = await ladder.enter_async_context(open_rates(settings.redis, name, telemetry.page))
         errands = Errands()
         upstreams = Upstreams(directory, errands)
         ladder.push_async_callback(upstreams.close)
@@ -124,7 +125,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s)
         meters = Meters(telemetry.page)
         usage = Usage(spool, timelines, ended=Endings(meters, telemetry))
-        budgets = Budgets(name)
+        budgets = Budgets(name, counted.budgets)
         tenants = asyncio.Event()
 
         def apply(line: Feed) -> None:
@@ -145,7 +146,6 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         feed = FeedClient(control, hear)
         limits, uses = settings.request, KeyUses(control)
         tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page))
-        counted = await ladder.enter_async_context(open_rates(settings.redis, name, telemetry.page))
         authenticator = Authenticator(table, uses, tokens, counts=last.counts)
         sender, retries = Sender(upstreams, usage.source), RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS)
         hedges = Hedges(throttler, sender, retries, meters) if settings.hedges else None

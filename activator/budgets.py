@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from activator.policy.budget import Spent
 from contracts.control import Feed
@@ -11,6 +12,16 @@ from contracts.traffic_errors import BudgetSpent
 from contracts.usage import RequestRecord
 
 OK = "ok"
+
+
+class Leases(Protocol):
+    """What this one of several activators may spend."""
+
+    async def cover(self, tenant: str, spent: Spent, budget_micros: int, micros: int) -> None:
+        """Returns in the moment in which what is leased covers a request that may cost so much: who holds it does so
+        without waiting. Raises Refused: BudgetSpent, BudgetAway. Cancelling leaves nothing behind.
+        """
+        ...
 
 
 class Hold:
@@ -41,10 +52,13 @@ class Hold:
 
 
 class Budgets:
-    """Of all tenants of which the feed tells that they have one. `source` is our spool's name."""
+    """Of all tenants of which the feed tells that they have one. `source` is our spool's name; `leases`: where other
+    activators spend of the same budgets.
+    """
 
-    def __init__(self, source: str, wall_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, source: str, leases: Leases | None = None, wall_s: Callable[[], float] = time.time) -> None:
         self._source = source
+        self._leases = leases
         self._wall_s = wall_s
         self._spent: dict[str, Spent] = {}
 
@@ -66,11 +80,13 @@ class Budgets:
         if not self._of(tenant).try_hold(budget_micros, 0, self._now_us()):
             raise Refused(BudgetSpent(budget_micros))
 
-    def hold(self, tenant: str, budget_micros: int, prompt_tokens: int, completion_tokens: int) -> Hold:
-        """Hold the most that a request may cost. Raises as `check`."""
+    async def hold(self, tenant: str, budget_micros: int, prompt_tokens: int, completion_tokens: int) -> Hold:
+        """Hold the most that a request may cost. Raises as `check`, and BudgetAway. Cancelling leaves nothing held."""
         spent = self._of(tenant)
         prices = _FREE if spent.row is None else spent.row.prices
         micros = prices.cost_micros(prompt_tokens, 0, completion_tokens)
+        if self._leases is not None and spent.row is not None:
+            await self._leases.cover(tenant, spent, budget_micros, micros)
         if not spent.try_hold(budget_micros, micros, self._now_us()):
             raise Refused(BudgetSpent(budget_micros, micros))
         return Hold(spent, prices, micros)

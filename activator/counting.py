@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from activator.rates import REQUESTS, TOKENS, Rates
+from activator.shared_budgets import SharedBudgets
 from activator.shared_places import SharedPlaces
 from activator.shared_rates import Shared
 from activator.shares import Entrance, Shares
@@ -23,6 +24,7 @@ class Counted:
     rates: Rates
     entrance: Entrance
     store: "RedisStore | None" = None
+    budgets: SharedBudgets | None = None
     loops: tuple[Callable[[], Coroutine[object, object, None]], ...] = ()
 
 
@@ -42,10 +44,12 @@ async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Co
         page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)
         page.gauge("kelvin_redis_members", "Activators that share it.", lambda: store.members)
         requests, tokens, places = Shared(store, REQUESTS), Shared(store, TOKENS), SharedPlaces(store)
-        loops = (store.run, requests.run, tokens.run, places.run)
+        budgets = SharedBudgets(store)
+        loops = (store.run, requests.run, tokens.run, places.run, budgets.run)
         try:
-            yield Counted(Rates(requests, tokens), places, store, loops)
+            yield Counted(Rates(requests, tokens), places, store, budgets, loops)
         finally:
+            await budgets.close()
             await places.close()
             await requests.close()
             await tokens.close()

@@ -104,7 +104,7 @@ REDIS: Final = Dependency(
     "limits that activators share",
     0.25,
     "while it is away it is asked once a second",
-    "limits are this activator's share",
+    "limits are this activator's share; budgets end with what is leased",
     "kelvin_redis_connected",
 )
 FIREWALL: Final = Dependency(

@@ -91,7 +91,7 @@ class RedisStore:
 
     def __init__(self, redis: Redis, name: str, answer_s: float = ANSWER_S, leased_s: float = LEASED_S) -> None:
         self._redis = redis
-        self._name = name
+        self.name = name
         self._answer_s = answer_s
         self._leased_s = leased_s  # for which places stay those of a member that is silent
         self._running: set[asyncio.Task[Any]] = set()
@@ -109,12 +109,12 @@ class RedisStore:
 
     async def lease(self, key: str, inside: int, want: int, limit: int) -> int:
         """See `PlaceStore`."""
-        return int(await self.ask(LEASE, (key,), self._name, inside, want, limit, str(self._leased_s)))
+        return int(await self.ask(LEASE, (key,), self.name, inside, want, limit, str(self._leased_s)))
 
     async def beat(self) -> None:
         """Say that we live, and look whether it answers."""
         try:
-            members = await self.ask(BEAT, (MEMBERS,), self._name, int(SILENT_S))
+            members = await self.ask(BEAT, (MEMBERS,), self.name, int(SILENT_S))
         except Away:
             return
         self.members = max(1, int(members))

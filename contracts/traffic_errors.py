@@ -100,6 +100,22 @@ class BudgetSpent(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetAway(Failure):
+    """What is left of the tenant's budget can't be known: the store in which activators share it is away."""
+
+    after_s: float
+    code, status, retryable = "budget_unavailable", 429, True
+
+    @property
+    def message(self) -> str:
+        return f"what is left of your tenant's budget of this month can't be known; retry after {self.after_s:g} s"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
 class TooLargeForRate(Failure):
     """One request may take more than the tenant may use in a minute: no waiting helps."""
 

@@ -2,7 +2,7 @@
 
 A request holds the most that it may cost until its record is durable, and counts for what that says until the ledger
 has it. So one activator never passes a budget, but for what only the ledger knows: device time, other activators'
-records on their way.
+records on their way (unless they lease from one store: `budget_lease`).
 """
 
 from collections import deque
@@ -29,6 +29,7 @@ class Spent:
     source: str
     row: SpendingRow | None = None
     held_micros: int = 0
+    handed_over_micros: int = 0  # in all: records that were ours to count, and are in the ledger's sum since
     _unseen: deque[_Unseen] = field(default_factory=deque)
 
     def told(self, row: SpendingRow) -> None:
@@ -36,22 +37,28 @@ class Spent:
         self.row = row
         seen = row.seen.get(self.source, 0)
         while self._unseen and self._unseen[0].sequence <= seen:
-            self._unseen.popleft()
+            self.handed_over_micros += self._unseen.popleft().micros
 
     def spent_micros(self, now_us: int) -> int:
         """Of the month that it is now; 0 before the ledger said anything."""
-        if self.row is None:
-            return 0
-        if now_us >= self.row.ends_at_us:  # a month began of which the ledger has not told
-            return sum(each.micros for each in self._unseen if each.ended_at_us >= self.row.ends_at_us)
-        return self.row.spent_micros + sum(each.micros for each in self._unseen)
+        return self.known_micros(now_us) + self._unseen_micros(now_us)
+
+    def known_micros(self, now_us: int) -> int:
+        """Of it what the ledger told."""
+        return 0 if self.row is None or now_us >= self.row.ends_at_us else self.row.spent_micros
+
+    def own_micros(self, now_us: int) -> int:
+        """What the ledger lacks of this month: requests under way, at their most, and records."""
+        return self.held_micros + self._unseen_micros(now_us)
+
+    def covers(self, budget_micros: int, micros: int, now_us: int) -> bool:
+        """Whether so much is left for a request. With nothing left nobody enters, whatever it may cost."""
+        taken = self.spent_micros(now_us) + self.held_micros
+        return taken < budget_micros and taken + micros <= budget_micros
 
     def try_hold(self, budget_micros: int, micros: int, now_us: int) -> bool:
-        """Hold so much for a request, if that is left; then `settle` or `release` is owed. With nothing left nobody
-        enters, whatever it may cost.
-        """
-        taken = self.spent_micros(now_us) + self.held_micros
-        if taken >= budget_micros or taken + micros > budget_micros:
+        """Hold so much for a request, if that is left; then `settle` or `release` is owed."""
+        if not self.covers(budget_micros, micros, now_us):
             return False
         self.held_micros += micros
         return True
@@ -65,12 +72,20 @@ class Spent:
         """A request's record is durable, and says so much. Sequences ascend, but for those that wait side by side."""
         self.release(held_micros)
         if self.row is not None and sequence <= self.row.seen.get(self.source, 0):
+            self.handed_over_micros += micros
             return
         if len(self._unseen) < UNSEEN:
             self._unseen.append(_Unseen(max(sequence, self._last()), ended_at_us, micros))
         else:
             last = self._unseen.pop()
             self._unseen.append(_Unseen(max(sequence, last.sequence), ended_at_us, last.micros + micros))
+
+    def _unseen_micros(self, now_us: int) -> int:
+        if self.row is None:
+            return 0
+        if now_us >= self.row.ends_at_us:  # a month began of which the ledger has not told
+            return sum(each.micros for each in self._unseen if each.ended_at_us >= self.row.ends_at_us)
+        return sum(each.micros for each in self._unseen)
 
     def _last(self) -> int:
         return self._unseen[-1].sequence if self._unseen else 0

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from contracts.control import TenantLimits, TenantRow
 from contracts.spending import SpendingRow, TokenPrices
+from tests.activator import spending
 from tests.activator.control import STRANGER
+from tests.activator.redis_server import RedisServer
 from tests.activator.replica import Call, hello
 from tests.activator.world import CHAT, World, http, world
 
@@ -126,5 +128,39 @@ def test_limits_hold_without_a_control_plane(tmp_path: Path) -> None:
             assert [(await here.post(body=SMALL)).status for _ in range(3)] == [200, 200, 429]
             here.control.publish(tenants=(TenantRow(tenant="default", suspended=False),))
             await here.control.start(here.data / "run")
+
+    asyncio.run(scenario())
+
+
+def test_two_activators_spend_one_budget(tmp_path: Path) -> None:
+    """Named by its setting: what another one leases is not there to be spent, what that gives back is; while Redis is
+    away, what is leased is, and then 429 with a `Retry-After`. It ends in peace.
+    """
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with world(tmp_path, redis=server.url) as here, spending.door(server, "other") as other:
+                await here.replica("a")
+                await budget(here, 100_000, 0)
+                other.tell(spending.Ledger("2026-11", FAR_US, tenant="default").row())
+                assert await other.try_hold(100_000, 98_500) is None
+                got = await here.post(body=CHAT | {"max_tokens": 15})
+                assert (got.status, got.code) == (429, "insufficient_quota")
+                other.end(0, 0)
+                await other.tend()
+                async with asyncio.timeout(30):
+                    while (got := await here.post(body=SMALL)).status == 429:
+                        await asyncio.sleep(0.05)
+                assert got.status == 200
+                server.kill()
+                async with asyncio.timeout(30):
+                    while (got := await here.post(body=SMALL)).status == 200:
+                        await asyncio.sleep(0.01)
+                assert (got.status, got.code, got.headers["retry-after"]) == (429, "budget_unavailable", "1")
+                server.start()
+                async with asyncio.timeout(30):
+                    while (got := await here.post(body=SMALL)).status == 429:
+                        await asyncio.sleep(0.05)
+                assert await here.terminate() == 0
 
     asyncio.run(scenario())

@@ -1,0 +1,283 @@
+"""A month's budget, of one activator and of several over one real Redis: the same claims, and what holds together."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+
+import pytest
+
+from activator.policy.budget_lease import GOOD_S, PARTS, QUIET_S
+from contracts.spending import SpendingRow
+from contracts.traffic_errors import BudgetAway, BudgetSpent
+from tests.activator.redis_server import RedisServer
+from tests.activator.spending import END_US, TENANT, Door, Ledger, alone, door
+
+BUDGET = 1000
+KEY = f"kelvin:{{{TENANT}}}:budget:2026-11"
+
+Scenario = Callable[[Door], Awaitable[None]]
+Runner = Callable[[Scenario], None]
+
+
+@pytest.fixture(params=["one activator", "over Redis"])
+def run(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    """Runs a scenario with either."""
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer()) if request.param == "over Redis" else None
+
+        async def started(scenario: Scenario) -> None:
+            if server is None:
+                await scenario(alone())
+                return
+            async with asyncio.timeout(60), door(server) as here:
+                await scenario(here)
+
+        yield lambda scenario: asyncio.run(started(scenario))
+
+
+def test_up_to_the_budget(run: Runner) -> None:
+    """At the most that requests may cost while they run, at what they did cost once they ended; also what the ledger
+    has, once, and a budget that was raised.
+    """
+
+    async def scenario(here: Door) -> None:
+        ledger = Ledger(spent=100)
+        here.tell(ledger.row())
+        assert await here.try_hold(BUDGET, 600) is None
+        assert await here.try_hold(BUDGET, 301) == BudgetSpent(BUDGET, 301)
+        assert await here.try_hold(BUDGET, 300) is None
+        here.clock.now_s += QUIET_S
+        assert await here.try_hold(BUDGET, 0) == BudgetSpent(BUDGET), "nothing is left, not even for what is free"
+        here.end(0, 50)
+        assert await here.try_hold(BUDGET, 550) is None
+        here.end(-1, 0)
+        here.ship(ledger)
+        here.tell(ledger.row())
+        await here.tend()
+        here.clock.now_s += QUIET_S
+        assert await here.try_hold(BUDGET, 551) == BudgetSpent(BUDGET, 551)
+        assert await here.try_hold(BUDGET, 550) is None
+        here.clock.now_s += QUIET_S
+        assert await here.try_hold(BUDGET + 5, 5) is None
+
+    run(scenario)
+
+
+def test_before_the_ledger_said_anything(run: Runner) -> None:
+    """Nothing costs anything; a budget of nothing lets nobody in all the same."""
+
+    async def scenario(here: Door) -> None:
+        assert await here.use(1, 600, 0) is None
+        assert await here.use(0, 600, 0) == BudgetSpent(0)
+
+    run(scenario)
+
+
+def test_a_new_month(run: Runner) -> None:
+    """It begins with what is under way; of what was leased and spent nothing is left."""
+
+    async def scenario(here: Door) -> None:
+        here.tell(Ledger(spent=900).row())
+        assert await here.try_hold(BUDGET, 100) is None
+        assert await here.try_hold(BUDGET, 1) == BudgetSpent(BUDGET, 1)
+        here.wall.now_s = END_US / 1e6
+        here.clock.now_s += QUIET_S
+        assert await here.try_hold(BUDGET, 900) is None
+        assert await here.try_hold(BUDGET, 1) == BudgetSpent(BUDGET, 1)
+        here.tell(Ledger("2026-12", 2 * END_US).row())
+        here.clock.now_s += QUIET_S
+        assert await here.try_hold(BUDGET, 1) == BudgetSpent(BUDGET, 1)
+        here.end(0, 0)
+        assert await here.try_hold(BUDGET, 100) is None
+
+    run(scenario)
+
+
+def test_who_comes_at_once(run: Runner) -> None:
+    """Ten at once of which five are covered; nothing is held for who gave up while it waited."""
+
+    async def scenario(here: Door) -> None:
+        here.tell(Ledger().row())
+        told = await asyncio.gather(*(here.try_hold(BUDGET, 200) for _ in range(10)))
+        assert told == [None] * 5 + [BudgetSpent(BUDGET, 200)] * 5
+        while here.held:
+            here.end(0, 0)
+        leaving = asyncio.ensure_future(here.try_hold(2 * BUDGET, 2000))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+        while here.held:
+            here.end(0, 0)
+        here.clock.now_s += QUIET_S
+        assert await here.try_hold(2 * BUDGET, 2000) is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="three: the control")])
+def test_several_never_pass_the_budget(shared: bool) -> None:
+    """Requests begin, end, are shipped, and the ledger's word comes late and to each at another time: what it has, what
+    it lacks and what is under way is never more than the budget. When all is told, all of it can be spent.
+    """
+
+    async def scenario(servers: list[RedisServer], draw: random.Random) -> None:
+        ledger = Ledger()
+        rows: list[SpendingRow] = [ledger.row()]
+        most_committed = 0
+        async with asyncio.timeout(120), AsyncExitStack() as stack:
+            doors = [
+                await stack.enter_async_context(door(server, f"{draw.random()}"))
+                for server in (servers if shared else servers[1:] + servers[:1])
+            ]
+            heard = [0] * len(doors)
+            for each in doors:
+                each.tell(rows[0])  # before it nothing costs anything
+            for _ in range(400):
+                at = draw.randrange(len(doors))
+                one = doors[at]
+                match draw.randrange(6):
+                    case 0 | 1:
+                        one.clock.now_s += draw.choice((0.0, QUIET_S))
+                        await one.try_hold(BUDGET, draw.randrange(60))
+                    case 2:
+                        await asyncio.gather(*(each.try_hold(BUDGET, draw.randrange(30)) for each in doors))
+                    case 3 if one.held:
+                        which = draw.randrange(len(one.held))
+                        one.end(which, draw.randrange(one.held[which][1] // 4 + 1))
+                    case 4:
+                        one.ship(ledger)
+                        rows.append(ledger.row())
+                    case 5:
+                        heard[at] = draw.randrange(heard[at], len(rows))
+                        one.tell(rows[heard[at]])
+                        if draw.randrange(2):
+                            await one.tend()
+                    case _:
+                        pass
+                most_committed = max(most_committed, ledger.spent + sum(each.committed for each in doors))
+            assert (most_committed <= BUDGET) == shared, most_committed
+            for each in doors:
+                while each.held:
+                    each.end(0, 0)
+                each.ship(ledger)
+            for _ in range(3):  # with the first renewal what was used lately stays
+                for each in doors:
+                    each.tell(ledger.row())
+                    await each.tend()
+            doors[0].clock.now_s += QUIET_S
+            if shared and ledger.spent < BUDGET:
+                assert await doors[0].try_hold(BUDGET, BUDGET - ledger.spent) is None
+
+    with ExitStack() as stack:
+        servers = [stack.enter_context(RedisServer()) for _ in range(1 if shared else 3)] * (3 if shared else 1)
+        for seed in range(5):
+            for server in servers:
+                server.ask("FLUSHALL")
+            asyncio.run(scenario(servers, random.Random(seed)))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_the_ledger_took_over_is_leased_no_more(early: bool) -> None:
+    """Whether it tells so before the record is known to be durable, or after: what is left is not lent twice."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with asyncio.timeout(60), door(server) as here, door(server, "two") as other:
+                ledger = Ledger()
+                for each in (here, other):
+                    each.tell(ledger.row())
+                assert await here.try_hold(BUDGET, 300) is None
+                assert await other.try_hold(BUDGET, 690) is None
+                if early:
+                    here.tell(Ledger(spent=300, seen={"one": 1}).row())
+                    here.end(0, 300)
+                else:
+                    here.end(0, 300)
+                    here.ship(ledger)
+                    here.tell(ledger.row())
+                assert await here.try_hold(BUDGET, 300) == BudgetSpent(BUDGET, 300)
+                assert await here.try_hold(BUDGET, 10) is None
+
+    asyncio.run(scenario())
+
+
+def test_few_requests_ask() -> None:
+    """One after another, of which each may cost a thousandth of the budget: a tenth, and the renewals. Beyond it: once
+    in a while. The control's cost as much as is leased ahead: each asks.
+    """
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with asyncio.timeout(60), door(server) as here:
+                here.tell(Ledger().row())
+                assert await here.use(BUDGET * PARTS, 1, 1) is None  # from now on the script is known there
+                before = server.scripts_run()
+                for _ in range(300):
+                    assert await here.use(BUDGET * PARTS, BUDGET // 10, BUDGET // 10) is None
+                assert 0 < server.scripts_run() - before <= 30
+                before = server.scripts_run()
+                for _ in range(300):
+                    assert await here.use(BUDGET, BUDGET, 0) is not None
+                assert server.scripts_run() - before <= 1
+                before = server.scripts_run()
+                for _ in range(30):
+                    await here.use(BUDGET * PARTS, BUDGET, BUDGET)
+                assert server.scripts_run() - before >= 10
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fault", ["killed", "paused"])
+def test_without_redis(fault: str) -> None:
+    """What is leased, until it is used or its time is over; then nobody enters, nobody waits for it twice, and who is
+    refused is told to come back. When Redis is there again it is told what was spent.
+    """
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with asyncio.timeout(60), door(server, answer_s=2.0) as here, door(server, "two") as other:
+                assert here.store is not None
+                for each in (here, other):
+                    each.tell(Ledger().row())
+                assert await here.use(BUDGET, 90, 90) is None
+                server.kill() if fault == "killed" else server.pause()
+                assert await here.use(BUDGET, BUDGET // PARTS, 5) is None
+                assert await here.try_hold(BUDGET, 6) == BudgetAway(1.0)
+                assert await here.use(BUDGET, 5, 4) is None, "of the last lease"
+                here.clock.now_s += GOOD_S
+                commands = here.store.commands
+                assert await here.try_hold(BUDGET, 1) == BudgetAway(1.0)
+                assert here.store.commands == commands
+                server.start() if fault == "killed" else server.resume()
+                while not here.store.is_up:
+                    await here.store.beat()
+                await here.tend()
+                assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS + 1) is not None
+                other.clock.now_s += QUIET_S
+                assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS) is None
+
+    asyncio.run(scenario())
+
+
+def test_who_is_silent_loses_its_lease() -> None:
+    """After its time, and not before; who ends gives back what it did not use, and keeps what the ledger lacks."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with asyncio.timeout(60), door(server) as here, door(server, "two") as other:
+                for each in (here, other):
+                    each.tell(Ledger().row())
+                assert await here.try_hold(BUDGET, 500) is None
+                assert await other.try_hold(BUDGET, 600) == BudgetSpent(BUDGET, 600)
+                assert 0 < int(server.ask("PTTL", KEY)[1:]) <= 60_000
+                ends_s = server.ask("TIME").split()[2].decode()
+                assert server.ask("HSET", KEY, "one", f'"510 {ends_s}"') == b":0"  # as if a minute had passed
+                other.clock.now_s += QUIET_S
+                assert await other.try_hold(BUDGET, 600) is None
+                other.end(0, 200)
+                assert other.shared is not None
+                await other.shared.close()
+                assert b"\n200 " in server.ask("HGET", KEY, "two")
+
+    asyncio.run(scenario())
