@@ -71,12 +71,12 @@ class Ladders:
             if value != _NEVER:
                 raise Refused(InvalidRequest(HEADER, f"({len(value)} bytes)", "must be never"))
             return False
-        return bool(call.entry.ladder) and call.reference.alias == DEFAULT_ALIAS
+        return call.reference.alias == DEFAULT_ALIAS and bool(self._ladder(call))
 
     async def serve(self, call: Call, row: VersionRow, answer: Answer, at: At) -> None:
         """Answer it: as it is, or by a step. Raises Refused, with what came of the request as it is."""
-        ladder, key = call.entry.ladder, VersionKey(row.tenant, row.model, row.version)
-        last = self._last_of(call, row)
+        ladder, key = self._ladder(call), VersionKey(row.tenant, row.model, row.version)
+        last = self._last_of(call, row, ladder)
         job = _Job(call, row, answer, at, last)
         wait_s, is_start = self._wait_s(call, key)
         tried = reached(ladder, wait_s, call.rank, is_start=is_start)
@@ -96,9 +96,16 @@ class Ladders:
         if last is not None:
             last.keep(call)
 
-    def _last_of(self, call: Call, row: VersionRow) -> Caching | None:
+    def _ladder(self, call: Call) -> tuple[Rung, ...]:
+        """The model's, for the plan of the tenant that asks."""
+        entry = call.entry
+        if not entry.plan_ladders:
+            return entry.ladder
+        return entry.ladder_for(self._table.limits(call.account.principal.tenant).plan)
+
+    def _last_of(self, call: Call, row: VersionRow, ladder: tuple[Rung, ...]) -> Caching | None:
         """What a step of this ladder may answer the request with, and to which it adds what it is answered."""
-        if not any(isinstance(rung, Cached) for rung in call.entry.ladder):
+        if not any(isinstance(rung, Cached) for rung in ladder):
             return None
         what = self._last.name(call, row.version)
         if what is None:

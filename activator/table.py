@@ -102,6 +102,7 @@ class Table:
                     grantees=tuple(sorted(entry.grantees)),
                     split=dict(entry.split),
                     ladder=entry.ladder,
+                    plan_ladders=dict(entry.plan_ladders),
                 )
                 for entry in entries
             ),
@@ -169,8 +170,9 @@ class Table:
         versions = () if before is None else before.versions
         grantees = frozenset(row.grantees)
         entry = models[row.model] = ModelEntry(
-            row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees, row.split, row.ladder
-        )
+            row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees, row.split, row.ladder,
+            row.plan_ladders,
+        )  # fmt: skip
         self._index(entry if before is None else before, grantees)
 
     def _index(self, before: ModelEntry, grantees: frozenset[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, field
 
 from contracts.forecast import Forecast, StartRow
-from contracts.ladder import Rung
+from contracts.ladder import PlanName, Rung
 from contracts.machine import Machine
 from contracts.manifest import Kind, Limits
 from contracts.signature import Signature
@@ -46,6 +46,7 @@ class TenantLimits(Wire, frozen=True):
     budget_micros: Annotated[int, Meta(ge=0)] | None = None  # of a month's bill; micro-units of the currency
     weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] | None = None  # of its requests, beside others' that wait; 1
     priority: Priority | None = None  # the highest that a request of it may have
+    plan: PlanName | None = None  # as ladders of models name it
 
 
 class TenantRow(Wire, frozen=True):
@@ -92,6 +93,7 @@ class ModelRow(Wire, frozen=True):
     )  # versions that share what is asked of `prod`, by weight; empty: all is prod's own
     grantees: tuple[str, ...] = ()  # other tenants that may call it
     ladder: tuple[Rung, ...] = ()  # what it gives up before it refuses what is asked of `prod`
+    plan_ladders: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # in its place, for tenants of that plan
 
 
 class VersionRow(Wire, frozen=True):

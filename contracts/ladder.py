@@ -5,13 +5,14 @@ A step is taken once the expected wait is `wait_s`, or (None) only where the req
 
 from typing import Annotated, Final
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from contracts.wire import Wire
 
 HEADER: Final = "x-kelvin-degrade"  # of a request: `never`
 TOLD: Final = "x-kelvin-degraded"  # of an answer: the step
 MOST: Final = 8  # steps of one ladder
+MOST_PLANS: Final = 16  # with steps of their own
 LONGEST_WAIT_S: Final = 600
 OLDEST_S: Final = 86_400
 
@@ -42,7 +43,12 @@ class Cached(Wire, frozen=True, tag_field="step", tag="cached"):
 Rung = CapOutput | Fallback | Cached
 
 
-class Ladder(Wire, frozen=True):
-    """Body of `PUT /admin/v1/models/M/ladder`, and its answer: the steps, in the order of their waits."""
+Steps = Annotated[tuple[Rung, ...], Meta(max_length=MOST)]  # in the order of their waits
+PlanName = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$(?!\n)")]  # as a DNS label
 
-    steps: Annotated[tuple[Rung, ...], Meta(max_length=MOST)]
+
+class Ladder(Wire, frozen=True):
+    """Body of `PUT /admin/v1/models/M/ladder`, and its answer. A plan of `plans` has those steps, and no others."""
+
+    steps: Steps
+    plans: Annotated[dict[PlanName, Steps], Meta(max_length=MOST_PLANS)] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from contracts.control import MAX_WEIGHT, Priority, Scope, TenantLimits
+from contracts.ladder import PlanName
 from contracts.wire import Wire
 
 DAY_S = 86_400
@@ -43,6 +44,7 @@ class SetLimits(Wire, frozen=True):
     budget_micros: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | UnsetType | None = UNSET
     weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] | UnsetType | None = UNSET
     priority: Priority | UnsetType | None = UNSET
+    plan: PlanName | UnsetType | None = UNSET
 
     def given(self) -> dict[str, int | str | None]:
         """What is to change, by name."""

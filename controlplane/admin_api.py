@@ -127,9 +127,7 @@ def router(
     async def ladder(request: Request, model: str) -> Response:
         principal = actor_of(request)
         wanted = await read(request, Ladder)
-        return answer(
-            Ladder(steps=await registry.set_ladder(principal, principal.tenant, model, wanted.steps, clock.wall_s()))
-        )
+        return answer(await registry.set_ladder(principal, principal.tenant, model, wanted, clock.wall_s()))
 
     @routes.delete("/models/{model}", **described(DeletedModel, *NO_MODEL, Conflict))
     async def delete_model(request: Request, model: str, force: bool = False) -> Response:

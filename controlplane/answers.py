@@ -110,6 +110,7 @@ class ModelStatus(Wire, frozen=True):
     grantees: tuple[str, ...]  # other tenants that may call it
     split: dict[str, int]  # versions that share what is asked of `prod`, by weight
     ladder: tuple[Rung, ...]  # what it gives up before it refuses
+    plan_ladders: dict[str, tuple[Rung, ...]]  # in its place, by the plan of who asks
 
 
 class ModelGrant(Wire, frozen=True):

@@ -101,6 +101,7 @@ class Model:
     grantees: tuple[str, ...] = ()  # other tenants that may call it, in order
     split: dict[str, int] = field(default_factory=dict)  # versions that share what `prod` is asked, by weight
     ladder: tuple[Rung, ...] = ()  # what it gives up before it refuses
+    plan_ladders: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # in its place, by the plan of who asks
 
     @property
     def named(self) -> frozenset[str]:

@@ -4,30 +4,38 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, Refused
-from contracts.ladder import Fallback, Rung
+from contracts.ladder import Fallback, Ladder, Rung
 from contracts.names import DEFAULT_ALIAS, model_name, owner_of
 from controlplane.facts import Model
 
+Find = Callable[[tuple[str, str]], Model | None]  # by tenant and name
 
-def check_ladder(model: Model, steps: Sequence[Rung], find: Callable[[tuple[str, str]], Model | None]) -> None:
-    """`find` is by tenant and name. Raises Refused: InvalidRequest (order, a step twice, itself), ModelNotFound (what
-    its owner may not call), Conflict (of a model that does not generate, or to one).
+
+def check_ladder(model: Model, ladder: Ladder, find: Find) -> None:
+    """Raises Refused: InvalidRequest (order, a step twice, itself), ModelNotFound (what its owner may not call),
+    Conflict (of a model that does not generate, or to one).
     """
+    _check_steps(model, ladder.steps, find, "steps")
+    for plan, steps in ladder.plans.items():
+        _check_steps(model, steps, find, f"plans.{plan}")
+
+
+def _check_steps(model: Model, steps: Sequence[Rung], find: Find, field: str) -> None:
     if not steps:
         return
     waits = [inf if step.wait_s is None else step.wait_s for step in steps]
     if waits != sorted(waits):
         rule = "must be in the order of their waits, those without one last"
-        raise Refused(InvalidRequest("steps", str([step.wait_s for step in steps]), rule))
+        raise Refused(InvalidRequest(field, str([step.wait_s for step in steps]), rule))
     if len(set(steps)) < len(steps):
-        raise Refused(InvalidRequest("steps", f"({len(steps)})", "name a step twice"))
+        raise Refused(InvalidRequest(field, f"({len(steps)})", "name a step twice"))
     _check_kind(model, model.model)
     for step in steps:
         if isinstance(step, Fallback):
             _check_fallback(model, step.model, find)
 
 
-def _check_fallback(model: Model, named: str, find: Callable[[tuple[str, str]], Model | None]) -> None:
+def _check_fallback(model: Model, named: str, find: Find) -> None:
     owner, name = owner_of(model.tenant, model_name(named, "model"))
     if (owner, name) == (model.tenant, model.model):
         raise Refused(InvalidRequest("model", repr(named), "must be another one"))

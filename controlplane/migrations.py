@@ -119,6 +119,11 @@ def _plans(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE tenants ADD COLUMN priority VARCHAR(16)"))
 
 
+def _plan_ladders(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE tenants ADD COLUMN plan VARCHAR(63)"))
+    connection.execute(text("ALTER TABLE models ADD COLUMN plan_ladders TEXT"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -133,6 +138,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(11, "ladders", _ladders),
     Migration(12, "trail", chain_audit),
     Migration(13, "plans", _plans),
+    Migration(14, "plan ladders", _plan_ladders),
 )
 
 

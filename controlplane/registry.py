@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from contracts.control import ModelRow, VersionRegistration, VersionRow
 from contracts.errors import Conflict, ModelNotFound, Refused
-from contracts.ladder import Rung
+from contracts.ladder import Ladder
 from contracts.names import DEFAULT_ALIAS, dns_label
 from controlplane.audit import Actor
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
@@ -173,20 +173,18 @@ class Registry:
                 self.on_named(version.key)
             return after.split
 
-    async def set_ladder(
-        self, by: Actor, tenant: str, model: str, steps: tuple[Rung, ...], now_s: int
-    ) -> tuple[Rung, ...]:
-        """What it gives up before it refuses, in that order; nothing without any.
+    async def set_ladder(self, by: Actor, tenant: str, model: str, ladder: Ladder, now_s: int) -> Ladder:
+        """What it gives up before it refuses, in that order; nothing without any step.
 
         Raises Refused: ModelNotFound, also of one that is named and may not be called; InvalidRequest, Conflict.
         """
         async with self._turn:
             found = self.model(tenant, model)
-            check_ladder(found, steps, self._models.get)
-            after = replace(found, ladder=steps)
+            check_ladder(found, ladder, self._models.get)
+            after = replace(found, ladder=ladder.steps, plan_ladders=ladder.plans)
             await self._database.write(lambda connection: set_ladder(connection, by, found, after, now_s))
             self._show(after)
-            return steps
+            return ladder
 
     async def delete(
         self, by: Actor, tenant: str, model: str, prefix: str, now_s: int, in_use: Callable[[VersionKey], bool]
@@ -314,6 +312,7 @@ def _model_row(model: Model) -> ModelRow:
         grantees=model.grantees,
         split=model.split,
         ladder=model.ladder,
+        plan_ladders=model.plan_ladders,
     )
 
 

@@ -14,7 +14,7 @@ from controlplane.audit import Actor
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.grants import load_grantees
 from controlplane.policy.lifecycle import VersionState
-from controlplane.policy.trail import Action, differing, made
+from controlplane.policy.trail import Action, Value, differing, made
 from controlplane.tenant_rows import find_tenant
 
 
@@ -131,18 +131,19 @@ def _store_split(connection: Connection, model: Model) -> None:
 def set_ladder(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
     """As the model has it, recorded for the audit where it was another one."""
     table = schema.models
-    stored = encode(model.ladder).decode() if model.ladder else None
-    connection.execute(
-        update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(ladder=stored)
-    )
-    if before.ladder != model.ladder:
-        changed = {"ladder": (_rungs(before), _rungs(model))}
+    stored = {
+        "ladder": encode(model.ladder).decode() if model.ladder else None,
+        "plan_ladders": encode(model.plan_ladders).decode() if model.plan_ladders else None,
+    }
+    connection.execute(update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(stored))
+    if changed := differing(_ladders(before), _ladders(model)):
         audit.record(connection, by, now_s, model.tenant, Action.MODEL_LADDER, model.model, changed=changed)
 
 
-def _rungs(model: Model) -> tuple[str, ...]:
-    """Each as JSON."""
-    return tuple(encode(rung).decode() for rung in model.ladder)
+def _ladders(model: Model) -> dict[str, Value]:
+    """The steps of each, as JSON."""
+    ladders = {"ladder": model.ladder} | {f"ladder of {plan}": steps for plan, steps in model.plan_ladders.items()}
+    return {name: tuple(encode(rung).decode() for rung in steps) for name, steps in ladders.items()}
 
 
 def load_models(connection: Connection) -> list[Model]:
@@ -185,5 +186,14 @@ def load_models(connection: Connection) -> list[Model]:
         granted = tuple(grantees.get(name, ()))
         split = {} if row["split"] is None else decode(row["split"], dict[str, int], what="a stored split")
         ladder = () if row["ladder"] is None else decode(row["ladder"], tuple[Rung, ...], what="a stored ladder")
-        models.append(Model(*name, row["created_at_s"], scale, aliases.get(name, {}), found, granted, split, ladder))
+        models.append(
+            Model(
+                *name, row["created_at_s"], scale, aliases.get(name, {}), found, granted, split, ladder,
+                _plan_ladders(row["plan_ladders"]),
+            )
+        )  # fmt: skip
     return models
+
+
+def _plan_ladders(stored: str | None) -> dict[str, tuple[Rung, ...]]:
+    return {} if stored is None else decode(stored, dict[str, tuple[Rung, ...]], what="stored ladders of plans")

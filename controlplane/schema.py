@@ -24,6 +24,7 @@ tenants = Table(
     Column("budget_micros", BigInteger, nullable=True),
     Column("weight", BigInteger, nullable=True),
     Column("priority", String(16), nullable=True),
+    Column("plan", String(63), nullable=True),
 )
 
 keys = Table(
@@ -98,6 +99,7 @@ models = Table(
     Column("wait_price", BigInteger, nullable=False, server_default="10000"),  # micro-units a second
     Column("split", Text, nullable=True),  # JSON: version -> weight; NULL: `prod` alone has what is asked of it
     Column("ladder", Text, nullable=True),  # JSON of a list of contracts.ladder.Rung; NULL: none
+    Column("plan_ladders", Text, nullable=True),  # JSON of such lists by the name of a plan; NULL: none
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
 )
 

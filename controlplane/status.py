@@ -30,6 +30,7 @@ def model_status(model: Model, table: ReplicaTable, outcomes: Outcomes) -> Model
         grantees=model.grantees,
         split=model.split,
         ladder=model.ladder,
+        plan_ladders=model.plan_ladders,
     )
 
 

@@ -19,24 +19,47 @@ _VALUES: Final = {"cap-output": "tokens", "fallback": "model", "cached": "age_s"
 @click.option("--cap-output", multiple=True, metavar="TOKENS[@SECONDS]", help="Answers of so many tokens at most.")
 @click.option("--fallback", multiple=True, metavar="MODEL[@SECONDS]", help="Another model's answer.")
 @click.option("--cached", multiple=True, metavar="AGE[@SECONDS]", help="What it last answered, at most so old.")
+@click.option("--plan", metavar="NAME", help="For tenants of that plan, in the place of what holds for the others.")
 @click.option("--off", is_flag=True, help="Give up nothing.")
+@click.option("--as-others", is_flag=True, help="With --plan: no steps of its own any more.")
 @click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
-def ladder_command(model: str, off: bool, as_json: bool, **given: tuple[str, ...]) -> None:
+def ladder_command(
+    model: str, plan: str | None, off: bool, as_others: bool, as_json: bool, **given: tuple[str, ...]
+) -> None:
     """Set what a model gives up of an answer rather than be late or refuse: from an expected wait of SECONDS on, or,
     without them, only where it would refuse. Without options: print what is set.
     """
-    body = {"steps": read_steps(given["cap_output"], given["fallback"], given["cached"])}
-    if off and body["steps"]:
-        raise click.UsageError("--off: give no steps with it")
+    steps = read_steps(given["cap_output"], given["fallback"], given["cached"])
+    if steps and (off or as_others):
+        raise click.UsageError(f"{'--off' if off else '--as-others'}: give no steps with it")
+    if as_others and (off or plan is None):
+        raise click.UsageError("--as-others: give a --plan with it, and no --off")
     with target().door() as door:
-        if off or body["steps"]:
+        shown = door.get(f"/admin/v1/models/{model}").json()
+        answer = {"steps": shown["ladder"], "plans": shown["plan_ladders"]}
+        if steps or off or as_others:
+            body = changed(answer, None if as_others else steps, plan)
             answer = door.put(f"/admin/v1/models/{model}/ladder", json=body).json()
-        else:
-            answer = {"steps": door.get(f"/admin/v1/models/{model}").json()["ladder"]}
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
-    click.echo("\n".join(step_lines(answer["steps"])) or f"{model}: gives up nothing")
+    click.echo("\n".join(ladder_lines(model, answer)))
+
+
+def changed(ladder: dict[str, Any], steps: list[dict[str, Any]] | None, plan: str | None) -> dict[str, Any]:
+    """The same with other steps for those of a plan, or for all of no such plan. Of a plan None takes them away."""
+    if plan is None:
+        return ladder | {"steps": steps}
+    others = {name: own for name, own in ladder["plans"].items() if name != plan}
+    return ladder | {"plans": others if steps is None else others | {plan: steps}}
+
+
+def ladder_lines(model: str, ladder: dict[str, Any]) -> Iterator[str]:
+    """What holds for all, then what does for each plan that has steps of its own."""
+    yield from list(step_lines(ladder["steps"])) or [f"{model}: gives up nothing"]
+    for plan, steps in sorted(ladder["plans"].items()):
+        yield f"plan {plan}:"
+        yield from (f"  {line}" for line in list(step_lines(steps)) or ["gives up nothing"])
 
 
 def read_steps(caps: Sequence[str], fallbacks: Sequence[str], cached: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -23,10 +23,15 @@ class ModelEntry:
     grantees: frozenset[str] = frozenset()  # other tenants that may call it
     split: Mapping[str, int] = field(default_factory=dict)  # as in `ModelRow`
     ladder: tuple[Rung, ...] = ()  # as in `ModelRow`
+    plan_ladders: Mapping[str, tuple[Rung, ...]] = field(default_factory=dict)  # likewise
 
     def name_for(self, caller: str) -> str:
         """What the tenant calls it by; keys, records and lists have it under this name."""
         return model_for(caller, self.tenant, self.model)
+
+    def ladder_for(self, plan: str | None) -> tuple[Rung, ...]:
+        """What it gives up for a tenant of that plan."""
+        return self.ladder if plan is None else self.plan_ladders.get(plan, self.ladder)
 
 
 def which_model(in_url: str | None, in_body: str | None) -> ModelReference:

@@ -1,16 +1,19 @@
 """What operators give a tenant: a weight, by which it is served where others wait, and the highest priority that its
-requests may have. From outside, over TLS.
+requests may have; and a plan, for which models give up other things before they refuse. From outside, over TLS.
 """
 
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from contracts.control import Priority, TenantLimits, TenantRow
+from contracts.ladder import Rung
 from tests.activator.control import KEY, STRANGER
 from tests.activator.replica import Call, hello
 from tests.activator.test_grants import grant
+from tests.activator.test_ladder import SMALL, TOLD, full, row, small
 from tests.activator.test_turns import until_queued
 from tests.activator.world import CHAT, Got, World, world
 
@@ -92,5 +95,33 @@ def test_weights(tmp_path: Path, weight: int | None, want: range) -> None:
             sent = [("o", KEY, "standard")] * 3 + [("g", STRANGER, "standard")] * 7
             order = "".join(await _order(here, *sent))
             assert order.rindex("o") - 2 in want
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_free", "plan", "told"),
+    [
+        pytest.param((), (SMALL,), "free", "fallback=small", id="more than the others"),
+        pytest.param((), (SMALL,), "pro", None, id="another plan is as the others"),
+        pytest.param((), (SMALL,), None, None, id="and so is none"),
+        pytest.param((SMALL,), (), "free", None, id="nothing at all"),
+        pytest.param((SMALL,), (), None, "fallback=small", id="which is nobody else's"),
+    ],
+)
+def test_a_plan_has_steps_of_its_own(
+    tmp_path: Path, of_all: tuple[Rung, ...], of_free: tuple[Rung, ...], plan: str | None, told: str | None
+) -> None:
+    """In the place of those that all others have."""
+
+    async def scenario() -> None:
+        async with full(tmp_path) as (here, _):
+            await small(here)
+            who = TenantRow(tenant="default", suspended=False, limits=TenantLimits(plan=plan))
+            model = msgspec.structs.replace(row("m", *of_all), plan_ladders={"free": of_free})
+            here.control.publish(tenants=(who,), models=(model,))
+            await here.settled()
+            got = await here.post()
+            assert (got.status, got.headers.get(TOLD)) == (503 if told is None else 200, told)
 
     asyncio.run(scenario())

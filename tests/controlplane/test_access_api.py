@@ -123,13 +123,14 @@ def test_a_tenants_limits(data: Path) -> None:
                 found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", news)
                 want = NO_LIMITS | {"store_bytes": 0, "body_bytes": 4096, "rpm": 60, "context_tokens": 2}
                 assert found["limits"] == want
-            plan: dict[str, int | str | None] = {"weight": 4, "priority": "standard"}
+            plan: dict[str, int | str | None] = {"weight": 4, "priority": "standard", "plan": "free"}
             found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", plan)
             want |= plan
             assert found["limits"] == want
             while row.limits.weight != 4:  # what changes at once is told in one line, or in several
                 row = next(iter((await reader.line()).tenants), row)
             assert (row.limits.weight, row.limits.priority, row.limits.rpm) == (4, "standard", 60)
+            assert row.limits.plan == "free"
             assert await door.ask("GET", "/internal/v1/tenants/acme/limits") == (200, want)
             assert (await door.ask("GET", "/internal/v1/tenants/nobody/limits"))[0] == 404
             for body, says in (
@@ -143,6 +144,7 @@ def test_a_tenants_limits(data: Path) -> None:
                 ({"weight": 0}, ">= 1"),
                 ({"weight": 1001}, "<= 1000"),
                 ({"priority": "urgent"}, "Invalid enum value 'urgent'"),
+                ({"plan": "Free!"}, "Expected `str` matching regex"),
                 ({"store": 1}, "unknown field `store`"),
                 ({"requests": "many"}, "Expected `int | null`"),
             ):
@@ -151,7 +153,7 @@ def test_a_tenants_limits(data: Path) -> None:
             await ask(door, ACME, "PUT", "/tenants/acme/limits", {}, status=403)
             events = (await ask(door, OPERATOR, "GET", "/audit?tenant=acme"))["events"]
             assert [each["detail"] for each in events if each["action"] == "tenant.limited"] == [
-                "weight 4, priority standard",
+                "weight 4, priority standard, plan free",
                 "requests default, body_bytes 4096, rpm 60, context_tokens 2", "store_bytes 0, requests 2",
             ]  # fmt: skip
         async with opened(data) as door:

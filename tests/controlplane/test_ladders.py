@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, Refused
-from contracts.ladder import CapOutput, Fallback
+from contracts.ladder import CapOutput, Fallback, Ladder
 from controlplane.facts import Model, Version
 from controlplane.feed import FeedHub
 from controlplane.ladders import check_ladder
@@ -60,17 +60,18 @@ KNOWN = {
 def test_what_a_ladder_may_name(steps: tuple[Any, ...], want: type[Exception] | None) -> None:
     """In the order of waits, and only what its owner may call itself."""
     if want is None:
-        check_ladder(KNOWN[TENANT, "m"], steps, KNOWN.get)
+        check_ladder(KNOWN[TENANT, "m"], Ladder(steps=steps, plans={"free": steps}), KNOWN.get)
         return
-    with pytest.raises(Refused) as refused:
-        check_ladder(KNOWN[TENANT, "m"], steps, KNOWN.get)
-    assert isinstance(refused.value.failure, want)
+    for ladder in (Ladder(steps=steps), Ladder(steps=(), plans={"free": steps})):
+        with pytest.raises(Refused) as refused:
+            check_ladder(KNOWN[TENANT, "m"], ladder, KNOWN.get)
+        assert isinstance(refused.value.failure, want)
 
 
 def test_what_does_not_generate_has_none() -> None:
     """Another model's vectors are in another space."""
     with pytest.raises(Refused) as refused:
-        check_ladder(KNOWN[TENANT, "vectors"], (SMALL,), KNOWN.get)
+        check_ladder(KNOWN[TENANT, "vectors"], Ladder(steps=(SMALL,)), KNOWN.get)
     assert isinstance(refused.value.failure, Conflict)
 
 
@@ -82,17 +83,20 @@ def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
         async with opened_registry(tmp_path, feed) as registry:
             for name in ("m", "small"):
                 await registry.register(msgspec.structs.replace(registration(letter="a"), model=name), NOW_S)
-            assert await registry.set_ladder(BY, TENANT, "m", (CAP, SMALL), NOW_S) == (CAP, SMALL)
-            assert {row.model: row.ladder for row in feed.snapshot().models} == {"m": (CAP, SMALL), "small": ()}
+            ladder = Ladder(steps=(CAP, SMALL), plans={"free": (SMALL,), "pro": ()})
+            assert await registry.set_ladder(BY, TENANT, "m", ladder, NOW_S) == ladder
+            told = {row.model: (row.ladder, row.plan_ladders) for row in feed.snapshot().models}
+            assert told == {"m": (ladder.steps, ladder.plans), "small": ((), {})}
             before = registry.model(TENANT, "m")
             await registry.deploy(BY, TENANT, "m", digest("a"), NOW_S)
             assert registry.model(TENANT, "m").ladder, "a deploy changes nothing of it"
         async with opened_registry(tmp_path, feed) as registry:
             assert registry.model(TENANT, "m") == before
-            await registry.set_ladder(BY, TENANT, "m", (), NOW_S)
-            assert all(not row.ladder for row in feed.snapshot().models)
+            await registry.set_ladder(BY, TENANT, "m", Ladder(steps=()), NOW_S)
+            assert all(not row.ladder and not row.plan_ladders for row in feed.snapshot().models)
         async with opened_registry(tmp_path) as registry:
             assert registry.model(TENANT, "m").ladder == ()
+            assert registry.model(TENANT, "m").plan_ladders == {}
 
     asyncio.run(main())
 
@@ -126,7 +130,37 @@ def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status: int) 
             assert got == status, answer
             want = steps if status == 200 else []
             if status == 200:
-                assert answer == {"steps": want}
+                assert answer == {"steps": want, "plans": {}}
             assert (await door.admin("GET", "/models/m"))[1]["ladder"] == want
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("plans", "status"),
+    [
+        pytest.param({"free": STEPS, "pro": []}, 200, id="two plans"),
+        pytest.param({"Free": STEPS}, 400, id="no name"),
+        pytest.param({"free\n": STEPS}, 400, id="a name and a line"),
+        pytest.param({"a" * 64: STEPS}, 400, id="too long a name"),
+        pytest.param({"free": list(reversed(STEPS))}, 400, id="out of order"),
+        pytest.param({f"p{at}": [] for at in range(17)}, 400, id="too many"),
+    ],
+)
+def test_the_route_for_plans(tmp_path: Path, plans: dict[str, Any], status: int) -> None:
+    """Beside the steps of all; an error names the plan."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+            for name in ("m", "small"):
+                body = msgspec.to_builtins(registration(letter="a")) | {"model": name}
+                assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
+            got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": STEPS[:1], "plans": plans})
+            assert got == status, answer
+            if status == 200:
+                assert answer == {"steps": STEPS[:1], "plans": plans}
+            elif "free" in plans:
+                assert "plans.free" in answer["detail"]
+            assert (await door.admin("GET", "/models/m"))[1]["plan_ladders"] == (plans if status == 200 else {})
 
     asyncio.run(main())

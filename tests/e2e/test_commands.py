@@ -122,6 +122,9 @@ def test_a_ladder_is_set_and_shown(kelvin: Installation, two: tuple[str, str]) -
     answer = post(kelvin, "/v1/completions", body)
     assert answer.status == 200
     assert "x-kelvin-degraded" not in answer.headers
+    own = "plan free:\n  cap-output 1: instead of a refusal\n"
+    assert run(kelvin, *ladder, "--plan", "free", "--cap-output", "1") == shown + own
+    assert run(kelvin, *ladder, "--plan", "free", "--as-others") == shown
     assert run(kelvin, *ladder, "--off") == "two: gives up nothing\n"
 
 

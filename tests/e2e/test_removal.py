@@ -94,11 +94,12 @@ def test_limits_of_a_tenant(kelvin: Installation, charlie: Tenant, tmp_path: Pat
     directory = make_tiny(tmp_path / "m", "llama", seed=33)
     assert "the limit is 1000" in charlie.run("push", str(directory), "--name", "m", code=4)
     run(kelvin, "tenants", "set", charlie.name, "--store-bytes", "default", "--requests", "4", "--output-tokens", "5")
-    run(kelvin, "tenants", "set", charlie.name, "--weight", "4", "--priority", "standard")
+    run(kelvin, "tenants", "set", charlie.name, "--weight", "4", "--priority", "standard", "--plan", "pro")
     charlie.run("push", str(directory), "--name", "m")
     (row,) = json.loads(charlie.run("tenants", "list", "--json"))["tenants"]
     limits = {name: value for name, value in row["limits"].items() if value is not None}
-    assert limits == {"requests": 4, "body_bytes": 2048, "output_tokens": 5, "weight": 4, "priority": "standard"}
+    given = {"weight": 4, "priority": "standard", "plan": "pro"}
+    assert limits == {"requests": 4, "body_bytes": 2048, "output_tokens": 5, **given}
     assert "2048" in charlie.run("tenants", "list")
     assert charlie.complete(prompt="w1 " * 2000).status_code == 413
     assert "your tenant allows at most 5" in charlie.complete(max_tokens=6).text

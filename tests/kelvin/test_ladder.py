@@ -2,8 +2,9 @@
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from kelvin.ladder import read_steps, step_lines
+from kelvin.ladder import changed, ladder_command, ladder_lines, read_steps, step_lines
 
 
 def test_read_steps() -> None:
@@ -38,3 +39,51 @@ def test_step_lines() -> None:
         "fallback small: instead of a refusal",
         "cached 60: instead of a refusal",
     ]
+
+
+CAP = {"step": "cap-output", "tokens": 64, "wait_s": 2.5}
+SMALL = {"step": "fallback", "model": "small", "wait_s": None}
+SET = {"steps": [CAP], "plans": {"free": [SMALL]}}
+
+
+@pytest.mark.parametrize(
+    ("steps", "plan", "want"),
+    [
+        pytest.param([SMALL], None, {"steps": [SMALL], "plans": {"free": [SMALL]}}, id="of all: a plan keeps its own"),
+        pytest.param([CAP], "free", {"steps": [CAP], "plans": {"free": [CAP]}}, id="of a plan"),
+        pytest.param([], "pro", {"steps": [CAP], "plans": {"free": [SMALL], "pro": []}}, id="a plan gives up nothing"),
+        pytest.param(None, "free", {"steps": [CAP], "plans": {}}, id="a plan as the others"),
+        pytest.param(None, "pro", SET, id="one that is as the others"),
+    ],
+)
+def test_changed(steps: list[dict[str, object]] | None, plan: str | None, want: object) -> None:
+    """What is not spoken of stays."""
+    assert changed(SET, steps, plan) == want
+
+
+def test_ladder_lines() -> None:
+    """Of all, then of each plan."""
+    assert list(ladder_lines("m", SET | {"plans": {"pro": [], "free": [SMALL]}})) == [
+        "cap-output 64: from 2.5 s of expected wait",
+        "plan free:",
+        "  fallback small: instead of a refusal",
+        "plan pro:",
+        "  gives up nothing",
+    ]
+    assert list(ladder_lines("m", {"steps": [], "plans": {}})) == ["m: gives up nothing"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param(["--as-others"], "--as-others: give a --plan", id="as others, of none"),
+        pytest.param(["--plan", "free", "--as-others", "--off"], "and no --off", id="as others, and off"),
+        pytest.param(["--plan", "a", "--as-others", "--cached", "9"], "--as-others: give no steps", id="and steps"),
+        pytest.param(["--off", "--cached", "9"], "--off: give no steps", id="off, and steps"),
+    ],
+)
+def test_what_does_not_go_together(options: list[str], says: str) -> None:
+    """Said before anything is asked."""
+    found = CliRunner().invoke(ladder_command, ["m", *options])
+    assert found.exit_code == 2
+    assert says in found.output
