@@ -24,7 +24,6 @@ from kelvin.logs import logs_command
 from kelvin.models import (
     deploy_command,
     models_command,
-    scale_command,
     status_command,
     stop_command,
     timeline_command,
@@ -32,6 +31,7 @@ from kelvin.models import (
 from kelvin.push_command import push_command
 from kelvin.recovery import backup_command, restore_command
 from kelvin.restart import restart_command
+from kelvin.scale import LOCAL, scale_command
 from kelvin.settings import default_data, load_up
 from kelvin.show import show_command
 from kelvin.tenants import tenants_command
@@ -99,7 +99,8 @@ def _located(command: click.Command) -> click.Command:
     """Give a command, or each command of a group, the options that say which installation it speaks to."""
     if isinstance(command, click.Group):
         for child in command.commands.values():
-            _located(child)
+            if child not in LOCAL:
+                _located(child)
         if not command.invoke_without_command:
             return command
     file = click.Path(path_type=Path, dir_okay=False)

@@ -184,32 +184,6 @@ def deploy_command(reference: str) -> None:
     click.echo(f"{found.model}@prod -> {answer['version']}")
 
 
-@click.command("scale")
-@click.argument("model")
-@click.option("--min", "min_replicas", type=click.IntRange(0), help="Replicas that are always there.")
-@click.option("--max", "max_replicas", type=click.IntRange(1), help="Replicas at most.")
-@click.option("--target", "target_concurrency", type=click.FloatRange(0.01), help="Requests at once per replica.")
-@click.option("--window", "window_s", type=click.FloatRange(6, 3600), help="Stable window in seconds.")
-@click.option("--grace", "grace_s", type=click.FloatRange(0, 3600), help="Seconds between idle and zero.")
-@click.option(
-    "--idle",
-    type=click.Choice(["zero", "sleep2", "sleep", "warm", "auto"]),
-    help="Where the last replica goes; auto: by break-even.",
-)
-@click.option("--wait-price", type=click.IntRange(0), help="Micro-units that a second of a caller's waiting is worth.")
-@_json_option
-def scale_command(model: str, as_json: bool, **given: float | str | None) -> None:
-    """Set how a model scales; what is not given stays. Prints the settings that hold now."""
-    names = {"min_replicas": "min", "max_replicas": "max", "target_concurrency": "target"}
-    body = {names.get(name, name): value for name, value in given.items() if value is not None}
-    with target().door() as door:
-        answer = door.put(f"/admin/v1/models/{model}/scale", json=body).json()
-    if as_json:
-        _print_json(answer)
-    else:
-        click.echo(" ".join(f"{name}={value}" for name, value in answer.items()))
-
-
 @click.command("stop")
 @click.argument("model")
 def stop_command(model: str) -> None:

@@ -5,8 +5,10 @@ Facts from knative/serving, pkg/autoscaler/scaling/autoscaler.go and multiscaler
 """
 
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import ceil
 from typing import Final
+
+from controlplane.policy.go_numbers import int32, larger, nanoseconds, quotient, rounded_down, rounded_up, smaller
 
 CONCURRENCY: Final = "concurrency"
 RPS: Final = "rps"
@@ -18,7 +20,7 @@ CONCURRENCY_TARGET_DEFAULT: Final = 100.0
 CONCURRENCY_UTILIZATION_DEFAULT: Final = 0.7
 RPS_TARGET_DEFAULT: Final = 200.0
 RPS_UTILIZATION: Final = 0.7
-_NANOSECONDS: Final = 10**9
+_TICK_NS: Final = nanoseconds(TICK_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class ScalingSpec:
     max_scale_up_rate: float = 1000.0
     max_scale_down_rate: float = 2.0
     stable_window_s: float = 60.0
-    scale_down_delay_s: float = 0.0
+    scale_down_delay_s: float = 0.0  # as it is at the decider's start: a later change is not heeded
     activation_scale: int = 0  # the least non-zero scale; below 2 it does nothing
     initial_scale: int = 1
     reachable: bool = True
@@ -56,7 +58,8 @@ class Memory:
 
     panic_time_s: float | None = None  # when the threshold was last crossed; None outside panic
     max_panic_pods: int = 0
-    delay: tuple[tuple[int, int], ...] = ()  # (2 s bucket, largest wish in it), for the scale-down delay
+    delay_buckets: int = 0  # of 2 s, how long a scale down is delayed; 0: it is not
+    delay: tuple[tuple[int, int], ...] = ()  # (bucket, largest wish in it), each smaller than the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +72,19 @@ class Decision:
     memory: Memory
 
 
-def initial(ready_pods: int, now: float) -> Memory:
+def initial(ready_pods: int, now: float, scale_down_delay_s: float = 0.0) -> Memory:
     """At a decider's start. A restart loses the metrics: more than one ready pod is held by starting in panic."""
-    return Memory(panic_time_s=now if ready_pods > 1 else None, max_panic_pods=ready_pods)
+    return Memory(
+        panic_time_s=now if ready_pods > 1 else None,
+        max_panic_pods=ready_pods,
+        delay_buckets=max(0, ceil(nanoseconds(scale_down_delay_s) / _TICK_NS)),
+    )
 
 
 def first_decision(spec: ScalingSpec, memory: Memory) -> Decision:
     """What holds before the first tick: scale unknown, burst capacity as the initial scale will have it."""
     burst = spec.target_burst_capacity
-    excess = int(burst) if burst in (-1, 0) else int(spec.initial_scale * spec.total_value - burst)
+    excess = int(burst) if burst in (-1, 0) else int32(spec.initial_scale * spec.total_value - burst)
     return Decision(UNKNOWN, excess, True, memory)
 
 
@@ -85,9 +92,9 @@ def decide(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Dec
     """One tick. Total: any observation gives a decision; an erroneous one is not valid and is not remembered."""
     if seen.ready_error or seen.metric_error:
         return Decision(0, 0, False, memory)
-    ready = max(1, seen.ready_pods)
-    stable_raw = ceil(seen.stable / spec.target_value)
-    panic_raw = ceil(seen.panic / spec.target_value)
+    ready = float(max(1, seen.ready_pods))
+    stable_raw = rounded_up(quotient(seen.stable, spec.target_value))
+    panic_raw = rounded_up(quotient(seen.panic, spec.target_value))
     stable = _limited(spec, stable_raw, ready)
     panic = _limited(spec, panic_raw, ready)
     memory = _panic_entered_or_left(spec, memory, over=panic_raw / ready >= spec.panic_threshold, now=now)
@@ -96,9 +103,9 @@ def decide(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Dec
         # Never down while in panic: the surge must have made its way into the stable window first.
         desired = max(stable, panic, memory.max_panic_pods)
         memory = replace(memory, max_panic_pods=desired)
-    if spec.reachable and spec.scale_down_delay_s > 0:
-        memory = replace(memory, delay=_delayed(spec, memory.delay, desired, now))
-        desired = max(wish for _, wish in memory.delay)
+    if spec.reachable and memory.delay_buckets:
+        memory = replace(memory, delay=_delayed(memory, desired, now))
+        desired = memory.delay[0][1]
     return Decision(desired, _excess_burst_capacity(spec, seen), True, memory)
 
 
@@ -137,31 +144,35 @@ def resolve_target(
     return max(TARGET_MIN, total * fraction), total
 
 
-def _limited(spec: ScalingSpec, wanted: int, ready: int) -> int:
+def _limited(spec: ScalingSpec, wanted: float, ready: float) -> int:
     """Within the rates, which are rounded so that one pod up or down is always possible; then the activation scale."""
-    most = ceil(spec.max_scale_up_rate * ready)
-    least = floor(ready / spec.max_scale_down_rate) if spec.reachable else 0
-    limited = min(max(wanted, least), most)
+    most = rounded_up(spec.max_scale_up_rate * ready)
+    least = rounded_down(quotient(ready, spec.max_scale_down_rate)) if spec.reachable else 0.0
+    limited = int32(smaller(larger(wanted, least), most))
     return max(limited, spec.activation_scale) if wanted > 0 and spec.activation_scale > 1 else limited
 
 
 def _panic_entered_or_left(spec: ScalingSpec, memory: Memory, *, over: bool, now: float) -> Memory:
     if over:
         return replace(memory, panic_time_s=now)
-    if memory.panic_time_s is not None and _ns(memory.panic_time_s) + _ns(spec.stable_window_s) < _ns(now):
+    if memory.panic_time_s is None:
+        return memory
+    if nanoseconds(memory.panic_time_s) + nanoseconds(spec.stable_window_s) < nanoseconds(now):
         return replace(memory, panic_time_s=None, max_panic_pods=0)
     return memory
 
 
-def _delayed(
-    spec: ScalingSpec, delay: tuple[tuple[int, int], ...], desired: int, now: float
-) -> tuple[tuple[int, int], ...]:
-    """Wishes of the delay window, only those that no later one exceeds: their largest is the first."""
-    bucket, buckets = floor(now / TICK_S), ceil(spec.scale_down_delay_s / TICK_S)
-    if any(at == bucket and wish > desired for at, wish in delay):
-        return delay  # a larger wish of the same bucket stands
-    kept = tuple((at, wish) for at, wish in delay if wish > desired and bucket - at < buckets)
-    return (*kept, (bucket, desired))
+def _delayed(memory: Memory, desired: int, now: float) -> tuple[tuple[int, int], ...]:
+    """Wishes of the delay window, only those that no later one reaches: their largest is the first."""
+    bucket, kept = nanoseconds(now) // _TICK_NS, list(memory.delay)
+    while kept and desired >= kept[-1][1]:
+        kept.pop()
+    while kept and bucket - kept[0][0] >= memory.delay_buckets:
+        kept.pop(0)
+    if kept and kept[-1][0] == bucket:
+        _, desired = kept.pop()  # a larger wish of the same bucket stands
+    kept.append((bucket, desired))
+    return tuple(kept[-memory.delay_buckets :])  # the bound matters to a clock that goes back, no other
 
 
 def _excess_burst_capacity(spec: ScalingSpec, seen: Observed) -> int:
@@ -171,9 +182,4 @@ def _excess_burst_capacity(spec: ScalingSpec, seen: Observed) -> int:
     if spec.target_burst_capacity < 0:
         return -1
     # The true count, not one for none; the panic average, so that no knee-jerk takes the activator out.
-    return floor(seen.ready_pods * spec.total_value - spec.target_burst_capacity - seen.panic)
-
-
-def _ns(seconds: float) -> int:
-    """As Go's durations: sums of decimal fractions compare exactly."""
-    return round(seconds * _NANOSECONDS)
+    return int32(rounded_down(seen.ready_pods * spec.total_value - spec.target_burst_capacity - seen.panic))

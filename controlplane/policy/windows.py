@@ -4,13 +4,23 @@ Facts from knative/serving, pkg/autoscaler/aggregation/bucketing.go. Buckets add
 Times are seconds of one clock that is the same for all calls, from zero upwards; the caller says what time it is.
 """
 
-from math import ceil, copysign, floor, trunc
+from math import ceil, exp, floor, log
 from typing import Final, Protocol
+
+from controlplane.policy.go_numbers import NANOSECONDS, nanoseconds, quotient, six_digits, whole_power
 
 BUCKET_S: Final = 1
 MIN_SMOOTHING: Final = 0.2  # the slowest decay of a weighted window
-WEIGHT_PRECISION: Final = 0.9999  # the weights of a whole window sum up to this much
-_DIGITS: Final = 10**6
+LEFT_OUT: Final = 0.0001  # the weights of a whole window sum up to all but this much
+_ZERO_TIME_NS: Final = 62_135_596_800 * NANOSECONDS  # from Go's zero time, at which its buckets begin, to the epoch's
+# By buckets: where the last digit of Go's exponential (amd64) is another one than C's.
+_SMOOTHING: Final = {
+    24: 0.31870793094203875,
+    25: 0.3081690290810636,
+    31: 0.25703604924050527,
+    34: 0.23730141409765548,
+    35: 0.231375389960226,
+}
 
 
 class Window(Protocol):
@@ -23,43 +33,52 @@ class Window(Protocol):
 
 
 class LinearWindow:
-    """Sums per bucket; the average divides by the buckets that can hold something, so a young window is not diluted."""
+    """Sums per bucket; the average divides by the buckets that can hold something, so a young window is not diluted.
 
-    def __init__(self, window_s: float, bucket_s: int = BUCKET_S) -> None:
-        if window_s <= 0 or bucket_s < 1:
-            raise ValueError(f"window of {window_s:g} s in buckets of {bucket_s} s: both must be positive")
-        self._window_s = window_s
-        self._bucket_s = bucket_s
-        self._buckets = [0.0] * ceil(window_s / bucket_s)
+    A bucket begins where its length divides the time since Go's zero time, and is found by the whole seconds of its
+    length since the epoch: where these are not the same, values and silence are not counted as one would expect.
+    """
+
+    def __init__(self, window_s: float, bucket_s: float = BUCKET_S) -> None:
+        if not (window_s > 0 and bucket_s >= 1):
+            raise ValueError(
+                f"window of {window_s:g} s in buckets of {bucket_s:g} s: it must be positive, and they 1 or more"
+            )
+        self._window_ns = nanoseconds(window_s)
+        self._bucket_ns = nanoseconds(bucket_s)
+        self._phase_ns = _ZERO_TIME_NS % self._bucket_ns
+        self._stride_ns = floor(bucket_s) * NANOSECONDS  # of the numbers of buckets
+        self._buckets = [0.0] * self._count(self._window_ns)
         self._total = 0.0  # of all buckets
-        self._first: int | None = None  # number of the bucket of the first write that counts
+        self._first: int | None = None  # beginning of the bucket of the first write that counts, in nanoseconds
         self._last: int | None = None  # of the latest write
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._window_s:g} s total={self._total:g}>"
+        return f"<{type(self).__name__} {self._window_ns / NANOSECONDS:g} s total={self._total:g}>"
 
     def record(self, at_s: float, value: float) -> None:
         """Add `value` to the bucket of `at_s`. One from before the window is dropped, a later one of the past is added.
 
         After a whole silent window everything begins anew: the next average is over what comes from now on.
         """
-        bucket = floor(at_s / self._bucket_s)
+        at = nanoseconds(at_s)
+        begin, number, size = self._begin(at), self._number(at), len(self._buckets)
         if self._last is None:
-            self._restart(bucket)
-        elif bucket != self._last:
-            if self._seconds(self._last - bucket) >= self._window_s:
+            self._restart(begin)
+        elif begin != self._last:
+            if self._last - begin >= self._window_ns:
                 return
-            if self._first is None or bucket < self._first:
-                self._first = bucket
-            if bucket > self._last:
-                if self._seconds(bucket - self._last) >= self._window_s:
-                    self._restart(bucket)
+            if self._first is None or begin < self._first:
+                self._first = begin
+            if begin > self._last:
+                if begin - self._last >= self._window_ns:
+                    self._restart(begin)
                 else:
-                    for skipped in range(self._last + 1, bucket + 1):
-                        self._total -= self._buckets[skipped % len(self._buckets)]
-                        self._buckets[skipped % len(self._buckets)] = 0.0
-                self._last = bucket
-        self._buckets[bucket % len(self._buckets)] += value
+                    for skipped in range(self._number(self._last) + 1, number + 1):
+                        self._total -= self._buckets[skipped % size]
+                        self._buckets[skipped % size] = 0.0
+                self._last = begin
+        self._buckets[number % size] += value
         self._total += value
 
     def average(self, now_s: float) -> float:
@@ -68,48 +87,62 @@ class LinearWindow:
         A `now_s` that lags behind the last write counts as that. If the last write was some buckets ago, those are
         in neither the sum nor the divisor: missing data is not zero data.
         """
-        if self._last is None or self._first is None:
+        if self._last is None:
             return 0.0
-        now, size = floor(now_s / self._bucket_s), len(self._buckets)
-        silent = max(0, now - self._last)
-        if silent and self._seconds(silent) >= self._window_s:
+        now, size, total = self._begin(nanoseconds(now_s)), len(self._buckets), self._total
+        written = size if self._first is None else (self._last - self._first) // self._bucket_ns + 1
+        if now <= self._last:
+            return six_digits(total / min(written, size))
+        if now - self._last >= self._window_ns:
             return 0.0
-        total = self._total
-        for overwritten in range(self._last + 1, self._last + silent + 1):
+        newest, latest = self._number(self._last), self._number(now)
+        for overwritten in range(newest + 1, latest + 1):
             total -= self._buckets[overwritten % size]
-        return _round_half_away(total / min(self._last - self._first + 1, size - silent))
+        return six_digits(quotient(total, min(written, size - (latest - newest))))
 
     def is_empty(self, now_s: float) -> bool:
         """Whether nothing was written for longer than the window."""
-        return self._last is None or self._seconds(floor(now_s / self._bucket_s) - self._last) > self._window_s
+        return self._last is None or self._begin(nanoseconds(now_s)) - self._last > self._window_ns
 
     def resize(self, window_s: float, now_s: float) -> None:
         """Keep the newest buckets that fit. A window that was empty forgets when its data began."""
-        if window_s == self._window_s:
+        window_ns = nanoseconds(window_s)
+        if window_ns == self._window_ns:
             return
-        old, last = self._buckets, self._last
-        fresh = [0.0] * ceil(window_s / self._bucket_s)
-        if last is not None and not self.is_empty(now_s):
-            for bucket in range(last, last - min(len(old), len(fresh)), -1):
-                fresh[bucket % len(fresh)] = old[bucket % len(old)]
+        old, total = self._buckets, 0.0
+        fresh = [0.0] * self._count(window_ns)
+        if self._last is not None and not self.is_empty(now_s):
+            newest = self._number(self._last)
+            for number in range(newest, newest - min(len(old), len(fresh)), -1):
+                fresh[number % len(fresh)] = old[number % len(old)]
+                total += old[number % len(old)]
             # As the source has it: the data counts as going back for the whole of the old window.
-            self._first = last - (len(old) - 1)
+            self._first = self._last - (len(old) - 1) * self._bucket_ns
         else:
             self._first = None
-        self._window_s, self._buckets, self._total = window_s, fresh, sum(fresh)
+        self._window_ns, self._buckets, self._total = window_ns, fresh, total
 
     def check_integrity(self) -> None:
         """The total is that of the buckets, up to rounding of floats."""
         assert abs(self._total - sum(self._buckets)) <= 1e-6 * max(1.0, *(abs(value) for value in self._buckets))
         assert (self._first is None) or (self._last is not None and self._first <= self._last)
 
-    def _restart(self, bucket: int) -> None:
+    def _restart(self, begin: int) -> None:
         self._buckets = [0.0] * len(self._buckets)
         self._total = 0.0
-        self._first = self._last = bucket
+        self._first = self._last = begin
 
-    def _seconds(self, buckets: int) -> int:
-        return buckets * self._bucket_s
+    def _begin(self, at_ns: int) -> int:
+        """Of the bucket of `at_ns`."""
+        return at_ns - (at_ns + self._phase_ns) % self._bucket_ns
+
+    def _number(self, at_ns: int) -> int:
+        """By which a bucket is found. Towards zero: a first bucket that began before the epoch is that of the epoch."""
+        return at_ns // self._stride_ns if at_ns >= 0 else -(-at_ns // self._stride_ns)
+
+    def _count(self, window_ns: int) -> int:
+        """Buckets of a window, a begun one as a whole one."""
+        return ceil(window_ns / self._bucket_ns)
 
 
 class WeightedWindow(LinearWindow):
@@ -120,28 +153,20 @@ class WeightedWindow(LinearWindow):
         if self._last is None or self.is_empty(now_s):
             return 0.0
         smoothing, size = smoothing_coefficient(len(self._buckets)), len(self._buckets)
-        silent = max(0, floor(now_s / self._bucket_s) - self._last)
-        weight = smoothing * float((1 - smoothing) ** silent)
-        result = 0.0
+        silent = max(0, self._begin(nanoseconds(now_s)) - self._last) // self._bucket_ns
+        weight = smoothing * whole_power(1 - smoothing, silent)
+        newest, result = self._number(self._last), 0.0
         for age in range(size - silent):
-            result += self._buckets[(self._last - age) % size] * weight
+            result += self._buckets[(newest - age) % size] * weight
             weight *= 1 - smoothing
         return result
 
 
 def smoothing_coefficient(buckets: int) -> float:
-    """c such that a window of so many buckets holds WEIGHT_PRECISION of all weight; never below MIN_SMOOTHING."""
-    return max(1 - float((1 - WEIGHT_PRECISION) ** (1 / buckets)), MIN_SMOOTHING)
+    """c such that a window of so many buckets holds all weight but LEFT_OUT; never below MIN_SMOOTHING."""
+    return _SMOOTHING.get(buckets) or max(1 - exp(1 / buckets * log(LEFT_OUT)), MIN_SMOOTHING)
 
 
 def panic_window_s(stable_window_s: float, percentage: float) -> int:
     """Whole seconds, halves up; one bucket at least."""
     return max(BUCKET_S, floor(stable_window_s * percentage / 100 + 0.5))
-
-
-def _round_half_away(value: float) -> float:
-    scaled = value * _DIGITS
-    whole = trunc(scaled)
-    if abs(scaled - whole) >= 0.5:
-        whole += int(copysign(1, scaled))
-    return whole / _DIGITS

@@ -125,7 +125,7 @@ class Decider:
 
     def __init__(self, of: ScalingSpec, ready: int = 1, now: float = T0) -> None:
         self.spec = of
-        self.memory = initial(ready, now)
+        self.memory = initial(ready, now, of.scale_down_delay_s)
 
     def tick(self, stable: float, panic: float, ready: int, now: float) -> int:
         decision = decide(self.spec, seen(stable, panic, ready), self.memory, now)

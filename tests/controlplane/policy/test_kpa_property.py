@@ -29,7 +29,7 @@ STEPS = st.lists(
 @given(SPECS, STEPS, st.integers(min_value=0, max_value=20))
 def test_invariants_of_any_series(of: ScalingSpec, steps: list[tuple[float, float, int, float]], ready: int) -> None:
     """Never down in panic; within the rates, the activation scale, or what is held; memory is bounded."""
-    memory, now = initial(ready, 0.0), 0.0
+    memory, now = initial(ready, 0.0, of.scale_down_delay_s), 0.0
     for stable, panic, pods, passed in steps:
         now += passed
         before = memory
@@ -46,7 +46,7 @@ def test_invariants_of_any_series(of: ScalingSpec, steps: list[tuple[float, floa
         assert decision.desired <= most
         if of.reachable:
             assert decision.desired >= max(1, pods) // of.max_scale_down_rate
-        assert len(memory.delay) <= of.scale_down_delay_s / 2 + 2
+        assert len(memory.delay) <= memory.delay_buckets
         assert list(memory.delay) == sorted(memory.delay, key=lambda entry: (entry[0], -entry[1]))
 
 
@@ -55,7 +55,7 @@ def test_more_load_never_wants_fewer(
     of: ScalingSpec, stable: float, panic: float, more_stable: float, more_panic: float, pods: int
 ) -> None:
     """From the same memory, in both windows."""
-    memory = initial(pods, 0.0)
+    memory = initial(pods, 0.0, of.scale_down_delay_s)
     less = decide(of, seen(stable, panic, pods), memory, 1.0)
     more = decide(of, seen(stable + more_stable, panic + more_panic, pods), memory, 1.0)
     assert more.desired >= less.desired

@@ -1,0 +1,83 @@
+"""`kelvin scale`: how a model scales, and what the decider would say to any series of observations."""
+
+import json
+from collections.abc import Callable
+from typing import BinaryIO, Final
+
+import click
+
+from contracts.wire import encode
+from kelvin.client import target
+from kelvin.policy.scale_cases import BadCase
+from kelvin.policy.scale_replay import average, replay
+
+_SETTINGS: Final = "MODEL"  # no model's name: these are lower-case
+
+
+class _Scale(click.Group):
+    """What does not begin with the name of a command is a model and its settings."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's, with the command that has no name put in."""
+        if args and args[0] not in (*self.commands, "--help"):
+            args = [_SETTINGS, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("scale", cls=_Scale, subcommand_metavar="MODEL [OPTIONS] | replay FILE | windows FILE")
+def scale_command() -> None:
+    """Set how a model scales: `kelvin scale MODEL --help`. Or ask the decider: what would it say to a file's series?
+
+    A model that is called `replay` or `windows` is set by `kelvin scale MODEL replay`, as written.
+    """
+
+
+@scale_command.command(_SETTINGS)
+@click.argument("model")
+@click.option("--min", "min_replicas", type=click.IntRange(0), help="Replicas that are always there.")
+@click.option("--max", "max_replicas", type=click.IntRange(1), help="Replicas at most.")
+@click.option("--target", "target_concurrency", type=click.FloatRange(0.01), help="Requests at once per replica.")
+@click.option("--window", "window_s", type=click.FloatRange(6, 3600), help="Stable window in seconds.")
+@click.option("--grace", "grace_s", type=click.FloatRange(0, 3600), help="Seconds between idle and zero.")
+@click.option(
+    "--idle",
+    type=click.Choice(["zero", "sleep2", "sleep", "warm", "auto"]),
+    help="Where the last replica goes; auto: by break-even.",
+)
+@click.option("--wait-price", type=click.IntRange(0), help="Micro-units that a second of a caller's waiting is worth.")
+@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+def settings_command(model: str, as_json: bool, **given: float | str | None) -> None:
+    """Set how a model scales; what is not given stays. Prints the settings that hold now."""
+    names = {"min_replicas": "min", "max_replicas": "max", "target_concurrency": "target"}
+    body = {names.get(name, name): value for name, value in given.items() if value is not None}
+    with target().door() as door:
+        answer = door.put(f"/admin/v1/models/{model}/scale", json=body).json()
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        click.echo(" ".join(f"{name}={value}" for name, value in answer.items()))
+
+
+@scale_command.command("replay")
+@click.argument("file", type=click.File("rb"))
+def replay_command(file: BinaryIO) -> None:
+    """Print what the decider says to each step of the cases in FILE (`-`: standard input), as JSON."""
+    _print(replay, file)
+
+
+@scale_command.command("windows")
+@click.argument("file", type=click.File("rb"))
+def windows_command(file: BinaryIO) -> None:
+    """Print the averages of the windows in FILE (`-`: standard input), as JSON."""
+    _print(average, file)
+
+
+# Of no installation: they compute, here.
+LOCAL: Final = frozenset({replay_command, windows_command})
+
+
+def _print(run: Callable[[bytes], object], file: BinaryIO) -> None:
+    try:
+        click.echo(encode(run(file.read())))
+    except BadCase as bad:
+        raise click.ClickException(str(bad)) from bad

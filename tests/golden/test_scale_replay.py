@@ -1,0 +1,123 @@
+"""The decider and the windows say what Knative's do: answers recorded of the real ones, through the command line.
+
+The files hold cases, written by hand for each rule and drawn at random, and what knative/serving (commit 98e5ef9, Go
+1.27, amd64) answered to them. The controls break one rule each.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.policy import kpa, windows
+from controlplane.policy.kpa import Decision, Memory, Observed, ScalingSpec, decide
+from kelvin.policy import scale_replay
+from tests.house.pages import ROOT
+
+GOLDEN = Path(__file__).parent
+LIMIT_S = 120
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """Cases and answers."""
+    found: dict[str, Any] = json.loads((GOLDEN / f"scale_{name}.json").read_bytes())
+    assert len(found["cases"]) == len(found["answers"]) > 80
+    return found
+
+
+def cases(name: str) -> bytes:
+    """As the commands read them."""
+    return json.dumps({"cases": recorded(name)["cases"]}).encode()
+
+
+@pytest.mark.parametrize("name", ["replay", "windows"])
+def test_every_recorded_answer(name: str, tmp_path: Path) -> None:
+    """To the last pod, and of averages to the last digit."""
+    file = tmp_path / "cases.json"
+    file.write_bytes(cases(name))
+    command = [sys.executable, "-m", "kelvin.main", "scale", name, str(file)]
+    done = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, timeout=LIMIT_S)
+    assert json.loads(done.stdout)["cases"] == recorded(name)["answers"]
+    assert done.stderr == b""
+
+
+def wrong(answers: list[dict[str, Any]], name: str) -> list[str]:
+    """Names of the cases that are answered otherwise."""
+    return [want["name"] for got, want in zip(answers, recorded(name)["answers"], strict=True) if got != want]
+
+
+def replayed() -> list[dict[str, Any]]:
+    """What the decider says now."""
+    found = scale_replay.replay(cases("replay")).cases
+    return [
+        {
+            "name": case.name,
+            "steps": [{"desired": step.desired, "ebc": step.ebc, "valid": step.valid} for step in case.steps],
+        }
+        for case in found
+    ]
+
+
+def averaged() -> list[dict[str, Any]]:
+    """What the windows say now."""
+    return [{"name": case.name, "averages": case.averages} for case in scale_replay.average(cases("windows")).cases]
+
+
+def forgets_its_panic(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+    return decide(spec, seen, replace(memory, max_panic_pods=0), now)
+
+
+def lets_go_too_soon(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+    return decide(replace(spec, stable_window_s=spec.stable_window_s - 1e-9), seen, memory, now)
+
+
+def remembers_an_error(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+    decision = decide(spec, seen, memory, now)
+    return decision if decision.valid else replace(decision, memory=replace(memory, panic_time_s=now))
+
+
+def heeds_a_later_delay(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+    buckets = kpa.initial(0, now, spec.scale_down_delay_s).delay_buckets
+    return decide(spec, seen, replace(memory, delay_buckets=buckets), now)
+
+
+def goes_up_without_end(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+    return decide(replace(spec, max_scale_up_rate=1e9), seen, memory, now)
+
+
+@pytest.mark.parametrize(
+    ("broken", "caught"),
+    [
+        pytest.param(forgets_its_panic, "in panic the scale goes up, never down", id="down in panic"),
+        pytest.param(lets_go_too_soon, "panic holds for a stable window and lets go a moment later", id="a nanosecond"),
+        pytest.param(remembers_an_error, "an error is not remembered, be it during panic", id="an error"),
+        pytest.param(heeds_a_later_delay, "a delay that comes later is not heeded", id="the delay"),
+        pytest.param(goes_up_without_end, "rates: one more is always possible", id="the rate"),
+    ],
+)
+def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Decision], caught: str) -> None:
+    """By the case that is named for it."""
+    assert wrong(replayed(), "replay") == []
+    monkeypatch.setattr(scale_replay, "decide", broken)
+    assert caught in wrong(replayed(), "replay")
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "caught"),
+    [
+        pytest.param("six_digits", lambda value: round(value, 6), "rounded to six digits", id="halves to even"),
+        pytest.param("_SMOOTHING", {}, "weighted, 24 s", id="the last digit of a coefficient"),
+        pytest.param("LEFT_OUT", 0.001, "weighted, 6 s", id="weights"),
+        pytest.param("_ZERO_TIME_NS", 0, "buckets of seven seconds", id="where buckets begin"),
+    ],
+)
+def test_a_broken_window_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, other: object, caught: str) -> None:
+    """Likewise."""
+    assert wrong(averaged(), "windows") == []
+    monkeypatch.setattr(windows, name, other)
+    assert [case for case in wrong(averaged(), "windows") if case.startswith(caught)]
