@@ -2,6 +2,8 @@
 known, and at its end. A tenant without such limits costs a test for None each.
 """
 
+from collections.abc import Awaitable
+
 from activator.budgets import Budgets
 from activator.call import Call
 from activator.exchange import Exchange
@@ -22,9 +24,9 @@ class Allowances:
     def __repr__(self) -> str:
         return f"<Allowances {self._rates!r} {self._budgets!r}>"
 
-    async def place(self, tenant: str, own: TenantLimits) -> Place:
+    def place(self, tenant: str, own: TenantLimits) -> Awaitable[Place]:
         """`with await` it: one more request of the tenant while the block lasts. Raises Refused(TenantBusy)."""
-        return await self._entrance.enter(tenant, own.requests)
+        return self._entrance.enter(tenant, own.requests)
 
     async def enter(self, exchange: Exchange, tenant: str, own: TenantLimits) -> None:
         """Before the body is read. Raises Refused: BudgetSpent, RateLimited."""

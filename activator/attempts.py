@@ -7,6 +7,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -33,6 +34,8 @@ from contracts.timeline import Stage
 from contracts.traffic_errors import ReplicaLost
 from contracts.usage import ACK_TOKENS
 from contracts.wire import decoder
+
+_UNTRIED: Final = Tried()
 
 
 class Attempts:
@@ -62,7 +65,7 @@ class Attempts:
         what came of the last attempt.
         """
         self._budgets.asked((ask.tenant, key), time.monotonic())
-        tried = Tried()
+        tried = _UNTRIED
         failure: Failure | None = None
         while True:
             try:
@@ -93,9 +96,10 @@ class Attempts:
         waits_since_us = now_us()
         call.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
         async with self._throttler.slot(key, ask, call.deadline, again_by_s) as slot:
-            _dispatched(call, slot.replica, waits_since_us)
-            upstream = self._sender.send(key, call, slot.replica)
-            race = None if self._hedges is None else self._hedges.race(key, ask, call, slot.replica, upstream)
+            replica = slot.replica
+            _dispatched(call, replica, waits_since_us)
+            upstream = self._sender.send(key, call, replica)
+            race = None if self._hedges is None else self._hedges.race(key, ask, call, replica, upstream)
             if race is None:
                 await self._at(call, answer, slot, upstream)
             else:
@@ -231,6 +235,7 @@ async def _relay(
             if account.delivered_tokens > acknowledged:  # if we die before the record is durable, it is charged
                 upstream.acknowledge(account.delivered_tokens)
             account.timeline.graft(_end(last).spans, call.dispatched_us)
+            return
         frames = await upstream.some()
 
 

@@ -70,9 +70,10 @@ class Authenticator:
                 await self._refuse(exchange)
         if self._table.is_suspended(principal.tenant):
             raise Refused(TenantSuspended())
-        if not any(allows(principal.scopes, scope) for scope in scopes):
-            raise Refused(Forbidden(scopes[0]))
-        return principal
+        for scope in scopes:
+            if allows(principal.scopes, scope):
+                return principal
+        raise Refused(Forbidden(scopes[0]))
 
     async def _of_token(self, authorization: bytes) -> Principal | None:
         """Whom a signed token names, where that tenant is there."""

@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 from activator.edge_cycle import Cycle, Wire
 
-_STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 _WITHOUT_BODY: Final = (204, 304)
 _INVITATION: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FAILED: Final = (
@@ -56,25 +56,24 @@ class HttpCycle(Cycle):
         self._http.end()
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        has_length, says_closing = False, False
+        named = dict(headers)  # of each name the last value
+        length, says_closing = named.get(b"content-length"), named.get(b"connection") == b"close"
         self._bodiless = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
-        for name, value in headers:
-            if name == b"content-length":
-                has_length, self._unsent = True, int(value)
-            elif name == b"transfer-encoding":
-                self._chunked = True
-            elif name == b"connection" and value == b"close":
-                self.keep_alive, says_closing = False, True
-        lines = [_STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status, *[b"%b: %b\r\n" % header for header in headers]]
-        if not self.keep_alive and not says_closing:
-            lines.append(b"connection: close\r\n")
-        if not has_length and not self._chunked and not self._bodiless:
+        self._chunked = b"transfer-encoding" in named
+        if length is not None:
+            self._unsent = int(length)
+        lines = [_STATUS.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers)]
+        if says_closing:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines.append(b"connection: close")
+        if length is None and not self._chunked and not self._bodiless:
             self._chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            lines.append(b"transfer-encoding: chunked")
+        head = b"\r\n".join(lines)
+        if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
             raise ValueError("a header holds the end of a line")
-        self._head = head + b"\r\n"
+        self._head = head + b"\r\n\r\n"
 
     def _send_body(self, body: bytes, more_body: bool) -> None:
         head, self._head = self._head or b"", None

@@ -1,5 +1,6 @@
 """The head of a request, of whichever protocol: how large it may be, and what the application is told of it."""
 
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -15,7 +16,7 @@ _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 def is_too_large(target: bytes, headers: Headers, limits: EdgeLimits) -> bool:
     """In bytes, as HTTP/1.1 has them on the wire, or in number."""
-    size = len(target) + sum([len(name) + len(value) + 4 for name, value in headers])
+    size = len(target) + 4 * len(headers) + sum(map(len, chain.from_iterable(headers)))
     return size > limits.head_bytes or len(headers) > limits.headers
 
 

@@ -3,7 +3,6 @@
 One event loop's. Blocks are classes: a generator for each would cost a request as much as all that is done in it.
 """
 
-from collections import Counter
 from typing import Final, Protocol
 
 from contracts.errors import Refused
@@ -24,10 +23,10 @@ class Shares:
     """`Entrance` of one activator; keeps nothing of tenants that have none."""
 
     def __init__(self) -> None:
-        self._inside: Counter[str] = Counter()
+        self._inside: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Shares tenants={len(self._inside)} inside={self._inside.total()}>"
+        return f"<Shares tenants={len(self._inside)} inside={sum(self._inside.values())}>"
 
     async def enter(self, tenant: str, limit: int | None) -> "Place":
         """See `Entrance`; returns at once."""
@@ -39,18 +38,19 @@ class Place:
 
     __slots__ = ("_inside", "_limit", "_tenant")
 
-    def __init__(self, inside: Counter[str], tenant: str, limit: int | None) -> None:
+    def __init__(self, inside: dict[str, int], tenant: str, limit: int | None) -> None:
         self._inside, self._tenant, self._limit = inside, tenant, limit
 
     def __enter__(self) -> None:
-        if self._limit is not None and self._inside[self._tenant] >= self._limit:
+        inside = self._inside.get(self._tenant, 0)
+        if self._limit is not None and inside >= self._limit:
             raise Refused(TenantBusy(self._limit, RETRY_AFTER_S))
-        self._inside[self._tenant] += 1
+        self._inside[self._tenant] = inside + 1
 
     def __exit__(self, *_: object) -> None:
-        self._inside[self._tenant] -= 1
-        if not self._inside[self._tenant]:
-            del self._inside[self._tenant]
+        inside = self._inside.pop(self._tenant) - 1
+        if inside:
+            self._inside[self._tenant] = inside
 
 
 class Room:

@@ -36,8 +36,8 @@ class Client:
 
     async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "Answer":
         """The head of the answer. Raises OSError. Cancelling closes the connection."""
-        lines = "".join([f"{name}: {value}\r\n" for name, value in fields])
-        head = f"{method} {target} HTTP/1.1\r\nhost: replica\r\ncontent-length: {len(body)}\r\n{lines}\r\n".encode()
+        first = f"{method} {target} HTTP/1.1\r\nhost: replica\r\ncontent-length: {len(body)}"
+        head = "\r\n".join((first, *map(": ".join, fields), "\r\n")).encode()
         connection = self._try_kept() or await self._connect()
         try:
             await connection.ask(head, body)
@@ -172,14 +172,12 @@ class _Connection(asyncio.Protocol):
         self.is_open = False
         self._transport.abort()
 
-    async def _more(self) -> None:
+    def _more(self) -> "asyncio.Future[None]":
+        """Done once there is news. Raises OSError where none will come."""
         if self._error is not None:
             raise self._error
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -16,6 +16,8 @@ from contracts.timeline import Span
 CONTENT_TYPE: Final = "application/x-kelvin-frames"
 MAX_PAYLOAD: Final = 16 << 20
 _HEADER: Final = struct.Struct("<BxxxIIIIQ")  # kind, payload length, prompt, cached, completion tokens, device us
+_HEADER_BYTES: Final = _HEADER.size
+_unpack: Final = _HEADER.unpack_from
 
 
 class FrameKind(IntEnum):
@@ -89,20 +91,19 @@ class FrameDecoder:
                 return []
             data, self._parts = b"".join(self._parts), []
         frames: list[Frame] = []
-        at, self._wanted = 0, _HEADER.size
-        while len(data) - at >= _HEADER.size:
-            kind, length, prompt, cached, completion, device_us = _HEADER.unpack_from(data, at)
+        at, size, self._wanted = 0, len(data), _HEADER_BYTES
+        while (begin := at + _HEADER_BYTES) <= size:
+            kind, length, *counts = _unpack(data, at)
             if length > MAX_PAYLOAD:
                 raise ValueError(f"frame payload of {length} bytes is over {MAX_PAYLOAD}")
-            begin, end = at + _HEADER.size, at + _HEADER.size + length
-            if len(data) < end:
+            end = begin + length
+            if size < end:
                 self._wanted = end - at
                 break
-            counts = Counts(prompt, cached, completion, device_us)
-            frames.append(Frame(_KINDS.get(kind) or FrameKind(kind), counts, data[begin:end]))
+            frames.append(Frame(_KINDS.get(kind) or FrameKind(kind), Counts(*counts), data[begin:end]))
             at = end
-        if at < len(data):
-            self._parts, self._held = [data[at:]], len(data) - at
+        if at < size:
+            self._parts, self._held = [data[at:]], size - at
         return frames
 
     @property

@@ -1,6 +1,7 @@
 """Decide whether a request may go to a replica now, may wait, or is refused. Waiting is the throttler's work."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -55,6 +56,7 @@ class Shed:
 
 
 Admission = Admit | Hold | Shed
+ADMIT: Final = Admit()
 
 
 def decide(facts: AdmissionFacts, now: float) -> Admission:
@@ -62,7 +64,7 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
     if facts.deadline.passed(now):
         return Shed(DeadlineExceeded(0.0, "admitting"))
     if facts.free_slots > 0 and facts.queued.entries == 0:
-        return Admit()
+        return ADMIT
     ask, limits = facts.ask, facts.limits
     until_s = min(facts.deadline.at_s, now + limits.wait_s)
     for queue, load, bound in (

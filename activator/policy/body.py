@@ -4,7 +4,6 @@ The scan is what a large body costs, however few fields are kept of it, so nothi
 edits one.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -101,8 +100,7 @@ def ceiling_of(body: Body, own: TenantLimits) -> Ceiling:
     return Ceiling(own.context_tokens, own.output_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True, gc=False):
     """Tokens that a request may take at most, as far as that can be known from its bytes."""
 
     prompt: int
