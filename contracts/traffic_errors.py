@@ -5,8 +5,19 @@ from dataclasses import dataclass
 from contracts.errors import Failure
 
 
+class Later(Failure):
+    """Base of what may be tried again after a time that is known."""
+
+    __slots__ = ()
+    after_s: float  # each kind's own field
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.after_s
+
+
 @dataclass(frozen=True, slots=True)
-class TooManyFailures(Failure):
+class TooManyFailures(Later):
     """Another key that is not good, of a source that showed too many. A good one of the same source is served."""
 
     after_s: float
@@ -16,13 +27,9 @@ class TooManyFailures(Failure):
     def message(self) -> str:
         return "missing or invalid API key, as many before it from this address"
 
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
-
 
 @dataclass(frozen=True, slots=True)
-class AddressBusy(Failure):
+class AddressBusy(Later):
     """An address asks more often than one may, whoever it is: no key was looked at."""
 
     after_s: float
@@ -31,10 +38,6 @@ class AddressBusy(Failure):
     @property
     def message(self) -> str:
         return "too many requests from this address"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class FirewallRefused(Failure):
 
 
 @dataclass(frozen=True, slots=True)
-class TenantBusy(Failure):
+class TenantBusy(Later):
     """The tenant has as many requests under way as it may have."""
 
     limit: int
@@ -60,13 +63,9 @@ class TenantBusy(Failure):
     def message(self) -> str:
         return f"your tenant has {self.limit} requests under way, which is its limit; retry after {self.after_s:g} s"
 
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
-
 
 @dataclass(frozen=True, slots=True)
-class RateLimited(Failure):
+class RateLimited(Later):
     """The tenant has used what it may in a minute. The code is OpenAI's."""
 
     unit: str  # "requests" or "tokens"
@@ -77,10 +76,6 @@ class RateLimited(Failure):
     @property
     def message(self) -> str:
         return f"your tenant may use {self.limit} {self.unit} a minute; retry after {self.after_s:.3g} s"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +131,7 @@ class TooLargeForRate(Failure):
 
 
 @dataclass(frozen=True, slots=True)
-class Overloaded(Failure):
+class Overloaded(Later):
     """Every slot and every waiting place is taken."""
 
     what: str
@@ -148,13 +143,9 @@ class Overloaded(Failure):
     def message(self) -> str:
         return f"{self.what} is full (limit {self.limit}); retry after {self.after_s:g} s"
 
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
-
 
 @dataclass(frozen=True, slots=True)
-class Displaced(Failure):
+class Displaced(Later):
     """It waited, and had to make way in a full queue: nobody who waited there was lower in the order of shedding."""
 
     rank: str
@@ -166,13 +157,9 @@ class Displaced(Failure):
         why = f"the queue is full, and this {self.rank} request made way for another one"
         return f"{why}; retry after {self.after_s:.3g} s"
 
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
-
 
 @dataclass(frozen=True, slots=True)
-class OverShare(Failure):
+class OverShare(Later):
     """It waited, and had to make way in a full queue, of which its tenant held more than its share."""
 
     after_s: float
@@ -181,10 +168,6 @@ class OverShare(Failure):
     @property
     def message(self) -> str:
         return f"the queue is full, and your tenant has more than its share of it; retry after {self.after_s:.3g} s"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +262,7 @@ class SlowReader(Failure):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyInUse(Failure):
+class KeyInUse(Later):
     """A request with this `Idempotency-Key` is under way where it can't be joined."""
 
     after_s: float
@@ -292,10 +275,6 @@ class KeyInUse(Failure):
     @property
     def param(self) -> str | None:
         return "idempotency-key"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
 
 
 @dataclass(frozen=True, slots=True)
