@@ -9,6 +9,7 @@ from activator.policy.breaker import Breaker
 from activator.policy.expected import Pace
 from activator.policy.fair import FairQueue
 from contracts.control import ReplicaRow
+from contracts.errors import Failure
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +45,8 @@ class Replica:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    granted: "asyncio.Future[Replica]"
+    # A failure is a result, too: as an exception it would hold the frames that wait for it, and they it.
+    granted: "asyncio.Future[Replica | Failure]"
     came_s: float
     until_s: float  # it waits no longer
 

@@ -8,7 +8,7 @@ from activator.keys import VersionKey
 from activator.line import Line, Replica, next_waiter
 from activator.policy.expected import Starts
 from contracts.control import Feed, ReplicaRow, RestoreFailure
-from contracts.errors import Failure, ModelNotFound, Refused, RemoteFailure
+from contracts.errors import Failure, ModelNotFound, RemoteFailure
 
 
 class Waking(Protocol):
@@ -163,7 +163,7 @@ class Roster:
         while (found := next_waiter(line)) is not None:
             waiter, ask = found
             line.waiting.settle(ask, 0)
-            waiter.granted.set_exception(Refused(failure))
+            waiter.granted.set_result(failure)
         self._keeper.tidy(key, line)
 
 

@@ -9,7 +9,7 @@ from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Tier
 from activator.policy.expected import comes_too_late, wait_s
 from activator.policy.shed import Reason, needs_s, too_late, try_enter
-from contracts.errors import Failure, Refused
+from contracts.errors import Failure
 from contracts.traffic_errors import DeadlineTooShort, Displaced, OverShare
 
 SWEEP_S: Final = 0.5  # between two looks at all who wait for a version, at least
@@ -71,7 +71,7 @@ class Shedding:
 
     def _tell(self, waiter: Waiter, ask: Ask, reason: Reason, failure: Failure) -> None:
         if not waiter.granted.done():  # else it is about to leave by itself
-            waiter.granted.set_exception(Refused(failure))
+            waiter.granted.set_result(failure)
             self.counts[reason, ask.rank] += 1
 
 

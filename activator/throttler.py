@@ -25,7 +25,7 @@ from activator.shedding import Shedding
 from activator.slots import NoSlotInTime, Slot, take_other, take_slot
 from contracts.control import Feed
 from contracts.deadline import Deadline
-from contracts.errors import Refused
+from contracts.errors import Failure, Refused
 from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
 
 
@@ -231,7 +231,10 @@ class Throttler:
                     await asyncio.wait((waiter.granted,), timeout=max(0.0, again_by_s - self._clock()))
                     if not (waiter.granted.done() or line.awaits_start):
                         raise NoSlotInTime
-                return await waiter.granted
+                granted = await waiter.granted
+                if isinstance(granted, Failure):
+                    raise Refused(granted)
+                return granted
         except BaseException as error:
             self._leave(key, line, waiter, ask)
             if isinstance(error, TimeoutError):
@@ -246,8 +249,8 @@ class Throttler:
         granted = waiter.granted
         if line.waiting.discard(waiter):
             granted.cancel()
-        elif granted.done() and not granted.cancelled() and granted.exception() is None:
-            self.release(key, granted.result(), ask, 0)
+        elif granted.done() and not granted.cancelled() and isinstance(given := granted.result(), Replica):
+            self.release(key, given, ask, 0)
         if not self.is_wanted(key):
             self._waking.rest(key)
         self.tidy(key, line)

@@ -1,6 +1,8 @@
 """A full queue lets who is more urgent wait, and tells who makes way; who can't be in time is told while it waits."""
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import aiohttp
@@ -92,6 +94,33 @@ def test_who_is_lowest_makes_way() -> None:
         await ground.leave(stays, other)
 
     asyncio.run(scenario())
+
+
+def test_what_was_refused_while_it_waited_is_gone_at_once() -> None:
+    """No cycle keeps its frames, and with them all of its request, for a collection to find: under ten times the load
+    there were a hundred thousand such objects, and the collection that found them held up everybody.
+    """
+
+    async def refused(ground: Ground) -> "weakref.ref[Refused]":
+        try:
+            await ground.throttler.acquire(KEY, Ask("t", 10, 10, Rank.BATCH), Deadline(150.0))
+        except Refused as error:
+            return weakref.ref(error)
+        raise AssertionError
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
+        batch = asyncio.create_task(refused(ground))
+        await _turns()
+        stays = await ground.ask()
+        assert (await batch)() is None
+        await ground.leave(stays)
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
 
 
 def test_who_makes_way_for_another_version_is_wanted_no_more() -> None:
