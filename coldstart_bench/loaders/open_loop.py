@@ -5,7 +5,9 @@ ended or the plan's patience has; what came of them is in the second file (`cold
 """
 
 import asyncio
+import gc
 import json
+import os
 import socket
 import sys
 import time
@@ -19,6 +21,7 @@ import uvloop
 from coldstart_bench.loaders.front_load import context
 from coldstart_bench.traffic.answers import Answer, said
 from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Payload, Plan, Ran, Reader, Sent
+from coldstart_bench.traffic.processor import load_of, try_spent
 from contracts.wire import decoder
 
 OPENING: Final = 32  # connections at once: a handshake takes a millisecond of the door's processor
@@ -41,10 +44,10 @@ def payload_bytes(payload: Payload) -> bytes:
 class Ticket:
     """One request under way."""
 
-    __slots__ = ("answer", "due_us", "first_us", "number", "payload", "reader", "sent_us")
+    __slots__ = ("answer", "due_us", "first_us", "number", "payload", "reader", "seen_us", "sent_us")
 
-    def __init__(self, number: int, due_us: int, payload: int, reader: Reader) -> None:
-        self.number, self.due_us, self.payload, self.reader = number, due_us, payload, reader
+    def __init__(self, number: int, due_us: int, seen_us: int, payload: int, reader: Reader) -> None:
+        self.number, self.due_us, self.seen_us, self.payload, self.reader = number, due_us, seen_us, payload, reader
         self.sent_us: int | None = None
         self.first_us: int | None = None
         self.answer = Answer()
@@ -123,7 +126,7 @@ class OpenLoop:
         """All of it. Raises OSError where the door is not there at the beginning."""
         try:
             await self._open_all()
-            self._began_ns = time.monotonic_ns()
+            self._began_ns, before = time.monotonic_ns(), try_spent(os.getpid())
             self._pump()
             last_s = (self._plan.arrivals[-1][0] if self._plan.arrivals else 0) / 1e6
             try:
@@ -133,6 +136,7 @@ class OpenLoop:
                 self._next = len(self._plan.arrivals)
                 for ticket in list(self._under_way.values()):
                     self.ended(ticket, NO_END)
+            took = load_of(before, try_spent(os.getpid()), len(self._plan.arrivals), self.now_us() / 1e6)
         finally:
             self._due.clear()
             for task in list(self._opening):
@@ -141,7 +145,7 @@ class OpenLoop:
             for connection in list(self._open):
                 connection.abort()
         sent = tuple(self._sent[number] for number in range(len(self._plan.arrivals)))
-        return Ran(self._began_ns, sent, tuple(self._texts))
+        return Ran(self._began_ns, sent, tuple(self._texts), took)
 
     def ended(self, ticket: Ticket, why: str) -> None:
         """Whatever came of it is kept."""
@@ -153,7 +157,7 @@ class OpenLoop:
         number = -1 if not text else self._texts.setdefault(text, len(self._texts))
         self._sent[ticket.number] = Sent(
             ticket.payload, ticket.due_us, ticket.sent_us, ticket.first_us, self.now_us(),
-            answer.status, code, number, answer.retry_after,
+            answer.status, code, number, answer.retry_after, ticket.seen_us,
         )  # fmt: skip
         if not self._under_way and self._next == len(self._plan.arrivals):
             self._over.set()
@@ -177,9 +181,9 @@ class OpenLoop:
     def _pump(self) -> None:
         """Send what is due, and come again for the next."""
         arrivals = self._plan.arrivals
-        while self._next < len(arrivals) and arrivals[self._next][0] <= self.now_us():
+        while self._next < len(arrivals) and arrivals[self._next][0] <= (now_us := self.now_us()):
             due_us, payload = arrivals[self._next]
-            ticket = Ticket(self._next, due_us, payload, self._plan.payloads[payload].reader)
+            ticket = Ticket(self._next, due_us, now_us, payload, self._plan.payloads[payload].reader)
             self._next += 1
             self._under_way[ticket.number] = ticket
             if self._free and ticket.reader is Reader.QUICK:
@@ -272,6 +276,8 @@ def answer(runner: asyncio.Runner, asked: dict[str, str]) -> dict[str, object]:
 
 def main() -> None:
     """Until stdin ends."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)  # a look at all that waits takes as long as many requests
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print("ready", flush=True)
         for line in sys.stdin:

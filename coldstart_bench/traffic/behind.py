@@ -97,6 +97,11 @@ class Loop:
     def __init__(self, scratch: Path, program: Program) -> None:
         self._scratch, self._program = scratch, program
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._program.pid
+
     def run(self, plan: Plan) -> Ran:
         """To the last answer, or to the end of its patience. Raises PeerFailed where there is no door."""
         asked, into = self._scratch / "plan", self._scratch / "ran"

@@ -69,7 +69,7 @@ def run(plan: BurstPlan) -> BurstReport:
     return BurstReport(
         tuple(each),
         fair,
-        quantile_of(lags_s(ran), 0.99),
+        quantile_of(lags_s(ran.sent), 0.99),
         memory,
         starts,
         judge(each, fair, memory, starts),

@@ -1,9 +1,12 @@
 """What is asked of the open loop, and what it says of each request; microseconds after its beginning. Pure."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
 import msgspec
+
+from coldstart_bench.traffic.processor import Load
 
 CUT: Final = "cut"  # the connection ended before the answer did
 NO_DOOR: Final = "no_door"  # nobody took the connection
@@ -52,6 +55,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     code: str  # "" where it was answered, the failure's code otherwise, or one of the words above
     text: int  # which of the texts it was answered with, -1 where it has none
     retry_after: bool
+    seen_us: int = 0  # when the loop came to send it, a connection or not
 
     @property
     def took_s(self) -> float:
@@ -70,12 +74,18 @@ class Ran(msgspec.Struct, frozen=True):
     began_ns: int  # CLOCK_MONOTONIC, which is one for all processes
     sent: tuple[Sent, ...]
     texts: tuple[str, ...]  # each once
+    load: Load | None = None  # of the loop itself, connections not counted
 
     def text(self, sent: Sent) -> str:
         """What it was answered with."""
         return "" if sent.text < 0 else self.texts[sent.text]
 
 
-def lags_s(ran: Ran) -> list[float]:
-    """How late each was sent: whether the loop itself kept up."""
-    return [(sent.sent_us - sent.due_us) / 1e6 for sent in ran.sent if sent.sent_us is not None]
+def lags_s(sent: Iterable[Sent]) -> list[float]:
+    """How late the loop came to send each: whether it kept up itself. A wait for a connection is not among it."""
+    return [(each.seen_us - each.due_us) / 1e6 for each in sent]
+
+
+def held_up_s(sent: Iterable[Sent]) -> list[float]:
+    """How long each waited for a connection, of which a door that answers late leaves none free."""
+    return [(each.sent_us - each.seen_us) / 1e6 for each in sent if each.sent_us is not None]

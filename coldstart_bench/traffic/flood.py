@@ -78,7 +78,7 @@ def _measured(plan: FloodPlan, scratch: Path, load_before: float) -> FloodReport
         seconds,
         seen.most_inside,
         unrecorded,
-        quantile_of(lags_s(ran), 0.99),
+        quantile_of(lags_s(ran.sent), 0.99),
         memory_of(samples),
         judge(plan.slots, plan.slot_s, loud, other, seconds, seen.most_inside, unrecorded),
         machine(),

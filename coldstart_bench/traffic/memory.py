@@ -1,13 +1,19 @@
-"""What a process has of memory while it is under load, sampled: resident, and its proportional share (PSS, proc(5))."""
+"""What a process has of memory while it is under load, sampled: resident, and its proportional share (PSS, proc(5)).
 
+With each sample goes what it had of processors by then (`processor`).
+"""
+
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from coldstart_bench.traffic.processor import Load, Spent, load_of, try_spent
 
 EVERY_S: Final = 0.1
 MIB: Final = 1 << 20
@@ -19,6 +25,7 @@ class Sample(msgspec.Struct, frozen=True):
     at_ns: int  # CLOCK_MONOTONIC
     rss: int
     pss: int
+    spent: Spent | None = None  # of processors
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -44,7 +51,7 @@ def try_sample(pid: int) -> Sample | None:
     except OSError:
         return None
     found = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines[1:])}
-    return Sample(time.monotonic_ns(), found["Rss"], found["Pss"])
+    return Sample(time.monotonic_ns(), found["Rss"], found["Pss"], try_spent(pid))
 
 
 def memory_of(samples: list[Sample]) -> Memory | None:
@@ -54,6 +61,16 @@ def memory_of(samples: list[Sample]) -> Memory | None:
     first, last = samples[0], samples[-1]
     peak_rss, peak_pss = max(each.rss for each in samples), max(each.pss for each in samples)
     return Memory(first.rss, peak_rss, last.rss, first.pss, peak_pss, last.pss)
+
+
+def load_within(samples: Sequence[Sample], began_ns: int, end_us: int, requests: int) -> Load | None:
+    """What so many requests took, between the last sample before they began and the first one after they ended."""
+    end_ns = began_ns + end_us * 1000
+    before = next((each for each in reversed(samples) if each.at_ns <= began_ns), None)
+    after = next((each for each in samples if each.at_ns >= end_ns), None)
+    if before is None or after is None:
+        return None
+    return load_of(before.spent, after.spent, requests, (after.at_ns - before.at_ns) / 1e9)
 
 
 @contextmanager
@@ -67,6 +84,7 @@ def watching(pid: int) -> Iterator[list[Sample]]:
             samples.append(sample)
 
     def run() -> None:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # of this thread: who is watched has the other one
         while not stop.wait(EVERY_S):
             take()
 

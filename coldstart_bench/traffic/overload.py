@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,12 @@ from coldstart_bench.environment import commit, load_1m, machine
 from coldstart_bench.traffic.arrivals import constant
 from coldstart_bench.traffic.behind import MODEL, Behind, Door, Loop, cores_note, keys_for, looping, standing
 from coldstart_bench.traffic.exchange import Payload, Plan
-from coldstart_bench.traffic.memory import Sample, watching
-from coldstart_bench.traffic.overload_rows import RANKS, Asked, OverloadReport, Step, judge, step_of
+from coldstart_bench.traffic.memory import EVERY_S, Sample, watching
+from coldstart_bench.traffic.overload_rows import RANKS, Asked, OverloadReport, Step, judge, notes_of, step_of
 
 TENANT: Final = "loud"
 TOKENS: Final = 16
-MOST_CONNECTIONS: Final = 4096
-READY_CONNECTIONS: Final = 1200  # those that may wait, and some
+MOST_CONNECTIONS: Final = 2048  # twice those that may wait; all are open before a step begins, and none after it has
 SETTINGS: Final = {"KELVIN_HEAD_S": "60"}  # connections that are open before the beginning say nothing for a while
 
 
@@ -75,7 +75,7 @@ def run(plan: OverloadPlan) -> OverloadReport:
         machine(),
         load_before,
         commit(),
-        (cores_note(),),
+        (cores_note(), *notes_of(steps)),
     )
 
 
@@ -83,12 +83,14 @@ def _step(plan: OverloadPlan, times: float, door: Door, loop: Loop, key: str, sa
     rate = times * plan.slots / plan.slot_s
     plan.tell(f"{times:g} times what they can do: {rate:.0f} requests/s for {plan.seconds:g} s")
     arrivals = tuple((at, number % len(RANKS)) for number, at in enumerate(constant(rate, plan.seconds)))
-    waiting = int(min(READY_CONNECTIONS, plan.slots + rate * plan.deadline_s))
+    waiting = int(min(MOST_CONNECTIONS, plan.slots + rate * plan.deadline_s))
     payloads = tuple(payload(key, rank, plan.deadline_s) for rank in RANKS)
-    ran = loop.run(Plan(door.port, payloads, arrivals, waiting, MOST_CONNECTIONS, plan.deadline_s + 30))
+    ran = loop.run(Plan(door.port, payloads, arrivals, waiting, waiting, plan.deadline_s + 30))
     asked = Asked(times, rate, plan.seconds, TOKENS, plan.deadline_s)
     right = [ran.text(sent) == f"3 {TOKENS}" for sent in ran.sent]
-    return step_of(asked, ran.sent, right, [RANKS[sent.payload] for sent in ran.sent], samples, ran.began_ns)
+    ranks = [RANKS[sent.payload] for sent in ran.sent]
+    time.sleep(2 * EVERY_S)  # a sample from after the last answer
+    return step_of(asked, ran.sent, right, ranks, samples, ran.began_ns, ran.load)
 
 
 def payload(key: str, rank: str, deadline_s: float) -> Payload:

@@ -8,14 +8,17 @@ from typing import Final
 import msgspec
 
 from coldstart_bench.statistics import quantile_of
-from coldstart_bench.traffic.exchange import Sent
-from coldstart_bench.traffic.memory import MIB, Sample
+from coldstart_bench.traffic.exchange import Sent, held_up_s, lags_s
+from coldstart_bench.traffic.memory import MIB, Sample, load_within
+from coldstart_bench.traffic.processor import Load
 from coldstart_bench.verdicts import Verdict, held, line_of
 
 RANKS: Final = ("interactive", "standard", "batch")  # who is shed last comes first
 REFUSALS: Final = frozenset((429, 503, 504))
 GOODPUT: Final = 0.95  # of its peak, at the most load
 FLAT: Final = 0.05  # by which memory may grow between the middle and the last third of the most load
+KEEPS_UP_S: Final = 0.05  # the loop's own lag up to which a step is what it says
+OTHERS: Final = 0.1  # of a step, from which on it is said that others had the core
 SETTLED: Final = 0.2  # of a step, before its figures count
 
 
@@ -35,6 +38,9 @@ class Step(msgspec.Struct, frozen=True):
     answered_p99_s: float | None
     refused_p99_s: float | None  # how long it took to be told
     lag_p99_s: float | None  # of the open loop itself
+    held_up_p99_s: float | None  # that a request waited for a connection, of which the door left none free
+    door: Load | None  # of the activator's processor, from the first request to the last answer
+    loop: Load | None  # and of the open loop's
     memory_middle: int | None  # peak of PSS in the middle third, bytes
     memory_last: int | None  # and in the last one
 
@@ -73,8 +79,9 @@ def step_of(
     ranks: Sequence[str],
     samples: Sequence[Sample],
     began_ns: int,
+    loop: Load | None = None,
 ) -> Step:
-    """`right` and `ranks` are of each request of `sent`."""
+    """`right` and `ranks` are of each request of `sent`; `samples` are the door's, `loop` is the open loop's own."""
     in_time = [each.is_ok and fine and each.took_s <= asked.deadline_s for each, fine in zip(sent, right, strict=True)]
     answered = [each for each, fine in zip(sent, right, strict=True) if each.is_ok and fine]
     refused = [each for each in sent if _is_refusal(each)]
@@ -95,7 +102,10 @@ def step_of(
         answered_p50_s=quantile_of(took, 0.5),
         answered_p99_s=quantile_of(took, 0.99),
         refused_p99_s=quantile_of([each.took_s for each in refused], 0.99),
-        lag_p99_s=quantile_of([(each.sent_us - each.due_us) / 1e6 for each in sent if each.sent_us is not None], 0.99),
+        lag_p99_s=quantile_of(lags_s(sent), 0.99),
+        held_up_p99_s=quantile_of(held_up_s(sent), 0.99),
+        door=load_within(samples, began_ns, max((each.end_us for each in sent), default=0), len(sent)),
+        loop=loop,
         memory_middle=_peak(samples, began_ns, asked.seconds / 3, 2 * asked.seconds / 3),
         memory_last=_peak(samples, began_ns, 2 * asked.seconds / 3, asked.seconds),
     )
@@ -144,6 +154,18 @@ def _order(answered: Mapping[str, float], first: str, then: str, state: str) -> 
     return held(f"share answered of {first} beyond that of {then}", 0, state, more, 0.0, at_least=True)
 
 
+def notes_of(steps: Sequence[Step]) -> tuple[str, ...]:
+    """What makes a step's figures something else than the activator's."""
+    found = []
+    for step in steps:
+        if step.lag_p99_s is not None and step.lag_p99_s > KEEPS_UP_S:
+            found.append(f"{step.times:g}x: the open loop was {step.lag_p99_s * 1e3:.0f} ms late itself (p99)")
+        for load, whose in ((step.door, "the activator"), (step.loop, "the open loop")):
+            if load is not None and load.waited > OTHERS:
+                found.append(f"{step.times:g}x: {whose} waited for its core for {load.waited:.0%} of the time")
+    return tuple(found)
+
+
 def table(report: OverloadReport) -> str:
     """For people."""
     able = report.slots / report.slot_s
@@ -151,17 +173,20 @@ def table(report: OverloadReport) -> str:
         f"{report.slots} slots of {report.slot_s * 1e3:g} ms and {report.tokens} tokens: {able:g} requests/s, "
         f"{able * report.tokens:g} tokens/s; answers are due within {report.deadline_s:g} s",
         f"{'load':>6} {'asked/s':>8} {'sent':>7} {'in time':>8} {'late':>6} {'wrong':>6} {'tokens/s':>9} "
-        f"{'p50':>9} {'p99':>9} {'refused p99':>12} {'lag p99':>9} {'PSS':>7}  answered in time; refused",
+        f"{'p50':>9} {'p99':>9} {'refused p99':>12} {'lag p99':>9} {'held up':>9} {'door us':>8} {'loop us':>8} "
+        f"{'PSS':>7}  answered in time; refused",
     ]
     for step in report.steps:
-        waits = (step.answered_p50_s, step.answered_p99_s, step.refused_p99_s, step.lag_p99_s)
+        waits = (step.answered_p50_s, step.answered_p99_s, step.refused_p99_s, step.lag_p99_s, step.held_up_p99_s)
         cells = ["-" if each is None else f"{each * 1e3:.1f}ms" for each in waits]
         shares = ", ".join(f"{rank} {share:.0%}" for rank, share in step.answered.items())
         codes = ", ".join(f"{code} {count}" for code, count in sorted(step.refused.items())) or "nobody"
+        loads = ["-" if load is None else f"{load.each_us:.0f}" for load in (step.door, step.loop)]
         memory = "-" if step.memory_last is None else f"{step.memory_last / MIB:.0f}M"
         lines.append(
             f"{step.times:>5g}x {step.rate:>8.0f} {step.sent:>7} {step.good:>8} {step.late:>6} {step.wrong:>6} "
-            f"{step.goodput:>9.0f} {cells[0]:>9} {cells[1]:>9} {cells[2]:>12} {cells[3]:>9} {memory:>7}  "
+            f"{step.goodput:>9.0f} {cells[0]:>9} {cells[1]:>9} {cells[2]:>12} {cells[3]:>9} {cells[4]:>9} "
+            f"{loads[0]:>8} {loads[1]:>8} {memory:>7}  "
             f"{shares}; {codes}"
         )
     return "\n".join([*lines, *map(line_of, report.verdicts)])

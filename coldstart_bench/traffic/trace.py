@@ -159,6 +159,6 @@ def _came(due: Sequence[Due], ran: Ran, seen: Seen) -> Came:
         max(0, len(right) - recorded),
         quantile_of(took, 0.5),
         quantile_of(took, 0.99),
-        quantile_of(lags_s(ran), 0.99),
+        quantile_of(lags_s(ran.sent), 0.99),
         dict(Counter(sent.code for sent in ran.sent if not sent.is_ok)),
     )

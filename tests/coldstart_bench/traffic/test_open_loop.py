@@ -13,7 +13,7 @@ from coldstart_bench.front_tools import make_certificate
 from coldstart_bench.installation import free_port
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.traffic.behind import Loop, looping
-from coldstart_bench.traffic.exchange import Payload, Plan, Reader
+from coldstart_bench.traffic.exchange import Payload, Plan, Reader, held_up_s, lags_s
 from tests.loops import Answer, answering
 
 WHOLE = {"choices": [{"text": "w1"}]}
@@ -79,8 +79,10 @@ def test_a_wait_is_counted_from_when_it_was_due(loop: Loop, tls: ssl.SSLContext)
     with answering(gate(1), tls) as port:
         first, second = loop.run(plan(port, 2, most=1)).sent
     assert second.sent_us is not None
-    assert second.due_us == 0 <= first.end_us <= second.sent_us <= second.end_us
+    assert second.due_us == 0 <= second.seen_us <= first.end_us <= second.sent_us <= second.end_us
     assert second.took_s >= first.took_s
+    assert lags_s([second]) == [second.seen_us / 1e6]
+    assert held_up_s([second]) == [(second.sent_us - second.seen_us) / 1e6]
 
 
 def test_what_each_was_told(loop: Loop, tls: ssl.SSLContext) -> None:
@@ -138,11 +140,13 @@ def test_no_door(loop: Loop) -> None:
 
 
 def test_times_follow_one_another(loop: Loop, tls: ssl.SSLContext, tmp_path: Path) -> None:
-    """Due, sent, first byte, end."""
+    """Due, seen, sent, first byte, end; what the loop took itself is said, too."""
     payloads = (Payload("k", "/", "{}"),)
     with answering(gate(1), tls) as port:
         ran = loop.run(Plan(port, payloads, ((0, 0), (20_000, 0), (40_000, 0)), 1, 8, 20.0))
     for sent in ran.sent:
         assert sent.sent_us is not None
         assert sent.first_us is not None
-        assert sent.due_us <= sent.sent_us <= sent.first_us <= sent.end_us
+        assert sent.due_us <= sent.seen_us <= sent.sent_us <= sent.first_us <= sent.end_us
+    assert ran.load is not None
+    assert ran.load.each_us > 0

@@ -8,7 +8,8 @@ import pytest
 from coldstart_bench.traffic.exchange import CUT, Sent
 from coldstart_bench.traffic.memory import Sample
 from coldstart_bench.traffic.overload import times_of
-from coldstart_bench.traffic.overload_rows import RANKS, Asked, Step, judge, step_of
+from coldstart_bench.traffic.overload_rows import RANKS, Asked, Step, judge, notes_of, step_of
+from coldstart_bench.traffic.processor import Load, Spent
 
 ASKED = Asked(times=10, rate=3, seconds=10, tokens=16, deadline_s=2)
 BEGAN = 5_000_000_000
@@ -58,6 +59,36 @@ def test_memory_is_that_of_its_thirds() -> None:
     ]
     found = step([sent(5)], samples=samples)
     assert (found.memory_middle, found.memory_last) == (25, 30)
+
+
+def test_what_a_request_took_of_the_processor() -> None:
+    """From before the first was due to after the last had ended; what was spent at other times is not theirs."""
+    spent = [Spent(0, 0), Spent(1_000, 0), Spent(5_000_000, 2_000_000_000), Spent(9_000_000, 9_000_000_000)]
+    samples = [Sample(BEGAN + at, 0, 0, each) for at, each in zip((-9, 0, 8_000_000_000, 10**12), spent, strict=True)]
+    found = step([sent(5), sent(6)], samples=samples)
+    assert found.door == Load(4_999 / 2, 0.25)
+    assert step([sent(5)], samples=samples[1:2]).door is None
+
+
+def test_who_held_a_request_up() -> None:
+    """The loop came to the first one late itself; for the second there was no connection."""
+    first = msgspec.structs.replace(sent(5), due_us=0, seen_us=70_000, sent_us=70_000)
+    second = msgspec.structs.replace(sent(5), due_us=0, seen_us=10, sent_us=90_000)
+    found = step([first, second])
+    assert found.lag_p99_s == pytest.approx(0.07, rel=0.02)
+    assert found.held_up_p99_s == pytest.approx(0.09, rel=0.02)
+
+
+def test_what_makes_figures_something_else() -> None:
+    """A loop that was late itself, and others on the cores; what is quick enough is not worth a word."""
+    quiet, busy = Load(100.0, 0.05), Load(100.0, 0.5)
+    each = msgspec.structs.replace(step([sent(5)]), lag_p99_s=0.04, door=quiet, loop=quiet)
+    assert notes_of([each]) == ()
+    each = msgspec.structs.replace(each, lag_p99_s=0.84, door=busy)
+    assert notes_of([each]) == (
+        "10x: the open loop was 840 ms late itself (p99)",
+        "10x: the activator waited for its core for 50% of the time",
+    )
 
 
 def good(**changed: object) -> list[Step]:
