@@ -54,6 +54,7 @@ from activator.sending import Sender
 from activator.server import serve_tls
 from activator.settings import ActivatorSettings
 from activator.shared_answers import SharedAnswers
+from activator.shared_cache import SharedCached
 from activator.stand_in import StandIn
 from activator.table import Table
 from activator.throttler import Throttler
@@ -153,7 +154,10 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         answers = OwnAnswers(settings.once)
         shared = None if counted.store is None else SharedAnswers(counted.store, answers, settings.once)
         secret = _once_key(settings)
-        cache = ResponseCache(secret, settings.cache, telemetry.page)
+        cached = None if counted.store is None else SharedCached(counted.store, settings.cache)
+        if cached is not None:
+            ladder.push_async_callback(cached.close)
+        cache = ResponseCache(secret, settings.cache, telemetry.page, cached)
         once = Once(secret, shared or answers, settings.once, telemetry.page)
         ladder.push_async_callback(once.close)
         allowances = Allowances(counted.entrance, counted.rates, budgets)

@@ -1,12 +1,11 @@
 """Answers that are given again to whoever of a tenant asks the same within a short time, and asks for that.
 
 Only where the answer depends on what was asked alone: the caller said `"temperature": 0`, and the version is the same
-one. Kept in this process, sealed as answers of a key are; who asks meanwhile runs, too. What a model's ladder may give
+one. Sealed as answers of a key are, wherever they lie; who asks meanwhile runs, too. What a model's ladder may give
 again is kept beside that, for longer.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -15,11 +14,12 @@ from starlette.types import Message
 
 from activator.account import OK, Degraded
 from activator.answer import Answer
+from activator.cached_answers import CachedAnswers, OwnCached
 from activator.call import Call
 from activator.exchange import Exchange, Headers, now_us
 from activator.once_key import Content, Sealer
 from activator.policy.body import is_greedy
-from activator.policy.once import Asked, Kept, OnceLimits, Shelf, asked
+from activator.policy.once import Asked, OnceLimits, asked
 from activator.tape import OF_THE_MOMENT, play, recorded
 from contracts.errors import InvalidRequest, Refused
 from contracts.ladder import OLDEST_S, TOLD
@@ -35,27 +35,21 @@ _OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection",
 
 
 class Answers:
-    """What is kept, of whichever tenant. Used on one event loop."""
+    """What is kept, of whichever tenant: sealed before it goes there, opened when it comes from there."""
 
-    def __init__(self, secret: bytes, limits: OnceLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, secret: bytes, answer_bytes: int, kept: CachedAnswers) -> None:
         self._secret = secret
         self._sealer = Sealer(secret)
-        self._limits = limits
-        self._shelf = Shelf(limits)
-        self._clock = clock
+        self._kept = kept
+        self.answer_bytes = answer_bytes  # of the largest body that is kept
 
     def __repr__(self) -> str:
-        return f"<Answers {self._shelf!r}>"
+        return f"<Answers {self._kept!r}>"
 
     @property
     def nbytes(self) -> int:
-        """Of all, sealed."""
-        return self._shelf.nbytes
-
-    @property
-    def answer_bytes(self) -> int:
-        """Of the largest body that is kept."""
-        return self._limits.answer_bytes
+        """Of all that is in this process, sealed."""
+        return self._kept.nbytes
 
     def name(self, call: Call, version: str) -> Asked | None:
         """What the request's answer is kept under; None where it may differ from one time to the next."""
@@ -67,32 +61,32 @@ class Answers:
         what = [*(each.encode() for each in named), call.body]
         return asked(self._secret, call.account.principal.tenant, b"cache", what)
 
-    def find(self, what: Asked) -> tuple[Content, float] | None:
+    async def find(self, what: Asked) -> tuple[Content, float] | None:
         """What is kept, whole, and for how many seconds it has been."""
-        now_s = self._clock()
-        kept = self._shelf.find(what.tenant, what.fingerprint, now_s)
-        content = None if kept is None else self._sealer.open(what, kept.sealed)
-        return None if content is None else (content, self._shelf.age_s(what.tenant, what.fingerprint, now_s))
+        found = await self._kept.find(what)
+        content = None if found is None else self._sealer.open(what, found.sealed)
+        return None if found is None or content is None else (content, found.age_s)
 
     def put(self, what: Asked, content: Content) -> None:
         """Keep it, where it is not too large."""
-        if len(content.body) <= self._limits.answer_bytes:
+        if len(content.body) <= self.answer_bytes:
             sealed = self._sealer.seal(what, content.request_id, content.status, content.headers, content.body)
-            self._shelf.put(what.tenant, what.fingerprint, Kept(what.fingerprint, sealed), self._clock())
+            self._kept.put(what, sealed)
 
     def tidy(self) -> None:
         """Forget what has ended."""
-        self._shelf.tidy(self._clock())
+        self._kept.tidy()
 
 
 class ResponseCache:
-    """Used on one event loop."""
+    """Used on one event loop. `shared` is where activators keep answers together, if they do; those that a ladder may
+    give are each one's own: they are for when things are away.
+    """
 
-    def __init__(
-        self, secret: bytes, limits: OnceLimits, page: Page, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._answers = Answers(secret, limits, clock)
-        self.last = Answers(secret, replace(limits, ttl_s=OLDEST_S), clock)  # of models whose ladder gives it again
+    def __init__(self, secret: bytes, limits: OnceLimits, page: Page, shared: CachedAnswers | None = None) -> None:
+        self._answers = Answers(secret, limits.answer_bytes, shared or OwnCached(limits))
+        last = OwnCached(replace(limits, ttl_s=OLDEST_S))
+        self.last = Answers(secret, limits.answer_bytes, last)  # of models whose ladder gives it again
         self._asked = page.counter(
             "kelvin_cache_requests_total", "Requests that allow a cached answer, by what came of it.", ("result",)
         )
@@ -144,7 +138,7 @@ class Caching:
 
     async def try_answer(self, exchange: Exchange, call: Call, answer: Answer) -> bool:
         """Whether it was answered; otherwise what goes to the client is overheard. Raises Refused, ClientGone."""
-        found = self._answers.find(self._what)
+        found = await self._answers.find(self._what)
         self._tell(found is not None)
         if found is None:
             self.listen(exchange, [(HEADER, b"miss")])
@@ -154,7 +148,7 @@ class Caching:
 
     async def try_last(self, call: Call, answer: Answer, within_s: float) -> bool:
         """Whether it was answered by what is at most so old: a step of a ladder. Raises as `try_answer`."""
-        found = self._answers.find(self._what)
+        found = await self._answers.find(self._what)
         if found is None or found[1] > within_s:
             return False
         await answer.still()

@@ -35,9 +35,7 @@ if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('DEL',
 return 0
 """
 # A tenant's answers in the order of their ends, and their sizes with the sum under ''. The first to end makes room.
-PUBLISH: Final = """
-local token = redis.call('HGET', KEYS[1], 'token')
-if redis.call('EXISTS', KEYS[1]) == 1 and token ~= ARGV[1] then return 0 end
+KEEP: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2] -- finer than a millisecond: within one, too, the first makes room
 local function drop(name)
@@ -65,6 +63,13 @@ redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 return 1
 """
+PUBLISH: Final = (
+    """
+local token = redis.call('HGET', KEYS[1], 'token')
+if redis.call('EXISTS', KEYS[1]) == 1 and token ~= ARGV[1] then return 0 end
+"""
+    + KEEP
+)
 
 
 class Store(Protocol):

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.cache import Answers
-from activator.once_key import Content
 from activator.policy.body import is_greedy
-from activator.policy.once import OnceLimits, asked
 from contracts.traffic_errors import Overloaded
 from tests.activator.control import STRANGER
 from tests.activator.replica import Call, hello
@@ -117,20 +114,3 @@ def test_failures_are_not_cached(tmp_path: Path) -> None:
 def test_is_greedy(raw: bytes, path: str, want: bool) -> None:
     """Only where the caller says so."""
     assert is_greedy(raw, path) is want
-
-
-def test_a_cached_answer_ends_and_is_its_tenant_s() -> None:
-    """After its time it is gone; of another tenant's question, the same otherwise, nothing is known."""
-    now_s = 0.0
-    cache = Answers(b"s" * 32, OnceLimits(ttl_s=5, answer_bytes=10), lambda: now_s)
-    ours, theirs = (asked(b"s" * 32, tenant, b"cache", [b"x"]) for tenant in ("acme", "other"))
-    answer = Content("req_1", 200, [], b"hello")
-    cache.put(ours, answer)
-    assert cache.find(ours) == (answer, 0.0)
-    now_s = 3.0
-    assert cache.find(ours) == (answer, 3.0)
-    assert cache.find(theirs) is None
-    now_s = 5.0
-    assert cache.find(ours) is None
-    cache.put(ours, Content("req_1", 200, [], b"x" * 11))
-    assert cache.find(ours) is None

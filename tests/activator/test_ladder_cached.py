@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from activator.cache import Answers, Caching
+from activator.cached_answers import OwnCached
 from activator.once_key import Content
 from activator.policy.once import OnceLimits, asked
 from contracts.control import TenantLimits, TenantRow
@@ -158,7 +159,7 @@ def test_what_was_less_already_is_not_kept(tmp_path: Path) -> None:
 def test_how_old_it_may_be() -> None:
     """To the second that the step names; then it is as if there were none."""
     now_s = 0.0
-    answers = Answers(b"s" * 32, OnceLimits(ttl_s=100), lambda: now_s)
+    answers = Answers(b"s" * 32, 100, OwnCached(OnceLimits(ttl_s=100), lambda: now_s))
     what = asked(b"s" * 32, "acme", b"cache", [b"x"])
     answers.put(what, Content("req_1", 200, [], b"hello"))
     nobody: Any = None  # is not answered
