@@ -27,7 +27,7 @@ from activator.door import Door
 from activator.endings import Endings
 from activator.errands import Errands
 from activator.exchange import new_request_id
-from activator.feed import FeedClient
+from activator.feed import FeedClient, from_afar
 from activator.firewall import Firewall
 from activator.gate import Gate
 from activator.gauges import describe
@@ -64,11 +64,14 @@ from activator.usage import Usage, poster
 from activator.wake import Waker
 from contracts.control import Feed
 from contracts.deadline import Deadline
+from contracts.roles import Role
 from contracts.settings import BadSetting
 from service.client import ServiceClient
+from service.inner import open_inner
 from service.listener import listen
 from service.run import Stop, serve_until
 from service.unix import SocketDirectory
+from service.way import is_remote
 from spool import Post, Shipper, Spool, recover
 from telemetry.telemetry import open_telemetry
 
@@ -90,11 +93,14 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         telemetry = await ladder.enter_async_context(open_telemetry("activator", settings.telemetry))
         directory = SocketDirectory(settings.run)
         ladder.callback(directory.close)
-        control = ServiceClient(directory, "control.sock", "the control plane")
+        ways = (await ladder.enter_async_context(open_inner(directory, settings.between, Role.ACTIVATOR))).ways
+        is_apart = is_remote(settings.between.control)  # from the control plane, and from what it decides on
+        to_control = ways.to(settings.between.control, Role.CONTROLPLANE)
+        control = ServiceClient.by(to_control, "the control plane")
         ladder.push_async_callback(control.close)
-        snapshotter = ServiceClient(directory, "snapshotter.sock", "the snapshotter")
+        snapshotter = ServiceClient.by(ways.to(settings.between.snapshotter, Role.SNAPSHOTTER), "the snapshotter")
         ladder.push_async_callback(snapshotter.close)
-        inner = ServiceClient(directory, "control.sock", "the control plane")  # a busy admin takes no feed's place
+        inner = ServiceClient.by(to_control, "the control plane")  # a busy admin takes no feed's place
         ladder.push_async_callback(inner.close)
         spool = Spool.open(settings.spools, name)
         ladder.push_async_callback(asyncio.to_thread, spool.close)
@@ -103,7 +109,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         ladder.push_async_callback(_flush, shipper)
         counted = await ladder.enter_async_context(open_rates(settings.redis, name, telemetry.page))
         errands = Errands()
-        upstreams = Upstreams(directory, errands)
+        upstreams = Upstreams(ways, errands)
         ladder.push_async_callback(upstreams.close)
         ladder.push_async_callback(errands.close)
 
@@ -117,7 +123,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
         stand_in = StandIn(
             reporter, directory,
-            is_heard=lambda: feed.connected, machine=lambda: table.machine if last.counts() else None,
+            is_heard=lambda: feed.connected,
+            machine=lambda: table.machine if last.counts() and not is_apart else None,
             tell=decided, asked_us=lambda key: waker.poked_us(key), page=telemetry.page,
         )  # fmt: skip
         ladder.push_async_callback(stand_in.close)
@@ -141,6 +148,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         last = LastFeed(directory, table, settings.feed_age_s)
 
         def hear(line: Feed) -> None:
+            line = from_afar(line) if is_apart else line
             apply(line)
             last.heard(line)
 

@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from service.key_pair import load_pair
 from service.whole_file import write_whole
 
 CA_DAYS: Final = 3650
@@ -128,13 +128,7 @@ def server_context(pem: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    # OpenSSL reads files only; a leaf's key never reaches a disk.
-    fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, pem)
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
+    load_pair(context, pem)
     return context
 
 

@@ -82,6 +82,12 @@ class FeedClient:
         raise BrokenFeed("it ended")
 
 
+def from_afar(line: Feed) -> Feed:
+    """The same for an activator on another host: replicas are where other hosts reach them, if they do."""
+    reached = (msgspec.structs.replace(row, address=row.url) for row in line.replicas if row.url)
+    return msgspec.structs.replace(line, replicas=tuple(reached))
+
+
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Lines without their newline. Raises BrokenFeed where it breaks, or is silent for SILENCE_S."""
     rest = bytearray()

@@ -19,6 +19,7 @@ from activator.table import Table
 from contracts.control import Feed, ReplicaRow
 from contracts.wire import Wire, decoder, encode
 from service.unix import SocketDirectory
+from service.way import is_remote
 from service.whole_file import remove_drafts, write_whole
 
 log = logging.getLogger(__name__)
@@ -139,6 +140,8 @@ class LastFeed:
         self._replicas.update((row.runtime_id, row) for row in line.replicas)
 
     def _listens(self, row: ReplicaRow) -> bool:
+        if is_remote(row.address):
+            return True  # hosts may be silent: the first attempt finds out, with others meanwhile
         try:
             self._directory.connect(row.address, timeout_s=dependencies.REPLICA.timeout_s).close()
         except (OSError, ValueError):

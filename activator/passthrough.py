@@ -62,7 +62,7 @@ class Passthrough:
     ) -> None:
         query = b"?" + exchange.query if exchange.query else b""
         # `encoded`: the path goes on as it came; nothing in it is read as "one up".
-        url = URL(f"http://{name}{(exchange.path + query).decode('latin-1')}", encoded=True)
+        url = URL(service.base + (exchange.path + query).decode("latin-1"), encoded=True)
         allowed_s = exchange.deadline(self._limits.deadline_s).remaining_s(time.monotonic())
         connect_s = CONNECT_S[name]
         timeout = aiohttp.ClientTimeout(total=max(LEAST_S, allowed_s), sock_connect=connect_s)  # 0 would be none

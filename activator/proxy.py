@@ -15,11 +15,12 @@ from activator.upstream_http import Answer
 from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.errors import Failure, Internal, RemoteFailure
 from contracts.frames import Frame, FrameDecoder, FrameKind
+from contracts.roles import Role
 from contracts.traffic_errors import ReplicaLost
 from contracts.usage import Receipt
 from contracts.wire import decoder
 from service.cause import TRACEPARENT, cause
-from service.unix import SocketDirectory
+from service.way import Ways
 
 log = logging.getLogger(__name__)
 
@@ -55,22 +56,22 @@ class Told(msgspec.Struct, frozen=True, gc=False):
 
 
 class Upstreams:
-    """Kept connections to replicas. `retain` forgets the sockets that are no more."""
+    """Kept connections to replicas. `retain` forgets those that are no more."""
 
-    def __init__(self, directory: SocketDirectory, errands: Errands) -> None:
-        self._directory = directory
+    def __init__(self, ways: Ways, errands: Errands) -> None:
+        self._ways = ways
         self._errands = errands
         self._sessions: dict[str, Session] = {}
 
     def __repr__(self) -> str:
-        return f"<Upstreams sockets={len(self._sessions)}>"
+        return f"<Upstreams replicas={len(self._sessions)}>"
 
     def send(self, replica: Replica, path: str, body: bytes, told: "Told") -> "Upstream":
         """`async with` it, then take `some`. Entering raises Declined, Lost."""
         address = replica.row.address
         session = self._sessions.get(address)
         if session is None:
-            session = self._sessions[address] = Session(self._directory.address(address), self._errands)
+            session = self._sessions[address] = Session(self._ways.to(address, Role.RUNTIME), self._errands)
         return Upstream(session, self._errands, path, body, told)
 
     def retain(self, addresses: set[str]) -> None:

@@ -1,16 +1,17 @@
-"""Kept connections to one replica's socket, which end once nobody uses them and the replica is no more."""
+"""Kept connections to one replica, which end once nobody uses them and the replica is no more."""
 
 from activator.errands import Errands
 from activator.receipts import Desk
 from activator.upstream_http import Client
+from service.way import Way
 
 
 class Session:
-    """Connections to one socket."""
+    """Connections to one replica."""
 
-    def __init__(self, path: str, errands: Errands) -> None:
+    def __init__(self, way: Way, errands: Errands) -> None:
         # Slots bound the connections; acknowledgements and cancellations need some beside them.
-        self.http = Client(path)
+        self.http = Client(way)
         self.desk = Desk(self.http, errands)
         self.busy = 0
         self._retired = False

@@ -16,6 +16,8 @@ from activator.policy.h2_bounds import Http2Limits
 from activator.policy.once import CACHE_LIMITS, DEFAULT_LIMITS, OnceLimits
 from contracts import settings
 from contracts.names import dns_label
+from contracts.roles import Role
+from service.inner_settings import ALONE, Between, read_between
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 
@@ -90,6 +92,7 @@ class ActivatorSettings:
     firewall: FirewallSettings | None = None
     breaker_s: float = 30.0  # for which a breaker is open at the most
     hedges: bool = True  # whether a late request is sent to a second replica
+    between: Between = ALONE
     feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
 
     @property
@@ -171,6 +174,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         ),
         telemetry=read_telemetry(env),
         feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
+        between=read_between(env, Role.ACTIVATOR),
         redis=_redis(env),
         firewall=_firewall(env),
         breaker_s=settings.number(env, "KELVIN_BREAKER_S", 30.0, low=1, high=3600),

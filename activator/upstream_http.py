@@ -1,4 +1,4 @@
-"""HTTP/1.1 to one Unix socket over kept connections, and no more of it than replicas of ours speak.
+"""HTTP/1.1 to one replica over kept connections, and no more of it than replicas of ours speak.
 
 A request's head and body leave in one write; an answer is read no faster than it is asked for. Everything that goes
 wrong is an OSError. Why not a library's client: docs/design/0022-upstream-http.md.
@@ -13,6 +13,7 @@ from typing import Final, cast
 import httptools
 
 from activator import dependencies
+from service.way import Way
 
 BUFFER: Final = 64 << 10
 CONNECT_S: Final = dependencies.REPLICA.timeout_s
@@ -23,16 +24,16 @@ Fields = Iterable[tuple[str, str]]
 
 
 class Client:
-    """Connections to one socket: as many as there are requests under way, and those that wait for the next one."""
+    """Connections to one replica: as many as there are requests under way, and those that wait for the next one."""
 
-    def __init__(self, path: str, *, keep_s: float = KEEP_S) -> None:
-        self._path = path
+    def __init__(self, way: Way, *, keep_s: float = KEEP_S) -> None:
+        self._way = way
         self._keep_s = keep_s
         self._idle: list[_Connection] = []  # the one that was used last is at the end
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Client {self._path} idle={len(self._idle)}>"
+        return f"<Client {self._way} idle={len(self._idle)}>"
 
     async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "Answer":
         """The head of the answer. Raises OSError. Cancelling closes the connection."""
@@ -73,13 +74,11 @@ class Client:
     async def _connect(self) -> "_Connection":
         if self._is_closed:
             raise ConnectionAbortedError("this client is closed")
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_unix_connection(_Connection, self._path)
+                return await self._way.connect(_Connection)
         except TimeoutError:
             raise ConnectionRefusedError(f"no connection within {CONNECT_S:g} s") from None
-        return connection
 
 
 class Answer:

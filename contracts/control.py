@@ -109,7 +109,9 @@ class VersionRow(Wire, frozen=True):
 
 
 class ReplicaRow(Wire, frozen=True):
-    """A replica that takes requests. `address` is a socket name within the run directory."""
+    """A replica that takes requests. `address` is a socket name within the run directory, `url` where it is reached
+    from other hosts, or "".
+    """
 
     runtime_id: str
     tenant: str
@@ -119,6 +121,7 @@ class ReplicaRow(Wire, frozen=True):
     max_streams: int
     draining: bool
     restore: tuple[Span, ...]  # its restore, microseconds after it was asked for
+    url: str = ""
 
 
 class RestoreFailure(Wire, frozen=True):

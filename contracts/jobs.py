@@ -33,6 +33,7 @@ class Bound(Wire, frozen=True):
     max_streams: int
     spans: tuple[Span, ...]
     bytes_by_tier: dict[str, int]  # where its bytes came from
+    url: str = ""  # where other hosts reach it, if they do
 
 
 class RuntimeState(StrEnum):
@@ -66,6 +67,7 @@ class RuntimeReport(Wire, frozen=True):
     leases: int = 0
     open_files: int = 0
     spans: tuple[Span, ...] = ()
+    url: str = ""  # where other hosts reach it, if they do
 
 
 class GateJob(Wire, frozen=True):

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from contracts.control import Scope
 from contracts.machine import Machine
+from contracts.roles import Role
 from contracts.settings import BadSetting
 from contracts.usage import RequestRecord
 from controlplane import (
@@ -44,6 +45,7 @@ from controlplane.meters import RestoreMeters, show_pool
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Peers
 from controlplane.policy.rating import PriceBook
+from controlplane.policy.roles import RULES
 from controlplane.prefetch import Prefetcher
 from controlplane.price_book import BadPriceBook, default_price_book, load_price_book
 from controlplane.registry import Registry
@@ -57,7 +59,7 @@ from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.zygote import ZygoteClient
-from controlplane.settings import Settings
+from controlplane.settings import LISTEN, Settings
 from controlplane.spending import Spending
 from controlplane.store import Database, sqlite_engine
 from controlplane.tasks import Tasks
@@ -65,8 +67,8 @@ from controlplane.tenants import TenantStore
 from controlplane.trail import Trail
 from service.decider import hold
 from service.failures import install_failure_handlers
+from service.inner import open_inner
 from service.openapi import add_description
-from service.run import serve_until
 from service.unix import SocketDirectory
 from telemetry.telemetry import Telemetry, open_telemetry
 
@@ -89,6 +91,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
         telemetry = await ladder.enter_async_context(open_telemetry("controlplane", settings.telemetry))
         database = ladder.enter_context(closing(Database(sqlite_engine(settings.database))))
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
+        inner = await ladder.enter_async_context(open_inner(directory, settings.between, Role.CONTROLPLANE, LISTEN))
         ladder.enter_context(closing(await hold(directory, DECIDER_S)))  # no activator decides from now on
         journal = await open_backups(ladder, settings.data, settings.backup)
         machine = Machine(settings.device_slots, settings.cores, settings.threads_cap, settings.kv_bytes)
@@ -172,7 +175,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
             spending, renewals, trail,
         )  # fmt: skip
         log.info("ready", extra={"adopted": adopted, "data": str(settings.data)})
-        await serve_until(telemetry.exposing(app), directory.listen(SOCKET), stop, DRAIN_S)
+        await inner.serve(telemetry.exposing(app), directory.listen(SOCKET), RULES, stop, DRAIN_S)
 
 
 def _book(settings: Settings) -> PriceBook:

@@ -35,6 +35,7 @@ class Replica:
     max_streams: int = 0
     restore: tuple[Span, ...] = ()
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # empty where another control plane had it restored
+    url: str = ""  # where other hosts reach it, if they do
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,4 +219,5 @@ def replica_row(replica: Replica) -> ReplicaRow:
         max_streams=replica.max_streams,
         draining=replica.state not in SERVING,
         restore=replica.restore,
+        url=replica.url,
     )

@@ -4,11 +4,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from contracts import settings
+from contracts.roles import Role
 from controlplane.policy.standbys import LEAST_TARGET, Sizing
+from service.inner_settings import ALONE, Between, read_between
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
+
+LISTEN: Final = "KELVIN_CONTROL_LISTEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Settings:
     backup_days: int = 30
     filters: bool = False  # whether their process runs
     telemetry: TelemetrySettings = OFF
+    between: Between = ALONE
 
     @property
     def run(self) -> Path:
@@ -82,6 +88,7 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         backup_s=settings.number(env, "KELVIN_BACKUP_S", 240.0, low=0.5, high=86_400),
         backup_days=settings.integer(env, "KELVIN_BACKUP_DAYS", 30, low=1, high=3650),
         telemetry=read_telemetry(env),
+        between=read_between(env, Role.CONTROLPLANE, LISTEN),
     )
 
 

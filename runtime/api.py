@@ -89,7 +89,10 @@ class ServingApi:
         try:
             if path in _KINDS:
                 _require_method(method, "POST")
-                await self._answer(_call(scope), path, receive, send)
+                call = _call(scope)
+                if scope["scheme"] == "https":
+                    self._orphans.heard_from_afar(call.source)
+                await self._answer(call, path, receive, send)
             elif path == _RECEIPTS:
                 _require_method(method, "POST")
                 for receipt in decode(await _read_body(receive, _MAX_RECEIPTS_BYTES), Receipts).receipts:

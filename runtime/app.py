@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from contracts.errors import Refused
 from contracts.filters import SOCKET
 from contracts.jobs import Bind, SealAttestation, SealJob
+from contracts.roles import Role
 from runtime import jobs
 from runtime.api import ServingApi
 from runtime.control_api import attach
@@ -19,23 +20,24 @@ from runtime.keeping import keep_what_was_recorded, keeper
 from runtime.lanes import Lanes
 from runtime.metering import MeterPage
 from runtime.orphans import Orphans, batch_of, orphanage
+from runtime.policy.roles import RULES
 from runtime.predictor.session import installed
 from runtime.replica import Replica, Work
 from runtime.restore import restore
 from runtime.screening import FilterProcess
 from runtime.serving import Served, Wiring
-from runtime.settings import RuntimeSettings
+from runtime.settings import LISTEN, RuntimeSettings
 from runtime.warmup import WarmUp
 from runtime.weights import Acquire, Weights, device_of, engine_of
 from service.client import ServiceClient
-from service.run import serve_until
+from service.inner import open_inner
 from service.unix import SocketDirectory
+from service.way import Way
 from spool.shipper import Post
 from weightcache import client
 from weightcache.device import checksum_in, copy_to_device
 from weightcache.tensors import tensors
 
-CONTROL_PLANE: Final = "control.sock"
 _USAGE: Final = "/internal/v1/usage/requests"
 _SHIP_S: Final = 10.0
 _WARM_AFTER_S: Final = 0.25  # one that was borne because it is waited for is bound by then
@@ -54,10 +56,14 @@ async def serve(
 ) -> None:
     """Park, take a version when told to, serve, until `stop` or a drain. Raises `Refused` after a failure."""
     async with (
+        open_inner(directory, settings.between, Role.RUNTIME, LISTEN) as inner,
         filters_over(directory, settings.filters) as filters,
-        orphanage(settings.spools, runtime_id, _poster(directory)) as orphans,
+        orphanage(
+            settings.spools, runtime_id, _poster(inner.ways.to(settings.between.control, Role.CONTROLPLANE))
+        ) as orphans,
     ):
-        replica = Replica(runtime_id, meter, work_over(directory, settings.restore_s, filters))
+        replica = Replica(runtime_id, meter, work_over(directory, settings.restore_s, filters), inner.url)
+        keep = keeper(inner.ways.to(settings.between.snapshotter, Role.SNAPSHOTTER))
         attach(control, replica)
         api = ServingApi(replica, orphans, control)
         try:
@@ -65,12 +71,12 @@ async def serve(
                 beside = (
                     tasks.create_task(replica.watch(), name="watch"),
                     tasks.create_task(replica.warm_up(_WARM_AFTER_S), name="warm up"),
-                    tasks.create_task(keep_what_was_recorded(replica, keeper(directory)), name="keep known answers"),
+                    tasks.create_task(keep_what_was_recorded(replica, keep), name="keep known answers"),
                     tasks.create_task(_drain_with(stop, replica, settings.drain_s), name="drain"),
                 )
                 ended = asyncio.Event()
                 tasks.create_task(_end_with(replica, orphans, ended), name="end")
-                await serve_until(api, listener, ended, _LAST_FRAMES_S)
+                await inner.serve(api, listener, RULES, ended, _LAST_FRAMES_S)
                 for task in beside:
                     task.cancel()
         finally:
@@ -145,9 +151,9 @@ async def _drain_with(stop: asyncio.Event, replica: Replica, drain_s: float) -> 
     replica.cut_off()
 
 
-def _poster(directory: SocketDirectory) -> Post:
+def _poster(control: Way) -> Post:
     async def post(payloads: Sequence[bytes]) -> None:
-        peer = ServiceClient(directory, CONTROL_PLANE, "the control plane", limit=1)
+        peer = ServiceClient.by(control, "the control plane", limit=1)
         try:
             await peer.call("POST", _USAGE, type(None), body=batch_of(payloads), timeout_s=_SHIP_S)
         finally:

@@ -13,11 +13,10 @@ from contracts.errors import Refused
 from contracts.push import KeepSeal
 from runtime.replica import Replica
 from service.client import ServiceClient
-from service.unix import SocketDirectory
+from service.way import Way
 
 log = logging.getLogger(__name__)
 
-SNAPSHOTTER: Final = "snapshotter.sock"
 _LOOK_S: Final = 0.5
 _PAUSES_S: Final = (1.0, 5.0, 25.0)  # between tries
 _CALL_S: Final = 30.0
@@ -48,11 +47,11 @@ async def keep_what_was_recorded(replica: Replica, keep: Keep) -> None:
             return
 
 
-def keeper(directory: SocketDirectory) -> Keep:
-    """Over the snapshotter's socket."""
+def keeper(way: Way) -> Keep:
+    """Over the way to the snapshotter."""
 
     async def keep(found: KeepSeal) -> None:
-        client = ServiceClient(directory, SNAPSHOTTER, "the snapshotter", limit=1)
+        client = ServiceClient.by(way, "the snapshotter", limit=1)
         try:
             await client.call("POST", "/internal/v1/seals", type(None), body=found, timeout_s=_CALL_S)
         finally:

@@ -2,7 +2,8 @@
 So are those of requests that another replica answered before us, as cancelled and with nothing delivered.
 
 Every request that cost something is kept here from the moment it leaves the engine until its activator's record is
-durable. Whether an activator lives is told by the lock on its spool. Where both write, the activator's stands.
+durable. Whether an activator lives is told by the lock on its spool, of one on another host by when it last asked for
+something. Where both write, the activator's stands.
 """
 
 import asyncio
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 GRACE_S: Final = 1.0  # a DELETE on another connection may come after the end of this one; between two looks, too
 MAX_KEPT: Final = 4096
+FAR_S: Final = 60.0  # after its last request an activator on another host counts as gone
+MAX_FAR: Final = 256
 
 
 class Records(Protocol):
@@ -56,18 +59,21 @@ class Orphans:
         open_records: Callable[[], Records],
         lives: Callable[[str], bool],
         grace_s: float = GRACE_S,
+        far_s: float = FAR_S,
     ) -> None:
         """`open_records` is called at the first record: most replicas never lose an activator. `lives(activator)`."""
         self._source = source
         self._open_records = open_records
         self._lives = lives
         self._grace_s = grace_s
+        self._far_s = far_s
         self._records: Records | None = None
         self._kept: dict[str, _Kept] = {}
         self._look: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
         self._writing: set[asyncio.Task[None]] = set()
+        self._far: dict[str, float] = {}  # activators on other hosts, the one that was heard last at the end
 
     def __repr__(self) -> str:
         return f"<Orphans kept={len(self._kept)} writing={len(self._writing)}>"
@@ -84,6 +90,13 @@ class Orphans:
         self._kept[account.request_id] = _Kept(account, loop.time() if lost else None)
         self._empty.clear()
         self._look = self._look or loop.call_later(self._grace_s, self._look_after)
+
+    def heard_from_afar(self, activator: str) -> None:
+        """It asks from another host, where its spool is."""
+        self._far.pop(activator, None)
+        self._far[activator] = asyncio.get_running_loop().time()
+        if len(self._far) > MAX_FAR:
+            del self._far[next(iter(self._far))]
 
     def claimed(self, request_id: str) -> None:
         """Its activator lives, and will write the record."""
@@ -135,6 +148,8 @@ class Orphans:
             self._look = loop.call_later(self._grace_s, self._look_after)
 
     def _is_alive(self, activator: str) -> bool:
+        if (heard_s := self._far.get(activator)) is not None:
+            return asyncio.get_running_loop().time() - heard_s < self._far_s
         try:
             return bool(activator) and self._lives(activator)
         except OSError as error:  # out of descriptors, say: look again

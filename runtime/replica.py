@@ -59,8 +59,10 @@ class Work:
 class Replica:
     """One process. A standby takes one version, once; whatever held a tenant's bytes never serves another."""
 
-    def __init__(self, runtime_id: str, meter: MeterPage, work: Work) -> None:
+    def __init__(self, runtime_id: str, meter: MeterPage, work: Work, url: str = "") -> None:
+        """`url` is where other hosts reach it, if they do."""
         self.runtime_id = runtime_id
+        self._url = url
         self.meter = meter
         self._work = work
         self._state = RuntimeState.STANDBY
@@ -209,6 +211,7 @@ class Replica:
             max_streams=serving.limits.max_streams,
             spans=serving.spans,
             bytes_by_tier=bytes_by_tier,
+            url=self._url,
         )
 
     def serving(self) -> tuple[Served, Streams]:
@@ -311,6 +314,7 @@ class Replica:
             leases=0 if self._state is RuntimeState.ASLEEP2 or (serving is None and self._kept is None) else 1,
             open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # the listing's own
             spans=() if serving is None else serving.spans,
+            url=self._url,
         )
 
     async def _unless_over(self, work: Coroutine[Any, Any, T]) -> T:

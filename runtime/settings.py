@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from contracts import settings
+from contracts.roles import Role
+from service.inner_settings import ALONE, Between, read_between
+
+LISTEN: Final = "KELVIN_RUNTIME_LISTEN"
 
 # An OpenMP pool that lives in the parent hangs the child that computes; rayon's pool would too.
 _ONE_THREAD: Final = {
@@ -27,6 +31,7 @@ class RuntimeSettings:
     drain_s: int
     restore_s: float  # how long the weight cache may take
     filters: bool = False  # whether the installation runs them
+    between: Between = ALONE
 
     @property
     def run(self) -> Path:
@@ -53,6 +58,7 @@ def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
         drain_s=settings.integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
         restore_s=settings.number(env, "KELVIN_RESTORE_S", 600.0, low=1.0, high=86_400.0),
         filters=settings.choice(env, "KELVIN_FILTERS", "off", ("off", "on")) == "on",
+        between=read_between(env, Role.RUNTIME, LISTEN, any_port=True),
     )
 
 

@@ -1,8 +1,8 @@
-"""Calls to another process of ours over its Unix socket: JSON both ways, failures as facts, a deadline on each."""
+"""Calls to another process of ours: JSON both ways, failures as facts, a deadline on each."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -11,6 +11,7 @@ from contracts.errors import Internal, Refused, RemoteFailure, Unavailable
 from contracts.wire import decode, decoder, encode
 from service.cause import headers as told
 from service.unix import SocketDirectory
+from service.way import SocketWay, Way
 
 T = TypeVar("T")
 
@@ -19,9 +20,20 @@ class ServiceClient:
     """One peer. Connections are kept; the peer may restart at any time. Close it where you opened it."""
 
     def __init__(self, directory: SocketDirectory, name: str, peer: str, *, limit: int = 64) -> None:
+        """By its socket in the run directory."""
+        self._begin(SocketWay(directory.address(name)), peer, limit)
+
+    @classmethod
+    def by(cls, way: Way, peer: str, *, limit: int = 64) -> Self:
+        """Wherever it is."""
+        made = cls.__new__(cls)
+        made._begin(way, peer, limit)
+        return made
+
+    def _begin(self, way: Way, peer: str, limit: int) -> None:
         self._peer = peer
-        connector = aiohttp.UnixConnector(path=directory.address(name), limit=limit)
-        self.session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        self.base = way.base  # what URLs of `session` begin with
+        self.session = aiohttp.ClientSession(connector=way.connector(limit), auto_decompress=False)
 
     def __repr__(self) -> str:
         return f"<ServiceClient {self._peer}>"
@@ -59,7 +71,7 @@ class ServiceClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
         try:
             request = self.session.request(
-                method, f"http://{self._peer}{path}", data=payload, headers=told(headers), timeout=timeout
+                method, self.base + path, data=payload, headers=told(headers), timeout=timeout
             )
             answer = await request.__aenter__()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

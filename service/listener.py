@@ -1,4 +1,4 @@
-"""The listening TCP socket of the front door: made by whoever outlives the process that accepts from it."""
+"""TCP sockets: the front door's, made by whoever outlives the process that accepts from it, and those between hosts."""
 
 import socket
 from typing import Final
@@ -7,6 +7,10 @@ BACKLOG: Final = 2048
 # What the kernel holds for a client that does not read: the less, the sooner its producer stops.
 SEND_BUFFER: Final = 64 << 10
 LISTENER_VARIABLE: Final = "KELVIN_LISTENER_FD"
+# Another host that is gone says nothing. It is noticed so long after its last word, asked or not.
+QUIET_S: Final = 10
+ASK_AGAIN_S: Final = 5
+ASK_TIMES: Final = 3
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -22,3 +26,12 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def notice_lost_hosts(sock: socket.socket) -> None:
+    """Have a connection to another host break within half a minute of that host's loss (tcp(7))."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, QUIET_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_AGAIN_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, ASK_TIMES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (QUIET_S + ASK_AGAIN_S * ASK_TIMES) * 1000)

@@ -6,7 +6,6 @@ known as one of the nodes, not by its name: whoever has the secret may read what
 """
 
 import datetime
-import os
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from service.key_pair import load_pair
 
 MIN_CHARACTERS: Final = 32
 MAX_SECRETS: Final = 4
@@ -66,12 +67,7 @@ class NodeTls:
         context.check_hostname = False  # the authority signs nodes only, and all of them are alike
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self._trusted)
-        fd = os.memfd_create("leaf", os.MFD_CLOEXEC)  # OpenSSL reads files only; the key never reaches a disk
-        try:
-            os.write(fd, self._leaf)
-            context.load_cert_chain(f"/proc/self/fd/{fd}")
-        finally:
-            os.close(fd)
+        load_pair(context, self._leaf)
         return context
 
 

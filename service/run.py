@@ -30,7 +30,7 @@ class Stop(asyncio.Event):
     orphaned = False
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Signals are the service's, not the server's: uvicorn would raise them again after its shutdown."""
 
     @contextmanager
@@ -38,10 +38,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int = DRAIN_S) -> None:
-    """Serve HTTP/1.1 on `listener` until `stop`, then finish what is in flight for at most `drain_s` seconds."""
-    config = uvicorn.Config(
-        carrying(app),
+def config_of(app: ASGIApp, drain_s: int) -> uvicorn.Config:
+    """How each service of ours speaks HTTP/1.1."""
+    return uvicorn.Config(
+        app,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -51,14 +51,19 @@ async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event
         timeout_graceful_shutdown=drain_s,
         ws="none",
     )
-    server = _Server(config)
 
-    async def end_with_stop() -> None:
-        await stop.wait()
-        server.should_exit = True
 
+async def end_with(stop: asyncio.Event, server: uvicorn.Server) -> None:
+    """Begin its drain with `stop`."""
+    await stop.wait()
+    server.should_exit = True
+
+
+async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int = DRAIN_S) -> None:
+    """Serve HTTP/1.1 on `listener` until `stop`, then finish what is in flight for at most `drain_s` seconds."""
+    server = Server(config_of(carrying(app), drain_s))
     async with asyncio.TaskGroup() as tasks:
-        ender = tasks.create_task(end_with_stop())
+        ender = tasks.create_task(end_with(stop, server))
         await server.serve(sockets=[listener])
         ender.cancel()
 

@@ -15,11 +15,12 @@ from blobstore.store import BlobNotFound, BlobStore
 from blobstore.verifying import VerifyingStore
 from contracts.control import Scope
 from contracts.errors import Refused
+from contracts.roles import Role
 from contracts.settings import BadSetting
 from service.client import ServiceClient
 from service.failures import install_failure_handlers
+from service.inner import open_inner
 from service.openapi import add_description
-from service.run import serve_until
 from service.signing import BadKey, Signer, ensure_signer
 from service.trust import PUBLIC_FILE, SECRET_FILE, read_trust
 from service.unix import SocketDirectory
@@ -29,10 +30,11 @@ from snapshotter.collect import Collector
 from snapshotter.exports import Exports
 from snapshotter.fsck import Fsck
 from snapshotter.jobs import ControlPlaneJobs, Jobs
+from snapshotter.policy.roles import RULES
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.routes import push_routes
-from snapshotter.settings import SnapshotterSettings
+from snapshotter.settings import LISTEN, SnapshotterSettings
 from snapshotter.staging import Staging
 from snapshotter.store_routes import inner_routes, store_routes
 from telemetry.telemetry import open_telemetry
@@ -82,14 +84,15 @@ async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
         telemetry = await stack.enter_async_context(open_telemetry("snapshotter", settings.telemetry))
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
-        client = ServiceClient(directory, CONTROL_SOCKET, "the control plane")
+        inner = await stack.enter_async_context(open_inner(directory, settings.between, Role.SNAPSHOTTER, LISTEN))
+        client = ServiceClient.by(inner.ways.to(settings.between.control, Role.CONTROLPLANE), "the control plane")
         stack.push_async_callback(client.close)
         store = VerifyingStore(await stack.enter_async_context(opened(settings.store_url, writes=True)))
         jobs = ControlPlaneJobs(client, settings.gate_s, settings.seal_s)
         app = await stack.enter_async_context(open_app(settings, store, jobs))
         listener = stack.enter_context(directory.listen(SOCKET))
         log.info("serving", extra={"socket": SOCKET})
-        await serve_until(telemetry.exposing(app), listener, stop)
+        await inner.serve(telemetry.exposing(app), listener, RULES, stop)
 
 
 def _signer(data: Path) -> Signer:

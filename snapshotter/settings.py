@@ -9,10 +9,13 @@ from urllib.parse import quote
 
 from contracts import settings
 from contracts.manifest import CHUNK_BYTES, PAGE
+from contracts.roles import Role
+from service.inner_settings import ALONE, Between, read_between
 from service.trust import ROOTS
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 
+LISTEN: Final = "KELVIN_SNAPSHOTTER_LISTEN"
 _TIB: Final = 1 << 40
 
 
@@ -36,6 +39,7 @@ class SnapshotterSettings:
     collect_grace_s: int = 86_400
     trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
+    between: Between = ALONE
 
     @property
     def roots(self) -> Path:
@@ -75,6 +79,7 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
         collect_grace_s=settings.integer(env, "KELVIN_COLLECT_GRACE_S", 86_400, low=0),
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
         telemetry=read_telemetry(env),
+        between=read_between(env, Role.SNAPSHOTTER, LISTEN),
     )
 
 

@@ -18,6 +18,7 @@ from contracts.names import dns_label
 from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details, status_of
 from contracts.wire import decode, encode
 from service.cause import REQUEST_ID, begin
+from service.greeter import CLOSE_S, Greeter
 from weightcache.counters import Counters
 from weightcache.peer_board import Board
 from weightcache.peer_wire import Have
@@ -26,13 +27,10 @@ from weightcache.shelf import Shelf
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 512
-MAX_HANDSHAKES: Final = 64
-HANDSHAKE_S: Final = 5.0
 IDLE_S: Final = 75.0  # a kept connection without a question
 PIECE_BYTES: Final = 256 << 10  # encrypted at once: some 0.2 ms of the loop
 STALL_S: Final = 5.0  # without a piece taken, then the reader is cut
 SLOWEST_BYTES_PER_S: Final = 1 << 20
-CLOSE_S: Final = 2.0
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -43,18 +41,17 @@ class PeerServer:
         self, listener: socket.socket, tls: ssl.SSLContext, shelf: Shelf, board: Board, counters: Counters, *,
         stall_s: float = STALL_S, max_connections: int = MAX_CONNECTIONS,
     ) -> None:  # fmt: skip
-        self._listener = listener
-        self._tls = tls
         self._shelf = shelf
         self._board = board
         self._counters = counters
         self._stall_s = stall_s
-        self._max_connections = max_connections
         self._server = web.Server(
             self._answer, handler_cancellation=True, keepalive_timeout=IDLE_S, lingering_time=0.0, access_log=None
         )
-        self._greetings: set[asyncio.Task[None]] = set()
-        self._accepting: asyncio.Task[None] | None = None
+        self._greeter = Greeter(
+            listener, tls, self._server,
+            is_full=lambda: len(self._server.connections) >= max_connections, refused=self._refuse,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<PeerServer connections={self.connections} {self._shelf!r}>"
@@ -62,50 +59,24 @@ class PeerServer:
     @property
     def connections(self) -> int:
         """Of nodes, and of strangers who are still shaking hands."""
-        return len(self._server.connections) + len(self._greetings)
+        return len(self._server.connections) + self._greeter.shaking
 
     def open(self) -> None:
         """Begin to accept."""
-        self._listener.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept())
+        self._greeter.open()
 
     async def close(self) -> None:
         """Ends all connections."""
-        assert self._accepting is not None
-        for task in (self._accepting, *self._greetings):
-            task.cancel()
-        await asyncio.wait((self._accepting, *self._greetings))
-        self._listener.close()
+        await self._greeter.close()
         self._server.pre_shutdown()
         await self._server.shutdown(CLOSE_S)
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(self._listener)
-            except OSError as error:
-                log.error("accept failed", extra={"error": str(error)})
-                await asyncio.sleep(0.1)  # descriptors may have run out
-                continue
-            if len(self._greetings) >= MAX_HANDSHAKES or len(self._server.connections) >= self._max_connections:
-                self._counters.peer_refusals += 1
-                sock.close()
-                continue
-            task = asyncio.create_task(self._greet(sock))
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
-
-    async def _greet(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.connect_accepted_socket(
-                self._server, sock, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=CLOSE_S
-            )
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
-            self._counters.peer_strangers += 1
-            log.warning("a connection of no node was refused", extra={"error": type(error).__name__})
-            sock.close()
+    def _refuse(self, error: OSError | None) -> None:
+        if error is None:
+            self._counters.peer_refusals += 1
+            return
+        self._counters.peer_strangers += 1
+        log.warning("a connection of no node was refused", extra={"error": type(error).__name__})
 
     async def _answer(self, request: BaseRequest) -> web.StreamResponse:
         if (request_id := request.headers.get(REQUEST_ID)) is not None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from contracts import settings
 from contracts.settings import BadSetting
+from service.inner_settings import address, is_url
 from service.node_tls import read_secrets
 from service.trust import ROOTS
 from telemetry.settings import OFF, TelemetrySettings
@@ -126,30 +126,14 @@ def _peers(env: Mapping[str, str]) -> PeerSettings:
         raise BadSetting("KELVIN_PEER_KEY", str(key), f"can't be read: {error.strerror}") from error
     except ValueError as error:
         raise BadSetting("KELVIN_PEER_KEY", str(key), str(error)) from error
-    return PeerSettings(_address(listen) if listen else None, _urls(urls), secrets)
-
-
-def _address(value: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(f"//{value}")
-        if parts.hostname and parts.port and parts.netloc == value and not parts.username:
-            return parts.hostname, parts.port
-    except ValueError:  # brackets that don't match, a port that is none
-        pass
-    raise BadSetting("KELVIN_PEER_LISTEN", value, "must be ADDRESS:PORT")
+    return PeerSettings(address(env, "KELVIN_PEER_LISTEN") if listen else None, _urls(urls), secrets)
 
 
 def _urls(value: str) -> tuple[str, ...]:
     """Without repetitions, in order."""
     urls = tuple(dict.fromkeys(value.replace(",", " ").split()))
-    for url in urls:
-        try:
-            parts = urlsplit(url)
-            good = parts.scheme == "https" and parts.hostname and parts.port and url == f"https://{parts.netloc}"
-        except ValueError:
-            good = False
-        if not good or "@" in url:
-            raise BadSetting("KELVIN_PEERS", value, "must be https://HOST:PORT, separated by commas")
+    if not all(map(is_url, urls)):
+        raise BadSetting("KELVIN_PEERS", value, "must be https://HOST:PORT, separated by commas")
     if len(urls) > MAX_PEERS:
         raise BadSetting("KELVIN_PEERS", value, f"must be {MAX_PEERS} or fewer")
     return urls

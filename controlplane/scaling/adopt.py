@@ -166,6 +166,7 @@ def _replica(report: RuntimeReport, now_us: int) -> Replica:
         report.device_class or "",
         report.max_streams,
         report.spans,
+        url=report.url,
     )
 
 
@@ -179,7 +180,7 @@ async def _watch_restore(fleet: Fleet, actuator: LocalActuator, process: Process
         except Refused:
             break
         if report.state is RuntimeState.READY:
-            actuator.serve(process, report.max_streams, report.spans)
+            actuator.serve(process, report.max_streams, report.spans, url=report.url)
             return
         if report.state is not RuntimeState.RESTORING or fleet.clock.monotonic_us() > limit_us:
             break

@@ -169,11 +169,12 @@ class LocalActuator:
         max_streams: int,
         spans: tuple[Span, ...],
         bytes_by_tier: Mapping[str, int] = MappingProxyType({}),
+        url: str = "",
     ) -> None:
         """A restore has ended well: tell activators and listeners. One that was stopped meanwhile stays stopped."""
         if process.is_leaving:
             return
-        learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier}
+        learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier, "url": url}
         replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
         self._feed.publish(replicas=(replica_row(replica),))
         assert replica.key is not None
@@ -323,7 +324,7 @@ class LocalActuator:
         else:
             own = (Span(Stage.DECIDED, asked.decided_us - zero_us), Span(Stage.PROMOTED, began_us - zero_us))
             shifted = (Span(span.stage, span.after_us + began_us - zero_us) for span in bound.spans)
-            self.serve(process, bound.max_streams, (*own, *shifted), bound.bytes_by_tier)
+            self.serve(process, bound.max_streams, (*own, *shifted), bound.bytes_by_tier, bound.url)
         await self._fleet.clock.sleep(SETTLE_S + 0.01)  # timers may be a moment early
         self._pool.balance()
 

@@ -29,6 +29,7 @@ from contracts.deadline import Deadline
 from contracts.frames import Counts
 from contracts.timeline import Timeline
 from service.unix import SocketDirectory
+from service.way import Ways
 from telemetry.policy.instruments import Page
 from tests.activator.control import VERSION, replica_row
 from tests.activator.replica import FakeReplica, Script, hello
@@ -161,7 +162,7 @@ async def ground(
     """Left, nothing of any request is."""
     directory, errands = SocketDirectory(tmp_path / "run"), Errands()
     throttler = Throttler(QueueLimits(WIDE, WIDE, WIDE, 60.0), Bell(), longest_rest_s=rest_s, draw=lambda n: 0)
-    upstreams, page = Upstreams(directory, errands), Page("activator")
+    upstreams, page = Upstreams(Ways(directory), errands), Page("activator")
     sender, meters = Sender(upstreams, "activator-1"), Meters(page)
     budgets = Budgets[tuple[str, VersionKey]](retries or RetryLimits())
     hedges = Hedges(throttler, sender, budgets, meters, limits)

@@ -3,15 +3,17 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from activator import feed
-from activator.feed import FeedClient
+from activator.feed import FeedClient, from_afar
 from contracts.control import Feed
 from contracts.wire import encode
 from service.client import ServiceClient
 from service.unix import SocketDirectory
+from tests.activator.control import replica_row
 from tests.listening import Listening
 
 FULL = encode(Feed(revision=1, full=True)) + b"\n"
@@ -59,6 +61,15 @@ async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tu
         await listening.stop()
         directory.close()
     return seen, client
+
+
+def test_from_another_host_a_replica_is_where_it_says() -> None:
+    """One that says nothing of it can't be reached; all else stands."""
+    there = msgspec.structs.replace(replica_row("a"), url="https://10.0.0.3:7")
+    line = Feed(revision=3, replicas=(there, replica_row("b")), removed_replicas=("c",))
+    seen = from_afar(line)
+    assert [(row.runtime_id, row.address) for row in seen.replicas] == [("a", "https://10.0.0.3:7")]
+    assert msgspec.structs.replace(seen, replicas=()) == msgspec.structs.replace(line, replicas=())
 
 
 @pytest.mark.parametrize(

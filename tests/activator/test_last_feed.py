@@ -95,6 +95,15 @@ def test_it_holds_the_table_and_no_key(tmp_path: Path, clocks: _Clocks) -> None:
     assert (second.principal("kv-late", 98) is None, second.principal("kv-late", 99) is None) == (False, True)
 
 
+def test_replicas_on_other_hosts_are_kept(tmp_path: Path, clocks: _Clocks) -> None:
+    """Nobody waits for hosts at a start; a socket that is gone is left out."""
+    far = msgspec.structs.replace(replica_row("far"), address="https://192.0.2.1:7")
+    _write(tmp_path, clocks, snapshot(), Feed(revision=2, replicas=(far, replica_row("gone"))))
+    found = _last(tmp_path, clocks).try_load()
+    assert found is not None
+    assert [row.runtime_id for row in found.replicas] == ["far"]
+
+
 @pytest.mark.parametrize(
     ("later_s", "back_s", "counts"),
     [

@@ -9,6 +9,7 @@ from activator.errands import Errands
 from activator.receipts import Desk
 from activator.upstream_http import Client
 from contracts.usage import Receipt
+from service.way import SocketWay
 from tests.activator.replica import Call, FakeReplica, chunk
 from tests.activator.world import CHAT, world
 
@@ -23,7 +24,7 @@ def test_what_is_said_meanwhile_goes_with_the_next_call(tmp_path: Path) -> None:
     async def scenario() -> None:
         replica, errands = FakeReplica(), Errands()
         await replica.start(tmp_path, "a")
-        with contextlib.closing(Client(str(tmp_path / "rt-a.sock"))) as http:
+        with contextlib.closing(Client(SocketWay(str(tmp_path / "rt-a.sock")))) as http:
             desk = Desk(http, errands)
             desk.tell(_receipt("x", 1))
             await asyncio.sleep(0)
@@ -45,7 +46,7 @@ def test_what_is_recorded_waits_for_company_and_what_was_delivered_does_not(tmp_
     async def scenario() -> None:
         replica, errands = FakeReplica(), Errands()
         await replica.start(tmp_path, "a")
-        with contextlib.closing(Client(str(tmp_path / "rt-a.sock"))) as http:
+        with contextlib.closing(Client(SocketWay(str(tmp_path / "rt-a.sock")))) as http:
             quick, slow = Desk(http, errands, linger_s=0.0), Desk(http, errands, linger_s=60.0)
             quick.tell(_receipt("q", 1, recorded=True))
             await replica.until(lambda r: r.recorded == ["q"])
@@ -70,7 +71,7 @@ def test_a_replica_that_is_gone_is_told_nothing(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         errands = Errands()
-        with contextlib.closing(Client(str(tmp_path / "rt-a.sock"))) as http:
+        with contextlib.closing(Client(SocketWay(str(tmp_path / "rt-a.sock")))) as http:
             desk = Desk(http, errands)
             for name in "abc":
                 desk.tell(_receipt(name, 1))

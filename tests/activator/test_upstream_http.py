@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from activator.upstream_http import BUFFER, LARGE, Client
+from service.way import SocketWay
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -45,7 +46,7 @@ class Server:
 async def serving(tmp_path: Path, script: Script, keep_s: float = 30.0) -> AsyncIterator[tuple[Server, Client]]:
     """Both, ended in any case."""
     server, path = Server(script), str(tmp_path / "s.sock")
-    client = Client(path, keep_s=keep_s)
+    client = Client(SocketWay(path), keep_s=keep_s)
     listening = await asyncio.start_unix_server(server.serve, path)
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -217,7 +218,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
     """An OSError, as of a client that was closed."""
 
     async def scenario() -> None:
-        client = Client(str(tmp_path / "none.sock"))
+        client = Client(SocketWay(str(tmp_path / "none.sock")))
         with pytest.raises(OSError, match="No such file"):
             await ask(client)
         client.close()

@@ -139,12 +139,12 @@ def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
 def settings_of_code() -> dict[str, tuple[str | None, str | None]]:
     """Name -> default and rule, as the table shows them; None where the code computes them, or has none."""
     found: dict[str, tuple[str | None, str | None]] = {}
-    for path in sorted(ROOT.glob("*/settings.py")):
+    for path in sorted(ROOT.glob("*/*settings.py")):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and re.fullmatch(r"KELVIN_[A-Z0-9_]+", str(node.value)):
                 found.setdefault(str(node.value), (None, None))
-        scope = vars(importlib.import_module(f"{path.parent.name}.settings"))
+        scope = vars(importlib.import_module(f"{path.parent.name}.{path.stem}"))
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             if ast.unparse(call.func).rpartition(".")[2] in ("integer", "number", "text") and len(call.args) > 2:
                 found[ast.literal_eval(call.args[1])] = _shown(call, scope)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from contracts.control import RequestBatch
 from contracts.errors import Refused, Unavailable
@@ -123,6 +124,50 @@ def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> None:
             while len(records.records) < 2:
                 await asyncio.sleep(0.001)
         assert len(orphans) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("far_s", "want"),
+    [
+        pytest.param(3600.0, ["dead"], id="it asked a moment ago"),
+        pytest.param(0.0, ["dead", "far"], id="it did not ask for a while"),
+    ],
+)
+def test_an_activator_on_another_host_lives_for_a_while_after_its_last_request(far_s: float, want: list[str]) -> None:
+    """Its spool is not here to be looked at."""
+
+    async def main() -> None:
+        records = MemoryRecords()
+        orphans = Orphans("rt1", lambda: records, _lives, grace_s=0.001, far_s=far_s)
+        orphans.heard_from_afar("activator-far")
+        orphans.keep(_account("far", activator="activator-far"), lost=False)
+        orphans.keep(_account("dead"), lost=False)
+        async with asyncio.timeout(30):
+            while len(records.records) < len(want):
+                await asyncio.sleep(0.001)
+        assert sorted(record.request_id for record in records.records) == want
+        assert len(orphans) == 2 - len(want)
+
+    asyncio.run(main())
+
+
+def test_activators_on_other_hosts_are_bounded() -> None:
+    """The one that was heard longest ago is forgotten, and then looked for here."""
+
+    async def main() -> None:
+        records = MemoryRecords()
+        orphans = Orphans("rt1", lambda: records, _lives, grace_s=0.001, far_s=3600.0)
+        for number in range(module.MAX_FAR + 1):
+            orphans.heard_from_afar("activator-0" if number == 1 else f"activator-{number}")
+        orphans.heard_from_afar("activator-new")
+        orphans.keep(_account("first", activator="activator-0"), lost=False)
+        orphans.keep(_account("last", activator="activator-new"), lost=False)
+        async with asyncio.timeout(30):
+            while not records.records:
+                await asyncio.sleep(0.001)
+        assert [record.request_id for record in records.records] == ["first"]
 
     asyncio.run(main())
 

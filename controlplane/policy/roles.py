@@ -1,0 +1,24 @@
+"""Which of our processes may ask the control plane for what, from another host. What is not here is for its socket."""
+
+from typing import Final
+
+from contracts.roles import Role, Rules
+
+_ACTIVATOR: Final = frozenset({Role.ACTIVATOR})
+_SNAPSHOTTER: Final = frozenset({Role.SNAPSHOTTER})
+
+RULES: Final[Rules] = {
+    "/internal/v1/feed": _ACTIVATOR,
+    "/internal/v1/stats": _ACTIVATOR,
+    "/internal/v1/keys/uses": _ACTIVATOR,
+    "/internal/v1/requests": _ACTIVATOR,  # their timelines
+    "/internal/v1/usage/requests": frozenset({Role.ACTIVATOR, Role.RUNTIME}),
+    "/admin/v1": _ACTIVATOR,  # which says for whom
+    "/internal/v1/versions": _SNAPSHOTTER,
+    "/internal/v1/jobs": _SNAPSHOTTER,
+    "/internal/v1/tenants": _SNAPSHOTTER,  # what they may store
+    "/healthz": frozenset(Role),
+    "/readyz": frozenset(Role),
+}
+# A backup holds the installation's secrets; lifetimes are what a supervisor saw of its own host.
+SOCKET_ALONE: Final = frozenset({"/internal/v1/backup", "/internal/v1/usage/lifetimes"})

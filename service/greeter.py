@@ -1,0 +1,87 @@
+"""Accepts from a TCP port with mutual TLS: bounded in strangers, in connections, and in the time of a handshake."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from service.listener import notice_lost_hosts
+
+log = logging.getLogger(__name__)
+
+MAX_HANDSHAKES: Final = 64
+HANDSHAKE_S: Final = 5.0
+CLOSE_S: Final = 2.0
+
+
+class Greeter:
+    """Gives `listener`'s connections to a `protocol` each, once their handshake has ended well."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        tls: ssl.SSLContext,
+        protocol: Callable[[], asyncio.BaseProtocol],
+        *,
+        is_full: Callable[[], bool],
+        refused: Callable[[OSError | None], None],
+    ) -> None:
+        """`refused` is told of each connection that gets no protocol, with what its handshake failed of, if it did."""
+        self._listener = listener
+        self._tls = tls
+        self._protocol = protocol
+        self._is_full = is_full
+        self._refused = refused
+        self._greetings: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Greeter shaking={self.shaking}>"
+
+    @property
+    def shaking(self) -> int:
+        """Handshakes under way."""
+        return len(self._greetings)
+
+    def open(self) -> None:
+        """Begin to accept."""
+        self._listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        """Ends handshakes, and accepts no more. Connections live on."""
+        assert self._accepting is not None
+        for task in (self._accepting, *self._greetings):
+            task.cancel()
+        await asyncio.wait((self._accepting, *self._greetings))
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                log.error("accept failed", extra={"error": str(error)})
+                await asyncio.sleep(0.1)  # descriptors may have run out
+                continue
+            if self.shaking >= MAX_HANDSHAKES or self._is_full():
+                self._refused(None)
+                sock.close()
+                continue
+            task = asyncio.create_task(self._greet(sock))
+            self._greetings.add(task)
+            task.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            notice_lost_hosts(sock)
+            await loop.connect_accepted_socket(
+                self._protocol, sock, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=CLOSE_S
+            )
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            self._refused(error)
+            sock.close()

@@ -1,0 +1,221 @@
+"""Who we are to our own processes on other hosts, and who they are: mutual TLS with roles in the certificates.
+
+Files that any PKI can write: `tls.crt` (leaf and chain, for both ends of a connection), `tls.key`, and the authorities
+in `ca.crt`, of which there are two while one takes the other's place. They are read again when they change: what
+connects from then on uses the new ones, connections that are open end by themselves. A host's name says nothing here:
+pods come and go, and what counts is what a process is.
+"""
+
+import asyncio
+import datetime
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from cryptography import x509
+
+from contracts.roles import Role, role_of
+from service.key_pair import load_pair
+
+log = logging.getLogger(__name__)
+
+CERTIFICATE: Final = "tls.crt"
+KEY: Final = "tls.key"
+AUTHORITIES: Final = "ca.crt"
+LOOK_AGAIN_S: Final = 1.0
+
+_State = tuple[tuple[int, int, int] | None, ...]
+
+
+class BadIdentity(ValueError):
+    """Files can't be used; the text names one and says why, and nothing of a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityFiles:
+    """Where they are. `prefix` is what the URIs of this installation begin with; the role follows."""
+
+    certificate: Path
+    key: Path
+    authorities: Path
+    prefix: str
+
+
+class Identity:
+    """One process's. Used from one event loop; files are read off it, but for the first time."""
+
+    def __init__(self, files: IdentityFiles, role: Role) -> None:
+        """Raises BadIdentity."""
+        self._files = files
+        self._role = role
+        self._state = _state(files)
+        self._pair = _load(files, role)
+
+    def __repr__(self) -> str:
+        return f"<Identity {self._role} {self._pair.serial:x}>"
+
+    def server(self) -> ssl.SSLContext:
+        """For a listener: whoever has a role of this installation. Each connection gets what is current then."""
+        return _Current(ssl.PROTOCOL_TLS_SERVER, lambda: self._pair.server, frozenset(Role))
+
+    def client(self, role: Role) -> ssl.SSLContext:
+        """For connections to processes of that role alone. Likewise."""
+        return _Current(ssl.PROTOCOL_TLS_CLIENT, lambda: self._pair.client, frozenset((role,)))
+
+    async def look(self) -> None:
+        """Read again what has changed. What is not whole, or not ours, leaves what was there before it."""
+        state = await asyncio.to_thread(_state, self._files)
+        if state == self._state:
+            return
+        self._state = state  # as it was before it is read: what changes meanwhile is seen by the next look
+        try:
+            pair = await asyncio.to_thread(_load, self._files, self._role)
+        except BadIdentity as bad:
+            log.warning("our certificate stays as it was", extra={"why": str(bad)})
+        else:
+            self._pair = pair
+            log.info("our certificate was read again", extra={"serial": f"{pair.serial:x}"})
+
+    async def follow(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            await self.look()
+
+
+def peer_role(tls: ssl.SSLObject) -> Role:
+    """Of the other end of a connection through one of our contexts."""
+    return cast(_Known, tls).role
+
+
+class _Context(ssl.SSLContext):
+    """Read from files; it knows by which prefix a role is named."""
+
+    prefix: str
+
+
+class _Known(ssl.SSLObject):
+    """A handshake ends only with a peer whose role is one of `wanted`."""
+
+    wanted: frozenset[Role]
+    role: Role
+
+    def do_handshake(self) -> None:
+        super().do_handshake()
+        names = cast(Any, self.getpeercert() or {}).get("subjectAltName", ())
+        uris = [value for kind, value in names if kind == "URI"]
+        role = role_of(uris, cast(_Context, self.context).prefix)
+        if role not in self.wanted:
+            raise ssl.SSLCertVerificationError(1, f"the peer's role is {role or 'unknown'}")
+        self.role = role
+
+
+class _Current(ssl.SSLContext):
+    """One context for as long as a listener or a pool lives; what it wraps is made by the one that is current."""
+
+    _choose: Callable[[], ssl.SSLContext]
+    _wanted: frozenset[Role]
+
+    def __new__(cls, protocol: int, choose: Callable[[], ssl.SSLContext], wanted: frozenset[Role]) -> "_Current":
+        made = super().__new__(cls, protocol)
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_REQUIRED
+        made._choose, made._wanted = choose, wanted
+        return made
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        made = self._choose().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        cast(_Known, made).wanted = self._wanted
+        return made
+
+    def wrap_socket(self, *_: object, **__: object) -> ssl.SSLSocket:
+        """Nobody here uses blocking sockets, and what this would make asks for no role."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    serial: int
+
+
+def _state(files: IdentityFiles) -> _State:
+    """What changes when a file is written or replaced."""
+    return tuple(_stat(path) for path in (files.certificate, files.key, files.authorities))
+
+
+def _stat(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _load(files: IdentityFiles, role: Role) -> _Pair:
+    """Raises BadIdentity."""
+    chain, key, authorities = (_read(path) for path in (files.certificate, files.key, files.authorities))
+    leaf = _certificates(chain, files.certificate)[0]
+    _certificates(authorities, files.authorities)
+    if (named := role_of(_uris(leaf), files.prefix)) is not role:
+        rule = f"is for {'no role' if named is None else f'the role {named}'}, not {files.prefix}{role}"
+        raise BadIdentity(f"{files.certificate} {rule}")
+    if leaf.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
+        raise BadIdentity(f"{files.certificate} has expired")
+    try:
+        pem = key + b"\n" + chain
+        return _Pair(
+            _context(ssl.PROTOCOL_TLS_SERVER, pem, authorities, files.prefix),
+            _context(ssl.PROTOCOL_TLS_CLIENT, pem, authorities, files.prefix),
+            leaf.serial_number,
+        )
+    except (ssl.SSLError, ValueError) as error:
+        raise BadIdentity(f"{files.certificate} and {files.key.name}: {error}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadIdentity(f"{path} can't be read: {error.strerror}") from error
+
+
+def _certificates(pem: bytes, path: Path) -> list[x509.Certificate]:
+    """At least one."""
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise BadIdentity(f"{path} holds no certificate: {error}") from error
+
+
+def _uris(leaf: x509.Certificate) -> list[str]:
+    try:
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    return names.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def _context(protocol: int, pem: bytes, authorities: bytes, prefix: str) -> ssl.SSLContext:
+    context = _Context(protocol)
+    context.prefix = prefix
+    context.sslobject_class = _Known
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # a resumed session would be one of a certificate that nobody looks at again
+    context.load_verify_locations(cadata=authorities.decode("ascii"))
+    load_pair(context, pem)
+    return context

@@ -1,0 +1,76 @@
+"""One process among the others: whom it reaches and who reaches it, on this host and, where settings say so, beyond.
+
+A process opens this once. Without settings it is the run directory and nothing else.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import ASGIApp
+
+from contracts.roles import Role, Rules
+from contracts.settings import BadSetting
+from service.by_role import serve_by_role
+from service.identity import Identity
+from service.inner_settings import Between, identity_of, url_of
+from service.listener import listen
+from service.run import DRAIN_S, serve_until
+from service.unix import SocketDirectory
+from service.way import Ways
+
+
+class Inner:
+    """See `open_inner`."""
+
+    def __init__(self, ways: Ways, identity: Identity | None, listener: socket.socket | None) -> None:
+        self.ways = ways
+        self.identity = identity
+        self._listener = listener
+        self.url = "" if listener is None else url_of(*listener.getsockname()[:2])  # where other hosts reach us
+
+    def __repr__(self) -> str:
+        return f"<Inner {self.url or 'here'} {self.identity or 'alone'}>"
+
+    async def serve(
+        self, app: ASGIApp, here: socket.socket, rules: Rules, stop: asyncio.Event, drain_s: int = DRAIN_S
+    ) -> None:
+        """All of `app` on this host, by `rules` to others, until `stop` and a drain."""
+        if self.identity is None or self._listener is None:
+            await serve_until(app, here, stop, drain_s)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve_by_role(app, self._listener, self.identity.server(), rules, stop, drain_s))
+            await serve_until(app, here, stop, drain_s)
+
+
+@asynccontextmanager
+async def open_inner(
+    directory: SocketDirectory, between: Between, role: Role, setting: str = ""
+) -> AsyncIterator[Inner]:
+    """Listens already, where `setting` says so, and answers once it serves; its files are followed until it is left.
+    Raises BadSetting.
+    """
+    if between.files is None:
+        yield Inner(Ways(directory), None, None)
+        return
+    identity = identity_of(between.files, role)
+    listener = None if between.listen is None else _listen(setting, *between.listen)
+    following = asyncio.create_task(identity.follow(), name="our certificate")
+    try:
+        yield Inner(Ways(directory, identity), identity, listener)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        if listener is not None:
+            listener.close()
+
+
+def _listen(setting: str, host: str, port: int) -> socket.socket:
+    try:
+        return listen(host, port)
+    except OSError as error:
+        rule = f"can't be listened on: {error.strerror or os.strerror(error.errno or 0)}"
+        raise BadSetting(setting, f"{host}:{port}", rule) from error

@@ -1,0 +1,104 @@
+"""What processes read of the environment about one another: where the others are, where to listen, who they are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from contracts.roles import Role
+from contracts.settings import BadSetting, text
+from service.identity import AUTHORITIES, CERTIFICATE, KEY, BadIdentity, Identity, IdentityFiles
+
+CONTROL: Final = "control.sock"
+SNAPSHOTTER: Final = "snapshotter.sock"
+PREFIX: Final = "spiffe://kelvin/"
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Of one process. Without files it meets the others in the run directory alone."""
+
+    files: IdentityFiles | None = None
+    listen: tuple[str, int] | None = None
+    control: str = CONTROL
+    snapshotter: str = SNAPSHOTTER
+
+
+ALONE: Final = Between()
+
+
+def read_between(env: Mapping[str, str], role: Role, listen: str | None = None, *, any_port: bool = False) -> Between:
+    """`listen` names the setting by which this process also serves other hosts. Raises BadSetting, also where the
+    files can't be used.
+    """
+    place = address(env, listen, any_port=any_port) if listen is not None and env.get(listen) else None
+    control, snapshotter = _url(env, "KELVIN_CONTROL", CONTROL), _url(env, "KELVIN_SNAPSHOTTER", SNAPSHOTTER)
+    if place is None and control == CONTROL and snapshotter == SNAPSHOTTER:
+        return ALONE
+    return Between(_files(env, role), place, control, snapshotter)
+
+
+def identity_of(files: IdentityFiles, role: Role) -> Identity:
+    """Raises BadSetting."""
+    try:
+        return Identity(files, role)
+    except BadIdentity as bad:
+        raise BadSetting("KELVIN_INNER_TLS", str(files.certificate.parent), str(bad)) from bad
+
+
+def address(env: Mapping[str, str], name: str, *, any_port: bool = False) -> tuple[str, int]:
+    """HOST:PORT. Port 0, where it is allowed, is one that the kernel chooses. Raises BadSetting."""
+    value = text(env, name)
+    try:
+        parts = urlsplit(f"//{value}")
+        port = parts.port
+        if parts.hostname and port is not None and (port or any_port) and parts.netloc == value and not parts.username:
+            return parts.hostname, port
+    except ValueError:  # brackets that don't match, a port that is none
+        pass
+    raise BadSetting(name, value, "must be ADDRESS:PORT")
+
+
+def is_url(value: str) -> bool:
+    """Whether it is https://HOST:PORT and nothing else."""
+    try:
+        parts = urlsplit(value)
+        return (
+            bool(parts.scheme == "https" and parts.hostname and parts.port and value == f"https://{parts.netloc}")
+            and "@" not in value
+        )
+    except ValueError:
+        return False
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a listener is reached."""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _url(env: Mapping[str, str], name: str, default: str) -> str:
+    value = env.get(name, "")
+    if value and not is_url(value):
+        raise BadSetting(name, value, "must be https://HOST:PORT")
+    return value or default
+
+
+def _files(env: Mapping[str, str], role: Role) -> IdentityFiles:
+    directory = _absolute(env, "KELVIN_INNER_TLS")
+    own = directory / role
+    place = own if own.is_dir() else directory
+    authorities = _absolute(env, "KELVIN_INNER_CA") if env.get("KELVIN_INNER_CA") else None
+    prefix = text(env, "KELVIN_INNER_ID", PREFIX)
+    if "://" not in prefix or not prefix.endswith("/") or not prefix.isascii():
+        raise BadSetting("KELVIN_INNER_ID", prefix, "must be SCHEME://NAME/, what URIs begin with before the role")
+    files = IdentityFiles(place / CERTIFICATE, place / KEY, authorities or place / AUTHORITIES, prefix)
+    identity_of(files, role)  # what can't be used is refused now, by whoever starts this process
+    return files
+
+
+def _absolute(env: Mapping[str, str], name: str) -> Path:
+    path = Path(text(env, name))
+    if not path.is_absolute():
+        raise BadSetting(name, str(path), "must be an absolute path")
+    return path

@@ -1,0 +1,124 @@
+"""The way to a process of ours, wherever it is: a socket of the run directory, or https://HOST:PORT with roles.
+
+The one place where an address becomes connections. Who uses a way does not know which of the two it is.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from contracts.roles import Role
+from service.identity import Identity
+from service.listener import notice_lost_hosts
+from service.unix import SocketDirectory
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+REMOTE: Final = "https://"
+HANDSHAKE_S: Final = 5.0
+
+
+class Way(Protocol):
+    """To one process, over any number of connections. Connecting raises OSError."""
+
+    @property
+    def base(self) -> str:
+        """What URLs begin with."""
+        ...
+
+    async def connect(self, protocol: Callable[[], P]) -> P:
+        """One connection. Safe to cancel."""
+        ...
+
+    def connector(self, limit: int) -> aiohttp.BaseConnector:
+        """For a session of its own; 0: as many connections as it likes."""
+        ...
+
+
+class SocketWay:
+    """By a Unix socket's path."""
+
+    base = "http://kelvin"
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"<SocketWay {self._path}>"
+
+    async def connect(self, protocol: Callable[[], P]) -> P:
+        """See Way."""
+        _, made = await asyncio.get_running_loop().create_unix_connection(protocol, self._path)
+        return made
+
+    def connector(self, limit: int) -> aiohttp.BaseConnector:
+        """See Way."""
+        return aiohttp.UnixConnector(path=self._path, limit=limit)
+
+
+class HostWay:
+    """By https://HOST:PORT, which `tls` speaks to. A name is looked up for each connection."""
+
+    def __init__(self, url: str, tls: ssl.SSLContext) -> None:
+        parts = urlsplit(url)
+        self.base = url
+        self._host, self._port = parts.hostname or "", parts.port or 0
+        self._tls = tls
+
+    def __repr__(self) -> str:
+        return f"<HostWay {self.base}>"
+
+    async def connect(self, protocol: Callable[[], P]) -> P:
+        """See Way."""
+        transport, made = await asyncio.get_running_loop().create_connection(
+            protocol, self._host, self._port, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
+        )
+        notice_lost_hosts(transport.get_extra_info("socket"))
+        return made
+
+    def connector(self, limit: int) -> aiohttp.BaseConnector:
+        """See Way."""
+        made = aiohttp.TCPConnector(ssl=self._tls, limit=limit, use_dns_cache=False, socket_factory=_socket)
+        made.allowed_protocol_schema_set = frozenset({"https"})  # a session can't be talked into speaking openly
+        return made
+
+
+class Ways:
+    """What one process reaches others by. Where `identity` is None, only what is on this host."""
+
+    def __init__(self, directory: SocketDirectory, identity: Identity | None = None) -> None:
+        self._directory = directory
+        self._contexts = {} if identity is None else {role: identity.client(role) for role in Role}
+
+    def __repr__(self) -> str:
+        return f"<Ways {self._directory.path} {'and hosts' if self._contexts else 'alone'}>"
+
+    def to(self, address: str, role: Role) -> Way:
+        """A name in the run directory, or a URL, behind which a process of that role has to be. Raises ValueError."""
+        if not address.startswith(REMOTE):
+            return SocketWay(self._directory.address(address))
+        if role not in self._contexts:
+            raise ValueError(f"{address}: no certificate for other hosts")
+        return HostWay(address, self._contexts[role])
+
+
+def is_remote(address: str) -> bool:
+    """Whether that is on another host."""
+    return address.startswith(REMOTE)
+
+
+def _socket(found: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = found
+    made = socket.socket(family, kind, protocol)
+    try:
+        notice_lost_hosts(made)
+        made.setblocking(False)
+    except BaseException:
+        made.close()
+        raise
+    return made

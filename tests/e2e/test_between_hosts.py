@@ -1,0 +1,192 @@
+"""An activator at one address, control plane, snapshotter and runtimes at another: mutual TLS is all that is between
+them, and its certificates and authorities change while it is in use.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from coldstart_bench.installation import Installation, free_port, running
+from contracts.roles import Role
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.inside import is_recorded, log_lines
+from tests.service.pki import Authority, write
+
+pytestmark = pytest.mark.deep
+
+HERE, THERE = "127.0.0.2", "127.0.0.3"
+ROLES = (Role.CONTROLPLANE, Role.SNAPSHOTTER, Role.RUNTIME, Role.ACTIVATOR)
+ONE, TWO = Authority("one"), Authority("two")
+BODY = {"model": "llama", "prompt": "w1 w2", "max_tokens": 3, "temperature": 0}
+
+
+@dataclass
+class Elsewhere:
+    """The activator, and what both ends are known by."""
+
+    data: Path
+    port: int
+    key: str
+    process: "subprocess.Popen[bytes]"
+    statuses: list[int] = field(default_factory=list)
+
+    def ask(self, method: str, path: str, body: object = None, key: str | None = None) -> tuple[int, bytes, str]:
+        """Status, body, the request's id. Over a connection of its own."""
+        tls = ssl.create_default_context(cafile=str(self.data / "ca.pem"))
+        tls.check_hostname = False  # its leaf is for localhost
+        with contextlib.closing(http.client.HTTPSConnection(HERE, self.port, context=tls, timeout=120)) as there:
+            headers = {"authorization": f"Bearer {key or self.key}", "content-type": "application/json"}
+            there.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = there.getresponse()
+            return answer.status, answer.read(), answer.headers["x-request-id"]
+
+    def is_ready(self) -> bool:
+        """Whether it answers and knows the model."""
+        assert self.process.poll() is None, (self.data / "log").read_text()
+        with contextlib.suppress(OSError):
+            return self.ask("GET", "/v1/models/llama")[0] == 200
+        return False
+
+    def reread(self) -> int:
+        """How often it read its certificate again."""
+        return (self.data / "log").read_text().count("our certificate was read again")
+
+
+def _certify(inner: Path, of: Authority, *bundle: Authority) -> None:
+    for role in ROLES:
+        write(inner / role, of.of(role), *bundle)
+
+
+def _environment(data: Path, inner: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, **SETTINGS, "KELVIN_DATA": str(data), "KELVIN_INNER_TLS": str(inner), **more}
+
+
+@contextlib.contextmanager
+def _elsewhere(kelvin: Installation, data: Path, inner: Path, places: dict[str, str]) -> Iterator[Elsewhere]:
+    data.mkdir()
+    port = free_port()
+    environment = _environment(data, inner, **places, KELVIN_HOST=HERE, KELVIN_PORT=str(port))
+    with (data / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "activator"], env=environment, stderr=log)
+    try:
+        yield Elsewhere(data, port, (kelvin.data / "default.key").read_text().strip(), process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def inner(scratch: Path) -> Path:
+    """Certificates of every role."""
+    place = scratch / "inner"
+    _certify(place, ONE, ONE)
+    return place
+
+
+@pytest.fixture(scope="module")
+def places() -> dict[str, str]:
+    """Where the activator finds the others."""
+    return {
+        "KELVIN_CONTROL": f"https://{THERE}:{free_port()}",
+        "KELVIN_SNAPSHOTTER": f"https://{THERE}:{free_port()}",
+    }
+
+
+@pytest.fixture(scope="module")
+def kelvin(scratch: Path, llama: Path, inner: Path, places: dict[str, str]) -> Iterator[Installation]:
+    """What is there."""
+    settings = {
+        **SETTINGS,
+        "KELVIN_INNER_TLS": str(inner),
+        "KELVIN_CONTROL_LISTEN": places["KELVIN_CONTROL"].removeprefix("https://"),
+        "KELVIN_SNAPSHOTTER_LISTEN": places["KELVIN_SNAPSHOTTER"].removeprefix("https://"),
+        "KELVIN_RUNTIME_LISTEN": f"{THERE}:0",
+    }
+    with running(scratch / "there", settings=settings) as installation:
+        installation.push(llama, "llama")
+        installation.admin.request("PUT", "/admin/v1/models/llama/scale", {"max": 1})
+        yield installation
+
+
+@pytest.fixture(scope="module")
+def elsewhere(kelvin: Installation, scratch: Path, inner: Path, places: dict[str, str]) -> Iterator[Elsewhere]:
+    """What is here."""
+    with _elsewhere(kelvin, scratch / "here", inner, places) as activator:
+        kelvin.wait(activator.is_ready, "the activator elsewhere knows the model")
+        yield activator
+
+
+def test_a_version_at_zero_is_woken_from_another_host(kelvin: Installation, elsewhere: Elsewhere) -> None:
+    """Feed, poke, request, frames, record: all of it crosses, and the ledger has the request of that activator."""
+    kelvin.to_zero("llama")
+    status, raw, request_id = elsewhere.ask("POST", "/v1/completions", BODY)
+    assert status == 200, raw
+    assert json.loads(raw)["usage"]["completion_tokens"] == 3
+    kelvin.wait(lambda: is_recorded(kelvin, request_id), "the record is in the ledger")
+    assert kelvin.door.request("POST", "/v1/completions", BODY)["choices"] == json.loads(raw)["choices"]
+    assert not [line for line in log_lines(kelvin) if "activator lost" in line["message"]]  # its spool is not here
+
+
+def test_callers_reach_what_is_behind(kelvin: Installation, elsewhere: Elsewhere) -> None:
+    """Administration and the objects at rest, for keys that may."""
+    admin = (kelvin.data / "admin.key").read_text().strip()
+    assert elsewhere.ask("GET", "/admin/v1/models", key=admin)[0] == 200
+    status, raw, _ = elsewhere.ask("POST", "/push/v1/fsck")
+    assert status == 200, raw
+    assert elsewhere.ask("GET", "/admin/v1/models")[0] == 403
+
+
+def test_certificates_change_while_requests_run(kelvin: Installation, elsewhere: Elsewhere, inner: Path) -> None:
+    """A bundle of two authorities, the other one's leaves, the first one gone: no request fails."""
+    stop, statuses = threading.Event(), list[int]()
+
+    def load() -> None:
+        while not stop.is_set():
+            statuses.append(elsewhere.ask("POST", "/v1/completions", BODY)[0])
+
+    def reread() -> dict[str, int]:
+        found = {"here": elsewhere.reread()}
+        for name in ("controlplane", "snapshotter"):
+            lines = log_lines(kelvin, name)
+            found[name] = sum("our certificate was read again" in line["message"] for line in lines)
+        return found
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for of, bundle in ((ONE, (ONE, TWO)), (TWO, (ONE, TWO)), (TWO, (TWO,))):
+            before, asked = reread(), len(statuses)
+            _certify(inner, of, *bundle)
+            kelvin.wait(
+                lambda before=before: all(now > before[name] for name, now in reread().items()),  # type: ignore[misc]
+                "all have read it",
+            )
+            kelvin.wait(lambda asked=asked: len(statuses) > asked + 5, "requests ran since")  # type: ignore[misc]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(120)
+    assert set(statuses) == {200}
+    kelvin.to_zero("llama")  # so that all that follows is of new connections
+    assert elsewhere.ask("POST", "/v1/completions", BODY)[0] == 200
+
+
+def test_another_roles_certificate_starts_no_activator(scratch: Path, inner: Path, places: dict[str, str]) -> None:
+    """It ends at once, and says which setting is at fault."""
+    environment = _environment(scratch / "none", inner / Role.RUNTIME, **places)
+    done = subprocess.run([sys.executable, "-m", "activator"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "KELVIN_INNER_TLS=" in done.stderr
+    assert "is for the role runtime, not spiffe://kelvin/activator" in done.stderr

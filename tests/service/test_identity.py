@@ -1,0 +1,206 @@
+"""Who gets a word with whom between hosts, and what becomes of it when files change."""
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from contracts.roles import Role
+from service.identity import BadIdentity, Identity, IdentityFiles, peer_role
+from tests.service.pki import HOUR, PREFIX, Authority, Pair, write
+
+HERE = "127.0.0.3"
+ONE, TWO = Authority("one"), Authority("two")
+
+
+@contextlib.asynccontextmanager
+async def saying_roles(tls: ssl.SSLContext) -> AsyncIterator[int]:
+    """A server that tells each client which role it sees."""
+
+    async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(peer_role(writer.get_extra_info("ssl_object")).encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(tell, HERE, 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def heard(port: int, tls: ssl.SSLContext) -> str:
+    """What the server tells; nothing where the two do not talk."""
+    try:
+        async with asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(HERE, port, ssl=tls)
+            try:
+                return (await reader.read()).decode()
+            finally:
+                writer.close()
+    except OSError:
+        return ""
+
+
+def plainly(pair: Pair | None, tmp_path: Path) -> ssl.SSLContext:
+    """A client that believes anybody and shows what it likes."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    if pair is not None:
+        (tmp_path / "both").write_bytes(pair.certificate + pair.key)
+        made.load_cert_chain(tmp_path / "both")
+    return made
+
+
+def test_two_that_belong_together(tmp_path: Path) -> None:
+    """The one hears that the other knows its role."""
+
+    async def scenario() -> None:
+        control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+        activator = Identity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+        async with saying_roles(control.server()) as port:
+            assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        pytest.param(lambda: None, id="no certificate"),
+        pytest.param(lambda: TWO.of(Role.ACTIVATOR), id="of another authority"),
+        pytest.param(lambda: ONE.sign(), id="no role"),
+        pytest.param(lambda: ONE.sign("spiffe://kelvin/intern"), id="no role of ours"),
+        pytest.param(lambda: ONE.sign("spiffe://elsewhere/activator"), id="another installation's role"),
+        pytest.param(lambda: ONE.sign("spiffe://kelvin/x/activator"), id="a role deeper down"),
+        pytest.param(lambda: ONE.sign(PREFIX + "activator", PREFIX + "runtime"), id="two roles"),
+        pytest.param(lambda: ONE.sign(PREFIX + "activator", ends_in=-HOUR), id="expired"),
+        pytest.param(
+            lambda: ONE.sign(PREFIX + "activator", usages=(ExtendedKeyUsageOID.SERVER_AUTH,)), id="for servers alone"
+        ),
+    ],
+)
+def test_a_client_that_is_refused(shown: Callable[[], Pair | None], tmp_path: Path) -> None:
+    """It hears nothing. With a good certificate the same client does."""
+
+    async def scenario() -> None:
+        control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+        async with saying_roles(control.server()) as port:
+            assert await heard(port, plainly(shown(), tmp_path)) == ""
+            assert await heard(port, plainly(ONE.of(Role.RUNTIME), tmp_path)) == "runtime"
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "role",
+    [pytest.param(role, id=f"a {role} in place of the control plane") for role in Role if role != "controlplane"],
+)
+def test_a_server_of_another_role(role: Role, tmp_path: Path) -> None:
+    """A client tells it nothing: a runtime's certificate makes nobody a control plane."""
+
+    async def scenario() -> None:
+        other = Identity(write(tmp_path / "c", ONE.of(role), ONE), role)
+        activator = Identity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+        async with saying_roles(other.server()) as port:
+            assert await heard(port, activator.client(Role.CONTROLPLANE)) == ""
+            assert await heard(port, activator.client(role)) == "activator"
+
+    uvloop.run(scenario())
+
+
+def test_both_authorities_count_while_one_takes_the_others_place(tmp_path: Path) -> None:
+    """Bundle first, leaves then, the old authority last: at no time does anybody fail, but the old one in the end."""
+
+    async def scenario() -> None:
+        there, here = tmp_path / "c", tmp_path / "a"
+        control = Identity(write(there, ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+        activator = Identity(write(here, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+        old = plainly(ONE.of(Role.RUNTIME), tmp_path)
+        client = activator.client(Role.CONTROLPLANE)
+        async with saying_roles(control.server()) as port:
+            for of_control, of_activator, bundle in (
+                (ONE, ONE, (ONE, TWO)),
+                (ONE, TWO, (ONE, TWO)),
+                (TWO, TWO, (TWO, ONE)),
+                (TWO, TWO, (TWO,)),
+            ):
+                write(there, of_control.of(Role.CONTROLPLANE), *bundle)
+                write(here, of_activator.of(Role.ACTIVATOR), *bundle)
+                assert await heard(port, old) == "runtime"  # nobody looked yet
+                await control.look()
+                assert await heard(port, client) == "activator"
+                await activator.look()
+                assert await heard(port, client) == "activator"
+                if ONE not in bundle:
+                    assert await heard(port, old) == ""
+
+    uvloop.run(scenario())
+
+
+def _cut(files: IdentityFiles) -> None:
+    files.certificate.write_bytes(files.certificate.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param(_cut, id="half a certificate"),
+        pytest.param(lambda files: files.key.write_bytes(files.key.read_bytes()[:80]), id="half a key"),
+        pytest.param(lambda files: files.key.write_bytes(ONE.of(Role.ACTIVATOR).key), id="another certificate's key"),
+        pytest.param(lambda files: files.key.unlink(), id="no key"),
+        pytest.param(lambda files: files.authorities.write_bytes(b""), id="no authority"),
+        pytest.param(lambda files: files.authorities.write_bytes(TWO.pem[:-40]), id="half an authority"),
+        pytest.param(lambda files: write(files.key.parent, ONE.of(Role.RUNTIME), ONE), id="another role's"),
+        pytest.param(
+            lambda files: write(files.key.parent, ONE.sign(PREFIX + "activator", ends_in=-HOUR), ONE), id="expired"
+        ),
+    ],
+)
+def test_files_that_can_not_be_used(
+    harm: Callable[[IdentityFiles], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was there goes on, with one line in the log; a process does not start with them. Whole ones count again."""
+
+    async def scenario() -> None:
+        control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+        files = write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
+        activator = Identity(files, Role.ACTIVATOR)
+        before = repr(activator)
+        async with saying_roles(control.server()) as port:
+            harm(files)
+            with caplog.at_level(logging.INFO, "service.identity"):
+                await activator.look()
+                await activator.look()
+            assert [record.message for record in caplog.records] == ["our certificate stays as it was"]
+            assert "PRIVATE" not in caplog.text
+            assert repr(activator) == before
+            assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
+            with pytest.raises(BadIdentity):
+                Identity(files, Role.ACTIVATOR)
+            write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
+            await activator.look()
+            assert repr(activator) != before
+
+    uvloop.run(scenario())
+
+
+def test_a_certificate_that_is_about_to_expire(tmp_path: Path) -> None:
+    """It counts until it does: a renewal that is late is no reason to stop before."""
+    pair = ONE.sign(PREFIX + "activator", ends_in=datetime.timedelta(minutes=1))
+    assert "activator" in repr(Identity(write(tmp_path, pair, ONE), Role.ACTIVATOR))
+
+
+def test_a_blocking_socket_has_no_way_in(tmp_path: Path) -> None:
+    """It would be asked for no role."""
+    identity = Identity(write(tmp_path, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+    with socket.socket() as sock, pytest.raises(NotImplementedError):
+        identity.server().wrap_socket(sock)

@@ -1,0 +1,201 @@
+"""Processes meet over TCP as over their sockets: by role, by settings, and with certificates that change meanwhile."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import uvloop
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+
+from contracts.errors import Refused
+from contracts.problem import code_of
+from contracts.roles import Role
+from service.client import ServiceClient
+from service.inner import Inner, open_inner
+from service.inner_settings import ALONE, Between
+from service.unix import SocketDirectory
+from tests.service.pki import Authority, write
+
+ONE, TWO = Authority("one"), Authority("two")
+CONTROL, ACTIVATOR = "127.0.0.3", "127.0.0.2"
+RULES = {"/feed": frozenset({Role.ACTIVATOR}), "/name": frozenset({Role.ACTIVATOR, Role.RUNTIME})}
+NAME = "KELVIN_CONTROL_LISTEN"
+
+
+def _app() -> FastAPI:
+    app = FastAPI(openapi_url=None)
+
+    @app.get("/name")
+    async def name() -> str:
+        return "control"
+
+    @app.get("/secret")
+    async def secret() -> str:
+        return "the backup"
+
+    @app.get("/feed")
+    async def feed() -> StreamingResponse:
+        async def lines() -> AsyncIterator[bytes]:
+            while True:
+                yield b"line\n"
+                await asyncio.sleep(0)
+
+        return StreamingResponse(lines())
+
+    return app
+
+
+@contextlib.asynccontextmanager
+async def opened(place: Path, role: Role, between: Between = ALONE) -> AsyncIterator[Inner]:
+    with contextlib.closing(SocketDirectory(place / "run")) as directory:
+        async with open_inner(directory, between, role, NAME) as inner:
+            yield inner
+
+
+@contextlib.asynccontextmanager
+async def control_plane(place: Path) -> AsyncIterator[Inner]:
+    """Serves on its socket and on its own address."""
+    files, stop = write(place / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
+    with contextlib.closing(SocketDirectory(place / "run")) as directory:
+        async with open_inner(directory, Between(files, (CONTROL, 0)), Role.CONTROLPLANE, NAME) as inner:
+            serving = asyncio.create_task(inner.serve(_app(), directory.listen("control.sock"), RULES, stop, 1))
+            try:
+                yield inner
+            finally:
+                stop.set()
+                await serving
+
+
+async def asked(inner: Inner, address: str, path: str = "/name") -> str:
+    """What is answered, or the code of what went wrong."""
+    client = ServiceClient.by(inner.ways.to(address, Role.CONTROLPLANE), "the control plane")
+    try:
+        return await client.call("GET", path, str, timeout_s=10)
+    except Refused as refused:
+        return code_of(refused.failure)
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("role", "path", "want"),
+    [
+        pytest.param(Role.ACTIVATOR, "/name", "control", id="what is for it"),
+        pytest.param(Role.RUNTIME, "/name", "control", id="what is for several"),
+        pytest.param(Role.AGENT, "/name", "not_found", id="what is for others"),
+        pytest.param(Role.RUNTIME, "/feed", "not_found", id="the feed is the activator's"),
+        pytest.param(Role.ACTIVATOR, "/secret", "not_found", id="what no rule is for"),
+        pytest.param(Role.ACTIVATOR, "/nowhere", "not_found", id="what there is not"),
+    ],
+)
+def test_a_role_gets_what_is_for_it(role: Role, path: str, want: str, tmp_path: Path) -> None:
+    """Anything else looks as if it weren't there."""
+
+    async def scenario() -> None:
+        between = Between(write(tmp_path / "pki", ONE.of(role), ONE))
+        async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", role, between) as inner:
+            assert control.url.startswith(f"https://{CONTROL}:")
+            assert await asked(inner, control.url, path) == want
+
+    uvloop.run(scenario())
+
+
+def test_the_socket_of_this_host_has_no_rules(tmp_path: Path) -> None:
+    """Who may open it is of this host: all is theirs, with certificates or without."""
+
+    async def scenario() -> None:
+        async with control_plane(tmp_path), opened(tmp_path, Role.AGENT) as inner:
+            assert await asked(inner, "control.sock", "/secret") == "the backup"
+            with pytest.raises(ValueError, match="no certificate for other hosts"):
+                inner.ways.to(f"https://{CONTROL}:1", Role.CONTROLPLANE)
+
+    uvloop.run(scenario())
+
+
+def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
+    """It gets no answer in HTTP, by TLS or openly, and others go on being answered."""
+
+    async def scenario() -> None:
+        between = Between(write(tmp_path / "pki", TWO.of(Role.ACTIVATOR), TWO, ONE))
+        good = Between(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
+        async with (
+            control_plane(tmp_path / "c") as control,
+            opened(tmp_path / "x", Role.ACTIVATOR, between) as stranger,
+            opened(tmp_path / "y", Role.ACTIVATOR, good) as inner,
+            aiohttp.ClientSession() as plain,
+        ):
+            url = control.url
+            assert await asked(stranger, url) == "unavailable"
+            with pytest.raises(aiohttp.ClientError):
+                await plain.get(url.replace("https:", "http:") + "/name")
+            assert await asked(inner, url) == "control"
+            client = ServiceClient.by(inner.ways.to(url, Role.CONTROLPLANE), "x")
+            with pytest.raises(aiohttp.NonHttpUrlClientError):  # nor does one of ours ever speak openly
+                await client.session.get(url.replace("https:", "http:") + "/name")
+            await client.close()
+
+    uvloop.run(scenario())
+
+
+def test_rotation_under_load(tmp_path: Path) -> None:
+    """Certificates and authorities are replaced over and over, with every half-way state read: no request fails, new
+    connections and old ones, and a stream that began under the first certificate goes on under the last.
+    """
+
+    async def scenario() -> None:
+        there, here = tmp_path / "c" / "pki", tmp_path / "pki"
+        between = Between(write(here, ONE.of(Role.ACTIVATOR), ONE))
+        async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
+            way = inner.ways.to(control.url, Role.CONTROLPLANE)
+            kept, stop, answered, failed = ServiceClient.by(way, "kept"), asyncio.Event(), 0, 0
+
+            async def load(*, anew: bool) -> None:
+                nonlocal answered, failed
+                while not stop.is_set():
+                    client = ServiceClient.by(way, "anew") if anew else kept
+                    try:
+                        answered += await client.call("GET", "/name", str, timeout_s=30) == "control"
+                    except Refused:
+                        failed += 1
+                    finally:
+                        if anew:
+                            await client.close()
+
+            async def turn(of: Authority, *bundle: Authority) -> None:
+                """Written in pieces, and each piece is looked at."""
+                seen = answered
+                for place, role in ((there, Role.CONTROLPLANE), (here, Role.ACTIVATOR)):
+                    pair = of.of(role)
+                    (place / "tls.crt").write_bytes(pair.certificate[:200])
+                    await identities[place].look()
+                    (place / "tls.crt").write_bytes(pair.certificate)
+                    await identities[place].look()
+                    write(place, pair, *bundle)
+                    await identities[place].look()
+                async with asyncio.timeout(60):
+                    while answered < seen + 8:
+                        await asyncio.sleep(0)
+
+            assert inner.identity is not None
+            assert control.identity is not None
+            identities = {here: inner.identity, there: control.identity}
+            async with kept.open("GET", "/feed") as stream:
+                tasks = [asyncio.create_task(load(anew=anew)) for anew in (True, True, False)]
+                for _ in range(3):
+                    await turn(ONE, ONE, TWO)
+                    await turn(TWO, ONE, TWO)
+                    await turn(TWO, TWO)
+                    await turn(TWO, ONE, TWO)
+                    await turn(ONE, ONE, TWO)
+                    await turn(ONE, ONE)
+                assert await stream.content.readline() == b"line\n"
+                stop.set()
+                await asyncio.gather(*tasks)
+            await kept.close()
+            assert failed == 0
+
+    uvloop.run(scenario())
