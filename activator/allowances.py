@@ -35,11 +35,11 @@ class Allowances:
         if own.rpm is not None or own.tpm is not None:
             await self._rates.enter(exchange, tenant, own)
 
-    async def reserve(self, call: Call, own: TenantLimits, most: Estimate) -> None:
+    async def reserve(self, call: Call, most: Estimate) -> None:
         """What it may take at most, in the place of what it held before; then `settle` is owed. Raises as `enter`, and
         TooLargeForRate, BudgetAway.
         """
-        tenant = call.account.principal.tenant
+        tenant, own = call.account.principal.tenant, call.own
         if own.budget_micros is not None:
             if call.account.hold is not None:
                 call.account.hold.release()

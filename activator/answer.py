@@ -5,7 +5,7 @@ The account is settled, durably, before the last byte is handed to the socket. W
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from activator import dependencies
@@ -114,11 +114,11 @@ class Answer:
         self._account.outcome = outcome
         await self._usage.settle(self._account, status=status)
 
-    async def _settle(self) -> None:
+    def _settle(self) -> Awaitable[None]:
         """From here on the record stands, whether or not the client stays for the rest."""
         self._exchange.connection.unwatch()
         self._account.timeline.stamp(Stage.DONE, now_us())
-        await self._usage.settle(self._account)
+        return self._usage.settle(self._account)
 
     async def fail(self, failure: Failure) -> None:
         """The answer ends here: with its true status while the head is held, else as the stream's last event."""

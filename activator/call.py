@@ -18,7 +18,7 @@ from activator.reach import reach
 from activator.routes import Complete
 from activator.table import Table
 from contracts.ceiling import NO_CEILING, Ceiling
-from contracts.control import Principal
+from contracts.control import Principal, TenantLimits
 from contracts.deadline import Deadline
 from contracts.errors import InvalidRequest, Refused
 from contracts.kinds import PATHS
@@ -41,6 +41,7 @@ class Call(msgspec.Struct):
     entry: ModelEntry
     account: Account
     deadline: Deadline
+    own: TenantLimits  # its tenant's
     schemas: tuple[str, ...] = ()  # hashes that the caller expects
     stage: str = "admitting"
     key: VersionKey | None = None  # once it is known which version answers
@@ -63,11 +64,17 @@ class Call(msgspec.Struct):
 
 
 def open_call(
-    exchange: Exchange, asked: Complete, raw: bytes, principal: Principal, table: Table, deadline_s: float
+    exchange: Exchange,
+    asked: Complete,
+    raw: bytes,
+    principal: Principal,
+    own: TenantLimits,
+    table: Table,
+    deadline_s: float,
 ) -> Call:
     """Of a request whose body was read. Raises Refused: InvalidRequest; ModelNotFound for what the caller may not call.
 
-    `deadline_s` is the installation's.
+    `own` is the tenant's, `deadline_s` the installation's.
     """
     body = read_body(raw, asked.path)
     reference = which_model(asked.target.model, body.model if asked.named is None else asked.named)
@@ -88,12 +95,13 @@ def open_call(
         asked.path,
         raw,
         body,
-        read_rank(exchange.header(b"x-kelvin-priority"), table.limits(principal.tenant).priority),
+        read_rank(exchange.header(b"x-kelvin-priority"), own.priority),
         read_affinity(principal.tenant, exchange.header(b"x-kelvin-session"), body.prefix),
         reference,
         entry,
         account,
         exchange.deadline(deadline_s),
+        own,
         _schemas(exchange, asked, body),
     )
 

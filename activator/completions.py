@@ -25,9 +25,9 @@ from activator.settings import RequestLimits
 from activator.shares import Room
 from activator.table import Table
 from activator.throttler import Throttler
-from activator.under_way import Entry, UnderWay
+from activator.under_way import UnderWay
 from activator.usage import Usage
-from contracts.control import Scope, TenantLimits, VersionRow
+from contracts.control import Scope, VersionRow
 from contracts.errors import BodyTooLarge, Refused, Unavailable
 from contracts.kinds import INFER, PATHS, other_kind
 from contracts.problem import open_inference_error, openai_error
@@ -77,16 +77,16 @@ class Completions:
         with place, self._room.take(exchange.body_bound(body_bytes)):
             await self._allowances.enter(exchange, principal.tenant, own)
             raw = await exchange.read_body(body_bytes, self._limits.body_s)
-            call = open_call(exchange, asked, raw, principal, self._table, self._limits.deadline_s)
+            call = open_call(exchange, asked, raw, principal, own, self._table, self._limits.deadline_s)
             if exchange.header(HEADER) is None:
-                await self._work(call, own)
+                await self._work(call)
             else:
-                await self._once.serve(call, lambda call: self._work(call, own), self._serve)
+                await self._once.serve(call, self._work, self._serve)
 
-    async def _work(self, call: Call, own: TenantLimits) -> None:
+    async def _work(self, call: Call) -> None:
         """Run it, whoever hears the answer."""
         try:
-            await self._serve(call, lambda call, answer: self._run(call, answer, own))
+            await self._serve(call, self._run)
         finally:
             self._allowances.settle(call)
             if call.upstream is not None and call.account.is_recorded:
@@ -94,13 +94,6 @@ class Completions:
 
     async def _serve(self, call: Call, body: Callable[[Call, Answer], Awaitable[None]]) -> None:
         """Answer it with what `body` says; however that ends, there is an answer and a record."""
-        entry = self._under_way.enter(call.account, call.exchange.own_id)
-        try:
-            await self._answer(call, body, entry)
-        finally:
-            self._under_way.leave(entry)
-
-    async def _answer(self, call: Call, body: Callable[[Call, Answer], Awaitable[None]], entry: Entry) -> None:
         exchange = call.exchange
         form = open_inference_error if call.path == INFER else openai_error
 
@@ -110,6 +103,7 @@ class Completions:
             return self._throttler.outlook(call.key, call.ask, call.deadline)
 
         answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, outlook)
+        entry = self._under_way.enter(call.account, exchange.own_id)
         try:
             with exchange.leaving_ends(call.remaining_s()), entry:
                 await body(call, answer)
@@ -126,8 +120,10 @@ class Completions:
             await answer.fail(Unavailable("this activator"))
         except Exception as error:
             await answer.fail(internal(error, exchange.request_id))
+        finally:
+            self._under_way.leave(entry)
 
-    async def _run(self, call: Call, answer: Answer, own: TenantLimits) -> None:
+    async def _run(self, call: Call, answer: Answer) -> None:
         row = resolve(call.reference, call.entry, call.who_of(call.entry))
         call.account.version = row.version
         if call.path not in PATHS[row.kind]:
@@ -139,24 +135,24 @@ class Completions:
             raise Refused(BodyTooLarge(row.limits.max_body_bytes))
         if self._usage.failing:  # take on nothing that could not be recorded
             raise Refused(Unavailable("the usage spool"))
-        call.ceiling = ceiling_of(call.wanted, own)
+        call.ceiling = ceiling_of(call.wanted, call.own)
         caching = None if call.exchange.header(CACHE) is None else self._cache.open(call, row.version)
         if caching is not None and await caching.try_answer(call.exchange, call, answer):
             return
         if self._ladders.holds(call):
-            await self._ladders.serve(call, row, answer, lambda row: self._at(row, call, answer, own))
+            await self._ladders.serve(call, row, answer, lambda row: self._at(row, call, answer))
         else:
-            await self._at(row, call, answer, own)
+            await self._at(row, call, answer)
         if caching is not None and call.account.degraded is None:
             caching.keep(call)
 
-    async def _at(self, row: VersionRow, call: Call, answer: Answer, own: TenantLimits) -> None:
+    async def _at(self, row: VersionRow, call: Call, answer: Answer) -> None:
         """Answer it at that version. Raises Refused."""
         key = call.key = VersionKey(row.tenant, row.model, row.version)
         nbytes = len(call.body)
         tenant, most = call.account.principal.tenant, estimate(call.wanted, nbytes, row, call.ceiling)
-        ask = call.ask = Ask(tenant, nbytes, most.tokens, call.rank, call.affinity, own.weight or 1)
-        await self._allowances.reserve(call, own, most)
+        ask = call.ask = Ask(tenant, nbytes, most.tokens, call.rank, call.affinity, call.own.weight or 1)
+        await self._allowances.reserve(call, most)
         call.account.timeline.stamp(Stage.ROUTED, now_us())
         # A version at zero is told by waking it: two stats would be added up.
         self._reporter.began(key, announce=not self._throttler.is_asleep(key))

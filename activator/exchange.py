@@ -5,7 +5,7 @@ import copy
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -183,7 +183,7 @@ class Exchange:
         parts: list[bytes] = []
         size = 0
         while self._more:
-            part = await self.receive()
+            part = self._part(await self._receive())
             size += len(part)
             if size > limit_bytes:
                 raise Refused(BodyTooLarge(limit_bytes))
@@ -192,7 +192,9 @@ class Exchange:
 
     async def receive(self) -> bytes:
         """The next part of the body; nothing more comes once `has_more` is false. Raises ClientGone."""
-        message = await self._receive()
+        return self._part(await self._receive())
+
+    def _part(self, message: Message) -> bytes:
         if message["type"] != "http.request":
             raise ClientGone
         self._more = message.get("more_body", False)
@@ -226,11 +228,11 @@ class Exchange:
         """`with` it: a client that leaves cancels the block, which raises ClientGone; so does time, TimeoutError."""
         return Stay(self.connection, within_s)
 
-    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Awaitable[None]:
         """The head of the answer. A body that was not read ends the connection after it, or the stream alone."""
         self.started = True
         closing: Headers = [(b"connection", b"close")] if (self._more and not self._is_stream) or self.last else []
-        await self._send(
+        return self._send(
             {
                 "type": "http.response.start",
                 "status": status,
@@ -243,9 +245,9 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         await self.delivered()
 
-    async def finish(self, data: bytes) -> None:
+    def finish(self, data: bytes) -> Awaitable[None]:
         """The last piece."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        return self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def delivered(self) -> None:
         """Until the socket has taken everything. Raises ClientGone, also of a client that reads nothing for long."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -134,11 +133,6 @@ class Upstream:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._leave()
-
     async def some(self) -> list[Frame]:
         """The next frames, in order, as soon as there are any; none behind END or FAILED. Raises Lost where neither
         comes.
@@ -178,7 +172,7 @@ class Upstream:
         """
         self._is_disowned = True
 
-    async def _leave(self) -> None:
+    async def _leave(self, *_: object) -> None:
         """Keep the connection where the answer is whole; otherwise cancel first, close then."""
         self.is_left = True
         answer = self._answer
@@ -194,6 +188,8 @@ class Upstream:
             # On its own: the cancellation of this request, or a second one, must not cut it short.
             task = self._errands.start(self._cancel(answer), ERRAND_S)
             await asyncio.shield(task)
+
+    __aexit__ = _leave
 
     async def _rest(self, answer: Answer | None) -> None:
         """Only the end of the body is missing."""
@@ -225,7 +221,8 @@ class Upstream:
 
     async def _gone(self) -> None:
         self._session.busy -= 1
-        await self._session.left()
+        if self._session.is_over:
+            await self._session.close()
 
     async def _failure(self, answer: Answer) -> Failure:
         """The OpenAI error that the replica answered with, as a fact."""

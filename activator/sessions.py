@@ -19,10 +19,15 @@ class Session:
     async def retire(self) -> None:
         """Close now, or by whoever leaves last."""
         self._retired = True
-        await self.left()
+        if self.is_over:
+            await self.close()
 
-    async def left(self) -> None:
-        """Close if it was to be closed and nobody uses it."""
-        if self._retired and self.busy == 0:
-            await self.desk.close()
-            self.http.close()
+    @property
+    def is_over(self) -> bool:
+        """Whether it was to be closed and nobody uses it."""
+        return self._retired and self.busy == 0
+
+    async def close(self) -> None:
+        """Once what was to be told has been."""
+        await self.desk.close()
+        self.http.close()

@@ -7,7 +7,7 @@ wrong is an OSError. Why not a library's client: docs/design/0022-upstream-http.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Final, cast
 
 import httptools
@@ -41,7 +41,9 @@ class Client:
         head = "\r\n".join((first, *map(": ".join, fields), "\r\n")).encode()
         connection = self._try_kept() or await self._connect()
         try:
-            await connection.ask(head, body)
+            connection.ask(head, body)
+            while not connection.has_head:
+                await connection.more()
         except BaseException:
             connection.close()
             raise
@@ -96,9 +98,9 @@ class Answer:
         """Whether all of the body was taken."""
         return self._connection.is_whole and not self._connection.parts
 
-    async def some(self) -> bytes:
+    def some(self) -> Awaitable[bytes]:
         """What has come of the body, as soon as there is some; nothing at its end. Raises OSError where it is cut."""
-        return await self._connection.take()
+        return self._connection.take()
 
     async def read(self) -> bytes:
         """All of it. Likewise."""
@@ -131,34 +133,32 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
-        self._has_head = False
         self._size = 0
         self._is_paused = False
         self.is_open = True
         self.is_busy = False
         self.is_kept = False
         self.is_whole = False
+        self.has_head = False
         self.parts: list[bytes] = []
         self.status = 0
         self.fields: dict[bytes, bytes] = {}
         self.idle_since_s = 0.0
 
-    async def ask(self, head: bytes, body: bytes) -> None:
-        """Until the head of the answer is there."""
-        self.is_busy, self._has_head, self.is_whole, self.fields = True, False, False, {}
+    def ask(self, head: bytes, body: bytes) -> None:
+        """Send it; then `more` is to come until the answer has its head."""
+        self.is_busy, self.has_head, self.is_whole, self.fields = True, False, False, {}
         if len(body) < LARGE:
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
-        while not self._has_head:
-            await self._more()
 
     async def take(self) -> bytes:
         """What is there of the body; nothing once it is whole and all was taken."""
         while not self.parts:
             if self.is_whole:
                 return b""
-            await self._more()
+            await self.more()
         data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.parts, self._size = [], 0
         if self._is_paused:
@@ -171,7 +171,7 @@ class _Connection(asyncio.Protocol):
         self.is_open = False
         self._transport.abort()
 
-    def _more(self) -> "asyncio.Future[None]":
+    def more(self) -> "asyncio.Future[None]":
         """Done once there is news. Raises OSError where none will come."""
         if self._error is not None:
             raise self._error
@@ -217,7 +217,7 @@ class _Connection(asyncio.Protocol):
         self.fields[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self.status, self._has_head = self._parser.get_status_code(), True
+        self.status, self.has_head = self._parser.get_status_code(), True
         self.is_kept = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from contracts.errors import InvalidRequest, Refused
@@ -10,6 +11,7 @@ from contracts.errors import InvalidRequest, Refused
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VERSION_PREFIX: Final = re.compile(r"[0-9a-f]{12,64}")
 DIGEST_HEX: Final = 64
+KEPT: Final = 512  # references that were read: callers name the same few
 DEFAULT_ALIAS: Final = "prod"
 # First segments of our own paths: the path form of a tenant of that name would never be read as one.
 RESERVED_TENANTS: Final = frozenset({"admin", "push", "v1", "v2"})
@@ -62,6 +64,7 @@ def model_name(value: str, field: str) -> str:
     return value
 
 
+@lru_cache(KEPT)  # of what can be one: what is refused is not kept
 def parse_reference(text: str) -> ModelReference:
     """Twelve or more hex digits after `@` are a version; anything else there is an alias; nothing means `prod`."""
     model, at, rest = text.partition("@")

@@ -24,7 +24,7 @@ from activator.policy.retries import Budgets, RetryLimits
 from activator.proxy import Upstreams
 from activator.sending import Sender
 from activator.throttler import Throttler
-from contracts.control import Feed, Principal, ReplicaRow, Scope
+from contracts.control import Feed, Principal, ReplicaRow, Scope, TenantLimits
 from contracts.deadline import Deadline
 from contracts.frames import Counts
 from contracts.timeline import Timeline
@@ -108,7 +108,7 @@ class Ground:
         nothing = cast(Any, None)
         call = Call(
             nothing, "/v1/chat/completions", b'{"stream": true}', Body(), Rank.INTERACTIVE, None, nothing, nothing,
-            account, Deadline.after(deadline_s, time.monotonic()),
+            account, Deadline.after(deadline_s, time.monotonic()), TenantLimits(),
         )  # fmt: skip
         ear = Ear(account)
         serving = self.attempts.serve(KEY, Ask("default", 10, 10), call, cast(Any, ear))
