@@ -68,13 +68,16 @@ class Shipper:
             self._task = None
 
     async def run(self) -> None:
-        """Ship until cancelled. The pause before a batch lets records gather: one post for many requests."""
+        """Ship until cancelled. The pause before a batch that is not full lets records gather: one post for many
+        requests, however steadily they come.
+        """
         unsubscribe = self._spool.subscribe(self._committed.set)
         try:
             while True:
                 self._committed.clear()
                 if self.backlog == 0:
                     await self._committed.wait()
+                if self.backlog < MAX_RECORDS:
                     await asyncio.sleep(self._linger_s)
                 if not await self._try_ship():
                     await asyncio.sleep(self._pause_s())

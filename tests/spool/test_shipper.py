@@ -73,6 +73,24 @@ def test_everything_arrives_in_order_and_segments_go(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_batch_that_is_not_full_waits_for_company(tmp_path: Path) -> None:
+    """Also behind one that was full: else requests that come steadily are posted a few at a time."""
+
+    async def scenario() -> None:
+        spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
+        await asyncio.gather(*(spool.append(make("x")) for _ in range(MAX_RECORDS + 1)))
+        async with Shipper(spool, receiver.post, linger_s=3600.0) as shipper, asyncio.timeout(DEADLINE_S):
+            await receiver.more.wait()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert receiver.batches == [MAX_RECORDS]
+            assert await shipper.flush(soon())
+            assert receiver.batches == [MAX_RECORDS, 1]
+        spool.close()
+
+    asyncio.run(scenario())
+
+
 def test_the_background_ships_without_being_asked(tmp_path: Path) -> None:
     """A commit wakes it."""
 
