@@ -76,7 +76,7 @@ def open_call(
 
     `own` is the tenant's, `deadline_s` the installation's.
     """
-    body = read_body(raw, asked.path)
+    body, most_s = read_body(raw, asked.path), own.deadline_max_s
     reference = which_model(asked.target.model, body.model if asked.named is None else asked.named)
     entry = reach(table, principal, asked.target.tenant, reference)
     if body.stream and asked.path in PATHS["embed"]:
@@ -100,7 +100,7 @@ def open_call(
         reference,
         entry,
         account,
-        exchange.deadline(deadline_s),
+        exchange.deadline(deadline_s if most_s is None else min(deadline_s, most_s)),
         own,
         _schemas(exchange, asked, body),
     )

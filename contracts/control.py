@@ -47,6 +47,7 @@ class TenantLimits(Wire, frozen=True):
     weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] | None = None  # of its requests, beside others' that wait; 1
     priority: Priority | None = None  # the highest that a request of it may have
     plan: PlanName | None = None  # as ladders of models name it
+    deadline_max_s: Annotated[int, Meta(ge=1)] | None = None  # of an inference request, whatever that asks for
 
 
 class TenantRow(Wire, frozen=True):

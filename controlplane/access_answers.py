@@ -45,6 +45,7 @@ class SetLimits(Wire, frozen=True):
     weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] | UnsetType | None = UNSET
     priority: Priority | UnsetType | None = UNSET
     plan: PlanName | UnsetType | None = UNSET
+    deadline_max_s: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
 
     def given(self) -> dict[str, int | str | None]:
         """What is to change, by name."""

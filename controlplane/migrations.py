@@ -124,6 +124,10 @@ def _plan_ladders(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE models ADD COLUMN plan_ladders TEXT"))
 
 
+def _deadlines(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE tenants ADD COLUMN deadline_max_s BIGINT"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -139,6 +143,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(12, "trail", chain_audit),
     Migration(13, "plans", _plans),
     Migration(14, "plan ladders", _plan_ladders),
+    Migration(15, "deadlines", _deadlines),
 )
 
 

@@ -25,6 +25,7 @@ tenants = Table(
     Column("weight", BigInteger, nullable=True),
     Column("priority", String(16), nullable=True),
     Column("plan", String(63), nullable=True),
+    Column("deadline_max_s", BigInteger, nullable=True),
 )
 
 keys = Table(

@@ -13,7 +13,7 @@ from kelvin.instants import instant
 
 LIMITS: Final = (
     "store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens", "budget_micros",
-    "weight", "priority", "plan",
+    "weight", "priority", "plan", "deadline_max_s",
 )  # fmt: skip
 DEFAULT: Final = "default"
 
@@ -96,6 +96,9 @@ def resume_command(tenant: str) -> None:
 @click.option("--budget-micros", type=_Limit(0), help="Of a month's bill, in micro-units of the price book's currency.")
 @click.option("--weight", type=_Limit(1), help="Of its requests, where others' wait beside them (up to 1000).")
 @click.option("--priority", type=click.Choice([*get_args(Priority), DEFAULT]), help="The highest of a request.")
+@click.option(
+    "--deadline-max-s", type=_Limit(1), help="Seconds that an inference request may take, whatever it asks for."
+)
 @click.option("--plan", metavar="NAME", help="What models' ladders may name; `default` is none.")
 def set_command(tenant: str, **given: int | str | None) -> None:
     """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""

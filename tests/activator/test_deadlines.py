@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from activator.policy.expected import LEAST
+from contracts.control import TenantLimits, TenantRow
 from contracts.forecast import Forecast, StartRow
 from tests.activator.control import KEY, VERSION, replica_row
 from tests.activator.replica import Call, FakeReplica, hello
@@ -117,5 +118,39 @@ def test_who_waits_in_a_queue_is_told_for_how_long(tmp_path: Path) -> None:
                 release.set()
                 assert (await first).status == 200
                 assert b"[DONE]" in await queued.read()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("most_s", "asked_ms", "installation_s", "within_ms"),
+    [
+        pytest.param(500, None, 600, 500_000, id="the tenant's, of who asks for none"),
+        pytest.param(500, "550000", 600, 500_000, id="the tenant's, below what was asked for"),
+        pytest.param(500, "400000", 600, 400_000, id="what was asked for, below the tenant's"),
+        pytest.param(500, None, 400, 400_000, id="the installation's, below the tenant's"),
+        pytest.param(None, "550000", 600, 550_000, id="of a tenant that has none, what was asked for"),
+    ],
+)
+def test_the_smallest_deadline_holds(
+    tmp_path: Path, most_s: int | None, asked_ms: str | None, installation_s: int, within_ms: int
+) -> None:
+    """And is what the replica is told; below the time that a start takes the request is refused at once."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, deadline_s=installation_s) as here:
+            limits = TenantLimits(deadline_max_s=most_s)
+            here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
+            start_ms = within_ms + 1000
+            here.control.publish(starts=(StartRow(start_ms=start_ms, **NAMES),))
+            await here.settled()
+            headers = {} if asked_ms is None else {"x_kelvin_deadline_ms": asked_ms}
+            refused = await here.post(**headers)
+            assert (refused.status, refused.code) == (503, "deadline_too_short")
+            replica = await _start(here)
+            await here.settled()
+            assert (await here.post(**headers)).status == 200
+            told_ms = int(replica.calls[-1].headers["x-kelvin-deadline-ms"])
+            assert within_ms - 60_000 < told_ms <= within_ms
 
     asyncio.run(scenario())

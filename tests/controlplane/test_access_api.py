@@ -124,13 +124,14 @@ def test_a_tenants_limits(data: Path) -> None:
                 want = NO_LIMITS | {"store_bytes": 0, "body_bytes": 4096, "rpm": 60, "context_tokens": 2}
                 assert found["limits"] == want
             plan: dict[str, int | str | None] = {"weight": 4, "priority": "standard", "plan": "free"}
+            plan["deadline_max_s"] = 30
             found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", plan)
             want |= plan
             assert found["limits"] == want
             while row.limits.weight != 4:  # what changes at once is told in one line, or in several
                 row = next(iter((await reader.line()).tenants), row)
             assert (row.limits.weight, row.limits.priority, row.limits.rpm) == (4, "standard", 60)
-            assert row.limits.plan == "free"
+            assert (row.limits.plan, row.limits.deadline_max_s) == ("free", 30)
             assert await door.ask("GET", "/internal/v1/tenants/acme/limits") == (200, want)
             assert (await door.ask("GET", "/internal/v1/tenants/nobody/limits"))[0] == 404
             for body, says in (
@@ -144,6 +145,7 @@ def test_a_tenants_limits(data: Path) -> None:
                 ({"weight": 0}, ">= 1"),
                 ({"weight": 1001}, "<= 1000"),
                 ({"priority": "urgent"}, "Invalid enum value 'urgent'"),
+                ({"deadline_max_s": 0}, ">= 1"),
                 ({"plan": "Free!"}, "Expected `str` matching regex"),
                 ({"store": 1}, "unknown field `store`"),
                 ({"requests": "many"}, "Expected `int | null`"),
@@ -153,7 +155,7 @@ def test_a_tenants_limits(data: Path) -> None:
             await ask(door, ACME, "PUT", "/tenants/acme/limits", {}, status=403)
             events = (await ask(door, OPERATOR, "GET", "/audit?tenant=acme"))["events"]
             assert [each["detail"] for each in events if each["action"] == "tenant.limited"] == [
-                "weight 4, priority standard, plan free",
+                "weight 4, priority standard, plan free, deadline_max_s 30",
                 "requests default, body_bytes 4096, rpm 60, context_tokens 2", "store_bytes 0, requests 2",
             ]  # fmt: skip
         async with opened(data) as door:

@@ -95,10 +95,11 @@ def test_limits_of_a_tenant(kelvin: Installation, charlie: Tenant, tmp_path: Pat
     assert "the limit is 1000" in charlie.run("push", str(directory), "--name", "m", code=4)
     run(kelvin, "tenants", "set", charlie.name, "--store-bytes", "default", "--requests", "4", "--output-tokens", "5")
     run(kelvin, "tenants", "set", charlie.name, "--weight", "4", "--priority", "standard", "--plan", "pro")
+    run(kelvin, "tenants", "set", charlie.name, "--deadline-max-s", "100")
     charlie.run("push", str(directory), "--name", "m")
     (row,) = json.loads(charlie.run("tenants", "list", "--json"))["tenants"]
     limits = {name: value for name, value in row["limits"].items() if value is not None}
-    given = {"weight": 4, "priority": "standard", "plan": "pro"}
+    given = {"weight": 4, "priority": "standard", "plan": "pro", "deadline_max_s": 100}
     assert limits == {"requests": 4, "body_bytes": 2048, "output_tokens": 5, **given}
     assert "2048" in charlie.run("tenants", "list")
     assert charlie.complete(prompt="w1 " * 2000).status_code == 413
