@@ -1,23 +1,8 @@
-"""What the activator depends on: how long it waits for each, what stops it from asking, and what it does without.
+"""What the activator depends on. A test takes each away."""
 
-The code takes its timeouts from here, the page `docs/operations.md` has this table, and a test takes each away.
-"""
-
-from dataclasses import dataclass
 from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class Dependency:
-    """One thing that may be away. `timeout_s` bounds each call, where no request's own deadline does before it."""
-
-    name: str
-    purpose: str
-    timeout_s: float
-    breaker: str  # what ends the asking while it fails
-    fallback: str  # what callers see meanwhile
-    indicator: str  # the metric that shows it
-
+from contracts.dependency import Dependency
 
 REPLICA: Final = Dependency(
     "replica",
@@ -124,16 +109,24 @@ SPOOL: Final = Dependency(
     "kelvin_requests_total",
 )
 
-DEPENDENCIES: Final = (
+WAKING: Final = Dependency(
+    "waking",
+    "a parked standby that takes a version while no control plane has one do it",
+    600.0,
+    "of the version",
+    "another one that is parked; else callers wait for their time, or for the control plane",
+    "kelvin_own_starts_total",
+)
+ACCOUNTS: Final = Dependency(
+    "accounts",
+    "what each runtime says that it is, before a standby is chosen so",
+    1.0,
+    "none: asked for each such start",
+    "who says nothing counts as one that holds a slot",
+    "kelvin_own_starts_total",
+)
+
+SERVING: Final = (
     REPLICA, RECEIPTS, FEED, STATS, LEDGER, KEY_USES, TIMELINES, ADMIN, PUSH, ISSUER, REDIS, FIREWALL, SPOOL,
 )  # fmt: skip
-
-
-def table() -> str:
-    """In Markdown."""
-    head = ("on", "for", "timeout", "breaker", "without it", "indicator")
-    rows = [
-        (each.name, each.purpose, f"{each.timeout_s:g} s", each.breaker, each.fallback, f"`{each.indicator}`")
-        for each in DEPENDENCIES
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+DEPENDENCIES: Final = (*SERVING, WAKING, ACCOUNTS)

@@ -63,9 +63,10 @@ class Passthrough:
         query = b"?" + exchange.query if exchange.query else b""
         # `encoded`: the path goes on as it came; nothing in it is read as "one up".
         url = URL(service.base + (exchange.path + query).decode("latin-1"), encoded=True)
-        allowed_s = exchange.deadline(self._limits.deadline_s).remaining_s(time.monotonic())
+        remaining_s = exchange.deadline(self._limits.deadline_s).remaining_s(time.monotonic())
+        allowed_s = max(LEAST_S, remaining_s)  # 0 would be none
         connect_s = CONNECT_S[name]
-        timeout = aiohttp.ClientTimeout(total=max(LEAST_S, allowed_s), sock_connect=connect_s)  # 0 would be none
+        timeout = aiohttp.ClientTimeout(total=allowed_s, sock_connect=connect_s)
         try:
             async with service.session.request(
                 exchange.method, url, headers=headers, data=None if body is None else body.parts(), timeout=timeout,

@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
+from activator import dependencies
 from activator.keys import VersionKey
 from activator.policy.stand_in import Nothing, Serve, Take, choose, holds_slot
 from activator.wake import Poke
@@ -32,9 +33,9 @@ from telemetry.policy.instruments import Page
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 2.0  # a control plane that died is back sooner, as a rule
-ANSWER_S: Final = 1.0  # for a runtime to say what it is
+ANSWER_S: Final = dependencies.ACCOUNTS.timeout_s  # for a runtime to say what it is
 TAKEN_S: Final = 5.0  # for a standby to take a version, not to restore it
-RESTORE_S: Final = 600.0
+RESTORE_S: Final = dependencies.WAKING.timeout_s
 LOOK_S: Final = 0.02
 MEMINFO: Final = Path("/proc/meminfo")
 _LOST: Final = frozenset({"unavailable", "conflict"})  # the process is dead, or was taken: another one may do

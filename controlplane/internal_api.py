@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from contracts.control import NamedVersions, Stats, TimelineAnswer, VersionRegistration
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.jobs import GateJob, SealJob
+from controlplane import dependencies
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
 from controlplane.clock import Clock
@@ -25,7 +26,7 @@ from controlplane.forecasts import Forecasts
 from controlplane.jobs import JobDesk
 from controlplane.registry import Registry
 
-WRITE_S: Final = 10.0  # for a reader of the feed to take one line
+WRITE_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to take one line
 
 
 class Timelines(Protocol):

@@ -11,6 +11,7 @@ from contracts.errors import NotFound, Refused, Unavailable
 from contracts.filters import SOCKET as FILTERS
 from contracts.forecast import Whereabouts
 from contracts.wire import Wire, decode, encode
+from controlplane import dependencies
 from controlplane.answers import CacheCheck, CacheStatus, ProcessStatus
 from controlplane.facts import VersionKey
 from controlplane.prefetch import Wish
@@ -19,9 +20,9 @@ from controlplane.scaling.zygote import ZygoteClient
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 
-ASK_S: Final = 1.0
-EVICT_S: Final = 30.0
-CHECK_S: Final = 900.0
+ASK_S: Final = dependencies.SIBLINGS.timeout_s
+EVICT_S: Final = dependencies.EVICTION.timeout_s
+CHECK_S: Final = dependencies.EXAMINATION.timeout_s
 CACHE: Final = "cache"
 _SOCKETS: Final = {"activator": "activator.sock", CACHE: "cache.sock", "snapshotter": "snapshotter.sock"}
 

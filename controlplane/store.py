@@ -18,11 +18,12 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
 
 from contracts.errors import Refused, Unavailable
+from controlplane import dependencies
 from controlplane.migrations import migrate
 
 T = TypeVar("T")
 
-BUSY_MS: Final = 5_000
+BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
 _READ_ONLY: Final = "kelvin_read_only"
 _LOCKED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # in the low byte; the rest says which kind of it

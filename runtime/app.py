@@ -16,6 +16,7 @@ from contracts.roles import Role
 from runtime import jobs
 from runtime.api import ServingApi
 from runtime.control_api import attach
+from runtime.dependencies import LEDGER
 from runtime.keeping import keep_what_was_recorded, keeper
 from runtime.lanes import Lanes
 from runtime.metering import MeterPage
@@ -39,7 +40,7 @@ from weightcache.device import checksum_in, copy_to_device
 from weightcache.tensors import tensors
 
 _USAGE: Final = "/internal/v1/usage/requests"
-_SHIP_S: Final = 10.0
+_SHIP_S: Final = LEDGER.timeout_s
 _WARM_AFTER_S: Final = 0.25  # one that was borne because it is waited for is bound by then
 _LAST_FRAMES_S: Final = 5  # for what is answered already and not yet read
 _LAST_RECEIPTS_S: Final = 1.0  # for activators to say that they recorded it; less than the lifeline's grace

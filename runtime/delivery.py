@@ -19,6 +19,7 @@ from contracts.problem import to_wire
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import Cancelled
 from runtime.answer import Feed, Progress
+from runtime.dependencies import READER
 from runtime.engine.interface import Failed, Finished
 from runtime.stream import Stream
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 COMMIT_S: Final = 0.25  # how long the engine may take to say no before the 200 goes out
 BEAT_S: Final = 1.0
-STALL_S: Final = 30.0  # how long one write may wait for the other side to read
+STALL_S: Final = READER.timeout_s  # how long one write may wait for the other side to read
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ from typing import Final
 
 from contracts.errors import Refused
 from contracts.push import KeepSeal
+from runtime.dependencies import SEALS
 from runtime.replica import Replica
 from service.client import ServiceClient
 from service.way import Way
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
 _PAUSES_S: Final = (1.0, 5.0, 25.0)  # between tries
-_CALL_S: Final = 30.0
+_CALL_S: Final = SEALS.timeout_s
 
 Keep = Callable[[KeepSeal], Awaitable[None]]
 

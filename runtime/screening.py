@@ -30,6 +30,7 @@ from contracts.frames import Counts
 from contracts.manifest import Kind
 from contracts.traffic_errors import ContentFiltered, FilterFailed
 from runtime.answer import Answer, Progress
+from runtime.dependencies import FILTERS
 from runtime.engine.interface import Event
 from runtime.openai_requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from runtime.pinned import PinnedFiles
@@ -41,7 +42,7 @@ MAX_ASKED: Final = 262_144  # characters of a prompt: a second or less of lookin
 MAX_HELD: Final = 65_536  # characters that a filter may leave undecided
 _PAUSE_S: Final = 0.02  # between tries of one question: its process may be starting again
 _SLACK_S: Final = 5.0
-_TRY_S: Final = 10.0
+_TRY_S: Final = FILTERS.timeout_s
 _TEXTS: Final = ("content", "name")  # of a message, as a template sees it
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from contracts import settings
 from contracts.roles import Role
+from runtime.dependencies import WEIGHTS
 from service.inner_settings import ALONE, Between, read_between
 
 LISTEN: Final = "KELVIN_RUNTIME_LISTEN"
@@ -56,7 +57,7 @@ def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
         data=Path(settings.text(env, "KELVIN_DATA")).absolute(),
         lifeline_fd=None if lifeline < 0 else lifeline,
         drain_s=settings.integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
-        restore_s=settings.number(env, "KELVIN_RESTORE_S", 600.0, low=1.0, high=86_400.0),
+        restore_s=settings.number(env, "KELVIN_RESTORE_S", WEIGHTS.timeout_s, low=1.0, high=86_400.0),
         filters=settings.choice(env, "KELVIN_FILTERS", "off", ("off", "on")) == "on",
         between=read_between(env, Role.RUNTIME, LISTEN, any_port=True),
     )

@@ -5,8 +5,9 @@ from typing import Final, Protocol
 from contracts.control import NamedVersions, TenantLimits, VersionRegistration
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from service.client import ServiceClient
+from snapshotter.dependencies import REGISTRY
 
-REGISTRY_S: Final = 30.0
+REGISTRY_S: Final = REGISTRY.timeout_s
 
 
 class Jobs(Protocol):

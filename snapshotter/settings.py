@@ -12,6 +12,7 @@ from contracts.manifest import CHUNK_BYTES, PAGE
 from contracts.roles import Role
 from service.inner_settings import ALONE, Between, read_between
 from service.trust import ROOTS
+from snapshotter.dependencies import GATE, SEAL
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 
@@ -34,8 +35,8 @@ class SnapshotterSettings:
     plan_age_s: int = 86_400
     max_version_bytes: int = _TIB
     tenant_store_bytes: int = _TIB
-    gate_s: int = 180
-    seal_s: int = 1800
+    gate_s: int = int(GATE.timeout_s)
+    seal_s: int = int(SEAL.timeout_s)
     collect_grace_s: int = 86_400
     trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
@@ -74,8 +75,8 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
         plan_age_s=settings.integer(env, "KELVIN_PUSH_PLAN_AGE_S", 86_400, low=60),
         max_version_bytes=settings.integer(env, "KELVIN_PUSH_VERSION_BYTES", _TIB, low=PAGE),
         tenant_store_bytes=settings.integer(env, "KELVIN_TENANT_STORE_BYTES", _TIB, low=0),
-        gate_s=settings.integer(env, "KELVIN_GATE_S", 180, low=1, high=3600),
-        seal_s=settings.integer(env, "KELVIN_SEAL_S", 1800, low=1, high=86_400),
+        gate_s=settings.integer(env, "KELVIN_GATE_S", int(GATE.timeout_s), low=1, high=3600),
+        seal_s=settings.integer(env, "KELVIN_SEAL_S", int(SEAL.timeout_s), low=1, high=86_400),
         collect_grace_s=settings.integer(env, "KELVIN_COLLECT_GRACE_S", 86_400, low=0),
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
         telemetry=read_telemetry(env),

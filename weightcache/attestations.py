@@ -22,6 +22,7 @@ from contracts.keys import attestations_prefix
 from contracts.wire import decoder
 from service.trust import Trust
 from weightcache.counters import Counters
+from weightcache.dependencies import NEWS
 from weightcache.files import Kind
 from weightcache.nvme import NvmeTier
 from weightcache.policy.healing import Outcome
@@ -29,7 +30,7 @@ from weightcache.policy.trust import Policy, find_doubt, usable_seals
 
 log = logging.getLogger(__name__)
 
-NEWS_S: Final = 1.0  # how long a start waits for news of the store, where it has a copy
+NEWS_S: Final = NEWS.timeout_s  # how long a start waits for news of the store, where it has a copy
 READS: Final = 2  # a bad read is not yet a bad object
 _SEAL: Final = "seal-"
 _ORIGIN: Final = "origin-"

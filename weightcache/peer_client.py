@@ -12,6 +12,7 @@ import aiohttp
 from contracts.errors import Refused, Unavailable
 from contracts.wire import decode, encode
 from service.cause import headers as told
+from weightcache.dependencies import PEER_ANSWERS, PEERS
 from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
 from weightcache.policy.healing import Outcome
 from weightcache.policy.mixing import Standing
@@ -19,9 +20,9 @@ from weightcache.policy.pace import Pace
 
 log = logging.getLogger(__name__)
 
-CONNECT_S: Final = 3.0  # TLS included
-ANSWER_S: Final = 5.0  # for a question without a wait
-SILENCE_S: Final = 5.0
+CONNECT_S: Final = PEERS.timeout_s
+ANSWER_S: Final = PEER_ANSWERS.timeout_s  # for a question without a wait
+SILENCE_S: Final = PEER_ANSWERS.timeout_s
 SLOWEST_BYTES_PER_S: Final = 1 << 20
 AWAY_S: Final = 2.0  # doubled for each time in a row
 MAX_AWAY_S: Final = 60.0

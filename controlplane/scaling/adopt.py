@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from contracts.errors import Refused, Unavailable
 from contracts.jobs import RuntimeReport, RuntimeState
+from controlplane import dependencies
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.replica_life import ReplicaState
@@ -30,7 +31,7 @@ from service.unix import SocketDirectory, peer_pid
 
 log = logging.getLogger(__name__)
 
-ANSWER_S: Final = 3.0
+ANSWER_S: Final = dependencies.ADOPTION.timeout_s
 SWEEP_S: Final = 30.0
 _STATES: Final = {
     RuntimeState.STANDBY: ReplicaState.STANDBY,
@@ -96,7 +97,7 @@ async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found 
 
 def _listener_pid(directory: SocketDirectory, name: str) -> int:
     """The process that listens there, by the kernel's word. Raises OSError where none does."""
-    with closing(directory.connect(name, timeout_s=1.0)) as sock:
+    with closing(directory.connect(name, timeout_s=dependencies.CONNECT_S)) as sock:
         return peer_pid(sock)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from contracts.errors import Refused, Unavailable
+from controlplane import dependencies
 from controlplane.clock import Clock
 from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
 from controlplane.replicas import Replica, ReplicaTable
@@ -19,7 +20,7 @@ from service.unix import SocketDirectory
 
 log = logging.getLogger(__name__)
 
-FORK_S: Final = 10.0
+FORK_S: Final = dependencies.ZYGOTE.timeout_s
 PARK_S: Final = 30.0
 _FIRST_LOOK_S: Final = 0.002
 _LAST_LOOK_S: Final = 0.05

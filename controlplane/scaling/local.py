@@ -17,6 +17,7 @@ from contracts.jobs import Bind, Bound
 from contracts.problem import code_of, is_retryable, status_of
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
+from controlplane import dependencies
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level
@@ -34,7 +35,7 @@ from controlplane.scaling.sleep import Bedroom
 log = logging.getLogger(__name__)
 
 TAKE_S: Final = 20.0  # for a standby, where none is parked
-RESTORE_S: Final = 600.0  # Knative's progress deadline
+RESTORE_S: Final = dependencies.RESTORE.timeout_s  # Knative's progress deadline
 ATTEMPTS: Final = 3  # in a row, where the process is lost on the way
 DEATH_S: Final = 5.0  # for the slot of a lost process to come free
 WAKE: Final = 0  # instead of a start's number

@@ -13,6 +13,7 @@ from typing import Final
 
 from contracts.errors import Refused
 from contracts.jobs import Bind, Bound, GateFacts, GateJob, RuntimeReport, SealAttestation, SealJob
+from controlplane import dependencies
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 
@@ -20,8 +21,8 @@ log = logging.getLogger(__name__)
 
 TERM_S: Final = 10.0
 KILL_S: Final = 30.0
-REPORT_S: Final = 2.0
-DRAIN_CALL_S: Final = 5.0
+REPORT_S: Final = dependencies.REPORTS.timeout_s
+DRAIN_CALL_S: Final = dependencies.ORDERS.timeout_s
 
 
 def socket_name(runtime_id: str) -> str:

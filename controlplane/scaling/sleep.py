@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from contracts.errors import Failure, Refused
 from contracts.jobs import Bind, Bound, RuntimeState
+from controlplane import dependencies
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
@@ -21,7 +22,7 @@ from controlplane.scaling.process import Process
 
 log = logging.getLogger(__name__)
 
-SLEEP_S: Final = 10.0  # to give everything back
+SLEEP_S: Final = dependencies.SLEEP.timeout_s  # to give everything back
 
 
 class Host(Protocol):

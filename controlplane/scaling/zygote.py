@@ -12,12 +12,13 @@ from typing import Final
 from contracts.errors import Internal, Refused, Unavailable
 from contracts.problem import WireFailure, from_wire
 from contracts.wire import Wire, decode, encode
+from controlplane import dependencies
 from service.unix import SocketDirectory, peer_pid
 
 SOCKET: Final = "zygote.sock"
 PEER: Final = "the zygote"
 _MAX_MESSAGE: Final = 4096
-_CONNECT_S: Final = 1.0
+_CONNECT_S: Final = dependencies.CONNECT_S
 
 
 @dataclass(frozen=True, slots=True)

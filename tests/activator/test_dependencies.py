@@ -1,6 +1,5 @@
 """Each thing that the activator depends on is taken away: requests are answered without it, as the table says."""
 
-import ast
 import asyncio
 import resource
 import time
@@ -11,15 +10,15 @@ from typing import Any, Final
 
 import pytest
 
-from activator.dependencies import DEPENDENCIES, Dependency, table
+from activator.dependencies import SERVING
 from contracts.control import Scope, TenantLimits, TenantRow
+from contracts.dependency import Dependency
 from tests.activator.control import ADMIN, key_row
 from tests.activator.identity import KeyServer, Signer, claims, key_server
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import Call, hello
 from tests.activator.world import Got, World, world
 
-ROOT: Final = Path(__file__).parents[2]
 PUSH_KEY: Final = "kv-push"
 SIGNER: Final = Signer("one")
 
@@ -182,7 +181,7 @@ def _unavailable(got: Got) -> None:
     assert b"unavailable" in got.body
 
 
-@pytest.mark.parametrize("dependency", DEPENDENCIES, ids=lambda each: each.name)
+@pytest.mark.parametrize("dependency", SERVING, ids=lambda each: each.name)
 def test_it_is_taken_away(tmp_path: Path, dependency: Dependency) -> None:
     """What the table says holds; and while it is away, and after it, requests are answered."""
 
@@ -222,25 +221,4 @@ def test_the_control_sees_a_request_that_fails(tmp_path: Path) -> None:
 
 def test_each_has_its_scenario() -> None:
     """And there is none for what is no dependency."""
-    assert set(SCENARIOS) == {each.name for each in DEPENDENCIES}
-
-
-def test_the_page_has_the_table() -> None:
-    """Word for word, and explains each indicator."""
-    page = (ROOT / "docs" / "operations.md").read_text()
-    assert table() in page
-    assert [each.indicator for each in DEPENDENCIES if f"`{each.indicator}`" not in page.replace(table(), "")] == []
-
-
-def test_timeouts_are_the_tables() -> None:
-    """No call of the activator has a number of its own for how long it waits."""
-    named = {"timeout_s", "total", "connect", "sock_connect", "sock_read", "socket_timeout", "socket_connect_timeout"}
-    found = [
-        f"{path.name}:{node.value.lineno}"
-        for path in sorted((ROOT / "activator").glob("*.py"))
-        for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call)
-        for node in call.keywords
-        if node.arg in named and isinstance(node.value, ast.Constant) and node.value.value is not None
-    ]
-    assert found == []
+    assert set(SCENARIOS) == {each.name for each in SERVING}

@@ -1,0 +1,98 @@
+"""What the control plane depends on is taken away: what has no test in the file of who asks for it."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from controlplane.policy.breakeven import Level
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.scaling import drain, process, sleep
+from tests.controlplane.builders import key
+from tests.controlplane.door import opened
+from tests.controlplane.ground import Local, Run, eventually, fake_zygote, play
+from tests.controlplane.test_admin_api import becomes, poke, push
+
+
+async def stopped(it: Local, model: str) -> None:
+    """A replica of it serves, then answers nothing any more."""
+    it.apply(key(model), 1)
+    await it.ready(key(model))
+    (replica,) = it.table.of(key(model))
+    os.kill(replica.pid, signal.SIGSTOP)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers, so that nothing is cut short by it; and what is stopped hears no SIGTERM."""
+    monkeypatch.setattr(process, "DRAIN_CALL_S", 0.1)
+    monkeypatch.setattr(sleep, "SLEEP_S", 0.1)
+    monkeypatch.setattr(drain, "TERM_S", 0.1)
+    monkeypatch.setattr(drain, "LAST_BREATH_S", 0.1)
+
+
+async def gone_and_another(it: Local, model: str) -> None:
+    """It ends, and the next who asks has a start."""
+    await eventually(lambda: not it.table.of(key(model)), "it is ended")
+    it.apply(key(model), 1)
+    await it.ready(key(model))
+    assert len(it.run.calls(f"bind:{model}")) == 2
+    assert it.news.failures == []
+
+
+def test_a_replica_that_takes_no_orders_is_ended(run: Run) -> None:
+    """It can't be told to drain."""
+
+    async def scenario(it: Local) -> None:
+        await stopped(it, "m")
+        it.apply(key(), 0)
+        await gone_and_another(it, "m")
+        assert run.calls("drain") == []
+
+    play(run, scenario)
+
+
+def test_a_drain_without_reports_is_cut_short(run: Run) -> None:
+    """It was told to drain, has a request, and says nothing more."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: len(run.calls("drain")) == 1)
+        (replica,) = it.table.of(key("busy"))
+        assert replica.state is ReplicaState.DRAINING
+        os.kill(replica.pid, signal.SIGSTOP)
+        await gone_and_another(it, "busy")
+
+    play(run, scenario)
+
+
+def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: Run) -> None:
+    """Nobody knows what it keeps."""
+
+    async def scenario(it: Local) -> None:
+        await stopped(it, "m")
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await gone_and_another(it, "m")
+
+    play(run, scenario)
+
+
+def test_without_a_cache_agent_models_start(tmp_path: Path) -> None:
+    """What an operator asks of it is unavailable, and its state; a model at zero wakes."""
+    data = tmp_path / "data"
+
+    async def main() -> None:
+        async with opened(data) as door:
+            for method, path in (("POST", "/cache/evict"), ("POST", "/cache/check"), ("GET", "/cache")):
+                status, problem = await door.admin(method, path, {"tier": "host"} if path.endswith("evict") else None)
+                assert (status, problem["code"]) == (503, "unavailable"), path
+            await push(door)
+            await poke(door)
+            await becomes(door, "ready")
+
+    with fake_zygote(Run(data / "run")):
+        asyncio.run(main())

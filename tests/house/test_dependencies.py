@@ -1,0 +1,133 @@
+"""What each service depends on: its timeouts are its table's, the page has the table, a test takes each thing away."""
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from activator.dependencies import DEPENDENCIES as ACTIVATOR
+from activator.dependencies import SERVING
+from contracts.dependency import Dependency, table
+from controlplane.dependencies import DEPENDENCIES as CONTROLPLANE
+from runtime.dependencies import DEPENDENCIES as RUNTIME
+from snapshotter.dependencies import DEPENDENCIES as SNAPSHOTTER
+from weightcache.dependencies import DEPENDENCIES as WEIGHTCACHE
+
+ROOT: Final = Path(__file__).parents[2]
+OF: Final[dict[str, Sequence[Dependency]]] = {
+    "activator": ACTIVATOR,
+    "controlplane": CONTROLPLANE,
+    "runtime": RUNTIME,
+    "snapshotter": SNAPSHOTTER,
+    "weightcache": WEIGHTCACHE,
+}
+TAKEN_AWAY: Final = {
+    "activator": {each.name: "test_dependencies.py::test_it_is_taken_away" for each in SERVING}
+    | {
+        "waking": "test_stand_in.py::test_a_failure_is_told_to_who_waits",
+        "accounts": "test_stand_in.py::test_never_over_the_slots",
+    },
+    "controlplane": {
+        "zygote": "test_local.py::test_without_a_zygote_callers_are_told",
+        "restore": "test_local.py::test_a_failed_restore_tells_waiters_and_ends_the_runtime",
+        "orders": "test_dependencies.py::test_a_replica_that_takes_no_orders_is_ended",
+        "reports": "test_dependencies.py::test_a_drain_without_reports_is_cut_short",
+        "adoption": "test_adopt.py::test_a_deaf_process_is_ended",
+        "sleep": "test_dependencies.py::test_a_replica_that_can_t_be_told_to_sleep_is_ended",
+        "siblings": "test_admin_api.py::test_status_names_processes_devices_and_models",
+        "eviction": "test_dependencies.py::test_without_a_cache_agent_models_start",
+        "examination": "test_dependencies.py::test_without_a_cache_agent_models_start",
+        "readers": "test_internal_api.py::test_a_reader_that_does_not_read_is_dropped",
+        "database": "test_locked.py::test_models_wake_and_records_wait",
+    },
+    "runtime": {
+        "weights": "test_replica.py::test_a_failed_restore_is_the_end",
+        "ledger": "test_orphans.py::test_what_could_not_be_shipped_is_left_for_whoever_recovers_it",
+        "seals": "test_keeping.py::test_it_is_given_up",
+        "filters": "test_screening.py::test_no_answer_of_a_filter_refuses",
+        "reader": "test_delivery.py::test_a_client_that_does_not_read_is_cancelled",
+    },
+    "snapshotter": {
+        "gate": "test_routes.py::test_passing_failures_can_be_repeated",
+        "seal": "test_routes.py::test_passing_failures_can_be_repeated",
+        "registry": "test_quota.py::test_a_tenants_own_limit",
+        "store": "test_dependencies.py::test_a_push_waits_for_the_store",
+    },
+    "weightcache": {
+        "store": "test_attestations.py::test_a_start_without_the_store",
+        "news": "test_attestations.py::test_a_start_without_the_store",
+        "peers": "test_peers.py::test_a_peer_that_is_away",
+        "peers' answers": "test_peers.py::test_a_peer_that_fails",
+    },
+}
+NAMED: Final = frozenset(
+    ["timeout_s", "total", "connect", "sock_connect", "sock_read", "socket_timeout", "socket_connect_timeout"]
+)
+
+
+def own_numbers(source: str) -> Iterator[int]:
+    """Lines of calls that wait for as long as this module says itself: by a number, or by a name that it gives one."""
+    tree = ast.parse(source)
+    numbers = {
+        ast.unparse(node.target)
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant)
+    }
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    for value in (each.value for call in calls for each in call.keywords if each.arg in NAMED):
+        literal = isinstance(value, ast.Constant) and value.value is not None
+        if literal or any(isinstance(node, ast.Name) and node.id in numbers for node in ast.walk(value)):
+            yield value.lineno
+
+
+@pytest.mark.parametrize("service", OF)
+def test_timeouts_are_the_tables(service: str) -> None:
+    """No call of the service has a number of its own for how long it waits."""
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in sorted((ROOT / service).rglob("*.py"))
+        if (lines := list(own_numbers(path.read_text())))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        pytest.param("call(timeout_s=5.0)", [1], id="a number"),
+        pytest.param("ASK_S: Final = 5.0\ncall(timeout_s=ASK_S)", [2], id="a name for one"),
+        pytest.param("ASK_S: Final = 5.0\ncall(total=wait_s + ASK_S)", [2], id="more than it"),
+        pytest.param("ASK_S: Final = dependencies.X.timeout_s\ncall(timeout_s=ASK_S)", [], id="the table's"),
+        pytest.param("call(timeout_s=None)", [], id="none"),
+    ],
+)
+def test_the_control_finds_numbers(source: str, found: list[int]) -> None:
+    """What the test above would miss otherwise."""
+    assert list(own_numbers(source)) == found
+
+
+@pytest.mark.parametrize("service", OF)
+def test_the_page_has_the_table(service: str) -> None:
+    """Word for word, and explains each indicator."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert table(OF[service]) in page
+    rest = _without_tables(page)
+    assert [each.indicator for each in OF[service] if f"`{each.indicator}`" not in rest] == []
+
+
+def _without_tables(page: str) -> str:
+    for dependencies in OF.values():
+        page = page.replace(table(dependencies), "")
+    return page
+
+
+@pytest.mark.parametrize("service", TAKEN_AWAY)
+def test_each_is_taken_away(service: str) -> None:
+    """By a test that is there, and by none for what is no dependency."""
+    named = TAKEN_AWAY[service]
+    assert list(named) == [each.name for each in OF[service]]
+    for where in named.values():
+        file, _, test = where.partition("::")
+        assert f"def {test}(" in (ROOT / "tests" / service / file).read_text(), where
