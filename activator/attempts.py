@@ -36,6 +36,7 @@ from contracts.usage import ACK_TOKENS
 from contracts.wire import decoder
 
 _UNTRIED: Final = Tried()
+_ENDS: Final = decoder(End)
 
 
 class Attempts:
@@ -245,6 +246,6 @@ def _joined(frames: Sequence[Frame]) -> bytes:
 
 def _end(frame: Frame) -> End:
     try:
-        return decoder(End).decode(frame.payload)
+        return _ENDS.decode(frame.payload)
     except msgspec.MsgspecError:
         return End(finish_reason="stop")

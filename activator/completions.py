@@ -105,7 +105,7 @@ class Completions:
         answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, outlook)
         entry = self._under_way.enter(call.account, exchange.own_id)
         try:
-            with exchange.leaving_ends(call.remaining_s()), entry:
+            with exchange.leaving_ends(call.remaining_s()) as task, entry.on(task):
                 await body(call, answer)
         except Refused as refused:
             await answer.fail(refused.failure)
@@ -115,8 +115,8 @@ class Completions:
         except ClientGone:
             await answer.leave(Cancelled())
         except asyncio.CancelledError:  # the drain's time is over; what is left to do is bounded, and must be done
-            if (task := asyncio.current_task()) is not None:
-                task.uncancel()
+            if (current := asyncio.current_task()) is not None:
+                current.uncancel()
             await answer.fail(Unavailable("this activator"))
         except Exception as error:
             await answer.fail(internal(error, exchange.request_id))

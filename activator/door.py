@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from functools import lru_cache
-from typing import Final, cast
+from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
@@ -72,7 +72,7 @@ class Door:
         return f"<Door inside={self.inside}/{self._limits.requests}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = cast(Connection, scope["extensions"][EXTENSION])
+        connection: Connection = scope["extensions"][EXTENSION]
         exchange = Exchange(scope, receive, send, connection, self._limits.stall_s)
         begin(exchange.request_id, within(exchange.caller, exchange.request_id))
         self.inside += 1

@@ -283,7 +283,7 @@ class Stay:
         self._asked = 0  # cancellations that are ours
         self._is_left = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> asyncio.Task[object]:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
@@ -291,6 +291,7 @@ class Stay:
         if self._within_s is not None:
             self._timer = loop.call_later(self._within_s, self._cancel)
         self._connection.watch(self._left)
+        return task
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

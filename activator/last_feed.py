@@ -72,7 +72,7 @@ class LastFeed:
 
     def counts(self) -> bool:
         """Whether what was heard is young enough to let anybody in."""
-        return self.age_s() <= self._max_age_s
+        return self._heard_s is not None and self._clock() - self._heard_s <= self._max_age_s
 
     def heard(self, line: Feed) -> None:
         """The control plane said this now; a line without rows says that nothing changed."""

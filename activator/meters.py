@@ -1,19 +1,30 @@
 """What the activator counts and times. A tenant and a model have series of their own up to a bound, then share one."""
 
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from activator.account import Account
 from contracts.errors import Failure
 from contracts.problem import code_of, status_of
 from contracts.timeline import Stage
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import Labels, Page
 from telemetry.policy.labels import Cap, outcome_of
 
 MODELS: Final = 64  # named in labels; further ones are "other"
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+KEPT: Final = 1024  # sets of labels that are not made again for each request
 PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _WHOSE: Final = ("tenant", "model")
 _KINDS: Final = ("prompt", "cached", "completion")
+
+
+class _Names(NamedTuple):
+    """Values of labels, of all requests that are alike in them."""
+
+    whose: Labels
+    starts: Labels
+    requests: Labels
+    tokens: tuple[Labels, ...]  # by kind
 
 
 class Meters:
@@ -21,6 +32,7 @@ class Meters:
 
     def __init__(self, page: Page, models: int = MODELS) -> None:
         self._cap = Cap(models)
+        self._known = lru_cache(KEPT)(self._names)  # whoever has a name of its own keeps it
         self._requests = page.counter(
             "kelvin_requests_total",
             "Requests that left a record, by what came of them.",
@@ -98,23 +110,28 @@ class Meters:
 
     def ended(self, account: Account, outcome: str, status: int) -> None:
         """A request ended, one way or another."""
-        whose = self._cap.fold((account.principal.tenant, account.model))
-        start = "cold" if account.cold else "warm"
+        names = self._known(account.principal.tenant, account.model, outcome, status, account.cold)
         if account.degraded is not None:
             asked = self._cap.fold((account.principal.tenant, account.degraded.asked))
             self._degraded.add((*asked, account.degraded.step))
-        self._requests.add((*whose, outcome_of(outcome), str(status), start))
+        self._requests.add(names.requests)
         at_us = account.timeline.at_us
         if Stage.DISPATCHED in at_us:
-            self._queue.observe((*whose, start), account.queued_us / 1e6)
+            self._queue.observe(names.starts, account.queued_us / 1e6)
         if Stage.FIRST_TOKEN in at_us:
             first_us = at_us[Stage.FIRST_TOKEN]
-            self._first.observe((*whose, start), first_us / 1e6)
+            self._first.observe(names.starts, first_us / 1e6)
             further = account.delivered_tokens - 1
             if account.stream and further > 0:
-                self._per_token.observe(whose, (at_us[Stage.DONE] - first_us) / 1e6 / further)
+                self._per_token.observe(names.whose, (at_us[Stage.DONE] - first_us) / 1e6 / further)
         seen = account.seen
         counts = (seen.prompt_tokens, seen.cached_tokens, account.delivered_tokens)
-        for kind, count in zip(_KINDS, counts, strict=True):
+        for labels, count in zip(names.tokens, counts, strict=True):
             if count:
-                self._tokens.add((*whose, kind), count)
+                self._tokens.add(labels, count)
+
+    def _names(self, tenant: str, model: str, outcome: str, status: int, is_cold: bool) -> _Names:
+        whose = self._cap.fold((tenant, model))
+        starts = (*whose, "cold" if is_cold else "warm")
+        requests = (*whose, outcome_of(outcome), str(status), starts[-1])
+        return _Names(whose, starts, requests, tuple([(*whose, kind) for kind in _KINDS]))

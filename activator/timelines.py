@@ -24,8 +24,11 @@ class Timelines:
 
     def put(self, tenant: str, request_id: str, tell: Tell) -> None:
         """Keep it, at the cost of the oldest. It is told when it is asked for, as most never are."""
-        ring = self._rings.setdefault(tenant, OrderedDict())
-        self._rings.move_to_end(tenant)
+        ring = self._rings.get(tenant)
+        if ring is None:
+            ring = self._rings[tenant] = OrderedDict()
+        else:
+            self._rings.move_to_end(tenant)
         ring[request_id] = tell
         if len(ring) > self._per_tenant:
             ring.popitem(last=False)

@@ -25,9 +25,13 @@ class Entry:
         self._task: asyncio.Task[object] | None = None
         self._ended: asyncio.Event | None = None  # for who waits for it
 
-    def __enter__(self) -> "Entry":
-        self._task = asyncio.current_task()
+    def on(self, task: asyncio.Task[object]) -> "Entry":
+        """Of that task, which is the one that enters the block."""
+        self._task = task
         return self
+
+    def __enter__(self) -> None:
+        assert self._task is not None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

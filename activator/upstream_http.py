@@ -131,6 +131,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
+        self._loop = asyncio.get_running_loop()  # once: to ask for it is a system call each time
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
         self._size = 0
@@ -175,7 +176,7 @@ class _Connection(asyncio.Protocol):
         """Done once there is news. Raises OSError where none will come."""
         if self._error is not None:
             raise self._error
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         return self._waiter
 
     def _wake(self) -> None:

@@ -20,12 +20,12 @@ def account(request_id: str = "r1") -> Account:
 
 
 async def _run(entry: Entry) -> str:
-    with pytest.raises(Refused) as caught, entry:
+    task = asyncio.current_task()
+    assert task is not None
+    with pytest.raises(Refused) as caught, entry.on(task):
         async with asyncio.timeout(30):
             await asyncio.Event().wait()
     assert caught.value.failure == Cancelled()
-    task = asyncio.current_task()
-    assert task is not None
     assert task.cancelling() == 0
     await asyncio.sleep(0)  # what follows is not cut short
     return "cancelled"
@@ -64,7 +64,9 @@ def test_an_answer_whose_record_is_written_stands() -> None:
         under_way = UnderWay()
         settled = account()
         entry = under_way.enter(settled, None)
-        with entry:
+        task = asyncio.current_task()
+        assert task is not None
+        with entry.on(task):
             settled.is_settled = True
             assert under_way.cancel(CALLER, "r1") == [entry]
             await asyncio.sleep(0)
