@@ -14,6 +14,7 @@ from activator.upstream_http import Answer
 from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.errors import Failure, Internal, RemoteFailure
 from contracts.frames import Frame, FrameDecoder, FrameKind
+from contracts.ladder import RECORDED
 from contracts.roles import Role
 from contracts.traffic_errors import ReplicaLost
 from contracts.usage import Receipt
@@ -52,6 +53,7 @@ class Told(msgspec.Struct, frozen=True, gc=False):
     ceiling: Ceiling = NO_CEILING
     guest: str | None = None  # the caller's tenant, where the version is another's
     once: str = ""  # for the record of an orphan, too
+    degraded: str | None = None  # likewise
 
 
 class Upstreams:
@@ -107,6 +109,8 @@ class Upstream:
             self._headers["x-kelvin-guest"] = told.guest
         if told.once:
             self._headers["x-kelvin-once"] = told.once
+        if told.degraded is not None:
+            self._headers[RECORDED] = told.degraded
         if (asked := cause()) is not None and asked.trace is not None:
             self._headers[TRACEPARENT] = str(asked.trace)
         self._answer: Answer | None = None

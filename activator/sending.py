@@ -24,5 +24,8 @@ class Sender:
         caller = account.principal
         remaining_ms = call.deadline.remaining_ms(time.monotonic())
         guest = None if caller.tenant == key.tenant else caller.tenant
-        told = Told(account.request_id, caller.key_id, self._source, remaining_ms, call.ceiling, guest, account.once)
+        degraded = None if account.degraded is None else account.degraded.recorded
+        told = Told(
+            account.request_id, caller.key_id, self._source, remaining_ms, call.ceiling, guest, account.once, degraded
+        )  # fmt: skip
         return self._upstreams.send(replica, call.path, call.body, told)

@@ -11,6 +11,7 @@ from contracts.wire import Wire
 
 HEADER: Final = "x-kelvin-degrade"  # of a request: `never`
 TOLD: Final = "x-kelvin-degraded"  # of an answer: the step
+RECORDED: Final = "x-kelvin-gave-up"  # of a request to a replica: what a record of it says, an orphan's, too
 MOST: Final = 8  # steps of one ladder
 MOST_PLANS: Final = 16  # with steps of their own
 LONGEST_WAIT_S: Final = 600

@@ -26,6 +26,7 @@ class Account:
     counts: Counts
     delivered_tokens: int  # the last count that the activator acknowledged
     once: str = ""  # as the activator would have recorded it; "" for none
+    degraded: str = ""  # likewise
 
     def delivered(self, tokens: int) -> "Account":
         """The same with an acknowledgement that came later; it never takes one back."""
@@ -58,4 +59,5 @@ class Account:
             completion_tokens=self.delivered_tokens,
             device_us=self.counts.device_us,
             once=self.once or UNSET,
+            degraded=self.degraded or UNSET,
         )

@@ -17,6 +17,7 @@ from contracts.ceiling import CAP, CONTEXT, NO_CEILING, OUTPUT, Ceiling
 from contracts.errors import BodyTooLarge, Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
 from contracts.jobs import Bind
 from contracts.kinds import PATHS, other_kind
+from contracts.ladder import RECORDED
 from contracts.names import model_for
 from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, status_of
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
@@ -60,6 +61,7 @@ class Call:
     began_us: int  # monotonic
     started_at_us: int  # wall clock
     once: str  # what the record is one with, or ""
+    degraded: str  # what its model's ladder gave up for it, or ""
 
 
 class ServingApi:
@@ -173,6 +175,7 @@ class ServingApi:
             counts=exchange.counts,
             delivered_tokens=min(exchange.delivered_tokens, exchange.counts.completion_tokens),
             once=call.once,
+            degraded=call.degraded,
         )
 
     def _delete(self, request_id: str, *, elsewhere: bool) -> None:
@@ -211,6 +214,7 @@ def _call(scope: Scope) -> Call:
         began_us=_now_us(),
         started_at_us=time.time_ns() // 1000,
         once=_header(scope, ONCE) or "",
+        degraded=_header(scope, RECORDED) or "",
     )
 
 

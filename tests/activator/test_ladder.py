@@ -79,6 +79,7 @@ def test_another_model_answers_instead_of_a_refusal(tmp_path: Path, stream: bool
             got = await here.post(body=body)
             assert (got.status, got.headers[TOLD]) == (200, "fallback=small")
             assert replica.calls[0].wanted == body
+            assert replica.calls[0].headers["x-kelvin-gave-up"] == "fallback-of=m", "for the record of an orphan"
             found = {each.request_id: each for each in await here.control.until_records(2)}
             record = found[got.headers["x-request-id"]]
             assert (record.model, record.runtime_id, record.outcome) == ("small", "small", "ok")
@@ -130,7 +131,7 @@ def test_a_capped_answer_fits_into_a_queue_full_of_tokens(tmp_path: Path) -> Non
             assert replica.calls[1].headers["x-kelvin-cap-tokens"] == "16"
             free = await here.post()
             assert TOLD not in free.headers
-            assert "x-kelvin-cap-tokens" not in replica.calls[2].headers
+            assert not {"x-kelvin-cap-tokens", "x-kelvin-gave-up"} & set(replica.calls[2].headers)
             records = {each.request_id: each for each in await here.control.until_records(4)}
             record = records[got.headers["x-request-id"]]
             assert (record.model, record.degraded) == ("m", "cap-output=16")

@@ -106,8 +106,10 @@ def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, str], 
     its activator would have recorded it.
     """
 
+    told = told | {"once": "abc", "gave-up": "fallback-of=big"}
+
     async def scene(each: Bench) -> None:
-        async with each.open(body={"stream": True, "max_tokens": 50}, key_id="key1", once="abc", **told) as answer:
+        async with each.open(body={"stream": True, "max_tokens": 50}, key_id="key1", **told) as answer:
             each.engine.allow(5)
             await frames_until(answer, FrameDecoder(), 5)
             for tokens in (3, 2):
@@ -120,7 +122,7 @@ def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, str], 
         assert (record.request_id, record.origin, record.source, record.sequence) == ("r1", Origin.ORPHAN, "x", 1)
         assert (record.tenant, record.model, record.version) == (tenant, model, BIND.version)
         assert (record.key_id, record.runtime_id, record.stream) == ("key1", "x", True)
-        assert record.once == "abc"
+        assert (record.once, record.degraded) == ("abc", "fallback-of=big")
         assert record.completion_tokens == 3
         assert record.prompt_tokens == len(CODEC.encode("Once"))
         assert (record.outcome, record.status) == ("cancelled", 499)
