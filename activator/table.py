@@ -35,6 +35,7 @@ class Table:
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
         self._granted: dict[str, set[tuple[str, str]]] = {}  # grantee -> tenant and model of others
         self._spending: dict[str, SpendingRow] = {}  # kept for who comes after; `budgets` acts on it
+        self._gathered: tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]] | None = None  # until one of them changes
 
     def __repr__(self) -> str:
         models = sum(map(len, self._models.values()))
@@ -87,26 +88,14 @@ class Table:
 
     def rows(self) -> Feed:
         """All that is known here, as a snapshot of it would say."""
-        entries = [entry for models in self._models.values() for entry in models.values()]
+        models, versions = self._gathered = self._gathered or self._gather()
         return Feed(
             revision=self.revision,
             full=True,
             tenants=tuple(self._tenants.values()),
             keys=tuple(_row(sha, holder) for sha, holder in self._holders.items()),
-            models=tuple(
-                ModelRow(
-                    tenant=entry.tenant,
-                    model=entry.model,
-                    aliases=entry.aliases,
-                    created_at_s=entry.created_at_s,
-                    grantees=tuple(sorted(entry.grantees)),
-                    split=dict(entry.split),
-                    ladder=entry.ladder,
-                    plan_ladders=dict(entry.plan_ladders),
-                )
-                for entry in entries
-            ),
-            versions=tuple(row for entry in entries for row in entry.versions),
+            models=models,
+            versions=versions,
             spending=tuple(self._spending.values()),
             machine=self.machine,
         )
@@ -118,6 +107,8 @@ class Table:
             self._tenants, self._holders, self._sha_of_key, self._models, self._granted = {}, {}, {}, {}, {}
             self._spending, self.machine = {}, line.machine
         self.revision = line.revision
+        if line.full or line.models or line.versions or line.removed_models or line.removed_versions:
+            self._gathered = None
         self._tenants.update((row.tenant, row) for row in line.tenants)
         self._spending.update((row.tenant, row) for row in line.spending)
         for tenant in line.removed_tenants:
@@ -152,6 +143,25 @@ class Table:
             for grantee in entry.grantees
         }
         assert all(self._granted.values())
+        assert self._gathered in (None, self._gather())
+
+    def _gather(self) -> tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]]:
+        """Rows of all models and versions: of ten thousand 15 ms, in which nobody is served."""
+        entries = [entry for models in self._models.values() for entry in models.values()]
+        rows = tuple(
+            ModelRow(
+                tenant=entry.tenant,
+                model=entry.model,
+                aliases=entry.aliases,
+                created_at_s=entry.created_at_s,
+                grantees=tuple(sorted(entry.grantees)),
+                split=dict(entry.split),
+                ladder=entry.ladder,
+                plan_ladders=dict(entry.plan_ladders),
+            )
+            for entry in entries
+        )
+        return rows, tuple(row for entry in entries for row in entry.versions)
 
     def _put_key(self, row: KeyRow) -> None:
         self._drop_key(row.key_id)

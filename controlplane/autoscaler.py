@@ -211,18 +211,20 @@ class Autoscaler:
 
     def _makes_room(self, key: VersionKey, now: float) -> bool:
         """Whether a slot will come free for `key`: one is leaving already, or an idle version is sent away for it."""
-        others = len(self._awaiting_room.keys() - {key})
+        others = len(self._awaiting_room) - (key in self._awaiting_room)
         if self._actuator.leaving() > others:
             return True
+        # Of those alone that serve: thousands may want a slot at once, and each comes by here.
         holders = (
             Holder(
                 scaled.key,
-                self._actuator.ready(scaled.key),
+                ready,
                 self._actuator.live(scaled.key),
                 found[0].scale.min if (found := self._versions.find(scaled.key)) is not None else 0,
                 scaled.asked_s,
             )
-            for scaled in self._scaled.values()
+            for each in self._actuator.in_use()
+            if (scaled := self._scaled.get(each)) is not None and (ready := self._actuator.ready(each))
         )
         victim = choose(holders, now)
         if victim is None:

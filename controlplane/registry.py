@@ -71,18 +71,20 @@ class Registry:
         for model in await self._database.read(load_models):
             self._models[model.tenant, model.model] = model
         if self._models:
-            models = tuple(_model_row(model) for model in self._models.values())
+            models = tuple(model_row(model) for model in self._models.values())
             every = (each for model in self._models.values() for each in model.versions)
-            versions = tuple(_version_row(each) for each in every if not each.is_deleted)
+            versions = tuple(version_row(each) for each in every if not each.is_deleted)
             self._publisher.publish(models=models, versions=versions)
 
     def models(self, tenant: str) -> tuple[Model, ...]:
         """All models of a tenant, by name."""
-        return tuple(model for (owner, _), model in sorted(self._models.items()) if owner == tenant)
+        own = (model for (owner, _), model in self._models.items() if owner == tenant)
+        return tuple(sorted(own, key=lambda model: model.model))
 
     def granted_to(self, tenant: str) -> tuple[Model, ...]:
         """Models of other tenants that it may call, by owner and name."""
-        return tuple(model for _, model in sorted(self._models.items()) if tenant in model.grantees)
+        granted = (model for model in self._models.values() if tenant in model.grantees)
+        return tuple(sorted(granted, key=lambda model: (model.tenant, model.model)))
 
     def every_model(self) -> tuple[Model, ...]:
         """All models of all tenants."""
@@ -124,7 +126,7 @@ class Registry:
                     lambda connection: published(connection, registration, now_s) if before.is_deleted else None,
                 )
                 if before.is_deleted:  # whoever serves has to hear of it again
-                    self._publisher.publish(versions=(_version_row(before),))
+                    self._publisher.publish(versions=(version_row(before),))
                 return before.is_deleted
             state = move(VersionState.ABSENT, VersionEvent.PUBLISHED)
             version = Version(registration, now_s, state)
@@ -295,15 +297,16 @@ class Registry:
 
     def _show(self, model: Model, *versions: Version) -> int:
         self._models[model.tenant, model.model] = model
-        rows = tuple(_version_row(each) for each in versions)
-        return self._publisher.publish(models=(_model_row(model),), versions=rows)
+        rows = tuple(version_row(each) for each in versions)
+        return self._publisher.publish(models=(model_row(model),), versions=rows)
 
 
 def _without(model: Model, grantee: str) -> Model:
     return replace(model, grantees=tuple(each for each in model.grantees if each != grantee))
 
 
-def _model_row(model: Model) -> ModelRow:
+def model_row(model: Model) -> ModelRow:
+    """As the feed tells of it."""
     return ModelRow(
         tenant=model.tenant,
         model=model.model,
@@ -316,7 +319,8 @@ def _model_row(model: Model) -> ModelRow:
     )
 
 
-def _version_row(version: Version) -> VersionRow:
+def version_row(version: Version) -> VersionRow:
+    """As the feed tells of it."""
     of = version.registration
     return VersionRow(
         tenant=of.tenant,

@@ -24,19 +24,25 @@ def quotient(dividend: float, divisor: float) -> float:
 
 def rounded_up(value: float) -> float:
     """The least whole number that is not less; infinite and NaN as they are."""
-    return float(ceil(value)) if isfinite(value) else value
+    try:
+        return ceil(value)
+    except (OverflowError, ValueError):
+        return value
 
 
 def rounded_down(value: float) -> float:
     """The largest whole number that is not more; infinite and NaN as they are."""
-    return float(floor(value)) if isfinite(value) else value
+    try:
+        return floor(value)
+    except (OverflowError, ValueError):
+        return value
 
 
 def larger(one: float, other: float) -> float:
     """NaN where either is, but for infinity, which is larger than anything."""
-    if isnan(one) or isnan(other):
+    if one != one or other != other:  # NaN; asked of each decision, and a call takes longer
         return inf if inf in (one, other) else nan
-    return max(one, other)
+    return one if one > other else other
 
 
 def smaller(one: float, other: float) -> float:

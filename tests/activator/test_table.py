@@ -1,12 +1,15 @@
 """The table follows the feed: full lines replace, others change, removals remove."""
 
+import tracemalloc
+
 import msgspec
 import pytest
 
 from activator.table import Table
 from contracts.control import Feed, ModelRow, Scope, TenantLimits, TenantRow
 from contracts.errors import Refused
-from tests.activator.control import KEY, OTHER, VERSION, key_row, snapshot, version_row
+from contracts.wire import decode, encode
+from tests.activator.control import KEY, OTHER, VERSION, key_row, replica_row, snapshot, version_row
 
 
 def _table() -> Table:
@@ -150,3 +153,55 @@ def test_limits_of_tenants() -> None:
     assert table.limits("default") == limits
     table.apply(Feed(revision=3, tenants=(TenantRow(tenant="default", suspended=False),)))
     assert table.limits("default") == TenantLimits()
+
+
+def test_rows_are_gathered_again_only_where_they_changed() -> None:
+    """What goes by most often (replicas, keys) costs the loop no look at every model; what changes them does."""
+    table = _table()
+    before = table.rows()
+    for quiet in (
+        Feed(revision=2, replicas=(replica_row("r"),), removed_replicas=("q",)),
+        Feed(revision=3, keys=(key_row("late", "kv-late", "default", Scope.INFER),), removed_keys=("k3",)),
+        Feed(revision=4, tenants=(TenantRow(tenant="default", suspended=True),)),
+    ):
+        table.apply(quiet)
+        assert table.rows().models is before.models
+        assert table.rows().versions is before.versions
+    assert (table.rows().keys, table.rows().tenants) != (before.keys, before.tenants)
+    for telling in (
+        _granting("stranger"),
+        Feed(revision=5, versions=(version_row("default", "m", "00" * 32),)),
+        Feed(revision=6, removed_versions=(("default", "m", "00" * 32),)),
+        Feed(revision=7, removed_models=(("default", "m"),)),
+        Feed(revision=8, full=True),
+    ):
+        rows = table.rows()
+        table.apply(telling)
+        table.check_integrity()
+        assert (table.rows().models, table.rows().versions) != (rows.models, rows.versions)
+
+
+def test_what_an_idle_model_takes() -> None:
+    """Less than 4 KB, what was gathered included."""
+    count = 2000
+    names = [f"model-{number}" for number in range(count)]
+    raw = encode(
+        Feed(
+            revision=1,
+            full=True,
+            models=tuple(
+                ModelRow(tenant="default", model=name, aliases={"prod": f"{number:064x}"}, created_at_s=7)
+                for number, name in enumerate(names)
+            ),
+            versions=tuple(version_row("default", name, f"{number:064x}") for number, name in enumerate(names)),
+        )
+    )
+    tracemalloc.start()
+    try:
+        table = Table()
+        table.apply(decode(raw, Feed))
+        table.rows()
+        taken = tracemalloc.get_traced_memory()[0] / count
+    finally:
+        tracemalloc.stop()
+    assert 500 < taken < 4096
