@@ -78,6 +78,8 @@ async def pid_of(it: Examiner, what: Order) -> int:
 def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as here; and whoever is not patient is told to ask again."""
 
+    monkeypatch.setattr(subject, "WAIT_S", 120.0)
+
     async def main() -> None:
         async with examining(tmp_path) as it:
             raw = await it.answer(order())

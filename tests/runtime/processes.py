@@ -31,7 +31,7 @@ from tests.weightcache.kit import TENANT, Version, publish
 
 T = TypeVar("T")
 
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 120.0
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 

@@ -34,7 +34,7 @@ print(json.dumps(taken[0]))
 def faults(*ways: str, program: str = TAKE) -> int:
     """Of a process that prepared itself so."""
     done = subprocess.run(
-        [sys.executable, "-c", program, *ways], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program, *ways], capture_output=True, text=True, check=True, timeout=180
     )
     return int(json.loads(done.stdout))
 
