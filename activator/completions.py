@@ -155,7 +155,7 @@ class Completions:
         await self._allowances.reserve(call, most)
         call.account.timeline.stamp(Stage.ROUTED, now_us())
         # A version at zero is told by waking it: two stats would be added up.
-        self._reporter.began(key, announce=not self._throttler.is_asleep(key))
+        self._reporter.began(key, self._throttler.is_asleep)
         try:
             answer.hold()
             await self._attempts.serve(key, ask, call, answer)

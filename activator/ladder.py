@@ -154,7 +154,7 @@ class Ladders:
             yield
             return
         key = VersionKey(job.row.tenant, job.row.model, job.row.version)
-        self._reporter.began(key, announce=False)
+        self._reporter.began(key, lambda _: True)
         self._throttler.want(key, wait_s)  # says at once that it was asked for, where it is at zero
         try:
             yield

@@ -36,14 +36,14 @@ class Reporter:
         running = sum(meter.running for meter in self._meters.values())
         return f"<Reporter versions={len(self._meters)} running={running} failures={self._failures}>"
 
-    def began(self, key: VersionKey, *, announce: bool) -> None:
-        """A request arrived. `announce`: a first one is told at once, which waking a version does by itself."""
+    def began(self, key: VersionKey, is_told: Callable[[VersionKey], bool]) -> None:
+        """A request arrived. A first one is told at once, unless waking the version tells it: then `is_told`."""
         now = self._clock()
         meter = self._meters.get(key)
         if meter is None:
             meter = self._meters[key] = ConcurrencyMeter.starting(now)
             meter.begin(now)
-            if announce:
+            if not is_told(key):
                 self._announced.append(_stat(key, meter.announce()))
                 self._news.set()
         else:

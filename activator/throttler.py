@@ -182,7 +182,8 @@ class Throttler:
         if line is not None:
             if not replica.gone:
                 line.pace.came_back(self._clock(), cost(ask.tokens) if answered else 0)
-            self.grant(key, line)
+            if len(line.waiting) or not line.replicas:
+                self.grant(key, line)
 
     def check_integrity(self) -> None:
         """No line has both waiters and free slots; loads add up; every replica is where it is said to be."""

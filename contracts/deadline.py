@@ -15,7 +15,7 @@ class Deadline(msgspec.Struct, frozen=True, gc=False):
 
     def remaining_s(self, now: float) -> float:
         """Seconds left, never negative."""
-        return max(0.0, self.at_s - now)
+        return self.at_s - now if self.at_s > now else 0.0
 
     def remaining_ms(self, now: float) -> int:
         """Whole milliseconds left, for the next hop."""

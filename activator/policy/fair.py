@@ -45,7 +45,11 @@ class Counters(Generic[K]):
 
     def pass_by(self, key: K, amount: float) -> None:
         """It is served without having waited: `join` and `give`, in one step."""
-        began = self._floor = max(self._given.pop(key, 0.0), self._floor)
+        began = self._given.pop(key, 0.0)
+        if began > self._floor:
+            self._floor = began
+        else:
+            began = self._floor
         self._given[key] = began + amount
         if len(self._given) > KEPT:
             del self._given[next(iter(self._given))]
