@@ -17,10 +17,12 @@ from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits,
 from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Crowd
 from activator.policy.expected import Outlook, Starts, comes_too_late, wait_s
-from activator.policy.fair import FairQueue, Place, cost
+from activator.policy.fair import Counters, FairQueue, Place, cost
 from activator.policy.shed import Reason, ends_in_s
+from activator.policy.turns import SharedCounters
 from activator.resting import Resting
 from activator.roster import Roster, Waking, key_of
+from activator.shared_turns import SharedTurns
 from activator.shedding import Shedding
 from activator.slots import NoSlotInTime, Slot, take_other, take_slot
 from contracts.control import Feed
@@ -30,7 +32,7 @@ from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
 
 
 class Throttler:
-    """Slots of all versions. `clock` is monotonic seconds."""
+    """Slots of all versions. `turns`: where other activators have queues for them. `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -38,11 +40,13 @@ class Throttler:
         waking: Waking,
         *,
         longest_rest_s: float = LONGEST_S,
+        turns: SharedTurns | None = None,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = random.randrange,
     ) -> None:
         self._limits = limits
         self._waking = waking
+        self._turns = turns
         self._clock = clock
         self._draw = draw
         self._lines: dict[VersionKey, Line] = {}
@@ -223,6 +227,8 @@ class Throttler:
         elif not self.shedding.try_enter(line, waiter, ask):
             self.tidy(key, line)
             raise Refused(held.full)
+        if self._turns is not None:
+            self._turns.waits(key, line.waiting)
         if line.is_asleep:
             self.breakers.enter(key, waiter, began_s)
             self._waking.ensure(key)
@@ -265,6 +271,8 @@ class Throttler:
         while free and (found := self.shedding.next_in_time(line, now)) is not None:
             line.pace.took(now)
             found[0].granted.set_result(self._take_slot(line, found[1]))
+            if self._turns is not None:
+                self._turns.gave(key, line.waiting)
             free -= 1
         self.tidy(key, line)
 
@@ -277,7 +285,8 @@ class Throttler:
         """The version's, which may be new."""
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(FairQueue(self._everyone, self._limits.per_version))
+            counters = Counters if self._turns is None else SharedCounters
+            line = self._lines[key] = Line(FairQueue(self._everyone, self._limits.per_version, counters))
         return line
 
     def _take_slot(self, line: Line, ask: Ask) -> Replica:

@@ -12,7 +12,7 @@ weight is given twice as much.
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from activator.policy.ask import Ask, Rank
 from activator.policy.bounds import UNBOUNDED, Bound, Load
@@ -129,14 +129,17 @@ class FairQueue(Generic[T]):
 
     shared: Crowd[Place[T]]  # of all queues together
     bound: InitVar[Bound] = UNBOUNDED
+    counters: "InitVar[type[Counters[Any]]]" = Counters  # others, where they are shared: `turns`
     crowd: Crowd[Place[T]] = field(init=False)
     _places: dict[T, Place[T]] = field(default_factory=dict)
-    _lanes: dict[Rank, _Lane[T]] = field(default_factory=lambda: {rank: _Lane() for rank in Rank})
-    _given: Counters[Rank] = field(default_factory=Counters)
+    _lanes: dict[Rank, _Lane[T]] = field(init=False)
+    _given: Counters[Rank] = field(init=False)
     _arrivals: int = 0
 
-    def __post_init__(self, bound: Bound) -> None:
+    def __post_init__(self, bound: Bound, counters: "type[Counters[Any]]") -> None:
         self.crowd = Crowd(bound)
+        self._lanes = {rank: _Lane(given=counters()) for rank in Rank}
+        self._given = counters()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -197,6 +200,12 @@ class FairQueue(Generic[T]):
         more = cost(tokens) - cost(ask.tokens)
         self._given.correct(ask.rank, more / WEIGHTS[ask.rank])
         self._lanes[ask.rank].given.correct(ask.tenant, more / ask.weight)
+
+    def groups(self) -> "Iterator[tuple[str, Counters[Any], set[Any]]]":
+        """Counters by a name, with those that wait: of ranks, and of tenants in each rank."""
+        yield "ranks", self._given, {rank for rank, lane in self._lanes.items() if lane.tenants}
+        for rank, lane in self._lanes.items():
+            yield rank.name.lower(), lane.given, set(lane.tenants)
 
     def discard(self, entry: T) -> bool:
         """Take it out wherever it stands; whether it was waiting."""
