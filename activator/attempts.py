@@ -117,6 +117,8 @@ class Attempts:
             self._throttler.report_answered(replica)
         except (Refused, Lost, Declined) as failed:
             self._failed_at(replica, call, slot, failed)
+            if race is None and upstream.telling is not None:  # it may be sent there again, once that is forgotten
+                await asyncio.wait((upstream.telling,))
             raise
 
     async def _race(self, race: Race, call: Call, answer: Answer, slot: Slot, upstream: Upstream) -> None:
@@ -213,7 +215,7 @@ async def _relay(
     """
     account, acknowledged = call.account, 0
     while frames:
-        if race is not None and speaks(frames):
+        if race is not None and speaks(_told(frames)):
             race.spoke()
             race = None
         seen = account.seen = frames[-1].counts
@@ -230,6 +232,7 @@ async def _relay(
         if last.kind is FrameKind.FAILED:
             failure = failure_of(last)
             if code_of(failure) == WeightsDamaged.code and answer.try_forget():
+                upstream.disown()  # it has counted the request, and another one's record will stand for it
                 raise Declined(failure)
             raise Refused(failure)
         if last.kind is FrameKind.END:
@@ -238,6 +241,13 @@ async def _relay(
             account.timeline.graft(_end(last).spans, call.dispatched_us)
             return
         frames = await upstream.some()
+
+
+def _told(frames: list[Frame]) -> list[Frame]:
+    """Without a failure that another replica's answer may take the place of: nothing of that is heard."""
+    last = frames[-1]
+    is_declined = last.kind is FrameKind.FAILED and code_of(failure_of(last)) == WeightsDamaged.code
+    return frames[:-1] if is_declined else frames
 
 
 def _joined(frames: Sequence[Frame]) -> bytes:
