@@ -51,7 +51,7 @@ class Identity:
         """Raises BadIdentity."""
         self._files = files
         self._role = role
-        self._state = _state(files)
+        self._state = self._told = _state(files)
         self._pair = _load(files, role)
 
     def __repr__(self) -> str:
@@ -65,18 +65,27 @@ class Identity:
         """For connections to processes of that role alone. Likewise."""
         return _Current(ssl.PROTOCOL_TLS_CLIENT, lambda: self._pair.client, frozenset((role,)))
 
+    def expires_in_s(self) -> float:
+        """Seconds for which our certificate counts."""
+        return (self._pair.ends - _now()).total_seconds()
+
     async def look(self) -> None:
-        """Read again what has changed. What is not whole, or not ours, leaves what was there before it."""
-        state = await asyncio.to_thread(_state, self._files)
+        """Read again what has changed. What is not whole, not ours or not valid yet leaves what was there before it, is
+        told once, and tried by each look.
+        """
+        state = await asyncio.to_thread(_state, self._files)  # before it is read: what changes meanwhile is seen later
         if state == self._state:
             return
-        self._state = state  # as it was before it is read: what changes meanwhile is seen by the next look
         try:
             pair = await asyncio.to_thread(_load, self._files, self._role)
+            if pair.begins > _now():
+                raise BadIdentity(f"{self._files.certificate} is not valid before {pair.begins}")
         except BadIdentity as bad:
-            log.warning("our certificate stays as it was", extra={"why": str(bad)})
+            if state != self._told:
+                log.warning("our certificate stays as it was", extra={"why": str(bad)})
+            self._told = state
         else:
-            self._pair = pair
+            self._state, self._pair = state, pair
             log.info("our certificate was read again", extra={"serial": f"{pair.serial:x}"})
 
     async def follow(self) -> None:
@@ -148,6 +157,12 @@ class _Pair:
     server: ssl.SSLContext
     client: ssl.SSLContext
     serial: int
+    begins: datetime.datetime
+    ends: datetime.datetime
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def _state(files: IdentityFiles) -> _State:
@@ -171,7 +186,7 @@ def _load(files: IdentityFiles, role: Role) -> _Pair:
     if (named := role_of(_uris(leaf), files.prefix)) is not role:
         rule = f"is for {'no role' if named is None else f'the role {named}'}, not {files.prefix}{role}"
         raise BadIdentity(f"{files.certificate} {rule}")
-    if leaf.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
+    if leaf.not_valid_after_utc <= _now():
         raise BadIdentity(f"{files.certificate} has expired")
     try:
         pem = key + b"\n" + chain
@@ -179,8 +194,10 @@ def _load(files: IdentityFiles, role: Role) -> _Pair:
             _context(ssl.PROTOCOL_TLS_SERVER, pem, authorities, files.prefix),
             _context(ssl.PROTOCOL_TLS_CLIENT, pem, authorities, files.prefix),
             leaf.serial_number,
+            leaf.not_valid_before_utc,
+            leaf.not_valid_after_utc,
         )
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise BadIdentity(f"{files.certificate} and {files.key.name}: {error}") from error
 
 

@@ -13,6 +13,7 @@ from service.identity import AUTHORITIES, CERTIFICATE, KEY, BadIdentity, Identit
 CONTROL: Final = "control.sock"
 SNAPSHOTTER: Final = "snapshotter.sock"
 PREFIX: Final = "spiffe://kelvin/"
+EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,12 @@ ALONE: Final = Between()
 
 
 def read_between(env: Mapping[str, str], role: Role, listen: str | None = None, *, any_port: bool = False) -> Between:
-    """`listen` names the setting by which this process also serves other hosts. Raises BadSetting, also where the
-    files can't be used.
+    """`listen` names the setting by which this process also serves other hosts; with `any_port`, at one that it tells
+    them. Raises BadSetting, also where the files can't be used.
     """
     place = address(env, listen, any_port=any_port) if listen is not None and env.get(listen) else None
+    if place is not None and any_port and place[0] in EVERYWHERE:
+        raise BadSetting(str(listen), env[str(listen)], "must be an address that other hosts reach: they are told it")
     control, snapshotter = _url(env, "KELVIN_CONTROL", CONTROL), _url(env, "KELVIN_SNAPSHOTTER", SNAPSHOTTER)
     if place is None and control == CONTROL and snapshotter == SNAPSHOTTER:
         return ALONE

@@ -1,33 +1,37 @@
-"""An activator at one address, control plane, snapshotter and runtimes at another: mutual TLS is all that is between
-them, and its certificates and authorities change while it is in use.
+"""An activator at one address, a snapshotter at a second one, control plane and runtimes at a third: mutual TLS is all
+that is between them, and its certificates and authorities change while it is in use.
 """
 
 import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from coldstart_bench.installation import Installation, free_port, running
 from contracts.roles import Role
+from service.trust import PUBLIC_FILE, SECRET_FILE
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import is_recorded, log_lines
+from tests.e2e.processes import services
 from tests.service.pki import Authority, write
 
 pytestmark = pytest.mark.deep
 
-HERE, THERE = "127.0.0.2", "127.0.0.3"
+HERE, THERE, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 ROLES = (Role.CONTROLPLANE, Role.SNAPSHOTTER, Role.RUNTIME, Role.ACTIVATOR)
 ONE, TWO = Authority("one"), Authority("two")
+READ_AGAIN = "our certificate was read again"
 BODY = {"model": "llama", "prompt": "w1 w2", "max_tokens": 3, "temperature": 0}
 
 
@@ -39,7 +43,6 @@ class Elsewhere:
     port: int
     key: str
     process: "subprocess.Popen[bytes]"
-    statuses: list[int] = field(default_factory=list)
 
     def ask(self, method: str, path: str, body: object = None, key: str | None = None) -> tuple[int, bytes, str]:
         """Status, body, the request's id. Over a connection of its own."""
@@ -58,9 +61,10 @@ class Elsewhere:
             return self.ask("GET", "/v1/models/llama")[0] == 200
         return False
 
-    def reread(self) -> int:
-        """How often it read its certificate again."""
-        return (self.data / "log").read_text().count("our certificate was read again")
+
+def _reread(data: Path) -> int:
+    """How often a process read its certificate again."""
+    return (data / "log").read_text().count(READ_AGAIN)
 
 
 def _certify(inner: Path, of: Authority, *bundle: Authority) -> None:
@@ -73,14 +77,12 @@ def _environment(data: Path, inner: Path, **more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _elsewhere(kelvin: Installation, data: Path, inner: Path, places: dict[str, str]) -> Iterator[Elsewhere]:
-    data.mkdir()
-    port = free_port()
-    environment = _environment(data, inner, **places, KELVIN_HOST=HERE, KELVIN_PORT=str(port))
-    with (data / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "activator"], env=environment, stderr=log)
+def _process(module: str, environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """On a host of its own: it has its data directory for itself. It ends well."""
+    with Path(environment["KELVIN_DATA"], "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", module], env=environment, stderr=log)
     try:
-        yield Elsewhere(data, port, (kelvin.data / "default.key").read_text().strip(), process)
+        yield process
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
@@ -99,7 +101,7 @@ def places() -> dict[str, str]:
     """Where the activator finds the others."""
     return {
         "KELVIN_CONTROL": f"https://{THERE}:{free_port()}",
-        "KELVIN_SNAPSHOTTER": f"https://{THERE}:{free_port()}",
+        "KELVIN_SNAPSHOTTER": f"https://{THIRD}:{free_port()}",
     }
 
 
@@ -110,7 +112,6 @@ def kelvin(scratch: Path, llama: Path, inner: Path, places: dict[str, str]) -> I
         **SETTINGS,
         "KELVIN_INNER_TLS": str(inner),
         "KELVIN_CONTROL_LISTEN": places["KELVIN_CONTROL"].removeprefix("https://"),
-        "KELVIN_SNAPSHOTTER_LISTEN": places["KELVIN_SNAPSHOTTER"].removeprefix("https://"),
         "KELVIN_RUNTIME_LISTEN": f"{THERE}:0",
     }
     with running(scratch / "there", settings=settings) as installation:
@@ -120,11 +121,34 @@ def kelvin(scratch: Path, llama: Path, inner: Path, places: dict[str, str]) -> I
 
 
 @pytest.fixture(scope="module")
-def elsewhere(kelvin: Installation, scratch: Path, inner: Path, places: dict[str, str]) -> Iterator[Elsewhere]:
+def snapshotter(kelvin: Installation, scratch: Path, inner: Path, places: dict[str, str]) -> Iterator[Path]:
+    """Of the same installation: it has its store and its key."""
+    data = scratch / "third"
+    data.mkdir()
+    for name in (SECRET_FILE, PUBLIC_FILE):
+        shutil.copy2(kelvin.data / name, data / name)
+    listen = places["KELVIN_SNAPSHOTTER"].removeprefix("https://")
+    environment = _environment(
+        data, inner, KELVIN_CONTROL=places["KELVIN_CONTROL"], KELVIN_SNAPSHOTTER_LISTEN=listen,
+        KELVIN_STORE=(kelvin.data / "store").as_uri(),
+    )  # fmt: skip
+    with _process("snapshotter", environment):
+        kelvin.wait((data / "run" / "snapshotter.sock").exists, "the snapshotter listens")
+        yield data
+
+
+@pytest.fixture(scope="module")
+def elsewhere(
+    kelvin: Installation, snapshotter: Path, scratch: Path, inner: Path, places: dict[str, str]
+) -> Iterator[Elsewhere]:
     """What is here."""
-    with _elsewhere(kelvin, scratch / "here", inner, places) as activator:
-        kelvin.wait(activator.is_ready, "the activator elsewhere knows the model")
-        yield activator
+    data, port = scratch / "here", free_port()
+    data.mkdir()
+    environment = _environment(data, inner, **places, KELVIN_HOST="0.0.0.0", KELVIN_PORT=str(port))
+    with _process("activator", environment) as process:
+        found = Elsewhere(data, port, (kelvin.data / "default.key").read_text().strip(), process)
+        kelvin.wait(found.is_ready, "the activator elsewhere knows the model")
+        yield found
 
 
 def test_a_version_at_zero_is_woken_from_another_host(kelvin: Installation, elsewhere: Elsewhere) -> None:
@@ -138,16 +162,44 @@ def test_a_version_at_zero_is_woken_from_another_host(kelvin: Installation, else
     assert not [line for line in log_lines(kelvin) if "activator lost" in line["message"]]  # its spool is not here
 
 
+def test_a_model_is_pushed_from_another_host(kelvin: Installation, elsewhere: Elsewhere, qwen2: Path) -> None:
+    """Through the activator to a snapshotter, which asks the control plane for gate, seal and registration."""
+    door = ["--url", f"https://localhost:{elsewhere.port}", "--ca", str(elsewhere.data / "ca.pem")]
+    key = ["--key", str(kelvin.data / "admin.key")]
+    done = subprocess.run(
+        [sys.executable, "-m", "kelvin.main", "push", str(qwen2), "--name", "pushed", *door, *key],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    kelvin.wait(lambda: elsewhere.ask("GET", "/v1/models/pushed")[0] == 200, "the activator elsewhere knows it")
+    status, raw, _ = elsewhere.ask("POST", "/v1/completions", BODY | {"model": "pushed"})
+    assert status == 200, raw
+
+
+def test_requests_go_on_while_the_control_plane_is_replaced(kelvin: Installation, elsewhere: Elsewhere) -> None:
+    """It is killed and comes back: what is ready serves, and the records arrive."""
+    elsewhere.ask("POST", "/v1/completions", BODY)
+    before = services(kelvin)["controlplane"]
+    before.kill()
+    answers = [elsewhere.ask("POST", "/v1/completions", BODY) for _ in range(5)]
+    assert [status for status, _, _ in answers] == [200] * 5
+    kelvin.wait(lambda: all(is_recorded(kelvin, name) for *_, name in answers), "the records are in the ledger")
+    assert services(kelvin)["controlplane"].pid != before.pid
+
+
 def test_callers_reach_what_is_behind(kelvin: Installation, elsewhere: Elsewhere) -> None:
     """Administration and the objects at rest, for keys that may."""
     admin = (kelvin.data / "admin.key").read_text().strip()
     assert elsewhere.ask("GET", "/admin/v1/models", key=admin)[0] == 200
-    status, raw, _ = elsewhere.ask("POST", "/push/v1/fsck")
+    status, raw, _ = elsewhere.ask("POST", "/push/v1/fsck", key=admin)
     assert status == 200, raw
     assert elsewhere.ask("GET", "/admin/v1/models")[0] == 403
 
 
-def test_certificates_change_while_requests_run(kelvin: Installation, elsewhere: Elsewhere, inner: Path) -> None:
+def test_certificates_change_while_requests_run(
+    kelvin: Installation, elsewhere: Elsewhere, snapshotter: Path, inner: Path
+) -> None:
     """A bundle of two authorities, the other one's leaves, the first one gone: no request fails."""
     stop, statuses = threading.Event(), list[int]()
 
@@ -156,11 +208,8 @@ def test_certificates_change_while_requests_run(kelvin: Installation, elsewhere:
             statuses.append(elsewhere.ask("POST", "/v1/completions", BODY)[0])
 
     def reread() -> dict[str, int]:
-        found = {"here": elsewhere.reread()}
-        for name in ("controlplane", "snapshotter"):
-            lines = log_lines(kelvin, name)
-            found[name] = sum("our certificate was read again" in line["message"] for line in lines)
-        return found
+        lines = [line["message"] for line in log_lines(kelvin, "controlplane")]
+        return {"here": _reread(elsewhere.data), "third": _reread(snapshotter), "there": lines.count(READ_AGAIN)}
 
     threads = [threading.Thread(target=load) for _ in range(2)]
     for thread in threads:

@@ -38,11 +38,15 @@ class Authority:
         self.pem = built.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
     def sign(
-        self, *uris: str, ends_in: datetime.timedelta = HOUR, usages: tuple[x509.ObjectIdentifier, ...] = BOTH
+        self,
+        *uris: str,
+        begins_in: datetime.timedelta = -2 * HOUR,
+        ends_in: datetime.timedelta = HOUR,
+        usages: tuple[x509.ObjectIdentifier, ...] = BOTH,
     ) -> Pair:
         """A leaf with these URIs."""
         key = ec.generate_private_key(ec.SECP256R1())
-        built = self._builder(x509.Name([]), key.public_key(), ends_in)
+        built = self._builder(x509.Name([]), key.public_key(), ends_in, begins_in)
         names: list[x509.GeneralName] = [x509.DNSName("pod"), *map(x509.UniformResourceIdentifier, uris)]
         built = built.add_extension(x509.SubjectAlternativeName(names), critical=True)
         built = built.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
@@ -54,7 +58,11 @@ class Authority:
         return self.sign(PREFIX + role)
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, ends_in: datetime.timedelta
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        ends_in: datetime.timedelta,
+        begins_in: datetime.timedelta = -2 * HOUR,
     ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
@@ -63,7 +71,7 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - 2 * HOUR)
+            .not_valid_before(now + begins_in)
             .not_valid_after(now + ends_in)
         )
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime
+import errno
 import logging
 import socket
 import ssl
@@ -189,6 +190,45 @@ def test_files_that_can_not_be_used(
             write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
             await activator.look()
             assert repr(activator) != before
+
+    uvloop.run(scenario())
+
+
+def test_a_certificate_of_tomorrow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It waits until it is valid: others would refuse it. A process that has no other starts with it."""
+
+    async def scenario() -> None:
+        files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
+        activator = Identity(files, Role.ACTIVATOR)
+        before = repr(activator)
+        assert 3000 < activator.expires_in_s() <= 3600
+        write(tmp_path, ONE.sign(PREFIX + "activator", begins_in=HOUR, ends_in=2 * HOUR), ONE)
+        await activator.look()
+        assert repr(activator) == before
+        assert "is not valid before" in str(vars(caplog.records[-1])["why"])
+        assert repr(Identity(files, Role.ACTIVATOR)) != before
+
+    uvloop.run(scenario())
+
+
+def test_what_could_not_be_read_for_a_moment_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor was left, say: the files are as they were, and the next look reads them."""
+
+    async def scenario() -> None:
+        files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
+        activator = Identity(files, Role.ACTIVATOR)
+        before = repr(activator)
+        write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
+
+        def none_left(*_: object) -> None:
+            raise OSError(errno.EMFILE, "no descriptor")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("os.memfd_create", none_left)
+            await activator.look()
+        assert repr(activator) == before
+        await activator.look()
+        assert repr(activator) != before
 
     uvloop.run(scenario())
 

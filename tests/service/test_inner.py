@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -136,6 +138,36 @@ def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
             client = ServiceClient.by(inner.ways.to(url, Role.CONTROLPLANE), "x")
             with pytest.raises(aiohttp.NonHttpUrlClientError):  # nor does one of ours ever speak openly
                 await client.session.get(url.replace("https:", "http:") + "/name")
+            await client.close()
+
+    uvloop.run(scenario())
+
+
+def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
+    """Who connected asks the other one's kernel after a silence, by whichever client it was."""
+
+    def asks(transport: asyncio.BaseTransport | None) -> bool:
+        assert transport is not None
+        made = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        with made:
+            kept = made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            return bool(kept) and made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+
+    class Raw(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+    async def scenario() -> None:
+        between = Between(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
+        async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
+            way = inner.ways.to(control.url, Role.CONTROLPLANE)
+            raw = await way.connect(Raw)
+            assert asks(raw.transport)
+            raw.transport.close()
+            client = ServiceClient.by(way, "x")
+            async with client.open("GET", "/feed") as answer:
+                assert answer.connection is not None
+                assert asks(answer.connection.transport)
             await client.close()
 
     uvloop.run(scenario())

@@ -70,7 +70,13 @@ def test_refusals(env: dict[str, str], harm: Callable[[Path], object] | None, er
     assert "PRIVATE" not in str(bad.value)
 
 
-def test_a_port_of_the_kernels_choice() -> None:
-    """Where a setting allows it; and how such a place is told to others."""
+def test_a_port_of_the_kernels_choice(tmp_path: Path) -> None:
+    """Where a setting allows it; and how such a place is told to others, who could do nothing with 0.0.0.0."""
+    write(tmp_path, ONE.of(Role.RUNTIME), ONE)
+    env = {"KELVIN_INNER_TLS": str(tmp_path)}
+    assert read_between(env | {LISTEN: "10.0.0.1:0"}, Role.RUNTIME, LISTEN, any_port=True).listen == ("10.0.0.1", 0)
+    for host in ("0.0.0.0", "[::]"):
+        with pytest.raises(BadSetting, match="must be an address that other hosts reach"):
+            read_between(env | {LISTEN: f"{host}:0"}, Role.RUNTIME, LISTEN, any_port=True)
     assert url_of("10.0.0.1", 7) == "https://10.0.0.1:7"
     assert url_of("fd00::1", 7) == "https://[fd00::1]:7"
