@@ -19,11 +19,10 @@ import jwt
 
 from activator.issuers import TrustedIssuer
 from activator.jwks import KeySet
-from activator.policy.claims import Identity, Issuer, Token, Why, judge, read
+from activator.one_time import OneTime, OwnOneTime
+from activator.policy.claims import Issuer, Token, Why, judge, read
 from activator.policy.key_sets import Name
-from activator.policy.spent import Spent
 from contracts.control import Principal
-from contracts.errors import Refused, Unavailable
 from telemetry.policy.instruments import Kind, Page
 
 MAX_TOKEN: Final = 16 << 10
@@ -47,19 +46,24 @@ class Tokens:
     """Knows the issuers. Used on one event loop."""
 
     def __init__(
-        self, issuers: Mapping[str, tuple[Issuer, KeySet]], page: Page, *, wall_s: Callable[[], float] = time.time
+        self,
+        issuers: Mapping[str, tuple[Issuer, KeySet]],
+        page: Page,
+        one_time: OneTime | None = None,
+        *,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
+        """`one_time`: who knows which were used; None: we do, from now on."""
         self._issuers = issuers
         self._wall_s = wall_s
-        self._since_s = wall_s()
+        self._one_time = OwnOneTime(lambda: self._wall_s()) if one_time is None else one_time
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # the one that came last is last
-        self._spent = Spent()
         self._refused = page.counter("kelvin_tokens_refused_total", "Signed tokens that are not good.", ("why",))
         help = "Since an issuer's keys were fetched."
         page.read("kelvin_issuer_keys_age_seconds", help, Kind.GAUGE, ("issuer",), self._ages)
 
     def __repr__(self) -> str:
-        return f"<Tokens issuers={len(self._issuers)} verified={len(self._verified)} {self._spent!r}>"
+        return f"<Tokens issuers={len(self._issuers)} verified={len(self._verified)} {self._one_time!r}>"
 
     async def principal(self, text: str) -> Principal | None:
         """Whom the token names; None where it is not good. Raises Refused(Unavailable) while that can't be known."""
@@ -89,7 +93,7 @@ class Tokens:
         if not isinstance(name, str) or name not in self._issuers:
             return Why.ISSUER
         issuer, keys = self._issuers[name]
-        identity = judge(token, issuer, now_s, self._since_s)
+        identity = judge(token, issuer, now_s, self._one_time.since_s)
         if isinstance(identity, Why):
             return identity
         key = await keys.find((token.kid, token.algorithm))
@@ -98,20 +102,16 @@ class Tokens:
         if not _is_signed(text, token, key):
             return Why.SIGNATURE
         if identity.nonce is not None:
-            return self._spend((name, identity.nonce), identity, issuer.leeway_s)
+            until_s = identity.expires_at_s + issuer.leeway_s
+            is_first = await self._one_time.try_spend(
+                (name, identity.nonce), identity.issued_at_s - issuer.leeway_s, until_s
+            )
+            return identity.principal if is_first else Why.REPLAYED
         self._verified[digest] = _Verified(
             identity.principal, identity.expires_at_s, keys, (token.kid, token.algorithm), key
         )
         if len(self._verified) > KEPT:
             self._verified.popitem(last=False)
-        return identity.principal
-
-    def _spend(self, name: tuple[str, str], identity: Identity, leeway_s: float) -> Principal | Why:
-        if self._spent.has(name):
-            return Why.REPLAYED
-        if self._spent.is_full(self._wall_s()):  # to forget one would let it in again
-            raise Refused(Unavailable("the memory of one-time tokens"))
-        self._spent.spend(name, identity.expires_at_s + leeway_s)
         return identity.principal
 
     def _ages(self) -> dict[tuple[str, ...], float]:
@@ -128,8 +128,10 @@ def _is_signed(text: str, token: Token, key: jwt.PyJWK) -> bool:
 
 
 @asynccontextmanager
-async def open_tokens(trusted: Sequence[TrustedIssuer], page: Page) -> AsyncIterator[Tokens | None]:
-    """None where nobody is trusted. Closes what fetches the keys."""
+async def open_tokens(
+    trusted: Sequence[TrustedIssuer], page: Page, one_time: OneTime | None = None
+) -> AsyncIterator[Tokens | None]:
+    """None where nobody is trusted. Closes what fetches the keys. `one_time`: see `Tokens`."""
     if not trusted:
         yield None
         return
@@ -137,4 +139,4 @@ async def open_tokens(trusted: Sequence[TrustedIssuer], page: Page) -> AsyncIter
         issuers = {
             each.issuer.name: (each.issuer, KeySet(session, each.source, each.issuer.algorithms)) for each in trusted
         }
-        yield Tokens(issuers, page)
+        yield Tokens(issuers, page, one_time)

@@ -49,11 +49,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whom a token makes of its bearer once its signature is good, until when (seconds of 1970), and its `jti`."""
+    """Whom a token makes of its bearer once its signature is good, until when (seconds of 1970), and, where it is good
+    once, its `jti` and when it was issued.
+    """
 
     principal: Principal
     expires_at_s: float
     nonce: str | None
+    issued_at_s: float = 0.0
 
 
 class Why(StrEnum):
@@ -109,13 +112,16 @@ def judge(token: Token, issuer: Issuer, now_s: float, since_s: float) -> Identit
         return Why.SUBJECT
     if not isinstance(tenant, str) or tenant not in issuer.tenants:
         return Why.TENANT
+    issued_s = None
     if issuer.one_time:
         issued_s = _time(claims.get("iat"))
         # What was issued before may have been spent before, where nobody remembers it.
         if not _is_name(nonce) or issued_s is None or issued_s <= since_s + leeway_s:
             return Why.REPLAYED
     principal = Principal(key_id=key_id(issuer.name, subject), tenant=tenant, scopes=_scopes(claims, issuer))
-    return Identity(principal, expires_s, nonce if issuer.one_time and isinstance(nonce, str) else None)
+    if not issuer.one_time or not isinstance(nonce, str):
+        return Identity(principal, expires_s, None)
+    return Identity(principal, expires_s, nonce, issued_s or 0.0)
 
 
 def key_id(issuer: str, subject: str) -> str:

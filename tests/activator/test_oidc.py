@@ -10,7 +10,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
-from activator import jwks, oidc
+from activator import jwks, oidc, one_time
 from activator.issuers import read_issuers
 from activator.oidc import Tokens, open_tokens
 from activator.policy.claims import Token
@@ -152,7 +152,7 @@ def test_a_key_that_is_withdrawn_ends_its_tokens(tmp_path: Path, monkeypatch: py
 def test_a_one_time_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is good once, whatever is changed about it; with the memory full nobody is let in, and nobody called wrong."""
     few = Spent(2)
-    monkeypatch.setattr(oidc, "Spent", lambda: few)
+    monkeypatch.setattr(one_time, "Spent", lambda: few)
 
     async def scenario(_: KeyServer, tokens: Tokens) -> None:
         now_s = time.time() + 60  # past the time of which is not known what was spent
