@@ -210,15 +210,20 @@ def test_a_new_one_that_is_killed_on_its_way_is_followed_by_another(run: Run) ->
     renew(run, scenario, "held")
 
 
+async def relieved(run: Run, r: Renewing) -> None:
+    """An old one serves on until the new one, which is held, is there."""
+    run.tell("release")
+    await r.up()
+    (run.path / "release").unlink()
+    r.renewals.begin(r.model)
+    await r.over(lambda: r.it.table.count(ReplicaState.RELIEVED) == 1)
+
+
 def test_zero_wins_over_a_restart(run: Run) -> None:
     """Who is relieved goes as well when nobody wants the version any more, and the order is over."""
 
     async def scenario(r: Renewing) -> None:
-        run.tell("release")
-        await r.up()
-        (run.path / "release").unlink()
-        r.renewals.begin(r.model)
-        await r.over(lambda: r.it.table.count(ReplicaState.RELIEVED) == 1)
+        await relieved(run, r)
         r.wanted = 0
         assert (await r.over()).state == "done"
         assert r.it.table.held == 0
@@ -230,11 +235,7 @@ def test_one_fewer_is_the_relieved_one(run: Run) -> None:
     """The decider wants fewer while a new one is on its way: the start is given up, and no more than that serve."""
 
     async def scenario(r: Renewing) -> None:
-        run.tell("release")
-        await r.up()
-        (run.path / "release").unlink()
-        r.renewals.begin(r.model)
-        await r.over(lambda: r.it.table.count(ReplicaState.RELIEVED) == 1)
+        await relieved(run, r)
         r.wanted = 1
         run.tell("release")
         assert (await r.over()).state == "done"
