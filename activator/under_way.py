@@ -16,7 +16,7 @@ REMEMBERED: Final = 4096  # names by which requests were cancelled, of all tenan
 class Entry:
     """One request; a block in which it can be cancelled. The block then raises Refused(Cancelled)."""
 
-    __slots__ = ("_ended", "_task", "account", "is_cancelled", "own_id")
+    __slots__ = ("_ended", "_is_over", "_task", "account", "is_cancelled", "own_id")
 
     def __init__(self, account: Account, own_id: str | None) -> None:
         self.account = account
@@ -24,6 +24,7 @@ class Entry:
         self.is_cancelled = False
         self._task: asyncio.Task[object] | None = None
         self._ended: asyncio.Event | None = None  # for who waits for it
+        self._is_over = False
 
     def on(self, task: asyncio.Task[object]) -> "Entry":
         """Of that task, which is the one that enters the block."""
@@ -49,12 +50,15 @@ class Entry:
             self._task.cancel()
 
     def over(self) -> None:
-        """Its record is written, its slot free."""
+        """Its record is written, or on its way; its slot is free."""
+        self._is_over = True
         if self._ended is not None:
             self._ended.set()
 
     async def ended(self, within_s: float) -> bool:
         """Wait until it is; False where it takes longer."""
+        if self._is_over:  # in the moment before this was asked
+            return True
         self._ended = self._ended or asyncio.Event()
         try:
             async with asyncio.timeout(within_s):

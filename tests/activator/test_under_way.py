@@ -49,6 +49,7 @@ def test_by_either_name_and_twice(name: str) -> None:
         assert not waiting.done(), "its record is being written"
         under_way.leave(entry)
         assert await waiting
+        assert await entry.ended(0.0), "who asks when it is over is told so"
         assert under_way.cancel(CALLER, name) == []
         assert under_way.cancel(OTHER, name) is None
         under_way.check_integrity()
