@@ -143,12 +143,16 @@ class Answer:
         await self._settle_failed(failure, None)
 
     async def _settle_failed(self, failure: Failure, status: int | None) -> None:
-        self._account.timeline.stamp(Stage.DONE, now_us())
+        account = self._account
+        account.timeline.stamp(Stage.DONE, now_us())
         try:
+            if account.runtime_id is None:
+                self._usage.settle_soon(account, failure, status)
+                return
             async with asyncio.timeout(dependencies.SPOOL.timeout_s):
-                await self._usage.settle(self._account, failure, status)
+                await self._usage.settle(account, failure, status)
         except (Refused, TimeoutError) as error:  # it failed already; that it goes unrecorded is all there is to say
-            log.error("no usage record", extra={"request_id": self._account.request_id, "error": repr(error)})
+            log.error("no usage record", extra={"request_id": account.request_id, "error": repr(error)})
 
     async def _commit(self) -> None:
         """The first bytes of the replica: no more heartbeats, and the head if it is still held."""

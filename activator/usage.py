@@ -1,4 +1,4 @@
-"""Settles a request's account: its record is durable in the spool before the last byte of the answer is sent.
+"""Settles a request's account: its record is durable in the spool before the last byte of what costs anything is sent.
 
 Delivered tokens are those that the client-side socket took. Shipping is the spool's, rating the control plane's.
 """
@@ -14,6 +14,7 @@ from activator.account import OK, Account
 from activator.timelines import Timelines
 from contracts.errors import Failure
 from contracts.problem import code_of, status_of
+from contracts.usage import RequestRecord
 from contracts.wire import encode
 from service.client import ServiceClient
 from spool import Spool
@@ -56,6 +57,24 @@ class Usage:
         """
         if account.is_settled:
             return
+        record = self._end(account, failure, status)
+        made = await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
+        account.is_recorded = True
+        if account.hold is not None:
+            account.hold.settle(record, made)
+
+    def settle_soon(self, account: Account, failure: Failure, status: int | None = None) -> None:
+        """Of a request that no replica has seen, which costs nothing: its record follows, and nobody waits for it, so
+        that refusing many is cheap. A crash may take the last of such records along. Raises Refused where too many
+        wait. A second call does nothing.
+        """
+        if account.is_settled:
+            return
+        record = self._end(account, failure, status)
+        self._spool.append_soon(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
+
+    def _end(self, account: Account, failure: Failure | None, status: int | None) -> RequestRecord:
+        """It is settled from now on; what there is to be recorded."""
         account.is_settled = True
         outcome = account.outcome or (OK if failure is None else code_of(failure))
         account.outcome = outcome
@@ -63,11 +82,7 @@ class Usage:
             status = 200 if failure is None else status_of(failure)
         self._timelines.put(account.principal.tenant, account.request_id, account.answer)
         self._ended(account, failure, outcome, status)
-        record = account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
-        made = await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
-        account.is_recorded = True
-        if account.hold is not None:
-            account.hold.settle(record, made)
+        return account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
 
 
 def poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None]]:

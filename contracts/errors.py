@@ -36,8 +36,11 @@ class Refused(Exception):
     """Carries a `Failure`. Mutable as tracebacks need; its fact is not."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.code}: {failure.message}")
+        super().__init__(failure)
         self.failure = failure
+
+    def __str__(self) -> str:
+        return f"{self.failure.code}: {self.failure.message}"
 
 
 @dataclass(frozen=True, slots=True)

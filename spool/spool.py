@@ -25,6 +25,7 @@ MAX_WAITING: Final = 4096
 MAX_GROUP: Final = 512
 BLOCKING_TIMEOUT_S: Final = 30.0
 LINGER: Final = 1  # rounds of a loop
+SOON_S: Final = 0.05  # within which what nobody waits for is on its way to the disk
 
 Outcome = int | Exception
 
@@ -61,6 +62,18 @@ class _ThreadWaiter:
         self.outcome: Outcome = 0
 
 
+class _Unwaited:
+    """An append that nobody waits for."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+
+
+Waiter = _LoopWaiter | _ThreadWaiter | _Unwaited
+
+
 class Spool:
     """Records of one source. The source names one process lifetime: never use one again."""
 
@@ -73,9 +86,10 @@ class Spool:
         self._committed = journal.committed
         self._failing = False
         self._lock = threading.Lock()  # over the next four
-        self._waiting: list[_LoopWaiter | _ThreadWaiter] = []
+        self._waiting: list[Waiter] = []
         self._lingering: asyncio.AbstractEventLoop | None = None  # that will wake the committer
         self._closing = False
+        self._is_waking_soon = False  # of the loop that appends what nobody waits for
         self._listeners: dict[int, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self.tail = Tail(home.path, recent)  # the shipper's
@@ -132,6 +146,16 @@ class Spool:
             loop.call_soon(self._linger, loop, LINGER)
         return await waiter.future
 
+    def append_soon(self, make: Make) -> None:
+        """A record that costs nobody anything if a crash takes it: it goes to the disk with the next one that is waited
+        for, or within SOON_S. From one event loop. Raises Refused(Overloaded) where too many wait; what the disk says
+        is logged, and is `failing`.
+        """
+        self._enqueue(_Unwaited(make))
+        if not self._is_waking_soon:
+            self._is_waking_soon = True
+            asyncio.get_running_loop().call_later(SOON_S, self._wake_soon)
+
     def append_blocking(self, make: Make, timeout_s: float = BLOCKING_TIMEOUT_S) -> int:
         """As `append`, for a thread without a loop. After Refused(DeadlineExceeded) the record may still be made."""
         waiter = _ThreadWaiter(make)
@@ -167,7 +191,11 @@ class Spool:
             self._home.remove_if_shipped()
             self._home.close()
 
-    def _enqueue(self, waiter: "_LoopWaiter | _ThreadWaiter", loop: asyncio.AbstractEventLoop | None = None) -> bool:
+    def _wake_soon(self) -> None:
+        self._is_waking_soon = False
+        self._wakes.put(None)
+
+    def _enqueue(self, waiter: Waiter, loop: asyncio.AbstractEventLoop | None = None) -> bool:
         """Whether that loop is going to wake the committer anyway."""
         with self._lock:
             if self._closing:
@@ -208,9 +236,13 @@ class Spool:
         self._failing = any(isinstance(outcome, Refused) for outcome in outcomes)
         return outcomes
 
-    def _deliver(self, group: "Sequence[_LoopWaiter | _ThreadWaiter]", outcomes: Sequence[Outcome]) -> None:
+    def _deliver(self, group: Sequence[Waiter], outcomes: Sequence[Outcome]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         for waiter, outcome in zip(group, outcomes, strict=True):
+            if isinstance(waiter, _Unwaited):
+                if isinstance(outcome, Exception):
+                    log.error("a record is lost", extra={"source": self.source, "error": repr(outcome)})
+                continue
             waiter.outcome = outcome
             if isinstance(waiter, _ThreadWaiter):
                 waiter.done.set()

@@ -1,14 +1,13 @@
 """Tokens by the deadline of who asks for them: how many have less time than one, without a look at each. Pure state.
 
-A tree of sixteen branches: sums by the sixteenth of a second, the second, the sixteen seconds and so on.
+A tree of four branches: sums by the sixteenth of a second, the quarter, the second, four seconds and so on.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 FINEST: Final = 16  # a second has so many; who has the same sixteenth is not before
-LEVELS: Final = 4  # the coarsest is 256 s, of which there are few: a deadline is not days away
+LEVELS: Final = 7  # the coarsest is 256 s, of which there are few: a deadline is not days away
 
 
 def _levels() -> tuple[dict[int, int], ...]:
@@ -30,19 +29,17 @@ class Tally:
                 sums[index] = left
             else:
                 sums.pop(index, None)
-            index >>= 4
+            index >>= 2
 
     def before(self, deadline_s: float) -> int:
         """Tokens of those with less time, never more than there are."""
-        return sum(self._before(int(deadline_s * FINEST)))
+        index, found = int(deadline_s * FINEST), 0
+        for sums in self._sums[:-1]:
+            for each in range(index & ~3, index) if sums else ():
+                found += sums.get(each, 0)
+            index >>= 2
+        return found + sum(tokens for each, tokens in self._sums[-1].items() if each < index)
 
     def total(self) -> int:
         """Tokens of all."""
         return sum(self._sums[-1].values())
-
-    def _before(self, index: int) -> Iterator[int]:
-        for sums in self._sums[:-1]:
-            if sums:
-                yield from (sums.get(each, 0) for each in range(index & ~15, index))
-            index >>= 4
-        yield from (tokens for each, tokens in self._sums[-1].items() if each < index)

@@ -2,18 +2,24 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
 from activator.account import Account
 from activator.answer import AT_ONCE, Answer
 from activator.exchange import Exchange
+from activator.timelines import Timelines
 from activator.usage import Usage
 from contracts.control import Principal
 from contracts.errors import Failure, Refused, Unavailable
 from contracts.frames import Counts
 from contracts.timeline import Timeline
+from contracts.traffic_errors import Overloaded
+from spool import Spool
 from tests.activator.replica import DONE, chunk
+from tests.spool.test_journal import read_all
+from tests.spool.test_spool import DEADLINE_S, GatedDisk
 
 
 class FakeConnection:
@@ -61,9 +67,42 @@ def _account(*, stream: bool) -> Account:
     return Account("req_1", principal, "m", stream, 0, Timeline(0), seen=Counts(3, 0, 2, 0))
 
 
-async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:
-    said: list[bytes] = []
+@pytest.mark.parametrize(
+    ("runtime", "waits"),
+    [
+        pytest.param(None, False, id="nobody has seen it"),
+        pytest.param("rt", True, id="a replica may have worked for it: the control"),
+    ],
+)
+def test_who_is_refused_waits_for_no_disk(tmp_path: Path, runtime: str | None, waits: bool) -> None:
+    """Its record costs nothing, and follows; what may be charged is durable before its caller hears the end."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    account = _account(stream=False)
+    account.runtime_id = runtime
 
+    async def scenario() -> None:
+        said: list[bytes] = []
+        usage = Usage(spool, Timelines(), ended=lambda *_: None)
+        answer = Answer(_exchange(said), account, usage, 1.0, lambda: "x")
+        failing = asyncio.create_task(answer.fail(Overloaded("the queue", 1, 1.0)))
+        if waits:
+            await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+            assert not said
+            disk.gate.set()
+        await failing
+        assert said[0] == b"<503>"
+        assert disk.gate.is_set() is waits
+        assert account.is_settled
+
+    asyncio.run(scenario())
+    disk.gate.set()
+    spool.close()
+    (record,) = read_all(tmp_path / "a-1")
+    assert b'"outcome":"overloaded"' in record
+
+
+def _exchange(said: list[bytes]) -> Exchange:
     async def send(message: object) -> None:
         assert isinstance(message, dict)
         said.append(message.get("body", b"<%d>" % message.get("status", 0)))
@@ -72,7 +111,12 @@ async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure |
         return {}
 
     scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": []}
-    exchange = Exchange(scope, receive, send, FakeConnection(), 1.0)
+    return Exchange(scope, receive, send, FakeConnection(), 1.0)
+
+
+async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:
+    said: list[bytes] = []
+    exchange = _exchange(said)
     account = _account(stream=stream)
     answer = Answer(exchange, account, Diary(said, failure), 1.0, lambda: "x")
     for count, piece in enumerate(pieces, 1):

@@ -169,6 +169,50 @@ def test_waiting_is_bounded(tmp_path: Path) -> None:
     spool.close()
 
 
+@pytest.mark.parametrize("follows", [pytest.param(True, id="with the next one"), pytest.param(False, id="by itself")])
+def test_what_nobody_waits_for_is_made_soon(tmp_path: Path, follows: bool) -> None:
+    """Nothing is waited for; it is on the disk before the next append that is, and without one a moment later."""
+    spool = Spool.open(tmp_path, "a-1")
+
+    async def scenario() -> None:
+        for number in range(3):
+            spool.append_soon(make(f"soon{number}"))
+        assert spool.committed == 0
+        if follows:
+            assert await spool.append(make("next")) == 4
+        committed = asyncio.Event()
+        end = spool.subscribe(committed.set)
+        async with asyncio.timeout(DEADLINE_S):
+            while spool.committed < 3:
+                await committed.wait()
+        end()
+
+    asyncio.run(scenario())
+    spool.close()
+    assert read_all(tmp_path / "a-1")[:3] == [b"1:soon0", b"2:soon1", b"3:soon2"]
+
+
+def test_what_nobody_waits_for_is_bounded_and_its_failure_is_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One more than may wait is refused; one that the disk does not take is in the log, and the spool says so."""
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path, "a-1", disk=disk, max_waiting=1)
+
+    async def scenario() -> None:
+        spool.append_soon(make("lost"))
+        with pytest.raises(Refused) as full:
+            spool.append_soon(make("one too many"))
+        assert full.value.failure == Overloaded("the usage spool's queue", 1, 1.0)
+        async with asyncio.timeout(DEADLINE_S):
+            while not spool.failing:
+                await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    spool.close()
+    assert "a record is lost" in caplog.messages
+
+
 def test_closing_commits_what_waits(tmp_path: Path) -> None:
     """An append that was accepted before the close succeeds; one after it is refused; closing again is harmless."""
     disk = GatedDisk()
