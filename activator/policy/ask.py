@@ -21,6 +21,8 @@ class Rank(IntEnum):
     INTERACTIVE = 2
 
 
+# What a rank is given of the slots while others wait, too; of a full queue a lower one keeps as much (`crowd`).
+WEIGHTS: Final[Mapping[Rank, int]] = {Rank.INTERACTIVE: 16, Rank.STANDARD: 4, Rank.BATCH: 1}
 _NAMED: Final[Mapping[str, Rank]] = {rank.name.lower(): rank for rank in Rank}
 
 

@@ -4,18 +4,26 @@ The order, of which the first goes first: batch; what a tenant has over its shar
 of tenants within their share. Among equals it is the newest of the tenant that holds most (longest queue drop: Suter et
 al., INFOCOM 1998). What a tenant holds is its dominant share (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011):
 of requests, bytes and tokens that of which it fills most, over its weight.
+
+Batch and standard keep a part of the queue, as large as their part of the slots (`KEPT`): what waits of them within
+that is passed over, and who is next in the order goes. So whatever comes, some of them wait, and `fair` serves who
+waits: none of a rank starves because of the others. The part of a queue is of whole requests: one of few places keeps
+none for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, Generic, Protocol, TypeVar
 
-from activator.policy.ask import Ask, Rank
+from activator.policy.ask import WEIGHTS, Ask, Rank
 from activator.policy.bounds import Bound, Load, Loads
 
 GRACE: Final = 1.25  # times its share are not over it: else equal tenants would take turns at being over
+
+
+_ALL: Final = sum(WEIGHTS.values())
 
 
 class Tier(IntEnum):
@@ -25,6 +33,12 @@ class Tier(IntEnum):
     OVER = 1
     STANDARD = 2
     INTERACTIVE = 3
+
+
+KEPT: Final[Mapping[Tier, float]] = {  # of the bound; interactive has what is left
+    Tier.BATCH: WEIGHTS[Rank.BATCH] / _ALL,
+    Tier.STANDARD: WEIGHTS[Rank.STANDARD] / _ALL,
+}
 
 
 class _Asked(Protocol):
@@ -92,6 +106,7 @@ class _Tenant(Generic[P]):
 
     weight: int
     tiers: dict[Tier, dict[P, None]] = field(default_factory=dict)
+    loads: dict[Tier, Load] = field(default_factory=lambda: {tier: Load() for tier in KEPT})
 
 
 @dataclass(slots=True)
@@ -103,6 +118,7 @@ class Crowd(Generic[P]):
     _tenants: dict[str, _Tenant[P]] = field(default_factory=dict)
     _weights: int = 0  # of them all
     _tallest: dict[Tier, Tallest] = field(default_factory=lambda: {tier: Tallest() for tier in Tier})
+    _tiers: dict[Tier, Load] = field(default_factory=lambda: {tier: Load() for tier in KEPT})
 
     def add(self, place: P) -> None:
         """It waits, and is the newest."""
@@ -115,10 +131,14 @@ class Crowd(Generic[P]):
         elif tenant.weight != ask.weight:  # it was changed meanwhile
             self._weights += ask.weight - tenant.weight
             tenant.weight = ask.weight
-        tenant.tiers.setdefault(tier_of(ask), {})[place] = None
+        tier = tier_of(ask)
+        tenant.tiers.setdefault(tier, {})[place] = None
+        if tier in KEPT:
+            tenant.loads[tier].add(ask)
+            self._tiers[tier].add(ask)
         share = self._share(ask.tenant)
-        for tier in tenant.tiers:
-            self._tallest[tier].rise(ask.tenant, share)
+        for each in tenant.tiers:
+            self._tallest[each].rise(ask.tenant, share)
 
     def remove(self, place: P) -> None:
         """It waits no more."""
@@ -126,6 +146,9 @@ class Crowd(Generic[P]):
         self.loads.remove(ask)
         tenant = self._tenants[ask.tenant]
         del tenant.tiers[tier][place]
+        if tier in KEPT:
+            tenant.loads[tier].remove(ask)
+            self._tiers[tier].remove(ask)
         if not tenant.tiers[tier]:
             del tenant.tiers[tier]
             self._tallest[tier].drop(ask.tenant)
@@ -135,33 +158,40 @@ class Crowd(Generic[P]):
 
     def lowest(self, came_last: str) -> tuple[Tier, P]:
         """Who is shed first, and why; of tenants that hold the same the one that came last. There is somebody."""
+        kept = _kept(self._tiers, self.bound)
         tops = {tier: top for tier in Tier if (top := self._tallest[tier].top(self._share)) is not None}
+        tops = {tier: top for tier, top in tops.items() if tier not in kept} or tops
         first = min(tops)
         if first is not Tier.BATCH:
             over = min(tops.values(), key=lambda tenant: (-self._share(tenant), tenant))
             if self._share(over) > GRACE * _filled(self.loads.in_all, self.bound) / self._weights:
-                return Tier.OVER, self.lowest_of(self._last_of(over, came_last))[1]
+                last = self._last_of(over, came_last)
+                open_tiers = self._tenants[last].tiers.keys() & tops.keys()
+                if not open_tiers:
+                    last, open_tiers = over, self._tenants[over].tiers.keys() & tops.keys()
+                return Tier.OVER, _newest(self._tenants[last].tiers[min(open_tiers)])
         tenant = self._last_of(tops[first], came_last)
         if first not in self._tenants[tenant].tiers:
             tenant = tops[first]
         return first, _newest(self._tenants[tenant].tiers[first])
 
-    def lowest_of(self, tenant: str) -> tuple[Tier, P]:
-        """Who of the tenant's is shed first, where only its own count."""
-        tiers = self._tenants[tenant].tiers
-        tier = min(tiers)
-        return tier, _newest(tiers[tier])
+    def lowest_of(self, tenant: str, bound: Bound) -> tuple[Tier, P]:
+        """Who of the tenant's is shed first, where only its own count, in a queue of that bound."""
+        own = self._tenants[tenant]
+        kept = _kept(own.loads, bound)
+        tier = min([tier for tier in own.tiers if tier not in kept] or own.tiers)
+        return tier, _newest(own.tiers[tier])
 
     def check_integrity(self) -> None:
         """Loads are who waits; nothing is empty; nobody is taller than was said."""
         self.loads.check_integrity()
         assert self._weights == sum(tenant.weight for tenant in self._tenants.values())
+        for tier, load in self._tiers.items():
+            assert load == _sum(tenant.tiers.get(tier, {}) for tenant in self._tenants.values())
         for name, tenant in self._tenants.items():
+            assert all(load == _sum([tenant.tiers.get(tier, {})]) for tier, load in tenant.loads.items())
             places = [place for tier in tenant.tiers.values() for place in tier]
-            asks = [place.ask for place in places]
-            assert self.loads.of(name) == Load(
-                len(asks), sum(ask.nbytes for ask in asks), sum(ask.tokens for ask in asks)
-            )
+            assert self.loads.of(name) == _sum([places])
             assert all(tenant.tiers.values())
             assert all(self._share(name) <= self._tallest[tier]._said[name] for tier in tenant.tiers)
         for tier, tallest in self._tallest.items():
@@ -178,6 +208,16 @@ class Crowd(Generic[P]):
 def _filled(load: Load, bound: Bound) -> float:
     """The part of the bound that is taken, of what most is taken of."""
     return max(load.entries / bound.entries, load.nbytes / bound.nbytes, load.tokens / bound.tokens)
+
+
+def _kept(tiers: Mapping[Tier, Load], bound: Bound) -> list[Tier]:
+    """Those of whom no more waits than may stay whatever comes."""
+    return [tier for tier, part in KEPT.items() if _filled(tiers[tier], bound) <= part]
+
+
+def _sum(places: Iterable[Iterable[P]]) -> Load:
+    asks = [place.ask for each in places for place in each]
+    return Load(len(asks), sum(ask.nbytes for ask in asks), sum(ask.tokens for ask in asks))
 
 
 def _newest(places: dict[P, None]) -> P:

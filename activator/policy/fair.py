@@ -9,12 +9,12 @@ rank that waits gets at least its weight's share, which is what keeps a lower on
 weight is given twice as much.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, Generic, TypeVar
 
-from activator.policy.ask import Ask, Rank
+from activator.policy.ask import WEIGHTS, Ask, Rank
 from activator.policy.bounds import UNBOUNDED, Bound, Load
 from activator.policy.crowd import Crowd
 from activator.policy.tally import Tally
@@ -22,7 +22,6 @@ from activator.policy.tally import Tally
 T = TypeVar("T")
 K = TypeVar("K")
 
-WEIGHTS: Final[Mapping[Rank, int]] = {Rank.INTERACTIVE: 16, Rank.STANDARD: 4, Rank.BATCH: 1}
 KEPT: Final = 4096  # tenants whose counters outlast their requests: who leaves and comes back sheds no debt
 
 

@@ -33,8 +33,8 @@ def try_enter(
     queue: FairQueue[T], entry: T, ask: Ask, deadline_s: float, limits: QueueLimits
 ) -> list[tuple[Tier, Place[T]]] | None:
     """Wait beside the others, as far as there is room; until there is, the lowest of the queue that is too full leaves
-    it. Returns who left, of which each was lower than the newcomer and than all who stayed in that queue; None where
-    the newcomer is the lowest itself: then nothing has changed.
+    it. Returns who left, of which each was lower than the newcomer and than all who stayed in that queue, but for what
+    lower ranks keep of it; None where the newcomer is the lowest itself: then nothing has changed.
     """
     if any(not _fits_alone(ask, limits, each) for each in range(3)):
         return None
@@ -63,7 +63,7 @@ def _lowest(queue: FairQueue[T], ask: Ask, limits: QueueLimits) -> tuple[Tier, P
         return queue.crowd.lowest(ask.tenant)
     everyone = queue.shared
     if everyone.loads.of(ask.tenant).is_over(limits.per_tenant):
-        return everyone.lowest_of(ask.tenant)
+        return everyone.lowest_of(ask.tenant, limits.per_tenant)
     if everyone.loads.in_all.is_over(limits.in_all):
         return everyone.lowest(ask.tenant)
     return None

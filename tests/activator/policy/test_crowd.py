@@ -12,7 +12,8 @@ from activator.policy.ask import Ask, Rank
 from activator.policy.bounds import Bound, Load
 from activator.policy.crowd import GRACE, Crowd, Tallest, Tier, tier_of
 
-BOUND = Bound(10, 1000, 1000)
+BOUND = Bound(4, 1000, 1000)  # too few places for any rank to keep one
+LARGE = Bound(42, 4200, 4200)  # batch keeps two of them, standard eight
 F, S, B = Rank.INTERACTIVE, Rank.STANDARD, Rank.BATCH
 
 
@@ -73,10 +74,56 @@ def test_of_one_tenant_its_own_order_counts() -> None:
     first, second, third = _one("t"), _one("t", S), _one("u", B)
     for standing in (first, second, third):
         crowd.add(standing)
-    assert crowd.lowest_of("t") == (Tier.STANDARD, second)
+    assert crowd.lowest_of("t", BOUND) == (Tier.STANDARD, second)
+    assert crowd.lowest_of("t", LARGE) == (Tier.INTERACTIVE, first), "it keeps its standard one"
 
 
-def _looked_up(waiting: list[Standing], last: str) -> tuple[Tier, Standing]:
+@pytest.mark.parametrize(
+    ("waiting", "want"),
+    [
+        pytest.param([(B, 2), (F, 40)], (Tier.INTERACTIVE, 41), id="two of batch stay"),
+        pytest.param([(B, 3), (F, 39)], (Tier.BATCH, 2), id="the third goes, before anything else"),
+        pytest.param([(S, 8), (F, 34)], (Tier.INTERACTIVE, 41), id="eight of standard stay"),
+        pytest.param([(S, 9), (F, 33)], (Tier.STANDARD, 8), id="the ninth goes"),
+        pytest.param([(B, 2), (S, 9), (F, 31)], (Tier.STANDARD, 10), id="who is next in the order goes instead"),
+        pytest.param([(B, 1)], (Tier.BATCH, 0), id="where nobody else waits all of them may go"),
+    ],
+)
+def test_what_a_lower_rank_keeps(waiting: list[tuple[Rank, int]], want: tuple[Tier, int]) -> None:
+    """As large a part of the queue as it has of the slots; of many places, and of one tenant."""
+    crowd, each = Crowd[Standing](LARGE), [_one("t", rank) for rank, count in waiting for _ in range(count)]
+    for standing in each:
+        crowd.add(standing)
+    tier, lowest = crowd.lowest("")
+    assert (tier, each.index(lowest)) == want
+    assert crowd.lowest_of("t", LARGE) == (tier, lowest)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "want"),
+    [pytest.param(200, Tier.INTERACTIVE, id="within its part"), pytest.param(201, Tier.BATCH, id="beyond it")],
+)
+def test_what_is_kept_is_a_part_of_the_tokens_too(tokens: int, want: Tier) -> None:
+    """One request that is as large as many keeps nothing."""
+    crowd = Crowd[Standing](LARGE)
+    for standing in (_one("t", B, tokens=tokens), _one("t", tokens=4000)):
+        crowd.add(standing)
+    assert crowd.lowest("")[0] is want
+
+
+def test_a_tenant_that_is_over_its_share_keeps_what_its_ranks_keep() -> None:
+    """Its own interactive ones go: else they would starve its batch."""
+    crowd, each = (
+        Crowd[Standing](LARGE),
+        [_one("t", B), *(_one("t") for _ in range(30)), *(_one("u") for _ in range(9))],
+    )
+    for standing in each:
+        crowd.add(standing)
+    tier, lowest = crowd.lowest("")
+    assert (tier, each.index(lowest)) == (Tier.OVER, 30)
+
+
+def _looked_up(waiting: list[Standing], last: str, bound: Bound) -> tuple[Tier, Standing]:
     """As the order says, by a look at everybody."""
     weights = {standing.ask.tenant: standing.ask.weight for standing in waiting}
     loads = {tenant: Load() for tenant in weights}
@@ -86,10 +133,15 @@ def _looked_up(waiting: list[Standing], last: str) -> tuple[Tier, Standing]:
         in_all.add(standing.ask)
 
     def filled(load: Load) -> float:
-        return max(load.entries / BOUND.entries, load.nbytes / BOUND.nbytes, load.tokens / BOUND.tokens)
+        return max(load.entries / bound.entries, load.nbytes / bound.nbytes, load.tokens / bound.tokens)
 
     def share(tenant: str) -> float:
         return filled(loads[tenant]) / weights[tenant]
+
+    ranks = {rank: Load() for rank in Rank}
+    for standing in waiting:
+        ranks[standing.ask.rank].add(standing.ask)
+    kept = {rank for rank, part in ((B, 1 / 21), (S, 4 / 21)) if filled(ranks[rank]) <= part}
 
     def key(number: int) -> tuple[Tier, float, bool, str, Tier, int]:
         ask = waiting[number].ask
@@ -98,7 +150,8 @@ def _looked_up(waiting: list[Standing], last: str) -> tuple[Tier, Standing]:
         why = Tier.OVER if over and tier is not Tier.BATCH else tier
         return why, -share(ask.tenant), ask.tenant != last, ask.tenant, tier, -number
 
-    first = min(range(len(waiting)), key=key)
+    may_go = [number for number, standing in enumerate(waiting) if standing.ask.rank not in kept]
+    first = min(may_go or range(len(waiting)), key=key)
     return key(first)[0], waiting[first]
 
 
@@ -108,8 +161,8 @@ STEPS = st.lists(
 )
 
 
-def _agrees(steps: list[tuple[int, str, Rank, int]]) -> bool:
-    crowd, waiting = Crowd[Standing](BOUND), list[Standing]()
+def _agrees(steps: list[tuple[int, str, Rank, int]], bound: Bound = BOUND) -> bool:
+    crowd, waiting = Crowd[Standing](bound), list[Standing]()
     for what, tenant, rank, number in steps:
         if what and waiting:
             gone = waiting.pop(number % len(waiting))
@@ -119,15 +172,15 @@ def _agrees(steps: list[tuple[int, str, Rank, int]]) -> bool:
             waiting.append(standing)
             crowd.add(standing)
         crowd.check_integrity()
-        if waiting and crowd.lowest(tenant) != _looked_up(waiting, tenant):
+        if waiting and crowd.lowest(tenant) != _looked_up(waiting, tenant, bound):
             return False
     return True
 
 
-@given(STEPS)
-def test_it_is_whom_a_look_at_everybody_finds(steps: list[tuple[int, str, Rank, int]]) -> None:
-    """After any steps: so nobody is shed while a lower one waits."""
-    assert _agrees(steps)
+@given(STEPS, st.sampled_from([BOUND, LARGE]))
+def test_it_is_whom_a_look_at_everybody_finds(steps: list[tuple[int, str, Rank, int]], bound: Bound) -> None:
+    """After any steps: so nobody is shed while a lower one waits, but for what its rank keeps."""
+    assert _agrees(steps, bound)
 
 
 def test_another_one_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from activator.policy import fair
-from activator.policy.ask import Ask, Rank
+from activator.policy.ask import WEIGHTS, Ask, Rank
 from activator.policy.bounds import UNBOUNDED, Load, Loads
 from activator.policy.crowd import Crowd
-from activator.policy.fair import WEIGHTS, Counters, FairQueue, Place, _Lane
+from activator.policy.fair import Counters, FairQueue, Place, _Lane
 
 LARGEST = 100
 TOKENS = st.integers(1, LARGEST)

@@ -1,12 +1,13 @@
 """Who makes way for whom, and who can't be in time: as tables; bounds hold, and nobody is shed twice."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.policy import shed
+from activator.policy import crowd, shed
 from activator.policy.admission import QueueLimits
 from activator.policy.ask import Ask, Rank
 from activator.policy.bounds import UNBOUNDED, Bound
@@ -153,6 +154,40 @@ def test_a_plan_that_is_not_undone_would_be_seen(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(FairQueue, "put_back", lambda queue, place: None)
     with pytest.raises(AssertionError):
         test_a_plan_that_comes_to_nothing_leaves_everything_as_it_was()
+
+
+def _served(pattern: list[tuple[int, int]]) -> Counter[Rank]:
+    """By rank, of 420 steps in each of which one is served, and more than one comes: so many interactive and standard
+    ones, in turn, and one of batch.
+    """
+    bound = Bound(42, 10_000, 10_000)
+    queues, asked, served = Queues(QueueLimits(bound, bound, bound, 60.0)), dict[int, Ask](), Counter[Rank]()
+    for step in range(420):
+        urgent, standard = pattern[step % len(pattern)]
+        for each in [ask("v", B)] + [ask("u", S)] * standard + [ask("tu"[step % 2])] * urgent:
+            asked[queues.next] = each
+            queues.come(each, 0, float(step))
+        served[asked[queues.queues[0].take()[0]].rank] += 1
+    queues.check()
+    return served
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=8))
+@settings(max_examples=25, deadline=None)
+def test_no_rank_starves(pattern: list[tuple[int, int]]) -> None:
+    """Whatever comes, batch has its twentieth of what is served, and standard its fifth, but for the time in which the
+    queue fills; and no more than that.
+    """
+    served = _served(pattern)
+    assert served[B] >= 18
+    assert served[S] >= 72
+    assert served[F] >= 300
+
+
+def test_a_queue_that_keeps_no_part_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: once it is full of interactive ones, batch waits for ever."""
+    monkeypatch.setattr(crowd, "_kept", lambda tiers, bound: [])
+    assert _served([(5, 1)])[B] <= 2
 
 
 # Those who can't be in time
