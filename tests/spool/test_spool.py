@@ -272,7 +272,9 @@ def test_a_loop_that_ended_before_it_woke_the_committer_stops_nobody(tmp_path: P
 
     for name in ("loop", "thread"):
         spool = Spool.open(tmp_path, name)
-        asyncio.run(leave(spool))
+        loop = asyncio.new_event_loop()  # `asyncio.run` would go round once more, and wake the committer
+        loop.run_until_complete(leave(spool))
+        loop.close()
         assert spool.committed == 0, "nobody was woken"
         if name == "loop":
             assert asyncio.run(spool.append(make("next"))) == 2
