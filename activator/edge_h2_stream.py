@@ -5,12 +5,12 @@ not read holds up nobody but its own producer.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from starlette.types import Scope
 
 from activator.edge_body import BodyPace
+from activator.edge_client import Client
 from activator.edge_cycle import READ_AHEAD, Cycle
 from activator.settings import EdgeLimits
 
@@ -67,7 +67,7 @@ class Streams(Protocol):
         ...
 
 
-class Stream:
+class Stream(Client):
     """What `exchange.Connection` asks for, and the wire of its cycle."""
 
     def __init__(self, number: int, streams: Streams, limits: EdgeLimits, loop: asyncio.AbstractEventLoop) -> None:
@@ -84,7 +84,6 @@ class Stream:
         self.counted = 0  # bytes of a frame that is not whole, which its pace knows already
         self._streams = streams
         self._untaken = 0  # bytes of the body that no room was made for
-        self._gone: Callable[[], None] | None = None
         self._taken = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -101,26 +100,11 @@ class Stream:
         """Bytes of its answer that wait for flow control, and all that is in front of the socket."""
         return len(self.pending) + self._streams.unaccepted()
 
+    def is_here(self) -> bool:
+        return not self.is_lost
+
     def is_accepted(self) -> bool:
-        """Whether the socket has taken all of it, and the client is there."""
         return not self.pending and not self.is_lost and self._streams.has_taken(self.mark)
-
-    async def accepted(self) -> bool:
-        """Wait until it has; False where the client has gone."""
-        while not self.is_lost:
-            if self.is_accepted():
-                return True
-            self._taken.clear()
-            await self._taken.wait()
-        return False
-
-    def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` once if the client goes before the answer is complete."""
-        self._gone = gone
-
-    def unwatch(self) -> None:
-        """The request is over, or nobody needs to be told."""
-        self._gone = None
 
     def has_body(self) -> bool:
         """Whether all of the request's body has come."""
@@ -207,9 +191,7 @@ class Stream:
         if cycle is not None:
             cycle.lost()
         self.taken()
-        gone, self._gone = self._gone, None
-        if gone is not None and not is_answered:
-            gone()
+        self._went(is_answered=is_answered)
 
     def _is_body_held(self) -> bool:
         return self._untaken >= READ_AHEAD // 2 or (self.cycle is not None and self.cycle.invites)

@@ -4,7 +4,6 @@ One request is `edge_cycle`'s, its answer `edge_answer`'s, and what it shares wi
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
@@ -13,6 +12,7 @@ from uvicorn.server import ServerState
 
 from activator.edge_answer import HttpCycle
 from activator.edge_body import BodyPace
+from activator.edge_client import Client
 from activator.edge_connection import EXTENSION, EdgeConnection
 from activator.edge_head import is_too_large, scope_of
 from activator.gate import Gate
@@ -25,7 +25,7 @@ _MALFORMED: Final = (
 )
 
 
-class HttpProtocol(EdgeConnection):
+class HttpProtocol(Client, EdgeConnection):
     """One connection, from the end of its TLS handshake on."""
 
     def __init__(
@@ -40,7 +40,6 @@ class HttpProtocol(EdgeConnection):
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # behind the last request: ignored
         self._cycle: HttpCycle | None = None
-        self._gone: Callable[[], None] | None = None
         self._is_paused = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -53,22 +52,11 @@ class HttpProtocol(EdgeConnection):
 
     # What the application uses.
 
+    def is_here(self) -> bool:
+        return self._is_open and not self._transport.is_closing()
+
     def is_accepted(self) -> bool:
-        """Whether the socket has taken every byte, and the client is there."""
-        return self.unaccepted() == 0 and self._is_open and not self._transport.is_closing()
-
-    async def accepted(self) -> bool:
-        """Wait until the socket has taken every byte; False where the client has gone."""
-        while self._is_open and not self._transport.is_closing():
-            if self.unaccepted() == 0:
-                return True
-            self._taken.clear()
-            await self._taken.wait()
-        return False
-
-    def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` once if the client goes before the answer is complete."""
-        self._gone = gone
+        return self.unaccepted() == 0 and self.is_here()
 
     def has_body(self) -> bool:
         """Whether all of the request's body has come."""
@@ -77,10 +65,6 @@ class HttpProtocol(EdgeConnection):
     def body_is_read(self) -> None:
         """A large body paused the socket, and a paused socket hides a disconnect."""
         self.resume_body()
-
-    def unwatch(self) -> None:
-        """The request is over, or nobody needs to be told."""
-        self._gone = None
 
     def abort(self) -> None:
         """End the connection now, whatever waits to be sent."""
@@ -128,9 +112,7 @@ class HttpProtocol(EdgeConnection):
         self._pace.stop()
         if self._cycle is not None:
             self._cycle.lost()
-        gone, self._gone = self._gone, None
-        if gone is not None and not self._is_answered():
-            gone()
+        self._went(is_answered=self._is_answered())
 
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
