@@ -8,8 +8,6 @@ what is behind share another one. Systems are measured in turn within each round
 import json
 import os
 import secrets
-import shutil
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -29,6 +27,7 @@ from coldstart_bench.installation import free_port
 from coldstart_bench.lone_activator import activator
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
+from coldstart_bench.scratch import scratch_directory
 
 Loader = Literal["wrk", "own"]
 
@@ -70,12 +69,8 @@ def run(plan: FrontPlan) -> FrontReport:
     wrk = front_tools.try_find("wrk") if plan.loader == "wrk" else None
     if plan.loader == "wrk" and wrk is None:
         raise PeerFailed("wrk is not installed: `make bench-tools`, or `--loader own`")
-    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-    try:
-        with ExitStack() as stack:
-            return _Run(plan, wrk, scratch, stack).report(load_before)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_directory() as scratch, ExitStack() as stack:
+        return _Run(plan, wrk, scratch, stack).report(load_before)
 
 
 class _Run:

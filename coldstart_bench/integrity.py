@@ -6,8 +6,6 @@ be refused by the chunk's name. The agent is told nothing. The same run says wha
 
 import json
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from coldstart_bench.installation import Installation, InstallationFailed, runni
 from coldstart_bench.integrity_rows import Injured, IntegrityReport, fate_of, judge, tallies_of
 from coldstart_bench.peers import make_model
 from coldstart_bench.programs import Program
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.statistics import median_of
 
 TENANT: Final = "default"
@@ -65,8 +64,7 @@ class IntegrityPlan:
 def run(plan: IntegrityPlan) -> IntegrityReport:
     """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
     load_before = load_1m()
-    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-    try:
+    with scratch_directory() as scratch:
         plan.tell("making and pushing a model")
         make_model(scratch / "model", plan.size_bytes, plan.seed)
         settings = {
@@ -81,8 +79,6 @@ def run(plan: IntegrityPlan) -> IntegrityReport:
             injured, mended = _injure(plan, ground)
             plan.tell("reading it verified, and plainly")
             verified, floor = _rates(kelvin, version)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return IntegrityReport(
         tallies_of(injured),
         mended,

@@ -9,20 +9,19 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from coldstart_bench.environment import commit, machine, processes
 from coldstart_bench.installation import Installation, running
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.usage import TENANT, Expected, Month
 from contracts.control import LifetimeBatch, RequestBatch
 from service.client import ServiceClient
@@ -71,8 +70,7 @@ class LedgerReport(msgspec.Struct, frozen=True):
 
 def run(plan: LedgerPlan) -> LedgerReport:
     """In a temporary directory that is gone afterwards. Raises LedgerFailed, InstallationFailed."""
-    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-    try:
+    with scratch_directory() as scratch:
         free = shutil.disk_usage(scratch).free
         if free < plan.requests * ROW_BYTES:
             raise LedgerFailed(
@@ -80,8 +78,6 @@ def run(plan: LedgerPlan) -> LedgerReport:
             )
         with running(scratch / "data") as kelvin:
             return _measure(plan, kelvin)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def last_month(now: datetime) -> tuple[str, int, int]:

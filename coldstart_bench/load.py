@@ -7,10 +7,8 @@ pushed to it; the others read the files that were pushed, which is the same tens
 
 import contextlib
 import functools
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from coldstart_bench.load_verdicts import judge
 from coldstart_bench.peers import PeerFailed, make_model
 from coldstart_bench.programs import Program
 from coldstart_bench.room import Need
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.tally import Tally
 
 NEED: Final = Need(disk_times=5.0, memory_times=3.0)
@@ -67,11 +66,8 @@ def run(plan: LoadPlan) -> LoadReport:
     """In a temporary directory that is gone afterwards."""
     so_far, load_before = _Run(plan), load_1m()
     for size_bytes in plan.sizes_bytes:
-        scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-        try:
+        with scratch_directory() as scratch:
             _measure_size(so_far, scratch, size_bytes)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
     rows = rows_of(so_far.takes.figures, so_far.floors.figures)
     absent = [Failed(each.name, "not installed") for each in plan.contenders if not each.installed]
     failures = (*absent, *so_far.takes.failures, *so_far.floors.failures)

@@ -13,7 +13,6 @@ import secrets
 import shutil
 import ssl
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from coldstart_bench.load import program_output
 from coldstart_bench.peers import make_model
 from coldstart_bench.programs import Program
 from coldstart_bench.room import LEAST_BYTES
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.services import service
 from coldstart_bench.statistics import median_of
 from coldstart_bench.storm_rows import Miss, Node, StormReport, Waiters, judge
@@ -67,13 +67,10 @@ def memory_bytes(plan: StormPlan) -> int:
 def run(plan: StormPlan) -> StormReport:
     """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
     load_before = load_1m()
-    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-    try:
+    with scratch_directory() as scratch:
         waiters = _waiters(plan, scratch)
         versions = _publish(plan, scratch / "store")
         miss, peered = (_miss(plan, scratch, versions, peered=each) for each in (False, True))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     verdicts = judge(waiters, miss, peered)
     return StormReport(waiters, miss, peered, verdicts, machine(), load_before, commit(), (LINE_NOTE,))
 

@@ -10,10 +10,10 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import cast
 
 import uvloop
 
+from coldstart_bench.loaders.answering import NOTHING, OPEN, Answering, chunk
 from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, Scope, TenantRow, VersionRow
 from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame
 from contracts.manifest import Limits
@@ -37,13 +37,6 @@ EVENT = (
     ).encode()
 )
 DONE = b"data: [DONE]\n\n"
-NOTHING = b"HTTP/1.1 204 No Content\r\n\r\n"
-OPEN = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def chunk(data: bytes) -> bytes:
-    """RFC 9112, 7.1."""
-    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def frame(kind: FrameKind, payload: bytes, tokens: int = 2) -> bytes:
@@ -87,35 +80,21 @@ class World:
         self.feed = OPEN % b"application/x-ndjson" + chunk(encode(feed) + b"\n")
 
 
-class Connection(asyncio.Protocol):
+class Connection(Answering):
     """One request after another, each answered by its path at once; a stream by a clock."""
 
     def __init__(self, world: World, *, framed: bool) -> None:
+        super().__init__()
         self._world = world
         self._framed = framed
-        self._unread = b""
         self._next: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own are no instances of it
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._next is not None:
             self._next.cancel()
 
-    def data_received(self, data: bytes) -> None:
-        self._unread += data
-        while (end := self._unread.find(b"\r\n\r\n")) >= 0:
-            head = self._unread[:end].lower()
-            at = head.find(b"content-length:")
-            length = 0 if at < 0 else int(head[at + 15 :].split(b"\r\n", 1)[0])
-            if len(self._unread) < end + 4 + length:
-                return
-            body = self._unread[end + 4 : end + 4 + length]
-            self._unread = self._unread[end + 4 + length :]
-            self._answer(head.split(b" ", 2)[1], body)
-
-    def _answer(self, path: bytes, body: bytes) -> None:
+    def answer(self, path: bytes, body: bytes) -> None:
+        """By its path."""
         if path.startswith(b"/v1/chat/"):
             if b'"stream": true' in body:
                 self._transport.write(_HEAD)

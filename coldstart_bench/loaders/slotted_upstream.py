@@ -10,12 +10,12 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 import uvloop
 
-from coldstart_bench.loaders.front_upstream import NOTHING, OPEN, chunk
+from coldstart_bench.loaders.answering import NOTHING, OPEN, Answering, chunk
 from coldstart_bench.traffic.behind import MODEL, Behind, Seen
 from contracts.control import (
     Feed,
@@ -92,35 +92,21 @@ class World:
         return Seen(self.answered, self.most_inside, tuple(records))
 
 
-class Connection(asyncio.Protocol):
+class Connection(Answering):
     """One request after another; each takes its time, however many there are."""
 
     def __init__(self, world: World) -> None:
+        super().__init__()
         self._world = world
-        self._unread = b""
         self._next: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own are no instances of it
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._next is not None:  # its caller has gone, its slot is free
             self._next.cancel()
             self._world.inside -= 1
 
-    def data_received(self, data: bytes) -> None:
-        self._unread += data
-        while (end := self._unread.find(b"\r\n\r\n")) >= 0:
-            head = self._unread[:end].lower()
-            at = head.find(b"content-length:")
-            length = 0 if at < 0 else int(head[at + 15 :].split(b"\r\n", 1)[0])
-            if len(self._unread) < end + 4 + length:
-                return
-            body = self._unread[end + 4 : end + 4 + length]
-            self._unread = self._unread[end + 4 + length :]
-            self._answer(head.split(b" ", 2)[1], body)
-
-    def _answer(self, path: bytes, body: bytes) -> None:
+    def answer(self, path: bytes, body: bytes) -> None:
+        """By its path."""
         if path == b"/v1/completions":
             self._begin(decoder(Asked).decode(body))
         elif path == b"/internal/v1/feed":

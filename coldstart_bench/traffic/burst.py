@@ -3,18 +3,16 @@
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from coldstart_bench.environment import commit, load_1m, machine
 from coldstart_bench.installation import Installation, running
 from coldstart_bench.peers import make_model
 from coldstart_bench.room import LEAST_BYTES
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import at_once
 from coldstart_bench.traffic.behind import Loop, cores, looping
@@ -42,12 +40,11 @@ class BurstPlan:
 def run(plan: BurstPlan) -> BurstReport:
     """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
     load_before = load_1m()
-    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
     places = str(plan.requests + 1024)
     settings = {f"KELVIN_QUEUE_REQUESTS{whose}": places for whose in ("", "_PER_TENANT", "_IN_ALL")}
     settings |= {"KELVIN_HEAD_S": "60", "KELVIN_CONNECTIONS": places, "KELVIN_REQUESTS": places}
     settings |= {"KELVIN_CHUNK_BYTES": str(1 << 20)}
-    try:
+    with scratch_directory() as scratch:
         plan.tell("making and pushing a model")
         make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
         with running(scratch / "data", settings=settings) as kelvin, looping(scratch) as loop:
@@ -61,8 +58,6 @@ def run(plan: BurstPlan) -> BurstReport:
             ran, memory = _burst(plan, kelvin, loop, payloads)
             starts = leases(kelvin) - before
             slots = _slots(kelvin)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     each = [_served(ran, payloads, right, tenant, slots) for tenant in (OWNER, GUEST)]
     ends = [(sent.took_s, payloads[sent.payload].who) for sent in ran.sent if sent.is_ok]
     fair = fairness(ends, (OWNER, GUEST))

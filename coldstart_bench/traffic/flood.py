@@ -1,14 +1,13 @@
 """`kelvin bench flood`: one tenant asks a thousand times at once, another one now and then: how long does it wait?"""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import at_once, constant
 from coldstart_bench.traffic.behind import MODEL, Behind, cores_note, keys_for, looping, standing
@@ -38,11 +37,8 @@ class FloodPlan:
 def run(plan: FloodPlan) -> FloodReport:
     """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
     load_before = load_1m()
-    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-    try:
+    with scratch_directory() as scratch:
         return _measured(plan, scratch, load_before)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _measured(plan: FloodPlan, scratch: Path, load_before: float) -> FloodReport:

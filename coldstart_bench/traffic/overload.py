@@ -1,15 +1,13 @@
 """`kelvin bench overload`: more than the replicas can do, step by step up to ten times: what is still answered?"""
 
 import json
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.traffic.arrivals import constant
 from coldstart_bench.traffic.behind import MODEL, Behind, Door, Loop, cores_note, keys_for, looping, standing
 from coldstart_bench.traffic.exchange import Payload, Plan
@@ -48,8 +46,7 @@ def times_of(words: str) -> tuple[float, ...]:
 def run(plan: OverloadPlan) -> OverloadReport:
     """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
     load_before = load_1m()
-    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-    try:
+    with scratch_directory() as scratch:
         keys = keys_for((TENANT,))
         behind = Behind(keys, plan.slots, plan.slot_s)
         with standing(scratch, behind, SETTINGS) as door, looping(scratch) as loop, watching(door.pid) as samples:
@@ -60,8 +57,6 @@ def run(plan: OverloadPlan) -> OverloadReport:
                 steps.append(step)
                 right += step.good + step.late
             recorded = sum(record.outcome == "ok" for record in door.seen(sum(step.sent for step in steps)).records)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     unrecorded = max(0, right - recorded)
     return OverloadReport(
         plan.slots,

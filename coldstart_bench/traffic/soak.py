@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from coldstart_bench.installation import Installation, running
 from coldstart_bench.leftovers import ended, stray_sockets, unfinished
 from coldstart_bench.peers import make_model
 from coldstart_bench.room import LEAST_BYTES
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.stepped_clock import SteppedClock
 from coldstart_bench.traffic.arrivals import poisson
 from coldstart_bench.traffic.behind import Loop, looping
@@ -53,11 +52,8 @@ class SoakPlan:
 def run(plan: SoakPlan) -> SoakReport:
     """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
     load_before = load_1m()
-    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-    try:
+    with scratch_directory() as scratch:
         return _measured(plan, scratch, load_before)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _measured(plan: SoakPlan, scratch: Path, load_before: float) -> SoakReport:
@@ -147,9 +143,10 @@ def _settled(kelvin: Installation) -> Totals:
 def _differences(kelvin: Installation, before: Totals, bounds: Bounds) -> list[str]:
     """Once it has had time to hear of everything."""
     limit, wrong = time.monotonic() + SETTLED_S, ["the bill can't be asked for"]
-    while wrong and time.monotonic() < limit:
+    while time.monotonic() < limit:
         with contextlib.suppress(*AWAY):
-            wrong = differences(before, totals_of(_bill(kelvin)), bounds)
+            if not (wrong := differences(before, totals_of(_bill(kelvin)), bounds)):
+                break
         time.sleep(0.1)
     return wrong
 

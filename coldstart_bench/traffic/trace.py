@@ -1,16 +1,14 @@
 """`kelvin bench trace`: a published trace as a load, and how close what was sent came to it."""
 
 import json
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Final
 
 from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic import trace_fit
 from coldstart_bench.traffic.behind import MODEL, Behind, Seen, cores_note, keys_for, looping, standing
@@ -59,8 +57,7 @@ def run(plan: TracePlan) -> TraceReport:
     keys = keys_for(tenants)
     prompts = [words(each, number, plan.shared) for number, each in enumerate(due)]
     payloads = tuple(_payload(each, prompt, tenants, keys) for each, prompt in zip(due, prompts, strict=True))
-    scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-    try:
+    with scratch_directory() as scratch:
         behind = Behind(keys, plan.slots, 0.0, PROMPT_TOKEN_S, TOKEN_S)
         with standing(scratch, behind, SETTINGS) as door, looping(scratch) as loop:
             lasts_s = due[-1].at_us / 1e6 if due else 0.0
@@ -68,8 +65,6 @@ def run(plan: TracePlan) -> TraceReport:
             arrivals = tuple((each.at_us, number) for number, each in enumerate(due))
             ran = loop.run(Plan(door.port, payloads, arrivals, min(256, len(due)), 2048, PATIENCE_S))
             seen = door.seen(len(due))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     fit, came = fit_of(plan, due, prompts, ran, seen, tenants), _came(due, ran, seen)
     verdicts = trace_fit.judge(fit, came)
     return TraceReport(fit, came, verdicts, machine(), load_before, commit(), (cores_note(), NOTE))
