@@ -26,6 +26,15 @@ class Bind(Wire, frozen=True):
     kv_bytes: int
 
 
+class Pod(Wire, frozen=True):
+    """What `kelvin runtime` tells the process that it starts: what to take, and where to be asked for it."""
+
+    runtime_id: str
+    bind: Bind
+    host: str
+    port: int
+
+
 class Bound(Wire, frozen=True):
     """The standby is a runtime now."""
 

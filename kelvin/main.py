@@ -31,6 +31,7 @@ from kelvin.models import (
 from kelvin.push_command import push_command
 from kelvin.recovery import backup_command, restore_command
 from kelvin.restart import restart_command
+from kelvin.runtime import runtime_command
 from kelvin.scale import LOCAL, scale_command
 from kelvin.settings import default_data, load_up
 from kelvin.show import show_command
@@ -119,6 +120,7 @@ def _located(command: click.Command) -> click.Command:
 
 main.add_command(bench_command)  # it brings an installation of its own
 main.add_command(drill_command)  # likewise
+main.add_command(runtime_command)  # it is none
 for _command in (
     audit_command,
     backup_command,

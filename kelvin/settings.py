@@ -6,9 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from contracts.settings import choice, integer
+import msgspec
+
+from contracts.jobs import Bind, Pod
+from contracts.machine import available_bytes, kv_bytes_for
+from contracts.settings import choice, integer, text
+from contracts.wire import encode
 
 DEFAULT_PORT: Final = 8443
+DEFAULT_POD_PORT: Final = 8080  # Knative's, where nothing says another
+_QUIET_LIBRARIES: Final = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +36,48 @@ class UpSettings:
     filters: bool = False  # whether their process runs
 
 
+@dataclass(frozen=True, slots=True)
+class PodSettings:
+    """Of `kelvin runtime`: where it keeps things, how long it drains, and what its processes are told beside."""
+
+    data: Path
+    drain_s: int
+    told: Mapping[str, str]
+
+
+def load_pod(
+    data: Path,
+    bind: Bind,
+    runtime_id: str,
+    host: str,
+    store: str | None,
+    port: int | None,
+    env: Mapping[str, str] = os.environ,
+) -> PodSettings:
+    """Raises BadSetting. Without a store there is nothing to restore from."""
+    wanted = integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20)
+    available = available_bytes(Path("/proc/meminfo").read_text())
+    bind = msgspec.structs.replace(bind, kv_bytes=kv_bytes_for(wanted, available))
+    listens = integer(env, "PORT", DEFAULT_POD_PORT, low=1, high=65535) if port is None else port
+    return PodSettings(
+        data=data.absolute(),
+        drain_s=integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
+        told={
+            "KELVIN_STORE": store or text(env, "KELVIN_STORE"),
+            "KELVIN_POD": encode(Pod(runtime_id=runtime_id, bind=bind, host=host, port=listens)).decode(),
+        },
+    )
+
+
+def chosen_data(env: Mapping[str, str] = os.environ) -> Path | None:
+    """`$KELVIN_DATA`."""
+    return Path(chosen) if (chosen := env.get("KELVIN_DATA")) else None
+
+
 def default_data(env: Mapping[str, str] = os.environ) -> Path:
     """`$KELVIN_DATA`, else the user's data directory (XDG Base Directory Specification)."""
-    if chosen := env.get("KELVIN_DATA"):
-        return Path(chosen)
+    if (chosen := chosen_data(env)) is not None:
+        return chosen
     base = env.get("XDG_DATA_HOME") or str(Path(env.get("HOME", "/root")) / ".local" / "share")
     return Path(base) / "kelvin"
 
@@ -50,6 +100,19 @@ def doctor_environment(data: Path, store: str | None, env: Mapping[str, str] = o
     return {**env, "KELVIN_DATA": str(data), **({} if store is None else {"KELVIN_STORE": store})}
 
 
+def pod_environment(
+    settings: PodSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Likewise for the processes of a pod."""
+    return {
+        **_kept(env, uses_store=uses_store),
+        **settings.told,
+        "KELVIN_DATA": str(settings.data),
+        "KELVIN_LIFELINE_FD": str(lifeline_fd),
+        **_QUIET_LIBRARIES,
+    }
+
+
 def child_environment(
     settings: UpSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
@@ -57,17 +120,17 @@ def child_environment(
 
     Credentials of the object store reach the processes that use it, and none that computes or faces callers.
     """
-    kept = env if uses_store else {name: value for name, value in env.items() if not name.startswith("AWS_")}
     store = {} if settings.store is None else {"KELVIN_STORE": settings.store}
     return {
-        **kept,
+        **_kept(env, uses_store=uses_store),
         **store,
         "KELVIN_DATA": str(settings.data),
         "KELVIN_HOST": settings.host,
         "KELVIN_PORT": str(settings.port),
         "KELVIN_LIFELINE_FD": str(lifeline_fd),
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
+        **_QUIET_LIBRARIES,
     }
+
+
+def _kept(env: Mapping[str, str], *, uses_store: bool) -> Mapping[str, str]:
+    return env if uses_store else {name: value for name, value in env.items() if not name.startswith("AWS_")}

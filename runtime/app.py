@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import torch
@@ -54,8 +54,11 @@ async def serve(
     meter: MeterPage,
     control: FastAPI,
     stop: asyncio.Event,
+    own: Bind | None = None,
 ) -> None:
-    """Park, take a version when told to, serve, until `stop` or a drain. Raises `Refused` after a failure."""
+    """Park, take a version when told to, or at once where it is its `own`, serve, until `stop` or a drain. Raises
+    `Refused` after a failure.
+    """
     async with (
         open_inner(directory, settings.between, Role.RUNTIME, LISTEN) as inner,
         filters_over(directory, settings.filters) as filters,
@@ -77,6 +80,8 @@ async def serve(
                 )
                 ended = asyncio.Event()
                 tasks.create_task(_end_with(replica, orphans, ended), name="end")
+                if own is not None:
+                    tasks.create_task(_take(replica, own), name="take")
                 await inner.serve(api, listener, RULES, ended, _LAST_FRAMES_S)
                 for task in beside:
                     task.cancel()
@@ -136,6 +141,11 @@ def engines_on(device: torch.device) -> tuple[tuple[str, str], ...]:
     """Every engine that this process may turn out to be: known answers of one of them are wanted."""
     predicting = installed()
     return (engine_of(device),) if predicting is None else (engine_of(device), (predicting, "cpu"))
+
+
+async def _take(replica: Replica, own: Bind) -> None:
+    with suppress(Refused):  # the replica keeps what went wrong, and ends by it
+        await replica.bind(own)
 
 
 async def _end_with(replica: Replica, orphans: Orphans, ended: asyncio.Event) -> None:

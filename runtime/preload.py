@@ -34,6 +34,12 @@ _TEMPLATE: Final = "{% for message in messages %}{{ message.role + '\\n' }}{% en
 
 def load() -> FastAPI:
     """Import the rest, and build what is the same in each child and holds no thread, loop or device."""
+    imports()
+    return build_control_app()
+
+
+def imports() -> None:
+    """What the first request would otherwise wait for."""
     heap.settle()
     torch.set_num_threads(1)  # before any operation could make a pool
     for name in _LATE:
@@ -41,4 +47,3 @@ def load() -> FastAPI:
     for kind in _TOLD:
         decoder(kind)
     ChatTemplate(_TEMPLATE, {}).render([])  # fills jinja2's own caches
-    return build_control_app()

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from contracts import settings
+from contracts.errors import Refused
+from contracts.jobs import Pod
 from contracts.roles import Role
+from contracts.settings import BadSetting
+from contracts.wire import decode
 from runtime.dependencies import WEIGHTS
 from service.inner_settings import ALONE, Between, read_between
 
@@ -61,6 +65,15 @@ def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
         filters=settings.choice(env, "KELVIN_FILTERS", "off", ("off", "on")) == "on",
         between=read_between(env, Role.RUNTIME, LISTEN, any_port=True),
     )
+
+
+def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
+    """What a runtime that nobody forks is to be. Raises `BadSetting`."""
+    raw = settings.text(env, "KELVIN_POD")
+    try:
+        return decode(raw.encode(), Pod)
+    except Refused as refused:
+        raise BadSetting("KELVIN_POD", raw, refused.failure.message) from refused
 
 
 def from_environment() -> RuntimeSettings:

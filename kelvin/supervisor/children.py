@@ -3,10 +3,11 @@
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from kelvin.policy.restarts import Restarts
 from service.startup import BAD_SETTING_STATUS
@@ -63,10 +64,12 @@ class Child:
         """Process id while it lives."""
         return self.process.pid if self.process else None
 
-    def start(self, logs: Path, environment: Mapping[str, str], *fds: int) -> None:
-        """Spawn it with these descriptors, in a session of its own: a terminal's Ctrl-C reaches only the supervisor."""
-        logs.mkdir(exist_ok=True)
-        with (logs / f"{self.spec.name}.log").open("ab") as sink:
+    def start(self, logs: Path | None, environment: Mapping[str, str], *fds: int) -> None:
+        """Spawn it with these descriptors, in a session of its own: a terminal's Ctrl-C reaches only the supervisor.
+
+        Without a directory for its log it writes where we do.
+        """
+        with _sink(logs, self.spec.name) as sink:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.spec.module],
                 env=dict(environment),
@@ -90,3 +93,13 @@ class Child:
         """Harmless where it is down."""
         if self.process is not None:
             self.process.send_signal(number)
+
+
+@contextmanager
+def _sink(logs: Path | None, name: str) -> Iterator[IO[bytes] | None]:
+    if logs is None:
+        yield None
+        return
+    logs.mkdir(exist_ok=True)
+    with (logs / f"{name}.log").open("ab") as sink:
+        yield sink

@@ -178,7 +178,7 @@ def shown(name: str, value: float | str | None) -> str | None:
 
 def settings_of_docs(text: str) -> dict[str, tuple[str, str]]:
     """Rows of the table of settings."""
-    rows = re.findall(r"^\| `(KELVIN_[A-Z0-9_]+)` \| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| `(KELVIN_[A-Z0-9_]+|PORT)` \| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
     return {name: (default.strip().strip("`"), rule.strip()) for name, default, rule in rows}
 
 

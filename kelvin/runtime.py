@@ -1,0 +1,97 @@
+"""`kelvin runtime VERSION`: serve one version on a port, as a pod does, without an installation around it."""
+
+import os
+import re
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+
+from contracts.errors import Refused
+from contracts.jobs import Bind
+from contracts.names import dns_label
+from kelvin.client import DoorClosed
+from kelvin.settings import chosen_data, load_pod
+from kelvin.supervisor.lock import AlreadyRunning
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_NAME: Final = 40  # characters of the host's name that go into the runtime's
+
+
+def _version(_: click.Context, __: click.Parameter, value: str) -> str:
+    if not _DIGEST.fullmatch(value):
+        raise click.BadParameter(f"{value[:80]!r}: must be 64 lowercase hexadecimal digits")
+    return value
+
+
+def _label(_: click.Context, parameter: click.Parameter, value: str) -> str:
+    try:
+        return dns_label(value, parameter.name or "")
+    except Refused as refused:
+        raise click.BadParameter(refused.failure.message) from refused
+
+
+@click.command("runtime")
+@click.argument("version", callback=_version)
+@click.option("--tenant", required=True, callback=_label, help="Whose version it is.")
+@click.option("--model", required=True, callback=_label, help="The model's name, for messages and records.")
+@click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
+@click.option("--host", default="0.0.0.0", show_default=True, help="The address at which requests are taken.")  # noqa: S104
+@click.option("--port", type=click.IntRange(1, 65535), help="And the port. [default: $PORT, else 8080]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads. [default: one for each core]")
+@click.option("--device-class", help="What its seconds are billed as. [default: cpu-THREADS]")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Cache, sockets and records. [default: $KELVIN_DATA, else a directory that ends with it]",
+)
+def runtime_command(
+    version: str,
+    tenant: str,
+    model: str,
+    store: str | None,
+    host: str,
+    port: int | None,
+    threads: int | None,
+    device_class: str | None,
+    data: Path | None,
+) -> None:
+    """Restore VERSION (64 hexadecimal digits) from the store and serve it until SIGTERM; exit 0 after a drain."""
+    from kelvin.supervisor.pod import run_pod
+
+    threads = threads or len(os.sched_getaffinity(0))
+    bind = Bind(
+        tenant=tenant,
+        model=model,
+        version=version,
+        device_class=device_class or f"cpu-{threads}",
+        threads=threads,
+        kv_bytes=0,  # by what there is, see `load_pod`
+    )
+    with _data(data) as place:
+        try:
+            status = run_pod(load_pod(place, bind, _runtime_id(), host, store, port))
+        except AlreadyRunning as error:
+            raise DoorClosed(str(error)) from error
+    sys.exit(128 - status if status < 0 else status)  # as a shell says that a signal ended it
+
+
+@contextmanager
+def _data(chosen: Path | None) -> Iterator[Path]:
+    if (place := chosen or chosen_data()) is not None:
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="kelvin-runtime-") as scratch:
+        yield Path(scratch)
+
+
+def _runtime_id() -> str:
+    """The pod's name, by its host's, and something of this life: a container that starts again is another runtime."""
+    kept = "".join(each for each in socket.gethostname().lower() if each.isascii() and (each.isalnum() or each == "-"))
+    return f"{kept[:_NAME].strip('-') or 'runtime'}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,141 @@
+"""`kelvin runtime`: one version, served by one process over TCP, with a cache agent of its own beside it.
+
+What `kelvin up` is to a machine this is to a pod: it starts both, brings the agent back where it dies, and ends as the
+runtime ends, with its status. Nothing here is on the path of a request.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+import uuid
+from typing import Final
+
+from kelvin.settings import PodSettings, pod_environment
+from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, ChildSpec
+from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
+from kelvin.supervisor.lock import data_lock
+from kelvin.supervisor.reaper import reap
+from service.log import configure_logging
+from service.settings import log_level
+from spool.spool import Spool
+
+log = logging.getLogger(__name__)
+
+RUNTIME: Final = ChildSpec("runtime", "runtime.pod", None)
+CACHE: Final = next(spec for spec in SPECS if spec.name == "cache")
+_LAST_FRAMES_S: Final = 10.0  # that a runtime takes beyond its drain, for what is answered and not yet read
+
+
+class Pod:
+    """Both processes. `over` is set once the runtime is dead, for whatever reason."""
+
+    def __init__(self, settings: PodSettings, graves: Graves, lifeline_fd: int) -> None:
+        self._settings = settings
+        self._graves = graves
+        self._lifeline_fd = lifeline_fd
+        self._runtime = Child(RUNTIME)
+        self._cache = Child(CACHE)
+        self._bringing_back: asyncio.Task[None] | None = None
+        self._deaths = asyncio.Event()
+        self.status: int | None = None  # of the runtime, as Popen has it
+
+    def __repr__(self) -> str:
+        return f"<Pod {self._runtime} {self._cache}>"
+
+    def start(self) -> None:
+        """Both at once: the runtime imports while the agent makes its slabs."""
+        for child in (self._cache, self._runtime):
+            self._start(child)
+
+    def _start(self, child: Child) -> None:
+        environment = pod_environment(self._settings, self._lifeline_fd, uses_store=child.spec.uses_store)
+        child.start(None, environment, self._lifeline_fd)
+
+    def collect(self) -> None:
+        """Reap what died: the runtime's life becomes a record, the agent comes back."""
+        for reaped in reap():
+            if reaped.pid == self._runtime.pid:
+                self._graves.bury(reaped)
+                self._runtime.buried(reaped.status)
+                self.status = reaped.status
+                log.info("the runtime ended", extra={"status": reaped.status})
+            elif reaped.pid == self._cache.pid:
+                self._cache.buried(reaped.status)
+                log.warning("the cache agent died", extra={"status": reaped.status})
+                if self._cache.refused and self._runtime.pid is not None:
+                    self._runtime.signal(signal.SIGTERM)  # the same again would end the same way
+                elif self.status is None and self._cache.is_kept:
+                    self._bringing_back = asyncio.get_running_loop().create_task(self._bring_back())
+        self._deaths.set()
+
+    async def _bring_back(self) -> None:
+        await asyncio.sleep(self._cache.restarts.delay_s)
+        if self.status is None and self._cache.is_kept:
+            self._start(self._cache)
+
+    async def until_over(self, stop: asyncio.Event) -> None:
+        """Returns when the runtime is dead: by itself, or after `stop` and its drain. The agent outlives it."""
+        ending = asyncio.ensure_future(self._end_with(stop))
+        try:
+            await self._gone(self._runtime)
+        finally:
+            ending.cancel()
+            self._cache.is_kept = False
+            if self._bringing_back is not None:
+                self._bringing_back.cancel()
+            await self._end(self._cache, KILL_AFTER_S)
+
+    async def _end_with(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        await self._end(self._runtime, self._settings.drain_s + _LAST_FRAMES_S)
+
+    async def _end(self, child: Child, patience_s: float) -> None:
+        child.signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._gone(child), patience_s)
+            return
+        log.error("killed after its time to drain", extra={"child": child.spec.name})
+        child.signal(signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._gone(child), KILL_AFTER_S)
+
+    async def _gone(self, child: Child) -> None:
+        while child.pid is not None:
+            self._deaths.clear()
+            await self._deaths.wait()
+
+
+async def _supervise(settings: PodSettings) -> int:
+    source = f"{LIFETIME_PREFIX}{uuid.uuid4().hex[:12]}"
+    spools = settings.data / "spool"
+    recorded = recorded_lives(spools)
+    spool = Spool.open(spools, source)
+    graves = Graves(settings.data / "run" / "meters", spool, source)
+    graves.recover(recorded)
+    lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
+    pod = Pod(settings, graves, lifeline_read)
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGCHLD, pod.collect)
+    began_s = time.monotonic()
+    try:
+        pod.start()
+        await pod.until_over(stop)
+    finally:
+        spool.close()
+        os.close(lifeline_read)
+        os.close(lifeline_write)
+    log.info("ended", extra={"lived_s": round(time.monotonic() - began_s, 3)})
+    assert pod.status is not None
+    return pod.status
+
+
+def run_pod(settings: PodSettings) -> int:
+    """The whole of `kelvin runtime`; the runtime's exit status as Popen has it. Raises AlreadyRunning."""
+    with data_lock(settings.data):
+        configure_logging("pod", log_level())
+        return asyncio.run(_supervise(settings))

@@ -1,0 +1,54 @@
+"""What a runtime in a pod answers beside requests: probes, and its figures. Nobody tells it anything: it has no control
+routes, since whoever reaches its port could use them.
+"""
+
+from typing import Final, cast
+
+from fastapi import FastAPI, Request, Response
+
+from contracts.jobs import RuntimeState
+from contracts.wire import encode
+from runtime.meters import metrics_of
+from runtime.replica import Replica
+from service.failures import install_failure_handlers
+from telemetry.policy.exposition import CONTENT_TYPE
+
+NETWORK_PROBE: Final = "k-network-probe"  # knative/serving, pkg/queue/health: the header of probes along the path
+QUEUE: Final = "queue"  # what an activator asks for, and reads back
+
+
+def build_probes() -> FastAPI:
+    """The application without its replica; see `control_api.attach`."""
+    app = FastAPI(openapi_url=None)
+    install_failure_handlers(app)
+
+    @app.get("/healthz")
+    async def healthz(request: Request) -> Response:
+        """That the process lives; asked by Knative's activator, whether requests may come."""
+        asked = request.headers.get(NETWORK_PROBE)
+        if asked is None:
+            return Response()
+        if asked != QUEUE:
+            return Response(f"{NETWORK_PROBE} must be {QUEUE}", status_code=400)
+        return Response(QUEUE, status_code=200 if _is_ready(request) else 503)
+
+    @app.get("/readyz")
+    async def readyz(request: Request) -> Response:
+        """200 once requests may come; the body says, either way, how far the restore is."""
+        report = _replica(request).report()
+        status = 200 if report.state is RuntimeState.READY else 503
+        return Response(encode(report), status_code=status, media_type="application/json")
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        return Response(metrics_of(_replica(request)), media_type=CONTENT_TYPE)
+
+    return app
+
+
+def _is_ready(request: Request) -> bool:
+    return _replica(request).state is RuntimeState.READY
+
+
+def _replica(request: Request) -> Replica:
+    return cast(Replica, request.app.state.replica)

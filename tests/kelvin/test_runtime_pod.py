@@ -1,0 +1,180 @@
+"""`kelvin runtime` as a kubelet sees it: a command line, a port, probes, a signal, an exit status."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart_bench.installation import free_port
+from contracts.frames import FrameDecoder, FrameKind
+from kelvin.supervisor.graves import recorded_lives
+from tests.runtime.processes import DEADLINE_S, Installation, installation, poll_until
+from tests.runtime.versions import make_llama
+from tests.weightcache.kit import TENANT, Version
+
+PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Installation, Version]]:
+    """A store with a sealed version."""
+    with installation(tmp_path_factory.mktemp("store") / "data") as house:
+        version = house.publish(make_llama(seed=5))
+        standby = house.fork()
+        standby.seal(version)
+        standby.reap()
+        yield house, version
+
+
+@dataclass
+class Pod:
+    """A running `kelvin runtime`."""
+
+    process: "subprocess.Popen[bytes]"
+    port: int
+    data: Path
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        return self._ask("GET", path, None, headers or {})
+
+    def ask(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        return self._ask("POST", "/v1/completions", json.dumps(body).encode(), {"x-kelvin-request-id": "r1"})
+
+    def open(self, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """An answer whose head was read."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"x-kelvin-request-id": "r2"})
+        return connection, connection.getresponse()
+
+    def is_ready(self) -> bool | None:
+        try:
+            return self.get("/readyz")[0] == 200 or None
+        except OSError:
+            assert self.process.poll() is None, "it ended"
+            return None
+
+    def child(self, module: str) -> int:
+        """The process id of one of its processes."""
+        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
+                return int(pid)
+        raise AssertionError(f"{module} is not there")
+
+    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def pod(house: Installation, version: str, data: Path, *options: str) -> Iterator[Pod]:
+    """Nothing of it lives on."""
+    port = free_port()
+    env = os.environ | {
+        "PORT": str(port),
+        "KELVIN_HOST_BYTES": str(16 << 20),
+        "KELVIN_SLAB_BYTES": str(4 << 20),
+        "KELVIN_NVME_BYTES": str(64 << 20),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    store = (house.data / "store").as_uri()
+    command = [sys.executable, "-m", "kelvin.main", "runtime", version, "--tenant", TENANT, "--model", "m"]
+    process = subprocess.Popen(
+        [*command, "--store", store, "--host", "127.0.0.1", "--data", str(data), *options],
+        env=env,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield Pod(process, port, data)
+    finally:
+        process.kill()  # its children see the end of their lifeline
+        process.communicate(timeout=DEADLINE_S)
+
+
+def text_of(raw: bytes) -> str:
+    frames = FrameDecoder().feed(raw)
+    assert frames[-1].kind is FrameKind.END
+    return str(
+        json.loads(b"".join(frame.payload for frame in frames if frame.kind is FrameKind.DATA))["choices"][0]["text"]
+    )
+
+
+def test_a_pods_life(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """Ready once it can answer, as right as an installation's runtime; deaf to orders; a drain ends what is begun."""
+    house, version = sealed
+    with pod(house, version.id, tmp_path / "data", "--threads", "1") as each:
+        poll_until("it is ready", each.is_ready)
+        report = json.loads(each.get("/readyz")[1])
+        assert (report["state"], report["version"], report["device_class"]) == ("ready", version.id, "cpu-1")
+        assert [span["stage"] for span in report["spans"]] == ["leased", "bound", "ready"]
+        assert each.get("/healthz") == (200, b"")
+        assert each.get("/healthz", {"K-Network-Probe": "queue"}) == (200, b"queue")
+        assert each.get("/healthz", {"K-Network-Probe": "other"})[0] == 400
+        assert b"kelvin_kv_blocks" in each.get("/metrics")[1]
+        assert each.get("/control/state")[0] == 404
+        forked = house.fork()
+        forked.bind(version)
+        right = forked.answer(PROMPT)
+        status, raw = each.ask(PROMPT)
+        assert status == 200
+        assert (
+            text_of(raw)
+            == json.loads(b"".join(f.payload for f in right if f.kind is FrameKind.DATA))["choices"][0]["text"]
+        )
+
+        os.kill(each.child("weightcache"), signal.SIGKILL)
+        assert each.ask(PROMPT)[0] == 200, "what is mapped stays"
+
+        connection, answer = each.open(PROMPT | {"max_tokens": 200, "stream": True})
+        first = answer.read(1)
+        each.process.send_signal(signal.SIGTERM)
+        frames = FrameDecoder().feed(first + answer.read())
+        connection.close()
+        assert frames[-1].kind is FrameKind.END
+        assert frames[-1].counts.completion_tokens == 200
+        assert each.process.wait(DEADLINE_S) == 0
+        (life,) = recorded_lives(each.data / "spool")
+        assert life == report["runtime_id"]
+    assert not list((tmp_path / "data" / "run" / "meters").iterdir())
+
+
+def test_what_is_not_there_ends_it(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """A version that the store hasn't: 1, with the reason among its lines."""
+    house, _ = sealed
+    with pod(house, "0" * 64, tmp_path / "data") as each:
+        _, lines = each.process.communicate(timeout=DEADLINE_S)
+        assert each.process.returncode == 1
+    failed = [json.loads(line) for line in lines.splitlines() if b'"failed"' in line]
+    assert failed[0]["why"] == f"version '{'0' * 64}' does not exist"
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "words"),
+    [
+        ("12ab", (), b"'12ab': must be 64 lowercase hexadecimal digits"),
+        ("0" * 64, ("--model", "No_Label"), b"model='No_Label': must be a DNS label"),
+    ],
+)
+def test_bad_arguments(
+    sealed: tuple[Installation, Version], tmp_path: Path, version: str, options: tuple[str, ...], words: bytes
+) -> None:
+    """Named with value and rule; 2, as for every wrong use."""
+    house, _ = sealed
+    with pod(house, version, tmp_path / "data", *options) as each:
+        _, lines = each.process.communicate(timeout=DEADLINE_S)
+        assert each.process.returncode == 2
+    assert words in lines
