@@ -19,6 +19,7 @@ from kelvin.grants import grant_command, grants_command, revoke_command
 from kelvin.ladder import ladder_command
 from kelvin.model_restart import restart_command
 from kelvin.policy.findings import as_bytes
+from kelvin.render import render_command
 from kelvin.waterfall import waterfall
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -79,7 +80,7 @@ def delete_command(model: str, force: bool) -> None:
     click.echo(f"deleted {model}, {len(gone['versions'])} versions; `kelvin collect --run` frees their bytes")
 
 
-for _command in (grant_command, revoke_command, grants_command, ladder_command, restart_command):
+for _command in (grant_command, revoke_command, grants_command, ladder_command, render_command, restart_command):
     models_command.add_command(_command)
 
 

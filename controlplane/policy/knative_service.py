@@ -1,0 +1,256 @@
+"""A version as a Knative Service: what makes an unmodified Knative run it, scaled as one machine would.
+
+Which fields a cluster takes is what the webhook of knative/serving (98e5ef9) was seen to answer. Some need a flag of
+its ConfigMap `config-features`; some, a grace for termination or hooks of a life among them, don't exist there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Final
+
+from contracts.errors import InvalidRequest, Refused
+from contracts.names import dns_label
+
+PORT: Final = 8080
+DATA: Final = "/var/lib/kelvin"
+PROCESS_BYTES: Final = 1 << 30  # libraries, their imports, and what an answer takes
+KEPT_BYTES: Final = 1 << 30  # sockets, records, temporary files
+TIMEOUT_S: Final = 600  # Knative's default for the longest timeout of a revision (config-defaults)
+PULL_S: Final = 300  # for an image that no node has yet
+SLOWEST_BYTES_S: Final = 50 << 20  # a store that is slower than this is not waited for
+LABEL: Final = 63
+
+_AUTOSCALING: Final = "autoscaling.knative.dev"
+_NVIDIA: Final = "nvidia.com/"
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A field of the pod and the key of `config-features` that allows it."""
+
+    field: str
+    flag: str
+
+
+NODE_SELECTOR: Final = Feature("nodeSelector", "kubernetes.podspec-nodeselector")
+TOLERATIONS: Final = Feature("tolerations", "kubernetes.podspec-tolerations")
+PRIORITY: Final = Feature("priorityClassName", "kubernetes.podspec-priorityclassname")
+SPREAD: Final = Feature("topologySpreadConstraints", "kubernetes.podspec-topologyspreadconstraints")
+FEATURES: Final = (NODE_SELECTOR, TOLERATIONS, PRIORITY, SPREAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodVersion:
+    """What is to run. Bytes are of the version's weights and of a replica's KV memory."""
+
+    tenant: str
+    model: str
+    version: str
+    weight_bytes: int
+    kv_bytes: int
+    max_streams: int
+    min_scale: int = 0
+    max_scale: int = 1
+    target: float | None = None  # concurrency of a replica; None: by its streams
+    window_s: float = 60.0
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Where it is to run. `device` is a resource of the nodes, `nvidia.com/gpu` or a slice of one, None: processors.
+
+    `features` are the keys of `config-features` that are on there; `timeout_s` the longest timeout that it takes.
+    """
+
+    image: str
+    store_url: str
+    namespace: str | None = None  # None: one for each tenant
+    cores: int = 1
+    device: str | None = None
+    device_class: str | None = None
+    features: frozenset[str] = frozenset()
+    timeout_s: int = TIMEOUT_S
+    secret: str | None = None  # whose keys are the environment of the store's client
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, str], ...] = ()
+    priority_class: str | None = None
+
+
+def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+    """The object, without a status. Raises `Refused(InvalidRequest)` where the cluster would refuse it."""
+    return {
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(version.model, version.version),
+            "namespace": namespace_of(version.tenant, cluster),
+            "labels": {**_labels(version), "networking.knative.dev/visibility": "cluster-local"},
+            "annotations": {"kelvin.dev/version": version.version},
+        },
+        "spec": {
+            "template": {
+                "metadata": {
+                    "labels": _labels(version),
+                    "annotations": {"kelvin.dev/version": version.version, **_scaling(version)},
+                },
+                "spec": _pod(version, cluster),
+            }
+        },
+    }
+
+
+def service_name(model: str, version: str) -> str:
+    """A DNS label that names the version within its tenant's namespace; a long model gives up its end."""
+    digits = version[:12]
+    return f"{model[: LABEL - 1 - len(digits)].rstrip('-')}-{digits}"
+
+
+def namespace_of(tenant: str, cluster: Cluster) -> str:
+    """A namespace for each tenant, unless the cluster names one. Raises `Refused`."""
+    return dns_label(f"kelvin-{tenant}" if cluster.namespace is None else cluster.namespace, "namespace")
+
+
+def memory_bytes(version: PodVersion) -> int:
+    """What the pod may take: weights are counted to it, as its own cache agent holds them."""
+    return version.weight_bytes + version.kv_bytes + PROCESS_BYTES
+
+
+def start_s(version: PodVersion) -> int:
+    """Within what a start ends, one way or the other: its image, its bytes, and as much again."""
+    return PULL_S + 2 * ceil(version.weight_bytes / SLOWEST_BYTES_S)
+
+
+def _labels(version: PodVersion) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/managed-by": "kelvin",
+        "app.kubernetes.io/component": "runtime",
+        "kelvin.dev/tenant": version.tenant,
+        "kelvin.dev/model": version.model,
+    }
+
+
+def _scaling(version: PodVersion) -> dict[str, str]:
+    """As one machine scales it: `scaled.scaling_spec`. What is not said is Knative's default there, too."""
+    told: dict[str, object] = {
+        "class": "kpa.autoscaling.knative.dev",
+        "metric": "concurrency",
+        "min-scale": version.min_scale,
+        "max-scale": version.max_scale,
+        "window": _whole_seconds("window_s", version.window_s),
+        "target-burst-capacity": -1,  # our activator is in the path always, and what it reports is all that counts
+        "scale-to-zero-pod-retention-period": _whole_seconds("grace_s", version.grace_s),
+    }
+    if version.target is not None:
+        told["target"] = format(version.target, "g")
+    return {
+        **{f"{_AUTOSCALING}/{name}": str(value) for name, value in told.items()},
+        "serving.knative.dev/progress-deadline": f"{start_s(version)}s",
+    }
+
+
+def _whole_seconds(name: str, seconds: float) -> str:
+    if seconds != int(seconds):
+        raise Refused(InvalidRequest(name, format(seconds, "g"), "must be whole seconds on a cluster"))
+    return f"{int(seconds)}s"
+
+
+def _pod(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+    return {
+        "containerConcurrency": version.max_streams,
+        "timeoutSeconds": cluster.timeout_s,
+        "responseStartTimeoutSeconds": cluster.timeout_s,  # a long prompt is silent for long
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [_container(version, cluster)],
+        "volumes": [
+            {"name": "data", "emptyDir": {"sizeLimit": str(_disk_bytes(version))}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": str(KEPT_BYTES)}},
+        ],
+        **_placement(version, cluster),
+    }
+
+
+def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+    command = ["runtime", version.version, "--tenant", version.tenant, "--model", version.model]
+    command += ["--threads", str(cluster.cores)]
+    if cluster.device_class is not None:
+        command += ["--device-class", cluster.device_class]
+    container = {
+        "name": "runtime",
+        "image": cluster.image,
+        "args": command,
+        "ports": [{"name": "http1", "containerPort": PORT}],
+        "env": [
+            {"name": "KELVIN_DATA", "value": DATA},
+            {"name": "KELVIN_STORE", "value": cluster.store_url},
+            {"name": "KELVIN_KV_BYTES", "value": str(version.kv_bytes)},
+            {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(cluster.timeout_s)},
+        ],
+        "resources": _resources(version, cluster),
+        # Without a port it is the one of the container. Ready is asked once a second, and queue-proxy more often.
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": PORT}, "periodSeconds": 1, "failureThreshold": 3},
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 10, "timeoutSeconds": 5},
+        # Imports come before its port: it is not asked whether it lives until it listens.
+        "startupProbe": {
+            "httpGet": {"path": "/healthz", "port": PORT},
+            "periodSeconds": 1,
+            "failureThreshold": start_s(version),
+        },
+        "securityContext": {
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [{"name": "data", "mountPath": DATA}, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+    }
+    if cluster.secret is not None:
+        container["envFrom"] = [{"secretRef": {"name": cluster.secret}}]
+    return container
+
+
+def _disk_bytes(version: PodVersion) -> int:
+    """A copy of the weights, and what is kept beside it."""
+    return version.weight_bytes + KEPT_BYTES
+
+
+def _resources(version: PodVersion, cluster: Cluster) -> dict[str, dict[str, str]]:
+    memory, disk = str(memory_bytes(version)), str(_disk_bytes(version) + KEPT_BYTES)
+    needed = {"cpu": str(cluster.cores), "memory": memory, "ephemeral-storage": disk}
+    limits = {"memory": memory, "ephemeral-storage": disk}  # a core that nobody wants may be taken
+    if cluster.device is not None:
+        if not cluster.device.startswith(_NVIDIA):
+            raise Refused(InvalidRequest("device", cluster.device, "must be nvidia.com/gpu or nvidia.com/mig-…"))
+        limits[cluster.device] = needed[cluster.device] = "1"
+    return {"requests": needed, "limits": limits}
+
+
+def _placement(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+    """What was asked for must be allowed; replicas are spread over zones where that is."""
+    asked: list[tuple[Feature, Any]] = []
+    if cluster.node_selector:
+        asked.append((NODE_SELECTOR, dict(cluster.node_selector)))
+    if cluster.tolerations:
+        asked.append((TOLERATIONS, [dict(each) for each in cluster.tolerations]))
+    if cluster.priority_class is not None:
+        asked.append((PRIORITY, cluster.priority_class))
+    for feature, value in asked:
+        if feature.flag not in cluster.features:
+            rule = f"needs {feature.flag} in config-features, which is not on"
+            raise Refused(InvalidRequest(feature.field, str(value)[:80], rule))
+    placed = {feature.field: value for feature, value in asked}
+    if SPREAD.flag in cluster.features:
+        placed[SPREAD.field] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": "topology.kubernetes.io/zone",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {
+                    "matchLabels": {"kelvin.dev/model": version.model, "kelvin.dev/tenant": version.tenant}
+                },
+            }
+        ]
+    return placed

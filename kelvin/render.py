@@ -1,0 +1,97 @@
+"""`kelvin models render M@VERSION`: the Knative Service that serves a version, for `kubectl apply -f -`."""
+
+import json
+import threading
+
+import click
+
+from contracts.names import dns_label
+from controlplane.policy.knative_service import FEATURES, TIMEOUT_S, Cluster, PodVersion, service
+from kelvin.export import ExportCalls, resolve
+from kelvin.policy.configuration import DEFAULTS
+from kelvin.push_calls import Patience, open_door
+
+
+@click.command("render")
+@click.argument("reference", metavar="M@VERSION")
+@click.option("--tenant", default="default", show_default=True, help="Whose version it is.")
+@click.option("--image", required=True, help="The runtime's image, by its digest.")
+@click.option("--store", required=True, metavar="URL", help="Where the pods find versions: s3://BUCKET/PREFIX.")
+@click.option("--store-secret", metavar="NAME", help="A secret whose keys are the environment of the store's client.")
+@click.option("--namespace", help="[default: kelvin-TENANT]")
+@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Processors, and compute threads.")
+@click.option("--kv-bytes", type=click.IntRange(64 << 20), default=DEFAULTS["KELVIN_KV_BYTES"], show_default=True)
+@click.option("--device", metavar="RESOURCE", help="nvidia.com/gpu, or a slice: nvidia.com/mig-1g.10gb.")
+@click.option("--device-class", help="What its seconds are billed as. [default: cpu-CORES]")
+@click.option("--node", multiple=True, metavar="KEY=VALUE", help="A label of the nodes that may take it.")
+@click.option("--tolerate", multiple=True, metavar="KEY", help="A taint that it bears, whatever its value.")
+@click.option("--priority-class", metavar="NAME")
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    type=click.Choice([each.flag for each in FEATURES]),
+    help="A key of config-features that is on there.",
+)
+@click.option("--timeout", "timeout_s", type=click.IntRange(1), default=TIMEOUT_S, show_default=True)
+def render_command(
+    reference: str,
+    tenant: str,
+    image: str,
+    store: str,
+    store_secret: str | None,
+    namespace: str | None,
+    cores: int,
+    kv_bytes: int,
+    device: str | None,
+    device_class: str | None,
+    node: tuple[str, ...],
+    tolerate: tuple[str, ...],
+    priority_class: str | None,
+    features: tuple[str, ...],
+    timeout_s: int,
+) -> None:
+    """Print a Knative Service for M, M@ALIAS or M@HEX, scaled as the model is here: JSON, which is YAML, too."""
+    dns_label(tenant, "tenant")
+    with open_door() as door:
+        version = resolve(door, reference)
+        manifest = ExportCalls(door, Patience(), threading.Event()).manifest(version)
+        model = reference.partition("@")[0]
+        scale = door.request("GET", f"/admin/v1/models/{model}").json()["scale"]
+    rendered = service(
+        PodVersion(
+            tenant=tenant,
+            model=model,
+            version=version,
+            weight_bytes=manifest.total_bytes,
+            kv_bytes=kv_bytes,
+            max_streams=manifest.limits.max_streams,
+            min_scale=scale["min"],
+            max_scale=scale["max"],
+            target=scale["target"],
+            window_s=scale["window_s"],
+            grace_s=scale["grace_s"],
+        ),
+        Cluster(
+            image=image,
+            store_url=store,
+            namespace=namespace,
+            cores=cores,
+            device=device,
+            device_class=device_class,
+            features=frozenset(features),
+            timeout_s=timeout_s,
+            secret=store_secret,
+            node_selector=dict(_pair(each) for each in node),
+            tolerations=tuple({"key": key, "operator": "Exists"} for key in tolerate),
+            priority_class=priority_class,
+        ),
+    )
+    click.echo(json.dumps(rendered, indent=2))
+
+
+def _pair(value: str) -> tuple[str, str]:
+    key, separator, rest = value.partition("=")
+    if not separator or not key:
+        raise click.BadParameter(f"{value!r}: must be KEY=VALUE", param_hint="--node")
+    return key, rest

@@ -1,0 +1,154 @@
+"""What is rendered is what a real cluster accepts: its schemas, its webhook's rules, its flags."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from contracts.errors import Refused
+from controlplane.policy.knative_service import (
+    NODE_SELECTOR,
+    PRIORITY,
+    SPREAD,
+    TOLERATIONS,
+    Cluster,
+    PodVersion,
+    memory_bytes,
+    service,
+    service_name,
+    start_s,
+)
+
+VERSION = PodVersion(
+    tenant="acme", model="llama", version="3f" * 32, weight_bytes=16 << 30, kv_bytes=2 << 30, max_streams=64,
+    max_scale=4, target=20.0,
+)  # fmt: skip
+CLUSTER = Cluster(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
+EVERYTHING = Cluster(
+    image=CLUSTER.image,
+    store_url=CLUSTER.store_url,
+    namespace="models",
+    cores=4,
+    device="nvidia.com/mig-1g.10gb",
+    device_class="h100-1g",
+    features=frozenset(each.flag for each in (NODE_SELECTOR, TOLERATIONS, PRIORITY, SPREAD)),
+    secret="store",
+    node_selector={"gpu": "h100"},
+    tolerations=({"key": "spot", "operator": "Exists"},),
+    priority_class="interactive",
+)
+CRD = Path(__file__).parents[3].parent / "shared" / "knative-crds" / "service.yaml"
+
+
+def strict(schema: Any) -> Any:
+    """As an API server with `fieldValidation=Strict` reads it: a field that is not declared is refused."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: strict(value) for key, value in schema.items()}
+    if "properties" in found and not found.get("x-kubernetes-preserve-unknown-fields"):
+        found.setdefault("additionalProperties", False)
+    if found.pop("x-kubernetes-int-or-string", False):
+        found.pop("type", None)
+    return found
+
+
+def faults(rendered: dict[str, Any]) -> list[str]:
+    crd = yaml.safe_load(CRD.read_text())
+    (version,) = [each for each in crd["spec"]["versions"] if each["name"] == "v1"]
+    schema = strict(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    return [error.message for error in jsonschema_rs.validator_for(schema).iter_errors(rendered)]
+
+
+@pytest.mark.skipif(not CRD.exists(), reason="Knative's CRDs are not beside the checkout")
+@pytest.mark.parametrize("cluster", [CLUSTER, EVERYTHING])
+def test_schema(cluster: Cluster) -> None:
+    """Nothing would be refused, and nothing silently dropped; one field too many is found."""
+    rendered = service(VERSION, cluster)
+    assert faults(rendered) == []
+    rendered["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 5
+    assert len(faults(rendered)) == 1
+
+
+def test_scaled_as_on_one_machine() -> None:
+    """Knative's names for what `controlplane/scaled.py` decides by."""
+    rendered = service(VERSION, CLUSTER)
+    annotations = rendered["spec"]["template"]["metadata"]["annotations"]
+    found = {name.removeprefix("autoscaling.knative.dev/"): value for name, value in annotations.items()}
+    assert found == {
+        "class": "kpa.autoscaling.knative.dev",
+        "metric": "concurrency",
+        "min-scale": "0",
+        "max-scale": "4",
+        "target": "20",
+        "window": "60s",
+        "target-burst-capacity": "-1",
+        "scale-to-zero-pod-retention-period": "30s",
+        "serving.knative.dev/progress-deadline": f"{start_s(VERSION)}s",
+        "kelvin.dev/version": VERSION.version,
+    }
+    assert rendered["spec"]["template"]["spec"]["containerConcurrency"] == 64
+    assert all(isinstance(value, str) for value in annotations.values())
+    assert not any("autoscaling" in name for name in rendered["metadata"]["annotations"]), "refused there"
+
+
+def test_what_a_pod_is_and_may() -> None:
+    """One version by its digest, sized by it, restricted, without an account of the cluster."""
+    pod = service(VERSION, EVERYTHING)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][:2] == ["runtime", VERSION.version]
+    limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+    assert int(limits["memory"]) == memory_bytes(VERSION) > VERSION.weight_bytes + VERSION.kv_bytes
+    assert limits["nvidia.com/mig-1g.10gb"] == requests["nvidia.com/mig-1g.10gb"] == "1"
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["automountServiceAccountToken"] is False
+    names = {each["name"] for each in container["env"]}
+    assert not names & {"PORT", "K_SERVICE", "K_REVISION", "K_CONFIGURATION"}, "reserved"
+    mounted = {each["name"] for each in container["volumeMounts"]}
+    assert mounted == {each["name"] for each in pod["volumes"]}, "each volume is mounted, or the webhook refuses it"
+    assert (pod["nodeSelector"], pod["priorityClassName"]) == ({"gpu": "h100"}, "interactive")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (Cluster(image="i", store_url="s3://b", node_selector={"a": "b"}), "nodeSelector"),
+        (Cluster(image="i", store_url="s3://b", tolerations=({"key": "a"},)), "tolerations"),
+        (Cluster(image="i", store_url="s3://b", priority_class="high"), "priorityClassName"),
+        (Cluster(image="i", store_url="s3://b", device="amd.com/gpu"), "must be nvidia.com/gpu"),
+        (Cluster(image="i", store_url="s3://b", namespace="No"), "must be a DNS label"),
+    ],
+)
+def test_what_the_cluster_would_refuse_is_refused_here(cluster: Cluster, words: str) -> None:
+    """With the field, and the flag that it needs."""
+    with pytest.raises(Refused) as refused:
+        service(VERSION, cluster)
+    assert words in refused.value.failure.message
+
+
+def test_fields_that_need_a_flag_are_left_out_without_it() -> None:
+    """Spreading over zones is wished where it may be."""
+    assert SPREAD.field not in service(VERSION, CLUSTER)["spec"]["template"]["spec"]
+    assert SPREAD.field in service(VERSION, EVERYTHING)["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("model", ["m", "a" * 63, "a" * 49 + "-" + "b" * 13])
+def test_names(model: str) -> None:
+    """Of every model a DNS label with its version's digits."""
+    name = service_name(model, VERSION.version)
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name)
+    assert name.endswith("-" + VERSION.version[:12])
+    assert "--" not in name
+
+
+def test_half_seconds() -> None:
+    """Knative takes whole ones."""
+    with pytest.raises(Refused, match="whole seconds"):
+        service(replace(VERSION, window_s=6.5), CLUSTER)
