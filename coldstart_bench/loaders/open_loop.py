@@ -27,6 +27,7 @@ from contracts.wire import decoder
 OPENING: Final = 32  # connections at once: a handshake takes a millisecond of the door's processor
 AGAIN_S: Final = 0.05  # before who found no door tries the next connection
 SLOW_S: Final = 0.05
+TICK_S: Final = 0.001
 SILENT_S: Final = 10.0  # after which nobody waits any more for who reads nothing
 SMALL_BYTES: Final = 4096
 FIRST: Final = b"data: {"
@@ -195,7 +196,8 @@ class OpenLoop:
         self._open_more()
         if self._next < len(arrivals):
             loop = asyncio.get_running_loop()
-            loop.call_at(loop.time() + max(0.0, (arrivals[self._next][0] - self.now_us()) / 1e6), self._pump)
+            # A timer has milliseconds: one of less would be due at once, and the loop would spin on the replicas' core.
+            loop.call_at(loop.time() + max(TICK_S, (arrivals[self._next][0] - self.now_us()) / 1e6), self._pump)
 
     def _send(self, connection: Connection, ticket: Ticket) -> None:
         connection.begin(ticket, self._requests[ticket.payload])
