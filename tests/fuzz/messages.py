@@ -217,6 +217,7 @@ _TOKENS: Final = (
 
 
 def _read_line(data: bytes) -> Any:
+    parse_reference.cache_clear()  # a second reading would take other steps than the first
     return READERS[data[0] % len(READERS) if data else 0](data[1:].decode("utf-8", "replace"))
 
 
