@@ -86,6 +86,7 @@ class _Server(Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._greeter.close()
         await super().shutdown(sockets)
+        await self._greeter.end()
 
 
 class _Connection(HttpToolsProtocol):

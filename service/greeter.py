@@ -4,8 +4,9 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from service.listener import notice_lost_hosts
 
@@ -14,6 +15,7 @@ log = logging.getLogger(__name__)
 MAX_HANDSHAKES: Final = 64
 HANDSHAKE_S: Final = 5.0
 CLOSE_S: Final = 2.0
+POLL_S: Final = 0.001
 
 
 class Greeter:
@@ -36,6 +38,7 @@ class Greeter:
         self._refused = refused
         self._greetings: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
+        self._open: dict[socket.socket, asyncio.BaseTransport] = {}  # what is closed goes with the next that comes
 
     def __repr__(self) -> str:
         return f"<Greeter shaking={self.shaking}>"
@@ -58,6 +61,22 @@ class Greeter:
         await asyncio.wait((self._accepting, *self._greetings))
         self._listener.close()
 
+    async def end(self) -> None:
+        """After `close` and a drain: cuts what is open still, or waits for the other end to say goodbye, too. On return
+        no descriptor is left, so that the loop may be closed.
+        """
+        for transport in self._open.values():
+            cast(asyncio.Transport, transport).abort()
+        limit = time.monotonic() + CLOSE_S
+        while self._forget_closed() and time.monotonic() < limit:  # noqa: ASYNC110  (a closed descriptor tells nobody)
+            await asyncio.sleep(POLL_S)
+
+    def _forget_closed(self) -> bool:
+        """Whether something is left."""
+        for sock in [sock for sock in self._open if sock.fileno() < 0]:
+            del self._open[sock]
+        return bool(self._open)
+
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -79,9 +98,12 @@ class Greeter:
         loop = asyncio.get_running_loop()
         try:
             notice_lost_hosts(sock)
-            await loop.connect_accepted_socket(
+            transport, _ = await loop.connect_accepted_socket(
                 self._protocol, sock, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=CLOSE_S
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
             self._refused(error)
             sock.close()
+        else:
+            self._forget_closed()
+            self._open[sock] = transport

@@ -70,6 +70,7 @@ class PeerServer:
         await self._greeter.close()
         self._server.pre_shutdown()
         await self._server.shutdown(CLOSE_S)
+        await self._greeter.end()
 
     def _refuse(self, error: OSError | None) -> None:
         if error is None:
