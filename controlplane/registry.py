@@ -109,7 +109,8 @@ class Registry:
         return tuple(sorted({each.registration.version for each in every}))
 
     async def register(self, registration: VersionRegistration, now_s: int) -> bool:
-        """Take a published version in; True where it is new. The first version of a model becomes its `prod`.
+        """Take a published version in; True where it is new. The first version of a model becomes its `prod`. Like all
+        that changes what is served it returns once activators were told, or a second is over: who asks then is right.
 
         Repeats are harmless. Raises Refused(InvalidRequest) on a bad name, NotFound on an unknown tenant.
         """
@@ -125,20 +126,28 @@ class Registry:
                     None,
                     lambda connection: published(connection, registration, now_s) if before.is_deleted else None,
                 )
-                if before.is_deleted:  # whoever serves has to hear of it again
-                    self._publisher.publish(versions=(version_row(before),))
-                return before.is_deleted
-            state = move(VersionState.ABSENT, VersionEvent.PUBLISHED)
-            version = Version(registration, now_s, state)
-            first = model is None
-            if model is None:
-                model = Model(tenant, name, now_s, aliases={DEFAULT_ALIAS: registration.version})
-            after = replace(model, versions=(*model.versions, version))
-            await self._database.write(lambda connection: insert_version(connection, after, version, first=first))
-            self._show(after, version)
-            if first:
-                self.on_named(version.key)
-            return True
+                if not before.is_deleted:
+                    return False
+                # Who serves has to hear of it again.
+                revision = self._publisher.publish(versions=(version_row(before),))
+            else:
+                revision = await self._take_in(model, registration, name, now_s)
+        await self._publisher.settled(revision, TELL_S)
+        return True
+
+    async def _take_in(self, model: Model | None, registration: VersionRegistration, name: str, now_s: int) -> int:
+        """A new version; the revision of the feed that tells of it."""
+        state = move(VersionState.ABSENT, VersionEvent.PUBLISHED)
+        version = Version(registration, now_s, state)
+        first = model is None
+        if model is None:
+            model = Model(registration.tenant, name, now_s, aliases={DEFAULT_ALIAS: registration.version})
+        after = replace(model, versions=(*model.versions, version))
+        await self._database.write(lambda connection: insert_version(connection, after, version, first=first))
+        revision = self._show(after, version)
+        if first:
+            self.on_named(version.key)
+        return revision
 
     async def deploy(self, by: Actor, tenant: str, model: str, prefix: str, now_s: int) -> str:
         """Move `prod` to the version whose digest begins so, end a split, and return that version.
@@ -150,12 +159,14 @@ class Registry:
             found = self.model(tenant, model)
             version = servable(found, prefix)
             digest = version.registration.version
+            revision = 0
             if found.aliases.get(DEFAULT_ALIAS) != digest or found.split:
                 after = replace(found, aliases={**found.aliases, DEFAULT_ALIAS: digest}, split={})
                 await self._database.write(lambda connection: set_prod(connection, by, found, after, now_s))
-                self._show(after)
+                revision = self._show(after)
             self.on_named(version.key)
-            return digest
+        await self._publisher.settled(revision, TELL_S)
+        return digest
 
     async def split(self, by: Actor, tenant: str, model: str, weights: Mapping[str, int], now_s: int) -> dict[str, int]:
         """Share what is asked of `prod` among versions, by beginnings of their digests; without any, `prod` has it all.
@@ -170,10 +181,11 @@ class Registry:
             digests = [version.registration.version for version in versions]
             after = replace(found, split=dict(zip(digests, weights.values(), strict=True)))
             await self._database.write(lambda connection: set_split(connection, by, found, after, now_s))
-            self._show(after)
+            revision = self._show(after)
             for version in versions:
                 self.on_named(version.key)
-            return after.split
+        await self._publisher.settled(revision, TELL_S)
+        return after.split
 
     async def set_ladder(self, by: Actor, tenant: str, model: str, ladder: Ladder, now_s: int) -> Ladder:
         """What it gives up before it refuses, in that order; nothing without any step.
@@ -185,8 +197,9 @@ class Registry:
             check_ladder(found, ladder, self._models.get)
             after = replace(found, ladder=ladder.steps, plan_ladders=ladder.plans)
             await self._database.write(lambda connection: set_ladder(connection, by, found, after, now_s))
-            self._show(after)
-            return ladder
+            revision = self._show(after)
+        await self._publisher.settled(revision, TELL_S)
+        return ladder
 
     async def delete(
         self, by: Actor, tenant: str, model: str, prefix: str, now_s: int, in_use: Callable[[VersionKey], bool]
@@ -206,12 +219,15 @@ class Registry:
                     f"`kelvin stop {model}` ends it, then try again",
                 )
                 raise Refused(Conflict(what, f"a replica of it runs: {rule}"))
+            revision = 0
             if not version.is_deleted:
                 await self._move(
                     version, VersionEvent.DELETED, None, lambda connection: deleted(connection, by, version.key, now_s)
                 )
-                self._publisher.publish(removed_versions=((tenant, model, version.registration.version),))
-            return version.key
+                gone = (tenant, model, version.registration.version)
+                revision = self._publisher.publish(removed_versions=(gone,))
+        await self._publisher.settled(revision, TELL_S)
+        return version.key
 
     async def delete_model(
         self, by: Actor, tenant: str, model: str, now_s: int, in_use: Callable[[VersionKey], bool], force: bool
@@ -228,8 +244,9 @@ class Registry:
             await self._database.write(lambda connection: delete_model(connection, by, found, now_s))
             del self._models[tenant, model]
             served = tuple((tenant, model, v.registration.version) for v in found.versions if not v.is_deleted)
-            self._publisher.publish(removed_models=((tenant, model),), removed_versions=served)
-            return keys
+            revision = self._publisher.publish(removed_models=((tenant, model),), removed_versions=served)
+        await self._publisher.settled(revision, TELL_S)
+        return keys
 
     async def rescale(self, by: Actor, tenant: str, model: str, change: ScaleChange, now_s: int) -> ScaleSettings:
         """Apply the change and return what holds now. Raises Refused(ModelNotFound), InvalidRequest."""

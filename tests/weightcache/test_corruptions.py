@@ -42,7 +42,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     if not MEMORY_DISK.is_dir():
         yield tmp_path
         return
-    with tempfile.TemporaryDirectory(dir=MEMORY_DISK, prefix="kelvin-") as path:
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK, prefix="corruptions-") as path:
         yield Path(path)
 
 
