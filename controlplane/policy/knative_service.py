@@ -189,7 +189,7 @@ def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
             {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(cluster.timeout_s)},
         ],
         "resources": _resources(version, cluster),
-        # Without a port it is the one of the container. Ready is asked once a second, and queue-proxy more often.
+        # With a port each: where none is given the webhook refuses a start-up probe.
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": PORT}, "periodSeconds": 1, "failureThreshold": 3},
         "livenessProbe": {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 10, "timeoutSeconds": 5},
         # Imports come before its port: it is not asked whether it lives until it listens.
