@@ -123,6 +123,17 @@ class ReplicaRow(Wire, frozen=True):
     draining: bool
     restore: tuple[Span, ...]  # its restore, microseconds after it was asked for
     url: str = ""
+    unproven: bool = False  # a pod that the cluster doesn't call ready yet: whoever would use it probes it first
+
+
+class RevisionRow(Wire, frozen=True):
+    """Where Knative's autoscaler hears of a version: the namespace and name of its Revision, which scales it."""
+
+    tenant: str
+    model: str
+    version: str
+    namespace: str
+    name: str
 
 
 class RestoreFailure(Wire, frozen=True):
@@ -134,6 +145,9 @@ class RestoreFailure(Wire, frozen=True):
     status: int
     message: str
     retryable: bool
+
+
+READER: Final = "x-kelvin-reader"  # of a request for the feed: who reads, by a name that is its alone
 
 
 class Feed(Wire, frozen=True):
@@ -150,11 +164,13 @@ class Feed(Wire, frozen=True):
     forecasts: tuple[Forecast, ...] = ()
     starts: tuple[StartRow, ...] = ()  # of versions at zero; over once a replica of theirs is told
     spending: tuple[SpendingRow, ...] = ()
+    revisions: tuple[RevisionRow, ...] = ()  # of versions that Knative scales
     removed_tenants: tuple[str, ...] = ()
     removed_keys: tuple[str, ...] = ()
     removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it
-    removed_versions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version)
+    removed_versions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version), its revision with it
     removed_replicas: tuple[str, ...] = ()
+    removed_revisions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version): it is scaled no more
     machine: Machine | None = None  # in a snapshot: by which starts are given their part of it
 
 
@@ -189,6 +205,15 @@ class RequestBatch(Wire, frozen=True):
 
 class LifetimeBatch(Wire, frozen=True):
     """Body of `POST /internal/v1/usage/lifetimes`; likewise."""
+
+    records: tuple[LifetimeRecord, ...]
+
+
+class LivesSoFar(Wire, frozen=True):
+    """Body of `POST /internal/v1/usage/lives`: replicas that live, each as if it ended now. Answered 204 once durable.
+
+    The newest of a replica counts, until its record comes; source, sequence and exit status say nothing.
+    """
 
     records: tuple[LifetimeRecord, ...]
 

@@ -205,6 +205,19 @@ class Conflict(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class OneMachineOnly(Failure):
+    """Where a cluster runs the versions it can't be had; `instead` says what is done there."""
+
+    what: str
+    instead: str
+    code, status = "one_machine_only", 501
+
+    @property
+    def message(self) -> str:
+        return f"{self.what}: only where one machine runs the versions; on a cluster {self.instead}"
+
+
+@dataclass(frozen=True, slots=True)
 class Unavailable(Failure):
     """Something we depend on does not answer."""
 

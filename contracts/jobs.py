@@ -33,6 +33,7 @@ class Pod(Wire, frozen=True):
     bind: Bind
     host: str
     port: int
+    agent: str = ""  # the directory of a cache agent's sockets; "": our own is beside us
 
 
 class Bound(Wire, frozen=True):

@@ -228,6 +228,18 @@ class DeadlineTooShort(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class StartFailed(Failure):
+    """The cluster tried to start a replica, and none came up."""
+
+    why: str
+    code, status, retryable = "start_failed", 503, True
+
+    @property
+    def message(self) -> str:
+        return f"no replica could be started: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaLost(Failure):
     """The runtime that was answering is gone; what had been sent stands."""
 

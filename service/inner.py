@@ -7,15 +7,16 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.types import ASGIApp
 
 from contracts.roles import Role, Rules
 from contracts.settings import BadSetting
 from service.by_role import serve_by_role
+from service.health_port import serve_health
 from service.identity import Identity
-from service.inner_settings import Between, identity_of, url_of
+from service.inner_settings import HEALTH, Between, identity_of, url_of
 from service.listener import listen
 from service.run import DRAIN_S, serve_until
 from service.unix import SocketDirectory
@@ -25,10 +26,17 @@ from service.way import Ways
 class Inner:
     """See `open_inner`."""
 
-    def __init__(self, ways: Ways, identity: Identity | None, listener: socket.socket | None) -> None:
+    def __init__(
+        self,
+        ways: Ways,
+        identity: Identity | None,
+        listener: socket.socket | None,
+        health: socket.socket | None = None,
+    ) -> None:
         self.ways = ways
         self.identity = identity
         self._listener = listener
+        self._health = health
         self.url = "" if listener is None else url_of(*listener.getsockname()[:2])  # where other hosts reach us
 
     def __repr__(self) -> str:
@@ -37,35 +45,35 @@ class Inner:
     async def serve(
         self, app: ASGIApp, here: socket.socket, rules: Rules, stop: asyncio.Event, drain_s: int = DRAIN_S
     ) -> None:
-        """All of `app` on this host, by `rules` to others, until `stop` and a drain."""
-        if self.identity is None or self._listener is None:
-            await serve_until(app, here, stop, drain_s)
-            return
+        """All of `app` on this host, by `rules` to others, its health to anybody, until `stop` and a drain."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(serve_by_role(app, self._listener, self.identity.server(), rules, stop, drain_s))
+            if self.identity is not None and self._listener is not None:
+                tasks.create_task(serve_by_role(app, self._listener, self.identity.server(), rules, stop, drain_s))
+            if self._health is not None:
+                tasks.create_task(serve_health(app, self._health, stop, drain_s))
             await serve_until(app, here, stop, drain_s)
 
 
 @asynccontextmanager
 async def open_inner(
-    directory: SocketDirectory, between: Between, role: Role, setting: str = ""
+    directory: SocketDirectory, between: Between, role: Role, setting: str = "", *, pods: bool = False
 ) -> AsyncIterator[Inner]:
     """Listens already, where `setting` says so, and answers once it serves; its files are followed until it is left.
-    Raises BadSetting.
+    `pods`: those of a cluster are reached, too. Raises BadSetting.
     """
-    if between.files is None:
-        yield Inner(Ways(directory), None, None)
-        return
-    identity = identity_of(between.files, role)
-    listener = None if between.listen is None else _listen(setting, *between.listen)
-    following = asyncio.create_task(identity.follow(), name="our certificate")
-    try:
-        yield Inner(Ways(directory, identity), identity, listener)
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        if listener is not None:
-            listener.close()
+    async with AsyncExitStack() as stack:
+        identity = listener = None
+        health = None if between.health is None else stack.enter_context(_listen(HEALTH, *between.health))
+        if between.files is not None:
+            identity = identity_of(between.files, role)
+            listener = None if between.listen is None else stack.enter_context(_listen(setting, *between.listen))
+            stack.push_async_callback(_end, asyncio.create_task(identity.follow(), name="our certificate"))
+        yield Inner(Ways(directory, identity, pods=pods), identity, listener, health)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _listen(setting: str, host: str, port: int) -> socket.socket:

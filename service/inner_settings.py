@@ -12,6 +12,7 @@ from service.identity import AUTHORITIES, CERTIFICATE, KEY, BadIdentity, Identit
 
 CONTROL: Final = "control.sock"
 SNAPSHOTTER: Final = "snapshotter.sock"
+HEALTH: Final = "KELVIN_HEALTH_LISTEN"
 PREFIX: Final = "spiffe://kelvin/"
 EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104
 
@@ -24,6 +25,7 @@ class Between:
     listen: tuple[str, int] | None = None
     control: str = CONTROL
     snapshotter: str = SNAPSHOTTER
+    health: tuple[str, int] | None = None  # where whoever asks is told of it
 
 
 ALONE: Final = Between()
@@ -37,9 +39,10 @@ def read_between(env: Mapping[str, str], role: Role, listen: str | None = None, 
     if place is not None and any_port and place[0] in EVERYWHERE:
         raise BadSetting(str(listen), env[str(listen)], "must be an address that other hosts reach: they are told it")
     control, snapshotter = _url(env, "KELVIN_CONTROL", CONTROL), _url(env, "KELVIN_SNAPSHOTTER", SNAPSHOTTER)
+    health = address(env, HEALTH) if role is not Role.RUNTIME and env.get(HEALTH) else None
     if place is None and control == CONTROL and snapshotter == SNAPSHOTTER:
-        return ALONE
-    return Between(_files(env, role), place, control, snapshotter)
+        return Between(health=health)
+    return Between(_files(env, role), place, control, snapshotter, health)
 
 
 def identity_of(files: IdentityFiles, role: Role) -> Identity:

@@ -16,9 +16,11 @@ _UCRED: Final = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 class SocketDirectory:
     """A directory of mode 0700 that holds sockets. Keeps one descriptor open until closed."""
 
-    def __init__(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o700)
+    def __init__(self, path: Path, *, is_ours: bool = True) -> None:
+        """Made where it is missing, unless it is another's: then it is taken as it is. Raises OSError."""
+        if is_ours:
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o700)
         self.path = path
         self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 

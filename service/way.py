@@ -1,4 +1,5 @@
-"""The way to a process of ours, wherever it is: a socket of the run directory, or https://HOST:PORT with roles.
+"""The way to a process of ours, wherever it is: a socket of the run directory, or https://HOST:PORT with roles; to
+a pod of a cluster also http://HOST:PORT, where whoever opens the ways says so.
 
 The one place where an address becomes connections. Who uses a way does not know which of the two it is.
 """
@@ -20,6 +21,7 @@ from service.unix import SocketDirectory
 P = TypeVar("P", bound=asyncio.Protocol)
 
 REMOTE: Final = "https://"
+PLAIN: Final = "http://"
 HANDSHAKE_S: Final = 5.0
 
 
@@ -62,9 +64,9 @@ class SocketWay:
 
 
 class HostWay:
-    """By https://HOST:PORT, which `tls` speaks to. A name is looked up for each connection."""
+    """By https://HOST:PORT, which `tls` speaks to, or by http:// without. A name is looked up for each connection."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
         self.base = url
         self._host, self._port = parts.hostname or "", parts.port or 0
@@ -76,23 +78,32 @@ class HostWay:
     async def connect(self, protocol: Callable[[], P]) -> P:
         """See Way."""
         transport, made = await asyncio.get_running_loop().create_connection(
-            protocol, self._host, self._port, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
+            protocol,
+            self._host,
+            self._port,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
         )
         notice_lost_hosts(transport.get_extra_info("socket"))
         return made
 
     def connector(self, limit: int) -> aiohttp.BaseConnector:
         """See Way."""
-        made = aiohttp.TCPConnector(ssl=self._tls, limit=limit, use_dns_cache=False, socket_factory=_socket)
-        made.allowed_protocol_schema_set = frozenset({"https"})  # a session can't be talked into speaking openly
+        tls = True if self._tls is None else self._tls
+        made = aiohttp.TCPConnector(ssl=tls, limit=limit, use_dns_cache=False, socket_factory=_socket)
+        if self._tls is not None:
+            made.allowed_protocol_schema_set = frozenset({"https"})  # a session can't be talked into speaking openly
         return made
 
 
 class Ways:
-    """What one process reaches others by. Where `identity` is None, only what is on this host."""
+    """What one process reaches others by. Where `identity` is None, only what is on this host; with `pods` also what
+    says http://, since queue-proxies speak nothing else.
+    """
 
-    def __init__(self, directory: SocketDirectory, identity: Identity | None = None) -> None:
+    def __init__(self, directory: SocketDirectory, identity: Identity | None = None, *, pods: bool = False) -> None:
         self._directory = directory
+        self._pods = pods
         self._contexts = {} if identity is None else {role: identity.client(role) for role in Role}
 
     def __repr__(self) -> str:
@@ -100,6 +111,10 @@ class Ways:
 
     def to(self, address: str, role: Role) -> Way:
         """A name in the run directory, or a URL, behind which a process of that role has to be. Raises ValueError."""
+        if address.startswith(PLAIN):
+            if not self._pods:
+                raise ValueError(f"{address}: must be https://")
+            return HostWay(address, None)
         if not address.startswith(REMOTE):
             return SocketWay(self._directory.address(address))
         if role not in self._contexts:
@@ -109,7 +124,7 @@ class Ways:
 
 def is_remote(address: str) -> bool:
     """Whether that is on another host."""
-    return address.startswith(REMOTE)
+    return address.startswith((REMOTE, PLAIN))
 
 
 def _socket(found: aiohttp.AddrInfoType) -> socket.socket:

@@ -43,11 +43,12 @@ class Authority:
         begins_in: datetime.timedelta = -2 * HOUR,
         ends_in: datetime.timedelta = HOUR,
         usages: tuple[x509.ObjectIdentifier, ...] = BOTH,
+        name: str = "pod",
     ) -> Pair:
-        """A leaf with these URIs."""
+        """A leaf with this name and these URIs."""
         key = ec.generate_private_key(ec.SECP256R1())
         built = self._builder(x509.Name([]), key.public_key(), ends_in, begins_in)
-        names: list[x509.GeneralName] = [x509.DNSName("pod"), *map(x509.UniformResourceIdentifier, uris)]
+        names: list[x509.GeneralName] = [x509.DNSName(name), *map(x509.UniformResourceIdentifier, uris)]
         built = built.add_extension(x509.SubjectAlternativeName(names), critical=True)
         built = built.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         made = built.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)

@@ -1,0 +1,75 @@
+"""Health and figures over TCP for those who have no certificate: a kubelet's probes, a scraper.
+
+Three routes of a process's application and nothing else, one request a connection, all of it bounded: whoever reaches
+the port is a stranger.
+"""
+
+import asyncio
+import logging
+import socket
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.run import Server, config_of, end_with
+
+log = logging.getLogger(__name__)
+
+PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+MAX_CONNECTIONS: Final = 64
+LIFE_S: Final = 10.0  # of a connection, from its first packet to the end of its answer
+
+
+class HealthAlone:
+    """The application, of which only `PATHS` are to be seen, by GET. Each answer ends its connection."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """HTTP only."""
+
+        async def ending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        if scope["method"] == "GET" and scope["path"] in PATHS:
+            await self._app(scope, receive, ending)
+            return
+        await ending({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+        await ending({"type": "http.response.body", "body": b""})
+
+
+async def serve_health(
+    app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int, life_s: float = LIFE_S
+) -> None:
+    """`PATHS` of `app` over plain HTTP/1.1 until `stop`."""
+    config = config_of(HealthAlone(app), drain_s)
+    server = Server(config)
+
+    class Connection(HttpToolsProtocol):
+        """Cut when its time is over; refused where there are enough."""
+
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            self._over: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > MAX_CONNECTIONS:
+                transport.abort()
+                return
+            self._over = self.loop.call_later(life_s, transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self._over is not None:
+                self._over.cancel()
+
+    config.http = Connection
+    async with asyncio.TaskGroup() as tasks:
+        ender = tasks.create_task(end_with(stop, server))
+        await server.serve(sockets=[listener])
+        ender.cancel()

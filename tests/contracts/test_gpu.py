@@ -1,0 +1,87 @@
+"""What forbids work on a GPU, what only worries, and what says nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from contracts.gpu import APPLICATION_XIDS, Degraded, GpuFacts, GpuHealth, Healthy, Unhealthy, judge, worst
+
+GOOD = GpuFacts(
+    "GPU 0", recovery=0, uncorrected=0, uncorrected_ever=0, remap_pending=False, remap_failed=False, temperature_c=61,
+    slows_c=87, ends_c=92, memory_used_bytes=1 << 30, memory_total_bytes=80 << 30,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "want"),
+    [
+        pytest.param(GOOD, Healthy(), id="all is well"),
+        pytest.param(GpuFacts("GPU 0"), Healthy(), id="a part of a GPU, which says nothing"),
+        pytest.param(replace(GOOD, lost=True), Unhealthy("it does not answer"), id="fallen off the bus"),
+        pytest.param(replace(GOOD, xids=(79,)), Unhealthy("XID 79"), id="and told of"),
+        pytest.param(replace(GOOD, xids=(48,)), Unhealthy("XID 48"), id="a double bit error"),
+        pytest.param(replace(GOOD, xids=(95,)), Unhealthy("XID 95"), id="an error that was not contained"),
+        pytest.param(replace(GOOD, xids=(9999,)), Unhealthy("XID 9999"), id="an XID of tomorrow"),
+        pytest.param(replace(GOOD, xids=tuple(APPLICATION_XIDS)), Healthy(), id="errors of applications"),
+        pytest.param(replace(GOOD, xids=(13, 94)), Degraded("XID 94"), id="an error that was contained"),
+        pytest.param(replace(GOOD, xids=(63, 119)), Unhealthy("XID 119"), id="what forbids comes first"),
+        pytest.param(
+            replace(GOOD, recovery=1), Unhealthy("its driver asks for a reset of the GPU"), id="a reset is asked for"
+        ),
+        pytest.param(
+            replace(GOOD, recovery=2), Unhealthy("its driver asks for a reboot of the node"), id="a reboot is"
+        ),
+        pytest.param(
+            replace(GOOD, recovery=3), Degraded("its driver asks to end traffic between GPUs"), id="none of ours"
+        ),
+        pytest.param(replace(GOOD, recovery=99), Healthy(), id="an action of tomorrow"),
+        pytest.param(
+            replace(GOOD, remap_failed=True),
+            Unhealthy("a bad row of its memory could not be remapped"),
+            id="no rows are left",
+        ),
+        pytest.param(
+            replace(GOOD, remap_pending=True),
+            Degraded("rows of its memory wait for a reset to be remapped"),
+            id="a row will be remapped",
+        ),
+        pytest.param(
+            replace(GOOD, pages_pending=True),
+            Degraded("pages of its memory wait for a reboot to be retired"),
+            id="a page will be retired",
+        ),
+        pytest.param(
+            replace(GOOD, uncorrected=2), Degraded("2 uncorrected ECC errors since its driver was loaded"), id="errors"
+        ),
+        pytest.param(replace(GOOD, uncorrected_ever=2), Healthy(), id="errors of long ago"),
+        pytest.param(replace(GOOD, temperature_c=86), Healthy(), id="warm"),
+        pytest.param(
+            replace(GOOD, temperature_c=87), Degraded("it has 87 C, and slows down from 87 on"), id="too warm"
+        ),
+        pytest.param(
+            replace(GOOD, temperature_c=92), Unhealthy("it has 92 C, and switches itself off at 92"), id="hot"
+        ),
+        pytest.param(replace(GOOD, temperature_c=99, slows_c=None, ends_c=None), Healthy(), id="no thresholds known"),
+    ],
+)
+def test_judge(facts: GpuFacts, want: GpuHealth) -> None:
+    """First reason wins."""
+    assert judge(facts) == want
+
+
+@pytest.mark.parametrize(
+    ("devices", "want"),
+    [
+        pytest.param([], Healthy(), id="none"),
+        pytest.param([GOOD, GOOD], Healthy(), id="two good ones"),
+        pytest.param(
+            [replace(GOOD, xids=(94,)), replace(GOOD, name="GPU 1", lost=True)],
+            Unhealthy("GPU 1: it does not answer"),
+            id="the worst of them",
+        ),
+        pytest.param([GOOD, replace(GOOD, name="GPU 1", xids=(94,))], Degraded("GPU 1: XID 94"), id="the second one"),
+    ],
+)
+def test_worst(devices: list[GpuFacts], want: GpuHealth) -> None:
+    """By name."""
+    assert worst(devices) == want

@@ -1,0 +1,48 @@
+"""Where an address leads: a pod's http:// only for whoever says that there are pods."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from contracts.roles import Role
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+from service.way import Ways, is_remote
+from tests.listening import Listening
+
+
+def test_a_pod_is_spoken_to_plainly(tmp_path: Path) -> None:
+    """By whoever reaches pods; for all others such an address is refused, by its name."""
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/name", _name)
+        listening = Listening(app)
+        url = f"http://127.0.0.1:{await listening.start_at()}"
+        with closing(SocketDirectory(tmp_path)) as directory:
+            client = ServiceClient.by(Ways(directory, pods=True).to(url, Role.RUNTIME), "the pod")
+            try:
+                assert await client.call("GET", "/name", str, timeout_s=10) == "pod"
+            finally:
+                await client.close()
+            with pytest.raises(ValueError, match=f"^{url}: must be https://$"):
+                Ways(directory).to(url, Role.RUNTIME)
+        await listening.stop()
+
+    asyncio.run(main())
+
+
+async def _name(_: web.Request) -> web.Response:
+    return web.json_response("pod")
+
+
+@pytest.mark.parametrize(
+    ("address", "want"),
+    [("rt-r1.sock", False), ("https://h:1", True), ("http://192.0.2.1:8012", True), ("https.sock", False)],
+)
+def test_what_is_on_another_host(address: str, want: bool) -> None:
+    """By how it begins."""
+    assert is_remote(address) is want
