@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from fastapi import FastAPI, Request, Response
 from msgspec import Meta
 
-from contracts.errors import InvalidRequest, Refused, Unavailable
+from contracts.errors import InvalidRequest, NotFound, Refused, Unavailable
 from contracts.forecast import TierRate, Whereabouts
 from contracts.manifest import Digest
 from contracts.names import dns_label
@@ -146,6 +146,10 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     install_failure_handlers(app)
     checking = asyncio.Lock()
 
+    def own(tenant: str, version: str) -> None:
+        if not leases.serves(tenant):
+            raise Refused(NotFound("version", version))
+
     @app.get("/healthz")
     async def healthz() -> Response:
         return Response(status_code=200)
@@ -167,7 +171,8 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
         named = {name: request.query_params.get(name, "") for name in ("tenant", "version")}
         if not _is_digest(named["version"]):
             raise Refused(InvalidRequest("version", named["version"][:80], "must be 64 hex digits"))
-        tally = await cache.whereabouts(dns_label(named["tenant"], "tenant"), named["version"])
+        own(dns_label(named["tenant"], "tenant"), named["version"])
+        tally = await cache.whereabouts(named["tenant"], named["version"])
         found = Whereabouts(
             chunks_by_tier=tally.chunks,
             bytes_by_tier=tally.bytes,
@@ -194,8 +199,8 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
         wish = decode(await request.body(), Prefetch)
         if wish.worth is not None and (wish.urgent or wish.tier == "nvme"):
             raise Refused(InvalidRequest("worth", f"{wish.worth:g}", "is for the tier 'host', and for nothing urgent"))
-        tenant = dns_label(wish.tenant, "tenant")
-        cache.prefetcher.ask(Wish(tenant, wish.version, wish.tier, wish.urgent, wish.worth))
+        own(dns_label(wish.tenant, "tenant"), wish.version)
+        cache.prefetcher.ask(Wish(wish.tenant, wish.version, wish.tier, wish.urgent, wish.worth))
         return Response(status_code=202)
 
     return app

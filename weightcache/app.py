@@ -40,7 +40,11 @@ async def serve(
             serving_peers(settings.peers, cache.peering, cache.counters),
         ):
             leases = LeaseServer(
-                directory.listen(SOCKET, socket.SOCK_SEQPACKET), cache.residents, cache.arena, cache.counters
+                directory.listen(SOCKET, socket.SOCK_SEQPACKET),
+                cache.residents,
+                cache.arena,
+                cache.counters,
+                settings.tenant,
             )
             describe_cache(telemetry.page, lambda: state_of(cache, leases))
             leases.open()

@@ -125,13 +125,10 @@ class Holders:
         self._forget(holder.number)
 
 
-def uid_of(sock: socket.socket) -> int:
-    """The user as which the other side connected; -1 where the kernel can't name it here."""
-    return _credentials(sock)[1]
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int]:
-    """Number and user of the process that connected, as they were then (SO_PEERCRED, unix(7))."""
+def credentials(sock: socket.socket) -> tuple[int, int]:
+    """Number and user of the process that connected, as they were then (SO_PEERCRED, unix(7)); 0 for one that is not in
+    our PID namespace (pid_namespaces(7)), -1 for a user that the kernel can't name here.
+    """
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)
     return pid, uid
@@ -139,7 +136,7 @@ def _credentials(sock: socket.socket) -> tuple[int, int]:
 
 def _peer(sock: socket.socket) -> tuple[int, int]:
     """A pidfd of the connected process, and its number."""
-    pid, _ = _credentials(sock)
+    pid, _ = credentials(sock)
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD), pid
     except OSError:  # an older kernel

@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from contracts.errors import Failure, InvalidRequest, Refused
+from contracts.errors import Failure, InvalidRequest, NotFound, Refused
 from contracts.names import dns_label
 from contracts.problem import code_of, to_wire
 from contracts.wire import decode, encode
@@ -25,7 +25,7 @@ from service.cause import begin
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.filling import Filling
-from weightcache.holders import Holder, Holders, uid_of
+from weightcache.holders import Holder, Holders, credentials
 from weightcache.policy.extents import Place
 from weightcache.policy.spans import merged
 from weightcache.resident import Resident
@@ -53,7 +53,16 @@ class _Lent:
 class LeaseServer:
     """Serves `listener` (SEQPACKET) from `open` to `close`, to processes of its own user and of root."""
 
-    def __init__(self, listener: socket.socket, residents: Residents, arena: Arena, counters: Counters) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        residents: Residents,
+        arena: Arena,
+        counters: Counters,
+        tenant: str | None = None,
+    ) -> None:
+        """With a `tenant` nothing of others is lent: who asks says for whom, and nobody proves it."""
+        self._tenant = tenant
         self._listener = listener
         self._residents = residents
         self._arena = arena
@@ -135,7 +144,7 @@ class LeaseServer:
             try:
                 self._check_user(sock)
                 request = decode(raw, LeaseRequest, what="lease request")
-                dns_label(request.tenant, "tenant")
+                self._check_tenant(dns_label(request.tenant, "tenant"), request.version)
                 if request.request_id is not None:
                     begin(request.request_id)
                 await self._grant(lent, request)
@@ -146,11 +155,25 @@ class LeaseServer:
 
     def _check_user(self, sock: socket.socket) -> None:
         """The directory's mode keeps others out; where that was loosened, this does. Raises `Refused`."""
-        uid = uid_of(sock)
+        pid, uid = credentials(sock)
+        if pid == 0:  # its death could not be seen, nor it be told from others: its slabs would be taken from under it
+            self._counters.strangers += 1
+            log.warning("a process of another PID namespace asked for a lease", extra={"uid": uid})
+            rule = "must be of a process that the weight cache's PID namespace has (hostPID)"
+            raise Refused(InvalidRequest("pid", "0", rule))
         if not may_lease(uid):
             self._counters.strangers += 1
             log.warning("another user asked for a lease", extra={"uid": uid})
             raise Refused(InvalidRequest("uid", str(uid), "must be root's, or that of the weight cache's own user"))
+
+    def _check_tenant(self, tenant: str, version: str) -> None:
+        """Raises `Refused`: what is another's does not exist."""
+        if not self.serves(tenant):
+            raise Refused(NotFound("version", version))
+
+    def serves(self, tenant: str) -> bool:
+        """Whether this agent is for that tenant, too."""
+        return self._tenant is None or tenant == self._tenant
 
     async def _grant(self, lent: _Lent, request: LeaseRequest) -> None:
         """Send the answer. Raises OSError where the client is gone."""

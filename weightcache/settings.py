@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from contracts import settings
+from contracts.errors import Refused
+from contracts.names import dns_label
 from contracts.settings import BadSetting
 from service.inner_settings import address, is_url
 from service.node_tls import read_secrets
@@ -63,6 +65,7 @@ class CacheSettings:
     trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
     peers: PeerSettings = PeerSettings()
+    tenant: str | None = None  # whose versions it lends, None: everybody's
 
     @property
     def roots(self) -> Path:
@@ -112,7 +115,16 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
         telemetry=read_telemetry(env),
         peers=_peers(env),
+        tenant=_tenant(env),
     )
+
+
+def _tenant(env: Mapping[str, str]) -> str | None:
+    name = env.get("KELVIN_CACHE_TENANT", "")
+    try:
+        return dns_label(name, "tenant") if name else None
+    except Refused as refused:
+        raise BadSetting("KELVIN_CACHE_TENANT", name, "must be a DNS label") from refused
 
 
 def _peers(env: Mapping[str, str]) -> PeerSettings:

@@ -3,16 +3,16 @@ lines and a throttled store would take.
 """
 
 import asyncio
-import selectors
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import cast
 
 import aiohttp
 from blake3 import blake3
 
 from contracts.errors import Refused, Unavailable
+from tests.virtual_loop import run_virtually
 from weightcache.peer_board import Board
 from weightcache.peer_client import Peer
 from weightcache.peer_tier import READS_AT_ONCE, Elsewhere, PeerTier, SharedStore
@@ -22,7 +22,6 @@ from weightcache.policy.mixing import Standing
 from weightcache.policy.sharing import Limit
 from weightcache.sources import ALL_AT_ONCE, Source, Turn
 
-T = TypeVar("T")
 TENANT = "acme"
 CHUNK = 1000
 LATENCY_S = 0.001
@@ -32,29 +31,6 @@ PARTS = 10
 STORE_READS = 6
 COUNT = 64
 DIGESTS = [blake3(number.to_bytes(4, "big")).hexdigest() for number in range(COUNT)]
-
-
-class _Jumping(selectors.DefaultSelector):
-    """Where nothing is ready time goes on to what is due next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout:
-            self.now += timeout
-        assert timeout is not None, "all wait for one another"
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.selector = _Jumping()
-        super().__init__(self.selector)
-
-    def time(self) -> float:
-        return self.selector.now
 
 
 class Line:
@@ -199,12 +175,7 @@ def play(story: Story, count: int = 8, rate: float = THROTTLE) -> tuple[list[Nod
             await node.board.close()
         return nodes, store, took_s
 
-    return run(main())
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
+    return run_virtually(main())
 
 
 def assert_all_here(nodes: Sequence[Node]) -> None:
