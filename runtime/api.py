@@ -38,6 +38,7 @@ KEY_ID: Final = "x-kelvin-key-id"
 SOURCE: Final = "x-kelvin-source"
 ONCE: Final = "x-kelvin-once"
 GUEST: Final = "x-kelvin-guest"
+RUNTIME: Final = b"x-kelvin-runtime"  # of an answer: whom its record is to name
 ELSEWHERE: Final = "x-kelvin-elsewhere"  # with a DELETE: another replica has answered
 LONGEST_S: Final = 3600.0  # of a request that brings no deadline, too
 
@@ -67,10 +68,13 @@ class Call:
 class ServingApi:
     """The ASGI application of one process."""
 
-    def __init__(self, replica: Replica, orphans: Orphans, control: ASGIApp) -> None:
+    def __init__(self, replica: Replica, orphans: Orphans, control: ASGIApp, *, in_pod: bool = False) -> None:
+        """`in_pod`: its activators are elsewhere, and know it by the name of its pod, which may live several times."""
         self._replica = replica
         self._orphans = orphans
         self._control = control
+        self._in_pod = in_pod
+        self._fields = ((RUNTIME, replica.runtime_id.encode()),) if in_pod else ()
         self._exchanges: dict[str, Exchange] = {}
 
     def __repr__(self) -> str:
@@ -92,7 +96,7 @@ class ServingApi:
             if path in _KINDS:
                 _require_method(method, "POST")
                 call = _call(scope)
-                if scope["scheme"] == "https":
+                if self._in_pod or scope["scheme"] == "https":
                     self._orphans.heard_from_afar(call.source)
                 await self._answer(call, path, receive, send)
             elif path == _RECEIPTS:
@@ -128,7 +132,8 @@ class ServingApi:
         # A drain or a failure may have come while the body did.
         serving, streams = self._replica.serving()
         with self._exchange(call, streams, prepared.request, serving.bind, prepared.stream) as exchange:
-            delivery = Delivery(exchange, prepared.answer, send, self._replica.meter.count_request)
+            count = self._replica.meter.count_request
+            delivery = Delivery(exchange, prepared.answer, send, count, self._fields)
             watcher = asyncio.create_task(watch_connection(receive, exchange), name=f"watch-{call.request_id}")
             expired = DeadlineExceeded(call.timeout_s, "generating")
             timer = asyncio.get_running_loop().call_at(call.deadline_s, exchange.stream.abandon, expired)

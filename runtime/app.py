@@ -17,6 +17,7 @@ from runtime import jobs
 from runtime.api import ServingApi
 from runtime.control_api import attach
 from runtime.dependencies import LEDGER
+from runtime.gpu_watch import GpuWatch
 from runtime.keeping import keep_what_was_recorded, keeper
 from runtime.lanes import Lanes
 from runtime.metering import MeterPage
@@ -55,9 +56,12 @@ async def serve(
     control: FastAPI,
     stop: asyncio.Event,
     own: Bind | None = None,
+    gpus: GpuWatch | None = None,
+    agent: SocketDirectory | None = None,
 ) -> None:
-    """Park, take a version when told to, or at once where it is its `own`, serve, until `stop` or a drain. Raises
-    `Refused` after a failure.
+    """Park, take a version when told to, or at once where it is its `own`, serve, until `stop` or a drain, which an
+    unhealthy one of `gpus` begins. `agent` is where the cache agent listens, if not in `directory`. Raises `Refused`
+    after a failure.
     """
     async with (
         open_inner(directory, settings.between, Role.RUNTIME, LISTEN) as inner,
@@ -66,17 +70,18 @@ async def serve(
             settings.spools, runtime_id, _poster(inner.ways.to(settings.between.control, Role.CONTROLPLANE))
         ) as orphans,
     ):
-        replica = Replica(runtime_id, meter, work_over(directory, settings.restore_s, filters), inner.url)
+        replica = Replica(runtime_id, meter, work_over(agent or directory, settings.restore_s, filters), inner.url)
         keep = keeper(inner.ways.to(settings.between.snapshotter, Role.SNAPSHOTTER))
         attach(control, replica)
-        api = ServingApi(replica, orphans, control)
+        api = ServingApi(replica, orphans, control, in_pod=own is not None)
         try:
             async with asyncio.TaskGroup() as tasks:
                 beside = (
                     tasks.create_task(replica.watch(), name="watch"),
                     tasks.create_task(replica.warm_up(_WARM_AFTER_S), name="warm up"),
                     tasks.create_task(keep_what_was_recorded(replica, keep), name="keep known answers"),
-                    tasks.create_task(_drain_with(stop, replica, settings.drain_s), name="drain"),
+                    tasks.create_task(_drain_with(stop, replica, settings), name="drain"),
+                    *(() if gpus is None else (tasks.create_task(gpus.run(replica.drain), name="GPUs"),)),
                 )
                 ended = asyncio.Event()
                 tasks.create_task(_end_with(replica, orphans, ended), name="end")
@@ -155,10 +160,11 @@ async def _end_with(replica: Replica, orphans: Orphans, ended: asyncio.Event) ->
     ended.set()
 
 
-async def _drain_with(stop: asyncio.Event, replica: Replica, drain_s: float) -> None:
+async def _drain_with(stop: asyncio.Event, replica: Replica, settings: RuntimeSettings) -> None:
     await stop.wait()
     replica.drain()
-    await asyncio.sleep(drain_s)
+    if replica.in_step_s < settings.step_s:  # an engine that hangs finishes nothing
+        await asyncio.sleep(settings.drain_s)
     replica.cut_off()
 
 

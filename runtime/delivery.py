@@ -6,7 +6,7 @@ Nothing is committed before the engine took the request: until then a refusal ke
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -75,11 +75,20 @@ async def watch_connection(receive: Receive, exchange: Exchange) -> None:
 class Delivery:
     """Writes one answer. Raises `Refused` where nothing was committed yet, else says it in a FAILED frame."""
 
-    def __init__(self, exchange: Exchange, answer: Feed, send: Send, on_commit: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        answer: Feed,
+        send: Send,
+        on_commit: Callable[[], None],
+        fields: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """`fields` are in the answer's head, too."""
         self._exchange = exchange
         self._answer = answer
         self._send = send
         self._on_commit = on_commit
+        self._fields = fields
         self._prefilled_us: int | None = None
         self._sent_at = time.monotonic()
 
@@ -136,7 +145,7 @@ class Delivery:
             if not self._exchange.committed:
                 self._exchange.committed = True
                 self._on_commit()
-                headers = [(b"content-type", CONTENT_TYPE.encode())]
+                headers = [(b"content-type", CONTENT_TYPE.encode()), *self._fields]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             self._exchange.ended = last and not self._exchange.disconnected
             await self._send({"type": "http.response.body", "body": frames, "more_body": not last})

@@ -6,14 +6,19 @@ import logging
 import os
 import socket
 import time
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from pathlib import Path
 from typing import Final
 
 from contracts.errors import Refused
+from contracts.gpu import Unhealthy
 from contracts.jobs import Pod
+from runtime.gpu_watch import GpuWatch
 from runtime.settings import RuntimeSettings, from_environment, read_pod
 from service.listener import listen
 from service.log import configure_logging
+from service.nvml import Gpus, opened
+from service.processes import age_ns
 from service.run import run_service
 from service.settings import log_level
 from service.startup import BAD_SETTING_STATUS, refusing_bad_settings
@@ -38,37 +43,65 @@ def run(settings: RuntimeSettings, pod: Pod) -> int:
     except OSError as error:
         log.error("can't listen", extra={"host": pod.host, "port": pod.port, "why": error.strerror})
         return BAD_SETTING_STATUS
-    with closing(SocketDirectory(settings.run)) as directory:
-        if not _agent_listens(directory, AGENT_S):
+    with ExitStack() as ladder:
+        directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
+        devices = ladder.enter_context(opened_for(pod.bind.device_class))
+        gpus = None if devices is None else GpuWatch(devices)
+        if _is_unhealthy(gpus):
+            return 1
+        if (agent := _try_agent(Path(pod.agent) if pod.agent else settings.run, AGENT_S)) is None:
             log.error("the cache agent does not listen", extra={"after_s": AGENT_S})
             return 1
-        meter = create_meter_page(settings.meters, pod.runtime_id)
-        probes = build_probes()
+        ladder.enter_context(closing(agent))
+        born_ns = time.monotonic_ns() - age_ns(os.getpid())  # imports are of its life, too
+        meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=born_ns)
+        probes = build_probes(settings.step_s, gpus)
         try:
             run_service(
                 lambda stop: app.serve(
-                    pod.runtime_id, settings, directory, listener, meter, probes, stop, own=pod.bind
+                    pod.runtime_id, settings, directory, listener, meter, probes, stop, own=pod.bind, gpus=gpus,
+                    agent=agent,
                 ),
                 settings.lifeline_fd,
-            )
+            )  # fmt: skip
         except Refused as refused:
             log.error("ending", extra={"code": refused.failure.code, "why": refused.failure.message})
             return 1
-    return 0
+        return 1 if _is_unhealthy(gpus) else 0
 
 
-def _agent_listens(directory: SocketDirectory, patience_s: float) -> bool:
-    """It was started with us, and is there long before our imports are over, but on a busy machine."""
+def opened_for(device_class: str) -> AbstractContextManager[Gpus | None]:
+    """The GPUs that this process may see, where it is to compute on one and they can be asked."""
+    from runtime.weights import device_of
+
+    return opened() if device_of(device_class).type != "cpu" else nullcontext()
+
+
+def _is_unhealthy(gpus: GpuWatch | None) -> bool:
+    if gpus is None or not isinstance(gpus.health, Unhealthy):
+        return False
+    log.error("ending", extra={"code": "gpu_unhealthy", "why": gpus.health.reason})
+    return True
+
+
+def _try_agent(place: Path, patience_s: float) -> SocketDirectory | None:
+    """The agent's sockets, once it listens; None where it doesn't. One of our own was started with us, and is there
+    long before our imports are over, but on a busy machine. Of a node's the directory need not be there yet, either.
+    """
     limit = time.monotonic() + patience_s
     while True:
         try:
-            directory.connect(SOCKET, socket.SOCK_SEQPACKET).close()
+            directory = SocketDirectory(place, is_ours=False)
+            try:
+                directory.connect(SOCKET, socket.SOCK_SEQPACKET).close()
+            except OSError:
+                directory.close()
+                raise
+            return directory
         except OSError:
             if time.monotonic() >= limit:
-                return False
+                return None
             time.sleep(_POLL_S)
-        else:
-            return True
 
 
 def main() -> None:

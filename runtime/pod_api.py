@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 
 from contracts.jobs import RuntimeState
 from contracts.wire import encode
+from runtime.gpu_watch import GpuWatch
 from runtime.meters import metrics_of
 from runtime.replica import Replica
 from service.failures import install_failure_handlers
@@ -15,39 +16,44 @@ from telemetry.policy.exposition import CONTENT_TYPE
 
 NETWORK_PROBE: Final = "k-network-probe"  # knative/serving, pkg/queue/health: the header of probes along the path
 QUEUE: Final = "queue"  # what an activator asks for, and reads back
+HANGS: Final = "the engine hangs in a step"
 
 
-def build_probes() -> FastAPI:
-    """The application without its replica; see `control_api.attach`."""
+def build_probes(step_s: float, gpus: GpuWatch | None = None) -> FastAPI:
+    """The application without its replica; see `control_api.attach`. An engine that is at one step for longer than
+    `step_s` hangs: whoever asks whether this lives is told no, and starts another in its place.
+    """
     app = FastAPI(openapi_url=None)
+
+    def moves(request: Request) -> bool:
+        return _replica(request).in_step_s < step_s
+
+    def is_ready(request: Request) -> bool:
+        return _replica(request).state is RuntimeState.READY and moves(request)
+
     install_failure_handlers(app)
 
     @app.get("/healthz")
     async def healthz(request: Request) -> Response:
-        """That the process lives; asked by Knative's activator, whether requests may come."""
+        """That it lives and its engine moves; asked by Knative's activator, whether requests may come."""
         asked = request.headers.get(NETWORK_PROBE)
         if asked is None:
-            return Response()
+            return Response() if moves(request) else Response(HANGS, status_code=503)
         if asked != QUEUE:
             return Response(f"{NETWORK_PROBE} must be {QUEUE}", status_code=400)
-        return Response(QUEUE, status_code=200 if _is_ready(request) else 503)
+        return Response(QUEUE, status_code=200 if is_ready(request) else 503)
 
     @app.get("/readyz")
     async def readyz(request: Request) -> Response:
-        """200 once requests may come; the body says, either way, how far the restore is."""
-        report = _replica(request).report()
-        status = 200 if report.state is RuntimeState.READY else 503
-        return Response(encode(report), status_code=status, media_type="application/json")
+        """200 while requests may come; the body says, either way, how far the restore is."""
+        status = 200 if is_ready(request) else 503
+        return Response(encode(_replica(request).report()), status_code=status, media_type="application/json")
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        return Response(metrics_of(_replica(request)), media_type=CONTENT_TYPE)
+        return Response(metrics_of(_replica(request), () if gpus is None else gpus.seen), media_type=CONTENT_TYPE)
 
     return app
-
-
-def _is_ready(request: Request) -> bool:
-    return _replica(request).state is RuntimeState.READY
 
 
 def _replica(request: Request) -> Replica:

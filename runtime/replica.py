@@ -18,6 +18,7 @@ from contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
 from contracts.jobs import Bind, Bound, GateFacts, GateJob, RuntimeReport, RuntimeState, SealAttestation, SealJob
 from contracts.meter import Phase
 from contracts.push import KeepSeal
+from contracts.timeline import Span
 from runtime.engine.interface import Event
 from runtime.handover import Handover
 from runtime.metering import MeterPage
@@ -72,6 +73,7 @@ class Replica:
         self._streams: Streams | None = None
         self._handover: Handover | None = None
         self._kept: Kept | None = None  # while it sleeps
+        self._stages: list[Span] = []  # of the restore that is under way, or was last
         self.failure: Failure | None = None
         self.over = asyncio.Event()  # the process may end: nothing is in flight, nothing will come
 
@@ -188,7 +190,8 @@ class Replica:
     async def _become_ready(self, name: str, make: Callable[[Wiring], Served]) -> Served:
         """Serve what `make` gives, or fail with it. Raises what it raises."""
         self._handover = Handover(asyncio.get_running_loop(), self._dispatch)
-        wiring = Wiring(self._handover.post, self._on_busy)
+        self._stages = []
+        wiring = Wiring(self._handover.post, self._on_busy, self._stages.append)
         try:
             serving = await self._unless_over(run_in_thread(name, lambda: make(wiring)))
         except Refused as refused:
@@ -221,6 +224,11 @@ class Replica:
         if self._serving is None or self._streams is None or self._state is not RuntimeState.READY:
             raise Refused(Unavailable("this replica"))
         return self._serving, self._streams
+
+    @property
+    def in_step_s(self) -> float:
+        """For how long the engine's step under way has lasted; 0 where there is none."""
+        return 0.0 if self._serving is None else self._serving.thread.in_step_s
 
     @property
     def to_prove(self) -> bool:
@@ -313,7 +321,7 @@ class Replica:
             kv_blocks_total=0 if engine is None else engine.kv_blocks_total,
             leases=0 if self._state is RuntimeState.ASLEEP2 or (serving is None and self._kept is None) else 1,
             open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # the listing's own
-            spans=() if serving is None else serving.spans,
+            spans=tuple(self._stages) if serving is None else serving.spans,
             url=self._url,
         )
 

@@ -54,7 +54,7 @@ class _Known:
 
 def restore(request: Bind, wiring: Wiring, acquire: Acquire, filters: Ask | None = None) -> Served:
     """Raises `Refused`. On return the engine's thread runs, and the replica may be called ready."""
-    spans, stamp = _clock()
+    spans, stamp = _clock(wiring)
     torch.set_num_threads(request.threads)
     weights = acquire(request.tenant, request.version)
     if weights.lease.manifest.engine.kind == "predict":
@@ -73,11 +73,16 @@ def restore(request: Bind, wiring: Wiring, acquire: Acquire, filters: Ask | None
     return _served(request, wiring, weights, known, _kept(weights, known, acquire), stamp, spans, late=late)
 
 
-def _clock() -> tuple[list[Span], Stamp]:
-    """Spans since now, and what adds one."""
+def _clock(wiring: Wiring) -> tuple[list[Span], Stamp]:
+    """Spans since now, and what adds one and tells of it."""
     began_ns = time.monotonic_ns()
     spans: list[Span] = []
-    return spans, lambda stage: spans.append(Span(stage, (time.monotonic_ns() - began_ns) // 1000))
+
+    def stamp(stage: Stage) -> None:
+        spans.append(Span(stage, (time.monotonic_ns() - began_ns) // 1000))
+        wiring.on_stage(spans[-1])
+
+    return spans, stamp
 
 
 def _proven(request: Bind, weights: Weights, files: PinnedFiles) -> Proven:
@@ -182,7 +187,7 @@ def _kept(weights: Weights, known: _Known, acquire: Acquire) -> Kept:
     before = replace(known, proven=replace(known.proven, recorded=None))
 
     def again(request: Bind, wiring: Wiring) -> Served:
-        spans, stamp = _clock()
+        spans, stamp = _clock(wiring)
         torch.set_num_threads(request.threads)
         prove = dormant.is_dropped
         fresh = dormant.rouse(request, stamp)
@@ -217,7 +222,7 @@ def _predictor(
     dormant = Dormant(weights, None, acquire)
 
     def again(request: Bind, wiring: Wiring) -> Served:
-        fresh, stamp_again = _clock()
+        fresh, stamp_again = _clock(wiring)
         prove = dormant.is_dropped
         found = dormant.rouse(request, stamp_again)
         return _predictor(request, wiring, found, acquire, stamp_again, fresh, probe, prove=prove)

@@ -45,6 +45,11 @@ class EngineThread(Inbox, Protocol):
         """Why it will never serve again, where it will not."""
         ...
 
+    @property
+    def in_step_s(self) -> float:
+        """For how long it has been at what it was given last; 0 where it waits."""
+        ...
+
     def stop(self, timeout_s: float, failure: Failure | None = None) -> bool:
         """End all requests, then the thread; whether it ended in time."""
         ...
@@ -52,10 +57,11 @@ class EngineThread(Inbox, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What a restored engine's thread is to call."""
+    """What a restore is to call, and then its engine's thread."""
 
     on_events: Callable[[list[Event]], None]
     on_busy: Callable[[bool], None]
+    on_stage: Callable[[Span], None] = lambda span: None  # as the restore goes on, in its thread
 
 
 @dataclass(frozen=True, slots=True)

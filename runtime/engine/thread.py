@@ -43,6 +43,7 @@ class EngineThread:
         self._limit = limit
         self._probe_after_s = probe_after_s
         self._step_raised = False
+        self._turning_since_s: float | None = None  # the thread's alone to write
         self._wake = threading.Condition()
         # All below is guarded by _wake.
         self._inbox: deque[Request] = deque()
@@ -97,6 +98,12 @@ class EngineThread:
         return len(self._inside)
 
     @property
+    def in_step_s(self) -> float:
+        """For how long the engine has been at what it was given last; 0 where it waits. What hangs never comes back."""
+        since_s = self._turning_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    @property
     def poisoned(self) -> Failure | None:
         """Why this engine will never serve again, where it will not."""
         return self._poisoned
@@ -109,7 +116,10 @@ class EngineThread:
                 if not busy and (requests or self._engine.has_work):
                     busy = True
                     self._on_busy(True)
-                self._deliver(self._turn(requests, cancels, stopping))
+                self._turning_since_s = time.monotonic()
+                events = self._turn(requests, cancels, stopping)
+                self._turning_since_s = None  # a loop that is behind is no engine that hangs
+                self._deliver(events)
                 if busy and not self._engine.has_work and not self._inbox:
                     busy = False
                     self._on_busy(False)
@@ -118,6 +128,7 @@ class EngineThread:
         except Exception:
             # Callbacks and engine promise not to raise: say so loudly, end who is inside, refuse who comes.
             _log.exception("the engine thread ends")
+            self._turning_since_s = None
             with self._wake:
                 self._poisoned = self._poisoned or Internal()
                 orphans = sorted(self._inside)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from fastapi import FastAPI
 
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Frame, FrameDecoder
@@ -169,17 +170,18 @@ async def bench(
     failure: Failure | None = None,
     grace_s: float = 0.05,
     screen: Screen | None = None,
+    probes: FastAPI | None = None,
 ) -> AsyncIterator[Bench]:
-    """Everything of `app.serve` but the restore and the spool."""
+    """Everything of `app.serve` but the restore and the spool; with `probes`, of a pod's."""
     directory = SocketDirectory(tmp_path / "run")
     listener = directory.listen("rt-x.sock")
     meter = create_meter_page(tmp_path / "meters", "x")
     replica = Replica("x", meter, fake_work(engine, failure=failure, screen=screen))
     records = MemoryRecords()
     orphans = Orphans("x", lambda: records, lambda source: source == LIVES, grace_s)
-    control = build_control_app()
+    control = probes or build_control_app()
     attach(control, replica)
-    api = ServingApi(replica, orphans, control)
+    api = ServingApi(replica, orphans, control, in_pod=probes is not None)
     connector = aiohttp.UnixConnector(path=directory.address("rt-x.sock"), limit=0)
     session = aiohttp.ClientSession(connector=connector)
     stop = asyncio.Event()

@@ -1,0 +1,76 @@
+"""A pod on a GPU that turns unhealthy is ready no more, ends what it has, and says why."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from contracts.gpu import Degraded, GpuFacts, Healthy, Unhealthy
+from contracts.jobs import RuntimeState
+from runtime.gpu_watch import GpuWatch
+from runtime.pod_api import build_probes
+from tests.runtime.engine.scripted import ScriptedEngine
+from tests.runtime.fakes import DEADLINE_S, Bench, saying
+from tests.runtime.scenes import play
+
+GOOD = GpuFacts("GPU 0", temperature_c=50, memory_used_bytes=3, memory_total_bytes=7)
+LOST = GpuFacts("GPU 0", lost=True)
+
+
+class Scripted:
+    """One device, which is what it is told to be."""
+
+    def __init__(self, facts: GpuFacts) -> None:
+        self.facts = facts
+
+    def look(self) -> tuple[GpuFacts, ...]:
+        return (self.facts,)
+
+
+@pytest.mark.parametrize(
+    ("then", "ready"), [pytest.param(LOST, 503, id="lost"), pytest.param(GOOD, 200, id="the control: as before")]
+)
+def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, ready: int) -> None:
+    """Nothing new comes; the answer that is under way is finished; the metrics say which device and why it is."""
+    gpu, engine = Scripted(GOOD), ScriptedEngine(saying("hello"), paced=True)
+    watch = GpuWatch(gpu, every_s=0.01)
+
+    async def asked(each: Bench, path: str) -> tuple[int, str]:
+        async with each.session.get(f"http://rt{path}") as answer:
+            return answer.status, await answer.text()
+
+    async def scene(each: Bench) -> None:
+        watching = asyncio.create_task(watch.run(each.replica.drain))
+        try:
+            answering = asyncio.create_task(each.frames())
+            await asyncio.to_thread(engine.in_step.wait, DEADLINE_S)
+            assert (await asked(each, "/readyz"))[0] == 200
+            gpu.facts = then
+            looks = GOOD if ready == 200 else LOST
+            await each.until("it looked", lambda: watch.seen == (looks,))
+            await each.until("it is told", lambda: (each.replica.state is RuntimeState.DRAINING) is (ready == 503))
+            assert (await asked(each, "/readyz"))[0] == ready
+            state = "healthy" if ready == 200 else "unhealthy"
+            page = (await asked(each, "/metrics"))[1]
+            assert f'kelvin_gpu_health{{process="runtime",gpu="GPU 0",state="{state}"}} 1' in page
+            assert ("kelvin_gpu_temperature_celsius{" in page) is (ready == 200)
+            engine.free_running()
+            assert len(await answering) > 1
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    play(tmp_path, engine, scene, probes=build_probes(3600.0, watch))
+
+
+def test_what_was_unhealthy_is_not_trusted_again() -> None:
+    """By the same process; one that is degraded may be well again."""
+    gpu = Scripted(GpuFacts("GPU 0", xids=(94,)))
+    watch = GpuWatch(gpu)
+    found = [watch.health]
+    for facts in (GOOD, LOST, GOOD):
+        gpu.facts = facts
+        watch._take(gpu.look())
+        found.append(watch.health)
+    lost = Unhealthy("GPU 0: it does not answer")
+    assert found == [Degraded("GPU 0: XID 94"), Healthy(), lost, lost]
