@@ -7,18 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, and_, func, or_, select
+from sqlalchemy import BigInteger, Cast, Column, Connection, Select, and_, cast, func, or_, select
 
-from contracts.usage import Origin
+from contracts.usage import CUT, Origin
 from controlplane.ledger_schema import (
     conflicts,
     lifetime_records,
+    open_lives,
     received,
     request_records,
     runtime_totals,
     sources,
 )
 from controlplane.policy.balance import LifetimeFacts, Range
+from controlplane.store import streamed
 
 _ROWS: Final = 500  # fetched at a time
 
@@ -31,6 +33,7 @@ class OpenRuntime:
     requests: int
     device_us: int
     last_us: int  # end of its last request
+    told_us: int | None = None  # its last word of its life so far, by our clock; None where it says none
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,11 @@ class Orphan:
 
 def open_runtimes(connection: Connection, tenant: str, begin_us: int, end_us: int) -> list[OpenRuntime]:
     """The tenant's own that served around the month, whoever asked."""
-    c, died = runtime_totals.c, lifetime_records.c
+    c, died, told = runtime_totals.c, lifetime_records.c, open_lives.c
+    figures = (_sum(c.requests), _sum(c.device_us), func.max(c.last_at_us), func.max(told.told_at_us))
     query = (
-        select(c.runtime_id, func.sum(c.requests), func.sum(c.device_us), func.max(c.last_at_us))
+        select(c.runtime_id, *figures)
+        .join(open_lives, told.runtime_id == c.runtime_id, isouter=True)
         .where(or_(and_(c.tenant == tenant, c.owner.is_(None)), c.owner == tenant))
         .where(c.last_at_us >= begin_us, c.first_at_us < end_us)
         .where(~select(died.runtime_id).where(died.runtime_id == c.runtime_id).exists())
@@ -79,6 +84,11 @@ def open_runtimes(connection: Connection, tenant: str, begin_us: int, end_us: in
     return [OpenRuntime(*row) for row in connection.execute(query)]
 
 
+def _sum(figures: Column[Any]) -> Cast[int]:
+    """A whole number: PostgreSQL's sums of these are decimals."""
+    return cast(func.sum(figures), BigInteger)
+
+
 def received_ranges(connection: Connection, begin_us: int, end_us: int) -> Iterator[tuple[str, list[Range]]]:
     """What arrived of each source that recorded anything in the month: a lost record may have been anybody's."""
     query = (
@@ -86,10 +96,9 @@ def received_ranges(connection: Connection, begin_us: int, end_us: int) -> Itera
         .join(sources, sources.c.source == received.c.source)
         .where(sources.c.first_at_us < end_us, sources.c.last_at_us >= begin_us)
         .order_by(received.c.source, received.c.first)
-        .execution_options(yield_per=_ROWS)
     )
     name, ranges = None, list[Range]()
-    for source, first, last in connection.execute(query):
+    for source, first, last in streamed(connection, query, _ROWS):
         if source != name:
             if name is not None:
                 yield name, ranges
@@ -111,9 +120,10 @@ def lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
             died.active_us,
             died.idle_us,
             died.requests,
-            func.coalesce(func.sum(uses.requests), 0),
-            func.coalesce(func.sum(uses.answered), 0),
-            func.coalesce(func.sum(uses.device_us), 0),
+            func.coalesce(_sum(uses.requests), 0),
+            func.coalesce(_sum(uses.answered), 0),
+            func.coalesce(_sum(uses.device_us), 0),
+            died.source.startswith(CUT),
             func.coalesce(died.model, ""),
             died.version,
             died.device_class,
@@ -124,10 +134,9 @@ def lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
         .where(died.tenant == tenant, died.month == month)
         .group_by(died.runtime_id)  # which names the row
         .order_by(died.runtime_id)
-        .execution_options(yield_per=_ROWS)
     )
     width = len(LifetimeFacts.__slots__)
-    for row in connection.execute(query):
+    for row in streamed(connection, query, _ROWS):
         yield Life(LifetimeFacts(*row[:width]), *row[width:])
 
 
@@ -138,9 +147,8 @@ def kept_aside(connection: Connection, tenant: str, month: str) -> Iterator[Kept
         select(c.subject, c.reason, c.at_us, c.record)
         .where(c.tenant == tenant, c.month == month)
         .order_by(c.at_us, c.digest)
-        .execution_options(yield_per=_ROWS)
     )
-    for row in connection.execute(query):
+    for row in streamed(connection, query, _ROWS):
         yield KeptAside(*row)
 
 
@@ -151,7 +159,6 @@ def charged_orphans(connection: Connection, tenant: str, month: str) -> Iterator
         select(c.request_id, c.runtime_id, c.ended_at_us, c.completion_tokens)
         .where(c.tenant == tenant, c.month == month, c.origin == Origin.ORPHAN.value, c.stands.is_(True))
         .order_by(c.ended_at_us, c.request_id)
-        .execution_options(yield_per=_ROWS)
     )
-    for row in connection.execute(query):
+    for row in streamed(connection, query, _ROWS):
         yield Orphan(*row)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Dialect, Table, delete, insert, select, update
+from sqlalchemy import Column, Connection, Dialect, String, Table, delete, insert, select, update
 
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import encode
@@ -29,6 +29,7 @@ class Arrivals:
     """What arrived of each source of a batch, and when: read once, written once."""
 
     def __init__(self, connection: Connection, names: Collection[str]) -> None:
+        names = {_fitting(name, received.c.source) for name in names}
         self._known: dict[str, list[Range]] = {name: [] for name in names}
         self._fresh: defaultdict[str, set[int]] = defaultdict(set)
         self._spans: dict[str, tuple[int, int]] = {}
@@ -39,10 +40,12 @@ class Arrivals:
 
     def has(self, source: str, sequence: int) -> bool:
         """Whether that sequence arrived before, in this batch or another."""
+        source = _fitting(source, received.c.source)
         return sequence in self._fresh[source] or covers(self._known[source], sequence)
 
     def add(self, source: str, sequence: int, at_us: int) -> None:
         """It has arrived."""
+        source = _fitting(source, received.c.source)
         if 0 < sequence <= MAX_FIGURE:
             self._fresh[source].add(sequence)
         at_us = _storable(at_us)
@@ -94,9 +97,9 @@ class Conflicts:
         """Keep it, with the reason."""
         raw = encode(record)
         digest = hashlib.sha256(raw).hexdigest()
-        self._rows[digest] = _Aside(
-            digest, record.tenant, subject[:300], _storable(at_us), conflict.reason, raw.decode()
-        )
+        tenant = None if record.tenant is None else _fitting(record.tenant, conflicts.c.tenant)
+        subject = _fitting(subject, conflicts.c.subject)
+        self._rows[digest] = _Aside(digest, tenant, subject, _storable(at_us), conflict.reason, raw.decode())
 
     def write(self, connection: Connection, chains: Chains, shut: Closed) -> int:
         """Store those that are not known yet, as links of the chain; how many there were."""
@@ -130,6 +133,12 @@ def _insertion(table: Table, dialect: Dialect) -> str:
 def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
     """Pieces that a query can name."""
     return (values[start : start + _LOOKUP] for start in range(0, len(values), _LOOKUP))
+
+
+def _fitting(word: str, column: Column[Any]) -> str:
+    """Likewise a word."""
+    assert isinstance(column.type, String)
+    return word[: column.type.length]
 
 
 def _storable(at_us: int) -> int:

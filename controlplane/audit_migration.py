@@ -1,12 +1,13 @@
 """The migration that chains the audit: columns, the rows that are there, and what the database refuses from then on.
 
-Frozen like every step of `migrations`. The triggers are SQLite's; another database gets its own with its engine.
+Frozen like every step of `migrations`. The triggers are SQLite's; PostgreSQL's are `audit_guards`'.
 """
 
 from typing import Final
 
 from sqlalchemy import Connection, text
 
+from controlplane import audit_guards
 from controlplane.policy.trail import Said, genesis, next_chain, window_of
 
 _COLUMNS: Final = (
@@ -64,6 +65,9 @@ def chain_audit(connection: Connection) -> None:
     if connection.dialect.name == "sqlite":
         for name, when in TRIGGERS.items():
             connection.execute(text(f"CREATE TRIGGER {name} {when} {_ONLY_ADDED}"))
+    else:
+        for statement in audit_guards.STATEMENTS:
+            connection.exec_driver_sql(statement)
 
 
 def _chain_rows(connection: Connection) -> None:

@@ -11,6 +11,7 @@ from controlplane import schema
 from controlplane.audit import SAID
 from controlplane.audit_expiry import tenants_of
 from controlplane.policy.trail import Action, Entry, Said, genesis, verify
+from controlplane.store import streamed
 from controlplane.verify import Tell
 
 ALL: Final = "*"  # no tenant's name
@@ -75,9 +76,8 @@ class _Reading:
             select(*(table.c[name] for name in (*_KEPT, *SAID)))
             .where(table.c.tenant == self._tenant)
             .order_by(table.c.link)
-            .execution_options(yield_per=_ROWS)
         )
-        for number, row in enumerate(self._connection.execute(query), 1):
+        for number, row in enumerate(streamed(self._connection, query, _ROWS), 1):
             link, at_s, window, digest, chain, expired_at_s = row[: len(_KEPT)]
             self.last_expired = expired_at_s is not None
             self.expired += self.last_expired

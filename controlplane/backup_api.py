@@ -11,6 +11,7 @@ def routes(backups: Backups) -> list[Route]:
     """An answer that is cut short is no backup: it lacks its index."""
 
     async def backup(_: Request) -> Response:
+        backups.check()
         moment = await backups.begin()
         return StreamingResponse(backups.pieces(moment, backups.data), media_type="application/x-tar")
 

@@ -82,6 +82,10 @@ class Backups:
         """Changes with any of the files beside the database."""
         return tuple(_changed_ns(self._data / name) for name in FILES)
 
+    def check(self) -> None:
+        """Raises Refused(Conflict) where the database is none that lies here."""
+        self._database.check_copied()
+
     async def begin(self) -> Moment:
         """Read what moves, in the order in which it moves. Raises OSError."""
         made_at_us = time.time_ns() // 1000

@@ -72,7 +72,7 @@ def _gone(open_ones: Iterable[OpenRuntime], live: Collection[str] | None, now_us
     if live is None:
         return
     for each in open_ones:
-        if each.runtime_id not in live and each.last_us + SETTLE_US < now_us:
+        if each.told_us is None and each.runtime_id not in live and each.last_us + SETTLE_US < now_us:
             yield missing_lifetime(each.runtime_id, each.requests)
 
 

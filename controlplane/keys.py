@@ -167,7 +167,8 @@ class KeyStore:
         return new, text, old
 
     async def revoke(self, by: Actor, tenant: str, key_id: str, now_s: int) -> tuple[Key, bool]:
-        """End it now; a second time changes nothing. The key, and whether every activator was told within a second.
+        """End it now; a second time changes nothing. The key, and whether every activator was told within a
+        second; False also where one has lost its feed moments ago, and is not back.
 
         Raises Refused: NotFound, Forbidden, Conflict (the last key of an operator).
         """

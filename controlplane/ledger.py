@@ -8,16 +8,18 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, select
 
 from contracts.billing import ClosingReport
-from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
+from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.timeline import Stage
 from contracts.usage import LifetimeRecord, RequestRecord
+from controlplane import open_lives
 from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
 from controlplane.closings import closing_entry
@@ -71,12 +73,30 @@ class Ledger:
     async def append_requests(self, batch: RequestBatch) -> None:
         """Enter the records in one transaction. Raises Refused(InvalidRequest) for more than MAX_BATCH."""
         _check_size(batch.records)
-        _tell(await self._database.write(lambda connection: self._noted(append_requests, connection, batch.records)))
+        enter = partial(self._noted, append_requests, records=batch.records)
+        _tell(await self._database.write(enter, repeated=True))
 
     async def append_lifetimes(self, batch: LifetimeBatch) -> None:
         """Likewise."""
         _check_size(batch.records)
-        _tell(await self._database.write(lambda connection: self._noted(append_lifetimes, connection, batch.records)))
+        enter = partial(self._noted, append_lifetimes, records=batch.records)
+        _tell(await self._database.write(enter, repeated=True))
+
+    async def note_lives(self, batch: LivesSoFar, now_us: int) -> None:
+        """How replicas have lived so far, at `now_us` by the wall. Raises Refused(InvalidRequest)."""
+        _check_size(batch.records)
+        note = partial(open_lives.note, records=batch.records, now_us=now_us)
+        await self._database.write(note, repeated=True)
+
+    async def cut_lives(self, before_us: int) -> int:
+        """Record the lives of replicas that have said nothing since then; how many."""
+
+        def cut(connection: Connection) -> int:
+            records = open_lives.cut_off(connection, before_us)
+            self._noted(append_lifetimes, connection, records)
+            return len(records)
+
+        return await self._database.write(cut, repeated=True)
 
     async def close_month(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
         """Run `close` in a transaction, and note what it froze."""
@@ -167,6 +187,7 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.died_at_us)
     insert_rows(connection, lifetime_records, fresh)
+    open_lives.forget(connection, known)
     aside_count = aside.write(connection, chains, shut)
     totals.write()
     chains.write()

@@ -15,11 +15,13 @@ from controlplane.ledger_schema import (
     REQUEST_VALUES,
     conflicts,
     lifetime_records,
+    metadata,
     request_records,
 )
 from controlplane.migrations import Migration
 from controlplane.policy.chain import Kind
 from controlplane.policy.month import month_of
+from controlplane.postgres_columns import in_byte_order, unhurried
 
 _ROWS: Final = 2_000
 
@@ -165,12 +167,31 @@ def _degraded(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE ledger_requests ADD COLUMN degraded VARCHAR(160)"))
 
 
+def _open_lives(connection: Connection) -> None:
+    """What replicas of pods say of their lives while they last."""
+    for statement in (
+        "CREATE TABLE ledger_open_lives (runtime_id VARCHAR(128) NOT NULL, tenant VARCHAR(63) NOT NULL, "
+        "told_at_us BIGINT NOT NULL, died_at_us BIGINT NOT NULL, record TEXT NOT NULL, PRIMARY KEY (runtime_id))",
+        "CREATE INDEX ledger_open_lives_by_word ON ledger_open_lives (told_at_us)",
+    ):
+        connection.execute(text(statement))
+
+
+def _granted_models(connection: Connection) -> None:
+    """A model of another tenant is OWNER/M: two names and a slash. In SQLite a length is not more than a remark."""
+    if connection.dialect.name == "postgresql":
+        for table in ("ledger_requests", "ledger_request_totals"):
+            connection.execute(text(f"ALTER TABLE {table} ALTER COLUMN model TYPE VARCHAR(127)"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "records", _records),
     Migration(2, "chains", _chains),
     Migration(3, "once", _once),
     Migration(4, "guests", _guests),
     Migration(5, "degraded", _degraded),
+    Migration(6, "open lives", _open_lives),
+    Migration(7, "granted models", _granted_models),
 )
 LEDGER_SCHEMA: Final = len(STEPS)
 
@@ -184,5 +205,7 @@ def ensure_ledger(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:
         raise NewerLedger(f"the ledger has schema {done}; this program knows {len(steps)}")
     for step in steps[done:]:
         with engine.begin() as connection:
+            unhurried(connection)
             step.apply(connection)
             connection.execute(text("INSERT INTO ledger_schema (number) VALUES (:number)"), {"number": step.number})
+    in_byte_order(engine, metadata.tables)

@@ -29,7 +29,7 @@ request_records = Table(
     Column("orphan_of", String(128), primary_key=True),  # the runtime that wrote it; empty for an activator's
     Column("source", String(128), nullable=False),
     Column("sequence", BigInteger, nullable=False),
-    Column("model", String(63), nullable=False),
+    Column("model", String(127), nullable=False),  # M, or OWNER/M
     Column("version", String(64)),
     Column("key_id", String(64), nullable=False),
     Column("runtime_id", String(128)),
@@ -53,9 +53,21 @@ request_records = Table(
     Index("ledger_requests_by_link", "tenant", "month", "link", unique=True),
 )
 _orphans = request_records.c.origin == "orphan"
-Index("ledger_requests_of_orphans", request_records.c.tenant, request_records.c.month, sqlite_where=_orphans)
+Index(
+    "ledger_requests_of_orphans",
+    request_records.c.tenant,
+    request_records.c.month,
+    sqlite_where=_orphans,
+    postgresql_where=_orphans,
+)
 _once = request_records.c.once
-Index("ledger_requests_by_once", request_records.c.tenant, _once, sqlite_where=_once.is_not(None))
+Index(
+    "ledger_requests_by_once",
+    request_records.c.tenant,
+    _once,
+    sqlite_where=_once.is_not(None),
+    postgresql_where=_once.is_not(None),
+)
 
 lifetime_records = Table(
     "ledger_lifetimes",
@@ -81,6 +93,19 @@ lifetime_records = Table(
     Column("max_rss_kb", BigInteger, nullable=False),
     *_chained(),
     Index("ledger_lifetimes_by_link", "tenant", "month", "link", unique=True),
+)
+
+# Replicas of pods that live, or that nobody told the end of: a row goes with the record of the whole life. No record by
+# itself, so it is in no chain.
+open_lives = Table(
+    "ledger_open_lives",
+    metadata,
+    Column("runtime_id", String(128), primary_key=True),
+    Column("tenant", String(63), nullable=False),
+    Column("told_at_us", BigInteger, nullable=False),  # by our clock
+    Column("died_at_us", BigInteger, nullable=False),  # up to where it counts, by its own
+    Column("record", Text, nullable=False),  # JSON of a LifetimeRecord
+    Index("ledger_open_lives_by_word", "told_at_us"),
 )
 
 # Which sequences of a source arrived, as ranges: a healthy source has one, however many records it sent.
@@ -143,7 +168,7 @@ request_totals = Table(
     Column("tenant", String(63), primary_key=True),
     Column("month", String(7), primary_key=True),  # in which it is booked
     Column("day", Integer, primary_key=True),  # of the requests' end, since 1970 (UTC): prices begin at midnight
-    Column("model", String(63), primary_key=True),
+    Column("model", String(127), primary_key=True),
     Column("outcome", String(64), primary_key=True),
     Column("billable", Boolean, primary_key=True),
     Column("requests", BigInteger, nullable=False),
@@ -181,7 +206,13 @@ runtime_totals = Table(
     Index("ledger_runtime_totals_by_end", "tenant", "last_at_us"),
 )
 _guests = runtime_totals.c.owner.is_not(None)
-Index("ledger_runtime_totals_of_guests", runtime_totals.c.owner, runtime_totals.c.last_at_us, sqlite_where=_guests)
+Index(
+    "ledger_runtime_totals_of_guests",
+    runtime_totals.c.owner,
+    runtime_totals.c.last_at_us,
+    sqlite_where=_guests,
+    postgresql_where=_guests,
+)
 
 # What a digest covers, in this order: a released list is never edited. Of a request `marks_of` comes last.
 REQUEST_VALUES: Final = tuple(column for column in request_records.c if column.name in (

@@ -10,7 +10,9 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, text
 
+from controlplane import schema
 from controlplane.audit_migration import chain_audit
+from controlplane.postgres_columns import in_byte_order, unhurried
 
 _VERSION_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS schema_version (number INTEGER PRIMARY KEY, name VARCHAR(64) NOT NULL)"
@@ -156,8 +158,10 @@ def migrate(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:
         raise NewerDatabase(f"the database is at schema {done}; this program knows {len(steps)}")
     for step in steps[done:]:
         with engine.begin() as connection:
+            unhurried(connection)
             step.apply(connection)
             connection.execute(
                 text("INSERT INTO schema_version (number, name) VALUES (:number, :name)"),
                 {"number": step.number, "name": step.name},
             )
+    in_byte_order(engine, schema.metadata.tables)

@@ -15,6 +15,7 @@ from contracts.usage import LifetimeRecord, Origin
 from controlplane.ledger_schema import device_totals, request_records, request_totals, runtime_totals
 from controlplane.policy.booking import device_sums, unpacked
 from controlplane.policy.month import DAY_US
+from controlplane.store import streamed
 from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES, USE_FIGURES
 
 # What is counted of a row of requests, in the order of `add_request`.
@@ -74,9 +75,7 @@ class Uses:
         c = runtime_totals.c
         figures = [c[name] for name in USE_FIGURES]
         kept = select(c.runtime_id, *figures, c.first_at_us, c.last_at_us).where(c.tenant == self._tenant)
-        for runtime_id, *use in self._connection.execute(
-            kept.order_by(c.runtime_id).execution_options(yield_per=_ROWS)
-        ):
+        for runtime_id, *use in streamed(self._connection, kept.order_by(c.runtime_id), _ROWS):
             if (made := self._of.pop(runtime_id, None)) != use:
                 yield Differing((runtime_id,), use, made)
         for runtime_id in sorted(self._of):

@@ -1,7 +1,8 @@
 """The control plane's database: one engine, one writer thread, a few readers. What is stored is its users' business.
 
-SQLite in WAL mode with synchronous=FULL: a commit that returned survives a power cut. One thread writes, so that no
-transaction ever waits for another's lock; readers see the last commit and block nobody. The SQL is Core throughout.
+SQLite in WAL mode with synchronous=FULL, or PostgreSQL: a commit that returned survives a power cut. One thread writes,
+so that no transaction ever waits for another's lock; readers see the last commit and block nobody. The SQL is Core
+throughout.
 """
 
 import asyncio
@@ -12,14 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import URL, Connection, Engine, Select, create_engine, event
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoSession
 
-from contracts.errors import Refused, Unavailable
+from contracts.errors import Conflict, Refused, Unavailable
 from controlplane import dependencies
 from controlplane.migrations import migrate
+from controlplane.postgres_place import PostgresPlace
+
+if TYPE_CHECKING:  # its driver is an extra
+    from controlplane.postgres import Postgres
 
 T = TypeVar("T")
 
@@ -27,6 +33,7 @@ BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
 _READ_ONLY: Final = "kelvin_read_only"
 _LOCKED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # in the low byte; the rest says which kind of it
+_STANDBY: Final = "25006"  # PostgreSQL's state of a server that takes no writes: it has become another's replica
 
 
 def sqlite_engine(path: Path, busy_ms: int = BUSY_MS) -> Engine:
@@ -62,14 +69,22 @@ def disposing(engine: Engine) -> Iterator[Engine]:
 
 
 @contextmanager
-def _locked_is_unavailable() -> Iterator[None]:
-    """A lock that another process holds for too long is a passing state, and said as one."""
+def _passing_is_unavailable() -> Iterator[None]:
+    """A lock that another process holds for too long, and a database that is away, are passing states, said as such."""
     try:
         yield
-    except OperationalError as error:
-        if isinstance(error.orig, sqlite3.Error) and error.orig.sqlite_errorcode & 0xFF in _LOCKED:
+    except NoSession as error:
+        raise Refused(Unavailable("the database")) from error
+    except DBAPIError as error:
+        if _passes(error):
             raise Refused(Unavailable("the database")) from error
         raise
+
+
+def _passes(error: DBAPIError) -> bool:
+    if isinstance(error.orig, sqlite3.Error):
+        return isinstance(error, OperationalError) and error.orig.sqlite_errorcode & 0xFF in _LOCKED
+    return isinstance(error, OperationalError) or getattr(error.orig, "sqlstate", None) == _STANDBY
 
 
 @contextmanager
@@ -79,51 +94,107 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
+def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int) -> Iterator[Any]:
+    """Rows of the query, so many fetched at a time. Whoever stops before its end lets go of it."""
+    with connection.execute(query.execution_options(yield_per=rows)) as found:
+        yield from found
+
+
 class Database:
     """Owns the engine and its threads. Migrated when constructed; close it where you opened it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, postgres: "Postgres | None" = None) -> None:
         migrate(engine)
         self.engine = engine
         self.writes = 0  # transactions that were committed
+        self.on_superseded: Callable[[], None] = lambda: None  # another writes to it: what is known here is not all
+        self._postgres = postgres
+        self._reading = engine if postgres is None else postgres.reading
         self._writer = ThreadPoolExecutor(1, "database-writer")
         self._readers = ThreadPoolExecutor(READERS, "database-reader")
 
     def __repr__(self) -> str:
-        return f"<Database {self.engine.url.database}>"
+        return f"<Database {self._postgres or self.engine.url.database}>"
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Callable[[Connection], T], *, repeated: bool = False) -> T:
         """Run `work` in a transaction of the writer thread; durable on return. Cancelling undoes nothing.
 
-        Raises `Refused(Unavailable)` where another process holds the lock for longer than the engine waits.
+        Raises `Refused(Unavailable)` where another process holds the lock for longer than the engine waits, and where
+        the database is away. `repeated` is work that is asked for again until it was answered, and changes nothing
+        the second time.
         """
 
         def transaction() -> T:
-            with _locked_is_unavailable(), self.engine.begin() as connection:
-                done = work(connection)
+            with _passing_is_unavailable():
+                done = self._commit(work, repeated)
             self.writes += 1
             return done
 
-        return await asyncio.get_running_loop().run_in_executor(self._writer, transaction)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._writer, transaction)
+        except Refused:
+            if self._postgres is not None and self._postgres.writer.superseded:
+                self.on_superseded()
+            raise
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` over one consistent snapshot. Raises as `write`."""
 
         def transaction() -> T:
-            with _locked_is_unavailable(), snapshot(self.engine) as connection:
+            with _passing_is_unavailable(), snapshot(self._reading) as connection:
                 return work(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, transaction)
 
     def copy(self, path: Path) -> None:
-        """One consistent state as a file of its own (mode 0600), beside writers and readers. Blocking: it reads all."""
+        """One consistent state as a file of its own (mode 0600), beside writers and readers. Blocking: it reads all.
+
+        Raises Refused(Conflict) where it is no file of ours.
+        """
+        self.check_copied()
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         with closing(sqlite3.connect(path)) as target, closing(self.engine.raw_connection()) as source:
             assert isinstance(source.driver_connection, SqliteConnection)
             source.driver_connection.backup(target)  # SQLite's: one step under one read lock, GIL released
+
+    def check_copied(self) -> None:
+        """Raises as `copy`."""
+        if self._postgres is not None:
+            raise Refused(Conflict("backup", "the database is PostgreSQL: pg_dump, or its own archive, backs it up"))
 
     def close(self) -> None:
         """Waits for commits under way."""
         self._writer.shutdown()
         self._readers.shutdown()
         self.engine.dispose()
+        if self._postgres is not None:
+            self._postgres.close()
+
+    def _commit(self, work: Callable[[Connection], T], repeated: bool) -> T:
+        if self._postgres is not None:
+            return self._postgres.commit(work, repeated=repeated)
+        with self.engine.begin() as connection:
+            return work(connection)
+
+
+def open_database(place: Path | PostgresPlace) -> Database:
+    """Migrated. Raises OperationalError where PostgreSQL is away or another control plane writes to it; BadSetting."""
+    if isinstance(place, Path):
+        return Database(sqlite_engine(place))
+    from controlplane.postgres import Postgres
+
+    postgres = Postgres(place, READERS)
+    try:
+        return Database(postgres.writing, postgres)
+    except BaseException:
+        postgres.close()
+        raise
+
+
+def reading_engine(place: Path | PostgresPlace) -> Engine:
+    """To read what another process writes. Dispose of it."""
+    if isinstance(place, Path):
+        return sqlite_engine(place)
+    from controlplane import postgres
+
+    return postgres.reading_engine(place)

@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, delete
-from sqlalchemy.dialects.sqlite import insert  # PostgreSQL's ON CONFLICT has the same form
+from sqlalchemy import ColumnElement, Connection, Executable, Table, bindparam, case, delete
 
 from contracts.names import owner_of
 from contracts.usage import LifetimeRecord
 from controlplane.ledger_schema import device_totals, request_totals, runtime_totals
 from controlplane.policy.booking import Booked, DeviceKey, SumKey, device_sums, request_sums, runtime_uses
+from controlplane.upserts import Insert, upserts
 
 REQUEST_FIGURES: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 DEVICE_FIGURES: Final = ("lifetimes", "restore_us", "active_us", "idle_us")
@@ -83,13 +83,8 @@ class _Adding:
         span: Sequence[str] = (),
         fixed: Sequence[str] = (),
     ) -> None:
-        new = insert(table)
+        self._statements = upserts(table, lambda new: _adding(new, table, names, figures, span))
         self._columns = (*names, *figures, *span, *fixed)
-        changes: dict[str, ColumnElement[Any]] = {name: table.c[name] + new.excluded[name] for name in figures}
-        for name, further in zip(span, (operator.lt, operator.gt), strict=False):
-            old, other = table.c[name], new.excluded[name]
-            changes[name] = case((further(other, old), other), else_=old)
-        self._statement = new.on_conflict_do_update(index_elements=names, set_=changes)
         same = [table.c[name] == bindparam(f"of_{name}") for name in names]
         self._sweep = delete(table).where(*same, *(table.c[name] == 0 for name in figures))
         self._names = names
@@ -100,11 +95,19 @@ class _Adding:
         if not sums:
             return
         rows = [dict(zip(self._columns, (*name, *figures), strict=True)) for name, figures in sums.items()]
-        connection.execute(self._statement, rows)
+        connection.execute(self._statements[connection.dialect.name], rows)
         less = [name for name, figures in sums.items() if min(figures[: self._width]) < 0]
         if less:
             named = [f"of_{name}" for name in self._names]
             connection.execute(self._sweep, [dict(zip(named, name, strict=True)) for name in less])
+
+
+def _adding(new: Insert, table: Table, names: Sequence[str], figures: Sequence[str], span: Sequence[str]) -> Executable:
+    changes: dict[str, ColumnElement[Any]] = {name: table.c[name] + new.excluded[name] for name in figures}
+    for name, further in zip(span, (operator.lt, operator.gt), strict=False):
+        old, other = table.c[name], new.excluded[name]
+        changes[name] = case((further(other, old), other), else_=old)
+    return new.on_conflict_do_update(index_elements=names, set_=changes)
 
 
 def _add(sums: list[int], figures: Sequence[int], sign: int) -> None:

@@ -37,6 +37,7 @@ from controlplane.policy.rating import is_charged
 from controlplane.recount import COUNTED, Differing, Recount, Uses
 from controlplane.request_rows import book_all, kin_of, known_requests
 from controlplane.sheet import Pricing, Sheet
+from controlplane.store import streamed
 from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES
 
 Tell = Callable[[int], None]  # that so many more rows are read
@@ -155,9 +156,8 @@ class _Month:
             select(table.c.link, table.c.chain, *columns)
             .where(owned_by(table, self._tenant), table.c.month == self._month)
             .order_by(table.c.link)
-            .execution_options(yield_per=_ROWS)
         )
-        for row in self._connection.execute(query):
+        for row in streamed(self._connection, query, _ROWS):
             yield row[_LINK], kind, row
 
     def _check(self, link: int, kind: Kind, row: Row[Any]) -> LedgerDifference | None:

@@ -1,0 +1,114 @@
+"""What a control plane has whoever runs its versions: books, names, keys, the trail of who did what, and the feed."""
+
+from collections.abc import Collection
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from contracts.machine import Machine
+from contracts.settings import BadSetting
+from controlplane.access_api import Access
+from controlplane.backup_schedule import BackupLoop, open_backups
+from controlplane.backups import Backups, sweep
+from controlplane.clock import Clock
+from controlplane.closings import currencies
+from controlplane.examiner import Examiner
+from controlplane.feed import FeedHub
+from controlplane.journal import LedgerJournal
+from controlplane.keys import KeyStore
+from controlplane.ledger import Ledger
+from controlplane.policy.rating import PriceBook
+from controlplane.price_book import BadPriceBook, default_price_book, load_price_book
+from controlplane.registry import Registry
+from controlplane.settings import Settings
+from controlplane.spending import Spending
+from controlplane.store import Database
+from controlplane.tasks import Tasks
+from controlplane.tenants import TenantStore
+from controlplane.trail import Trail
+from service.unix import SocketDirectory
+from telemetry.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """All of it, open. `tasks` are entered by who runs the versions, once what they use is open; left, they end."""
+
+    settings: Settings
+    clock: Clock
+    telemetry: Telemetry
+    directory: SocketDirectory
+    database: Database
+    journal: LedgerJournal | None
+    book: PriceBook
+    ledger: Ledger
+    feed: FeedHub
+    examiner: Examiner
+    registry: Registry
+    access: Access
+    trail: Trail
+    spending: Spending
+    tasks: Tasks
+
+
+async def open_installation(
+    ladder: AsyncExitStack,
+    settings: Settings,
+    clock: Clock,
+    book: PriceBook,
+    telemetry: Telemetry,
+    directory: SocketDirectory,
+    database: Database,
+    machine: Machine | None,
+) -> Installation:
+    """Everything that is stored is in memory and in the feed on return. Raises BadSetting."""
+    journal = await open_backups(ladder, settings.data, settings.backup)
+    ledger, feed = Ledger(database, journal), FeedHub(machine=machine)
+    _check_currency(settings, book, await database.read(currencies))
+    examiner = Examiner(settings.database, settings.spools)
+    ladder.push_async_callback(examiner.close)
+    registry = Registry(database, feed)
+    access = Access(TenantStore(database, feed), KeyStore(database, feed))
+    await access.keys.bootstrap(settings.data, clock.wall_s())
+    await access.tenants.load(clock.wall_s())
+    trail = Trail(database, clock)
+    await trail.note_prices(book)
+    await registry.load()
+    spending = Spending(database, book, feed, clock)
+    await spending.tell()
+    access.tenants.on_limited = spending.changed
+    return Installation(
+        settings, clock, telemetry, directory, database, journal, book, ledger, feed, examiner, registry, access, trail,
+        spending, Tasks(),
+    )  # fmt: skip
+
+
+def keep_backups(inst: Installation) -> Backups:
+    """Sweep what an earlier control plane left half done, and begin to back up where that is wanted."""
+    settings = inst.settings
+    sweep(settings.data)
+    backups = Backups(settings.data, inst.database, inst.journal)
+    if settings.backup is not None and inst.journal is not None:
+        keeping = BackupLoop(
+            backups, inst.database, inst.journal, settings.backup,
+            every_s=settings.backup_s, keep_days=settings.backup_days, clock=inst.clock,
+        )  # fmt: skip
+        inst.telemetry.page.gauge("kelvin_backup_age_seconds", "Since the newest backup was whole.", keeping.age_s)
+        inst.tasks.start(keeping.run(), "backups")
+    return backups
+
+
+def book_of(settings: Settings) -> PriceBook:
+    """The prices. Raises BadSetting."""
+    if settings.price_book is None:
+        return default_price_book()
+    try:
+        return load_price_book(settings.price_book)
+    except BadPriceBook as bad:
+        raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book), str(bad)) from bad
+
+
+def _check_currency(settings: Settings, book: PriceBook, closed: Collection[str]) -> None:
+    """What comes late for a closed month is on a bill of an open one, at the prices of then. Raises BadSetting."""
+    if other := sorted(set(closed) - {book.currency}):
+        rule = f"its currency is {book.currency}, and there are closed months in {', '.join(other)}"
+        raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book or "(the installed one)"), rule)

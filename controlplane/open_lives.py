@@ -1,0 +1,105 @@
+"""What replicas of pods say of their lives while they last: a pod can be gone with all that it had to tell.
+
+Each word takes the place of the one before it, and the record of the whole life that of the last. Where none has come
+for CUT_S the last one becomes that record: it may be up to SO_FAR_S short, and `reconcile` names it.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection, bindparam, delete, select
+
+from contracts.errors import InvalidRequest, Refused
+from contracts.usage import CUT, LifetimeRecord
+from contracts.wire import decoder, encode
+from controlplane.arrivals import chunks
+from controlplane.clock import Clock
+from controlplane.ledger_schema import lifetime_records, open_lives
+from controlplane.policy.standing import Conflict, place_lifetime
+from controlplane.upserts import upserts
+
+log = logging.getLogger(__name__)
+
+CUT_S: Final = 3600.0  # a pod that can't reach us for so long is gone; a month can't be closed sooner
+LOOK_S: Final = 60.0
+KILLED: Final = -9  # as the exit status of a life whose end nobody saw
+_MOST: Final = 500  # that end at once
+_LIVES: Final = decoder(LifetimeRecord)
+_NOTE: Final = upserts(
+    open_lives,
+    lambda new: new.on_conflict_do_update(
+        index_elements=["runtime_id"],
+        set_={name: new.excluded[name] for name in ("told_at_us", "died_at_us", "record")},
+        where=new.excluded.died_at_us >= open_lives.c.died_at_us,  # words may overtake each other
+    ),
+)
+_FORGET: Final = delete(open_lives).where(open_lives.c.runtime_id == bindparam("ended"))
+
+
+def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int) -> None:
+    """Each as the newest word of its replica. Raises Refused(InvalidRequest) for one that can't be, and notes none.
+
+    A replica whose life is recorded has nothing more to say.
+    """
+    for record in records:
+        _check(record)
+    names = sorted({record.runtime_id for record in records})
+    ended: set[str] = set()
+    for some in chunks(names):
+        known = select(lifetime_records.c.runtime_id).where(lifetime_records.c.runtime_id.in_(some))
+        ended |= set(connection.execute(known).scalars())
+    rows = [
+        {
+            "runtime_id": record.runtime_id,
+            "tenant": record.tenant,
+            "told_at_us": now_us,
+            "died_at_us": record.died_at_us,
+            "record": encode(record).decode(),
+        }
+        for record in records
+        if record.runtime_id not in ended
+    ]
+    if rows:
+        connection.execute(_NOTE[connection.dialect.name], rows)
+
+
+def forget(connection: Connection, ended: Collection[str]) -> None:
+    """Their lives are recorded."""
+    if ended:
+        connection.execute(_FORGET, [{"ended": name} for name in sorted(ended)])
+
+
+def cut_off(connection: Connection, before_us: int) -> list[LifetimeRecord]:
+    """Lives to be recorded of replicas that have said nothing since then, by our clock. Asked again, the same."""
+    c = open_lives.c
+    query = select(c.runtime_id, c.record).where(c.told_at_us < before_us).order_by(c.told_at_us, c.runtime_id)
+    return [
+        msgspec.structs.replace(_LIVES.decode(raw), source=f"{CUT}{runtime_id}"[:128], sequence=1, exit_status=KILLED)
+        for runtime_id, raw in connection.execute(query.limit(_MOST))
+    ]
+
+
+async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock) -> None:
+    """Again and again record the lives of those that are gone, by `cut(before_us)`; ends by being cancelled.
+
+    Not before we have listened for CUT_S ourselves: who couldn't be heard isn't gone.
+    """
+    await clock.sleep(CUT_S)
+    while True:
+        try:
+            if count := await cut(clock.wall_s() * 1_000_000 - int(CUT_S * 1e6)):
+                log.warning("lives end with the last word of their replicas", extra={"count": count})
+        except Refused as refused:  # the database is another's for a moment
+            log.warning("lives are not ended yet", extra={"error": str(refused)})
+        await clock.sleep(LOOK_S)
+
+
+def _check(record: LifetimeRecord) -> None:
+    name = record.runtime_id[:128]
+    if record.tenant is None:
+        raise Refused(InvalidRequest("records", name, "must be of a replica that has a version"))
+    as_ended = msgspec.structs.replace(record, sequence=1)
+    if isinstance(wrong := place_lifetime(None, as_ended, sequence_taken=False), Conflict):
+        raise Refused(InvalidRequest("records", name, f"can't be: {wrong.reason}"))

@@ -1,0 +1,117 @@
+"""What lies between a control plane and its PostgreSQL: TLS in front of a server that has none, answers that get lost.
+
+It speaks for neither: every byte of the protocol is one of theirs.
+"""
+
+import socket
+import ssl
+import threading
+from contextlib import ExitStack, suppress
+from enum import Enum, auto
+from pathlib import Path
+from types import TracebackType
+
+from controlplane.postgres_place import PostgresPlace
+from tests.controlplane.postgres_server import USER
+
+_SSL_REQUEST = bytes.fromhex("0000000804d2162f")
+
+
+class Lost(Enum):
+    """What happens to the next COMMIT."""
+
+    ORDER = auto()  # the server never sees it
+    ANSWER = auto()  # it is done, and nobody hears of it
+
+
+class Wire:
+    """Listens on 127.0.0.1 in front of a server's socket. Leaving the block cuts every connection."""
+
+    def __init__(self, server: Path, tls: ssl.SSLContext | None = None) -> None:
+        self._server = server
+        self._tls = tls
+        self._ladder = ExitStack()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._pumps: list[threading.Thread] = []
+        self._sockets: list[socket.socket] = []
+        self.lose: Lost | None = None
+        self.shut = False  # connections are refused from now on
+
+    def __enter__(self) -> "Wire":
+        self._accepting.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(30)
+        self._listener.close()
+        self.cut()
+        for pump in self._pumps:
+            pump.join(30)
+        for each in self._sockets:
+            each.close()
+
+    def place(self, database: str, more: str = "") -> PostgresPlace:
+        """For `KELVIN_DATABASE`."""
+        port = self._listener.getsockname()[1]
+        return PostgresPlace(f"postgresql://{USER}@localhost:{port}/{database}?hostaddr=127.0.0.1{more}")
+
+    def cut(self) -> None:
+        """Every connection that there is."""
+        for each in tuple(self._sockets):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.shut:
+                client.close()
+                continue
+            self._sockets.append(client)
+            self._begin(self._serve, client)
+
+    def _serve(self, client: socket.socket) -> None:
+        with suppress(OSError):  # a handshake that the client gives up, a server that is away
+            if self._tls is not None:
+                assert client.recv(len(_SSL_REQUEST)) == _SSL_REQUEST
+                client.sendall(b"S")
+                client = self._tls.wrap_socket(client, server_side=True)
+                self._sockets.append(client)
+            server = socket.socket(socket.AF_UNIX)
+            self._sockets.append(server)
+            server.connect(str(self._server / ".s.PGSQL.5432"))
+            silenced = threading.Event()
+            self._begin(self._answers, server, client, silenced)
+            self._orders(client, server, silenced)
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
+    def _orders(self, client: socket.socket, server: socket.socket, silenced: threading.Event) -> None:
+        while raw := client.recv(1 << 16):
+            if b"COMMIT" in raw and self.lose is not None:
+                lost, self.lose = self.lose, None
+                if lost is Lost.ORDER:
+                    break
+                silenced.set()
+            server.sendall(raw)
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+
+    def _answers(self, server: socket.socket, client: socket.socket, silenced: threading.Event) -> None:
+        with suppress(OSError):
+            while (raw := server.recv(1 << 16)) and not silenced.is_set():
+                client.sendall(raw)
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
+    def _begin(self, target: object, *arguments: object) -> None:
+        pump = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._pumps.append(pump)
+        pump.start()

@@ -1,0 +1,152 @@
+"""What a replica in a pod says of its life counts where nobody can say how it ended: once, and named."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from sqlalchemy import Engine, select
+
+from contracts.errors import Refused
+from contracts.usage import CUT, SO_FAR_S, LifetimeRecord
+from controlplane import open_lives
+from controlplane.ledger import append_lifetimes
+from controlplane.ledger_schema import open_lives as table
+from controlplane.open_lives import CUT_S, LOOK_S, cut_forever, cut_off
+from controlplane.verify import verify_ledger
+from tests.controlplane.backends import Backend
+from tests.controlplane.test_billing import enter, report
+from tests.controlplane.test_reconcile import found, whole_engine
+from tests.controlplane.usage_records import END_US, HOUR_US, lifetime_record, request_record
+from tests.controlplane.virtual_time import VirtualClock
+
+NOW_US = END_US - HOUR_US
+
+
+@pytest.fixture
+def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
+    """A ledger beside a registry that knows the version."""
+    made = whole_engine(backend, tmp_path)
+    yield made
+    made.dispose()
+
+
+def so_far(idle_us: int, *, requests: int = 1, **figures: int) -> LifetimeRecord:
+    """The word of a replica that was idle for so long."""
+    known = lifetime_record(1, idle_us=idle_us, requests=requests, died_at_us=NOW_US - HOUR_US + idle_us)
+    return msgspec.structs.replace(known, sequence=0, **figures)
+
+
+def note(engine: Engine, *records: LifetimeRecord, now_us: int = NOW_US) -> None:
+    with engine.begin() as connection:
+        open_lives.note(connection, records, now_us)
+
+
+def cut(engine: Engine, before_us: int) -> list[LifetimeRecord]:
+    """End those that have said nothing since then."""
+    with engine.begin() as connection:
+        records = cut_off(connection, before_us)
+        append_lifetimes(connection, records)
+    return records
+
+
+def open_ones(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(select(table.c.runtime_id)).scalars())
+
+
+def charged_us(engine: Engine) -> tuple[int, int]:
+    """Lives and idle time on the bill."""
+    device = report(engine).device
+    return sum(each.lifetimes for each in device), sum(each.idle_us for each in device)
+
+
+def test_the_last_word_counts_where_no_end_is_told(engine: Engine) -> None:
+    """Once, as a record like others: the bill has it, the chain is whole, and words of before change nothing."""
+    for idle_us in (5_000_000, 9_000_000, 7_000_000):  # the last one was overtaken
+        note(engine, so_far(idle_us))
+    assert charged_us(engine) == (0, 0), "while it may live, nothing is charged"
+    assert cut(engine, NOW_US) == [], "it has just spoken"
+    (ended,) = cut(engine, NOW_US + 1)
+    assert (ended.source, ended.sequence, ended.exit_status) == (f"{CUT}rt-1", 1, -9)
+    assert charged_us(engine) == (1, 9_000_000)
+    assert (open_ones(engine), cut(engine, NOW_US + 1)) == ([], [])
+    note(engine, so_far(9_000_000))
+    assert open_ones(engine) == [], "who is recorded has nothing more to say"
+    with engine.connect() as connection:
+        assert verify_ledger(connection, "acme", None).sound
+
+
+def test_the_end_takes_the_place_of_all_that_was_said(engine: Engine) -> None:
+    """Also where the last word comes behind it."""
+    note(engine, so_far(5_000_000))
+    enter(engine, [request_record(1), lifetime_record(1, idle_us=9_000_000)])
+    note(engine, so_far(8_000_000))
+    assert (open_ones(engine), cut(engine, NOW_US + 1)) == ([], [])
+    assert charged_us(engine) == (1, 9_000_000)
+    assert found(engine).differences == ()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_pod_that_is_gone_is_named(engine: Engine, told: bool) -> None:
+    """Known, at most so long, and no failure, before it is charged and after; what it served later raises no alarm.
+
+    The control: of a replica that said nothing the life is missing, and no account agrees.
+    """
+    served = [request_record(number, device_us=1_500_000) for number in (1, 2, 3)]
+    enter(engine, served)
+    if told:
+        note(engine, so_far(5_000_000, requests=1))
+    for charged in (False, True):
+        if charged:
+            cut(engine, NOW_US + 1)
+        (difference,) = found(engine).differences
+        kind = "charged_so_far" if told else "lifetime_missing"
+        assert (difference.kind, difference.subject, difference.fails) == (kind, "rt-1", not told)
+        assert difference.device_us == (SO_FAR_S * 1_000_000 if told else None)
+        assert report(engine, live=set()).balance.balanced is told
+
+
+def test_a_pod_that_speaks_is_open(engine: Engine) -> None:
+    """Neither gone nor charged, though the control plane knows no replica of that name."""
+    enter(engine, [request_record(1)])
+    note(engine, so_far(5_000_000), now_us=END_US)
+    assert found(engine).differences == ()
+    month = report(engine, live=set(), now_us=END_US)
+    assert (month.open_runtimes, month.balance.balanced) == (("rt-1",), True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        pytest.param(lifetime_record(1, tenant=None), "must be of a replica that has a version", id="nobody's"),
+        pytest.param(so_far(1, active_us=-1), "can't be: active_us is -1", id="less than nothing"),
+    ],
+)
+def test_what_can_t_be_is_refused(engine: Engine, wrong: LifetimeRecord, rule: str) -> None:
+    """By name, and nothing of its batch is noted."""
+    with pytest.raises(Refused, match=rule):
+        note(engine, so_far(1, total_us=9), wrong)
+    assert open_ones(engine) == []
+
+
+def test_nobody_is_ended_who_could_not_be_heard() -> None:
+    """After a start of the control plane as long as any other; then whoever has said nothing for that long."""
+
+    async def scenario() -> None:
+        clock, asked = VirtualClock(), list[int]()
+
+        async def cut_lives(before_us: int) -> int:
+            asked.append(clock.wall_s() * 1_000_000 - before_us)
+            return 0
+
+        task = asyncio.create_task(cut_forever(cut_lives, clock))
+        await clock.advance(CUT_S - 1)
+        assert asked == []
+        await clock.advance(1 + 2 * LOOK_S)
+        assert asked == [int(CUT_S * 1e6)] * 3
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scenario())

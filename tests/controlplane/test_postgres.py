@@ -1,0 +1,263 @@
+"""PostgreSQL as the database: one control plane writes, and what it was not answered is known."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, insert, select, text
+from sqlalchemy.exc import OperationalError
+
+from contracts.control import RequestBatch
+from contracts.errors import Conflict, Refused, Unavailable
+from controlplane import postgres as subject
+from controlplane import schema
+from controlplane.clock import SystemClock
+from controlplane.ledger import Ledger
+from controlplane.ledger_schema import received, request_records
+from controlplane.opening import keep_writing, open_when_there
+from controlplane.postgres_place import PostgresPlace
+from controlplane.store import disposing, open_database, reading_engine
+from tests.controlplane.ground import eventually
+from tests.controlplane.postgres_server import SHIPPED, PostgresServer, name_of, waiting_for_locks
+from tests.controlplane.postgres_wire import Lost, Wire
+from tests.controlplane.usage_records import request_record
+
+AWAY = Unavailable("the database")
+
+
+def add(connection: Connection, tenant: str) -> None:
+    connection.execute(insert(schema.tenants).values(tenant=tenant, created_at_s=1))
+
+
+def cut(place: PostgresPlace) -> str:
+    """Ends every session of it; returns once they have ended."""
+    return f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name_of(place)}'"
+
+
+def tenants(connection: Connection) -> list[str]:
+    return list(connection.execute(select(schema.tenants.c.tenant).order_by(schema.tenants.c.tenant)).scalars())
+
+
+class HurriedClock(SystemClock):
+    """Sleeps little."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds the lock taken does not wait for it."""
+    monkeypatch.setattr(subject, "_SESSION", waiting_for_locks("20ms"))
+
+
+def test_how_a_session_is_set(place: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Durable commits, one state per transaction, bounded waits; one that reads can't write."""
+
+    monkeypatch.setattr(subject, "_SESSION", SHIPPED)
+    bounds = {
+        "synchronous_commit": "on", "transaction_isolation": "repeatable read", "lock_timeout": "5s",
+        "statement_timeout": "30s",
+    }  # fmt: skip
+
+    def told(connection: Connection) -> dict[str, str]:
+        names = (*bounds, "transaction_read_only")
+        return {name: str(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names}
+
+    async def main() -> None:
+        with closing(open_database(place)) as database:
+            assert await database.write(told) == {**bounds, "transaction_read_only": "off"}
+            assert await database.read(told) == {**bounds, "transaction_read_only": "on"}
+
+    asyncio.run(main())
+
+
+def test_names_sort_by_their_bytes(place: PostgresPlace) -> None:
+    """In every locale: each text of ours has the collation C, and a new column gets it at the next start."""
+    otherwise = text(
+        "SELECT column_name FROM information_schema.columns WHERE table_schema = 'public' AND table_name <> "
+        "'schema_version' AND data_type IN ('text', 'character varying') AND collation_name IS DISTINCT FROM 'C'"
+    )
+    with closing(open_database(place)) as database, database.engine.begin() as connection:
+        assert connection.execute(otherwise).all() == []
+        connection.execute(text("ALTER TABLE tenants ADD COLUMN colour TEXT"))
+        connection.execute(text('ALTER TABLE tenants ALTER COLUMN tenant TYPE VARCHAR(63) COLLATE "default"'))
+        assert len(connection.execute(otherwise).all()) == 2
+    with closing(open_database(place)) as database, database.engine.begin() as connection:
+        for tenant in ("b", "a-b", "ab", "B"):
+            add(connection, tenant)
+        assert tenants(connection) == ["B", "a-b", "ab", "b"]
+
+
+def test_one_control_plane_writes(place: PostgresPlace, impatient: None) -> None:
+    """A second one waits until the first has ended; it may read meanwhile."""
+
+    async def main() -> None:
+        first = open_database(place)
+        with pytest.raises(OperationalError, match="another control plane writes to this database"):
+            open_database(place)
+        stop = asyncio.Event()
+        waiting = asyncio.create_task(open_when_there(place, stop))
+        await first.write(lambda connection: add(connection, "t"))
+        with disposing(reading_engine(place)) as engine, engine.connect() as connection:
+            assert tenants(connection) == ["t"]
+        assert not waiting.done()
+        first.close()
+        second = await asyncio.wait_for(waiting, 60)
+        assert second is not None
+        assert await second.read(tenants) == ["t"]
+        given_up = asyncio.create_task(open_when_there(place, stop))
+        stop.set()
+        assert await asyncio.wait_for(given_up, 60) is None
+        second.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_who_was_replaced_ends(postgres: PostgresServer, place: PostgresPlace, impatient: None, replaced: bool) -> None:
+    """Its sessions were cut, and another one began: it writes nothing more, and is told to end. Control: where none
+    did, it goes on in a session of its own.
+    """
+
+    async def main() -> None:
+        first, ended = open_database(place), asyncio.Event()
+        first.on_superseded = ended.set
+        assert len(postgres.ask(cut(place))) >= 1
+        if replaced:
+            with closing(open_database(place)):
+                with pytest.raises(Refused) as refused:
+                    await first.write(lambda connection: add(connection, "t"))
+                assert refused.value.failure == AWAY
+            with pytest.raises(Refused):
+                await first.write(lambda connection: add(connection, "t"))
+        else:
+            await first.write(lambda connection: add(connection, "t"))
+        assert ended.is_set() is replaced
+        assert await first.read(tenants) == ([] if replaced else ["t"])
+        first.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_who_writes_nothing_keeps_the_lock(
+    postgres: PostgresServer, place: PostgresPlace, impatient: None, replaced: bool
+) -> None:
+    """A session that was cut is made anew without anything to write; and who was replaced meanwhile is told to end."""
+
+    async def main() -> None:
+        first, ended = open_database(place), asyncio.Event()
+        first.on_superseded = ended.set
+        postgres.ask(cut(place))
+        if replaced:
+            open_database(place).close()
+        looking = asyncio.create_task(keep_writing(first, HurriedClock()))
+        if replaced:
+            await asyncio.wait_for(ended.wait(), 60)
+        else:
+            locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+            await eventually(lambda: postgres.ask(locks, name_of(place)) == [(1,)], "the lock is taken again")
+            with pytest.raises(OperationalError, match="another control plane"):
+                open_database(place)
+            assert not ended.is_set()
+        looking.cancel()
+        await asyncio.wait({looking})
+        first.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lost", Lost)
+def test_a_commit_whose_answer_is_lost(postgres: PostgresServer, place: PostgresPlace, lost: Lost) -> None:
+    """What was done is done, once, and known as such; control: what was not done is a passing failure."""
+
+    async def main() -> None:
+        with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
+            wire.lose = lost
+            if lost is Lost.ANSWER:
+                await database.write(lambda connection: add(connection, "t"))
+            else:
+                with pytest.raises(Refused) as refused:
+                    await database.write(lambda connection: add(connection, "t"))
+                assert refused.value.failure == AWAY
+            assert await database.read(tenants) == (["t"] if lost is Lost.ANSWER else [])
+            await database.write(lambda connection: add(connection, "u"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_commit_of_which_nobody_heard(postgres: PostgresServer, place: PostgresPlace, repeated: bool) -> None:
+    """And the database is away: records are posted again, and are there once. Of anything else memory may be behind,
+    so the control plane has to begin anew.
+    """
+
+    async def main() -> None:
+        with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
+            ledger, ended = Ledger(database), asyncio.Event()
+            database.on_superseded = ended.set
+            batch = RequestBatch(records=(request_record(1), request_record(2)))
+
+            async def work() -> None:
+                if repeated:
+                    await ledger.append_requests(batch)
+                else:
+                    await database.write(lambda connection: add(connection, "t"))
+
+            wire.lose, wire.shut = Lost.ANSWER, True
+            with pytest.raises(Refused) as refused:
+                await work()
+            assert refused.value.failure == AWAY
+            wire.shut = False
+            if repeated:
+                await work()
+                found = await database.read(lambda connection: connection.execute(select(request_records)).all())
+                assert len(found) == 2
+                spans = await database.read(lambda connection: connection.execute(select(received)).all())
+                assert spans == [("activator-1", 1, 2)]
+            else:
+                with pytest.raises(Refused):
+                    await work()
+                assert await database.read(tenants) == ["t"]
+            assert ended.is_set() is not repeated
+
+    asyncio.run(main())
+
+
+def test_a_server_that_says_nothing_is_away(
+    postgres: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL, in the middle of a transaction too: refused as passing, and again there as soon as it is."""
+
+    async def main() -> None:
+        with closing(open_database(place)) as database:
+            await database.write(lambda connection: add(connection, "t"))
+
+            def killed(connection: Connection) -> None:
+                add(connection, "half")
+                postgres.kill()
+                add(connection, "more")
+
+            with pytest.raises(Refused) as refused:
+                await database.write(killed)
+            assert refused.value.failure == AWAY
+            for work in (database.write, database.read):
+                with pytest.raises(Refused):
+                    await work(tenants)
+            postgres.start()
+            assert await database.read(tenants) == ["t"]
+            await database.write(lambda connection: add(connection, "u"))
+
+    asyncio.run(main())
+
+
+def test_it_is_no_file_to_be_copied(place: PostgresPlace, tmp_path: Path) -> None:
+    """A backup says what makes one."""
+    with closing(open_database(place)) as database:
+        with pytest.raises(Refused) as refused:
+            database.copy(tmp_path / "copy")
+        assert isinstance(refused.value.failure, Conflict)
+        assert "pg_dump" in refused.value.failure.message
+        assert not (tmp_path / "copy").exists()

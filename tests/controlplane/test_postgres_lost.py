@@ -1,0 +1,134 @@
+"""PostgreSQL is killed below a control plane, a process of its own, and comes back: nothing is lost or restarted."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from contracts.wire import encode
+from controlplane.postgres_place import PostgresPlace
+from spool import Spool
+from spool.shipper import Shipper
+from tests.controlplane.builders import key, stats
+from tests.controlplane.door import ADMIN, Door, knocking, program
+from tests.controlplane.ground import Run, eventually, fake_zygote
+from tests.controlplane.postgres_server import PostgresServer, name_of
+from tests.controlplane.test_admin_api import becomes, push
+from tests.controlplane.test_internal_api import feed
+from tests.controlplane.test_program import ready
+from tests.controlplane.usage_records import request_record
+
+SOURCE = "activator-1"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "data"
+    with fake_zygote(Run(where / "run")):
+        yield where
+
+
+def shipping(door: Door, spool: Spool) -> Shipper:
+    """As an activator hands its records over: again until they are taken."""
+
+    async def post(records: Sequence[bytes]) -> None:
+        batch = b'{"records":[' + b",".join(records) + b"]}"
+        status, _ = await door.ask("POST", "/internal/v1/usage/requests", batch)
+        if status != 204:
+            raise aiohttp.ClientError(str(status))
+
+    return Shipper(spool, post, max_backoff_s=0.2)
+
+
+async def served(spool: Spool, *numbers: int) -> None:
+    """Requests that ended; each record is durable."""
+    for number in numbers:
+        await spool.append(lambda sequence, number=number: encode(request_record(number, sequence=sequence)))  # type: ignore[misc]
+
+
+async def refused(door: Door, method: str, path: str, body: object) -> None:
+    """For a second, by the failure that everybody knows."""
+    async with door.session.request(method, f"http://control/admin/v1{path}", json=body, headers=ADMIN) as answer:
+        problem = await answer.json()
+        assert (answer.status, problem["code"], problem["retryable"]) == (503, "unavailable", True)
+        assert answer.headers["retry-after"] == "1"
+        assert "kelvin@" not in str(problem)
+
+
+def test_it_is_killed_and_comes_back(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
+    """A model at zero wakes by what is known, the feed stands, changes are refused as passing, records wait in their
+    spool; then all of it goes on, each record once, in the same process. Control: before, each is taken.
+    """
+
+    async def main() -> None:
+        await ready(data)
+        async with knocking(data) as door, feed(door) as reader:
+            await push(door)
+            assert (await door.admin("PUT", "/models/m/scale", {"grace_s": 1}))[0] == 200
+            with closing(Spool.open(data / "spool", SOURCE)) as spool:
+                async with shipping(door, spool) as shipper:
+                    await served(spool, 1, 2)
+                    await eventually(lambda: shipper.backlog == 0, "records are posted")
+                    status, problem = await door.ask("GET", "/internal/v1/backup")
+                    assert (status, problem["code"], "pg_dump" in str(problem)) == (409, "conflict", True)
+                    postgres.kill()
+                    await served(spool, 3, 4)
+                    assert (await door.ask("POST", "/internal/v1/stats", msgspec.json.encode(stats(key()))))[0] == 204
+                    await becomes(door, "ready")
+                    await refused(door, "PUT", "/models/m/scale", {"grace_s": 2})
+                    await refused(door, "POST", "/tenants", {"tenant": "acme"})
+                    await eventually(lambda: shipper.failures > 0, "a post is refused")
+                    assert shipper.backlog == 2
+                    postgres.start()
+                    await eventually(lambda: shipper.backlog == 0, "records are posted")
+            assert (await door.admin("PUT", "/models/m/scale", {"grace_s": 3}))[0] == 200
+            assert (await door.admin("GET", "/models/m"))[1]["scale"]["grace_s"] == 3
+            while not any(row.model == "m" for row in (await reader.line()).models):
+                pass  # its connection held all the while
+        assert process.poll() is None
+        database = name_of(place)
+        found = postgres.ask("SELECT request_id FROM ledger_requests ORDER BY request_id", database)
+        assert [request_id for (request_id,) in found] == ["req-1", "req-2", "req-3", "req-4"]
+        assert postgres.ask("SELECT first, last FROM ledger_received", database) == [(1, 4)]
+        assert postgres.ask("SELECT sum(requests) FROM ledger_request_totals", database) == [(4,)]
+
+    with program(data, database=place.url) as process:
+        asyncio.run(main())
+
+
+def test_the_next_one_takes_over(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
+    """Of a control plane that is killed nothing holds the lock, and all that it answered is there."""
+
+    async def pushed() -> None:
+        await ready(data)
+        async with knocking(data) as door:
+            await push(door)
+
+    async def known() -> None:
+        await ready(data)
+        async with knocking(data) as door:
+            assert (await door.admin("GET", "/models/m"))[0] == 200
+
+    with program(data, database=place.url):
+        asyncio.run(pushed())
+    (data / "run" / "control.sock").unlink()
+    with program(data, database=place.url):
+        asyncio.run(known())
+
+
+def test_it_is_not_there_yet(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
+    """A control plane that finds none waits, and serves once it is there; told to end meanwhile, it ends."""
+    postgres.kill()
+    log = data.parent / "controlplane.log"
+    with program(data, database=place.url) as process:
+        asyncio.run(eventually(lambda: "the database can't be opened" in log.read_text(), "it says so"))
+        process.terminate()
+        assert process.wait(60) == 0
+    with program(data, database=place.url):
+        asyncio.run(eventually(lambda: log.read_text().count("the database can't be opened") == 2, "it says so"))
+        postgres.start()
+        asyncio.run(ready(data))
