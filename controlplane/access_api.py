@@ -22,14 +22,13 @@ from controlplane.access_answers import (
     TenantStatus,
 )
 from controlplane.audit import Actor, ActorOf
-from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, answer, nothing, read
+from controlplane.changing import Changes
 from controlplane.clock import Clock
 from controlplane.key_rows import Key
 from controlplane.keys import KeyStore
-from controlplane.policy.access import Grant, TenantState, whose
+from controlplane.policy.access import Grant, whose
 from controlplane.policy.trail import Action
-from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.tenants import Tenant, TenantStore
 from controlplane.trail import Trail
@@ -64,9 +63,7 @@ def internal_routes(access: Access) -> list[Route]:
     ]
 
 
-def router(
-    access: Access, registry: Registry, autoscaler: Autoscaler, removal: Removal, clock: Clock, trail: Trail
-) -> APIRouter:
+def router(access: Access, changes: Changes, removal: Removal, clock: Clock, trail: Trail) -> APIRouter:
     """Routes under `/admin/v1`. A secret is in an answer that nobody may keep."""
     routes = APIRouter(prefix="/admin/v1")
     tenants, keys = access.tenants, access.keys
@@ -88,17 +85,11 @@ def router(
 
     @routes.post("/tenants/{tenant}/suspend", **described(TenantStatus, NotFound, Conflict, scope=Scope.OPERATOR))
     async def suspend(by: Operator, tenant: str) -> Response:
-        found = await tenants.move(by, tenant, TenantState.SUSPENDED, clock.wall_s())
-        autoscaler.stop(tuple(version.key for model in registry.models(tenant) for version in model.versions))
-        return answer(_tenant(found))
+        return answer(_tenant(await changes.suspend(by, tenant)))
 
     @routes.post("/tenants/{tenant}/resume", **described(TenantStatus, NotFound, scope=Scope.OPERATOR))
     async def resume(by: Operator, tenant: str) -> Response:
-        found = await tenants.move(by, tenant, TenantState.ACTIVE, clock.wall_s())
-        for model in registry.models(tenant):
-            if model.scale.min:
-                autoscaler.resume(tuple(version.key for version in model.versions))
-        return answer(_tenant(found))
+        return answer(_tenant(await changes.resume(by, tenant)))
 
     @routes.put(
         "/tenants/{tenant}/limits",

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from contracts.control import Stats
 from contracts.errors import Failure
 from controlplane.clock import Clock
-from controlplane.facts import Model, Version, VersionKey
+from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.policy.breakeven import Gaps, Level, Step
 from controlplane.policy.kpa import TICK_S
 from controlplane.policy.reclaim import Holder, choose
@@ -111,6 +111,7 @@ class Autoscaler:
             except Exception:  # a defect in one version's affairs must not stop the others'
                 log.exception("a version could not be looked at", extra={"version": str(scaled.key)})
             if not self._actuator.present(scaled.key) and scaled.is_forgettable(self._now_s()):
+                self._awaiting_room.pop(scaled.key, None)
                 del self._scaled[scaled.key]
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
@@ -122,6 +123,9 @@ class Autoscaler:
         """A minimum was set after a stop: it holds again, though nobody has asked."""
         for key in keys:
             self._ensure(key).resume()
+
+    def check_scale(self, model: Model, scale: ScaleSettings) -> None:
+        """All that is a setting holds here."""
 
     async def run(self) -> None:
         """Tick for ever, on a fixed beat; a beat that was missed is not made up for."""
@@ -178,6 +182,7 @@ class Autoscaler:
         ready = self._actuator.ready(key)
         want = scaled.decide(*found, ready=ready, live=live, steps=lambda: self._economy.steps(*found), now=now)
         if isinstance(want, Level):
+            self._awaiting_room.pop(key, None)  # who asked has gone
             self._actuator.sleep(key, want)
             return
         if want is None:

@@ -86,15 +86,42 @@ READERS: Final = Dependency(
 )
 DATABASE: Final = Dependency(
     "database",
-    "the lock of `kelvin.db`, where another process holds it",
+    "the lock of `kelvin.db`, where another process holds it; a session with PostgreSQL, or a lock there",
     5.0,
     "none",
     "what is known serves and wakes; changes are `unavailable`, records wait in their spools",
     "kelvin_spool_backlog_records",
 )
 
+CLUSTER: Final = Dependency(
+    "cluster",
+    "a call of the API server: an object written, a page of a list",
+    30.0,
+    "all pause, doubling to 300 s, where it is away; one that it refuses waits likewise for itself",
+    "what runs serves on, and scales; changes wait and are shown",
+    "kelvin_replicas",
+)
+WATCH: Final = Dependency(
+    "watch",
+    "silence of the API server about a kind of object; it ends each watch 15 s sooner itself",
+    75.0,
+    "begun again where it was, after drawn pauses up to 30 s",
+    "what was seen last counts; all is listed anew where something may have been missed",
+    "kelvin_replicas",
+)
+LEASE: Final = Dependency(
+    "lease",
+    "a call about the Lease of who leads",
+    4.0,
+    "asked each 2 s; who could not renew it for 10 s leads no more",
+    "others wait for 15 s, then one of them leads; what runs serves on",
+    "kelvin_up",
+)
+
+STATEMENT_S: Final = 30.0  # of one statement in PostgreSQL, and of a transaction of which nothing is heard
 CONNECT_S: Final = 1.0  # of a Unix socket that blocks the loop: one that listens takes it at once
 
 DEPENDENCIES: Final = (
     ZYGOTE, RESTORE, ORDERS, REPORTS, ADOPTION, SLEEP, SIBLINGS, EVICTION, EXAMINATION, READERS, DATABASE,
+    CLUSTER, WATCH, LEASE,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`python -m controlplane.examine DATABASE SPOOLS`: read all rows of a tenant in a process of its own, and report.
+"""`python -m controlplane.examine DATABASE [PASSWORD_FILE] SPOOLS`: read all rows of a tenant in a process of its own.
 
 Nobody who waits for the control plane then waits for that, and what it takes of memory ends with it. An `Order` comes
 on standard input; lines of JSON go out: `Read` now and then, last `Report`.
@@ -20,8 +20,9 @@ from controlplane.audit_verify import links_of as audit_links
 from controlplane.audit_verify import verify_audit
 from controlplane.policy.differences import Waiting
 from controlplane.policy.rating import PriceBook
+from controlplane.postgres_place import PostgresPlace, place_of
 from controlplane.reconcile import Surroundings, reconcile
-from controlplane.store import disposing, snapshot, sqlite_engine
+from controlplane.store import disposing, reading_engine, snapshot
 from controlplane.verify import links_of, months_of, verify_ledger
 from spool.recovery import spools_of
 
@@ -68,9 +69,9 @@ class _Teller:
             _write(Read(rows=self._rows, of=max(self._of, self._rows)))
 
 
-def examine(order: Order, database: Path, spools: Path) -> VerifyReport | ReconcileReport | AuditReport:
+def examine(order: Order, database: Path | PostgresPlace, spools: Path) -> VerifyReport | ReconcileReport | AuditReport:
     """Over one snapshot."""
-    with disposing(sqlite_engine(database)) as engine, snapshot(engine) as connection:
+    with disposing(reading_engine(database)) as engine, snapshot(engine) as connection:
         if order.kind == "audit":
             return verify_audit(connection, order.tenant, _Teller(audit_links(connection, order.tenant)))
         months = [order.month] if order.month is not None else months_of(connection, order.tenant)
@@ -98,7 +99,8 @@ def main() -> None:
     os.nice(NICENESS)
     order = decode(sys.stdin.buffer.read(), Order, what="order")
     try:
-        _write(Report(answer=msgspec.Raw(encode(examine(order, Path(sys.argv[1]), Path(sys.argv[2]))))))
+        *database, spools = sys.argv[1:]
+        _write(Report(answer=msgspec.Raw(encode(examine(order, place_of(database), Path(spools))))))
     except BrokenPipeError:
         sys.exit(1)
 

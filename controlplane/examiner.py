@@ -15,6 +15,7 @@ from contracts.errors import Internal, Refused
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
 from controlplane.examine import Order, Read, Report
+from controlplane.postgres_place import PostgresPlace, words_of
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class _Examination:
 class Examiner:
     """At most RUNNING_LIMIT at once; who asks for the same joins. Close it where you opened it."""
 
-    def __init__(self, database: Path, spools: Path, program: Sequence[str] = PROGRAM) -> None:
-        self._command = (*program, str(database), str(spools))
+    def __init__(self, database: Path | PostgresPlace, spools: Path, program: Sequence[str] = PROGRAM) -> None:
+        self._command = (*program, *words_of(database), str(spools))
         self._all: dict[Key, _Examination] = {}
 
     def __repr__(self) -> str:

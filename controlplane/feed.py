@@ -7,10 +7,10 @@ snapshot. Failures and forecasts of starts under way are news, not state: a snap
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
-from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, TenantRow, VersionRow
+from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, RevisionRow, TenantRow, VersionRow
 from contracts.forecast import Forecast, StartRow
 from contracts.machine import Machine
 from contracts.spending import SpendingRow
@@ -18,6 +18,7 @@ from contracts.wire import encode
 
 MAX_LINES: Final = 1024
 HEARTBEAT_S: Final = 5.0
+REMEMBERED_S: Final = 3.0  # a reader that left: longer than one whose feed broke takes to come back
 
 
 class FellBehind(Exception):
@@ -31,8 +32,9 @@ class FeedEnded(Exception):
 class Subscription:
     """One reader's place in the feed. `take` and `sent` alternate."""
 
-    def __init__(self, hub: "FeedHub", snapshot: bytes, revision: int, max_lines: int) -> None:
+    def __init__(self, hub: "FeedHub", snapshot: bytes, revision: int, max_lines: int, name: str = "") -> None:
         self._hub = hub
+        self.name = name
         self._lines: deque[tuple[int, bytes]] = deque([(revision, snapshot)])
         self._max_lines = max_lines
         self._news = asyncio.Event()
@@ -40,7 +42,7 @@ class Subscription:
         self._taken = 0
         self.sent_revision = 0
         self.is_cut = False
-        self._is_over = False
+        self.is_over = False
 
     def __repr__(self) -> str:
         return f"<Subscription sent={self.sent_revision} waiting={len(self._lines)} cut={self.is_cut}>"
@@ -56,7 +58,7 @@ class Subscription:
 
     def end(self) -> None:
         """Nothing follows what is queued."""
-        self._is_over = True
+        self.is_over = True
         self._news.set()
 
     async def take(self, heartbeat_s: float = HEARTBEAT_S) -> bytes:
@@ -74,7 +76,7 @@ class Subscription:
         if not self._lines:
             raise FeedEnded
         self._taken, line = self._lines.popleft()
-        if not self._lines and not self._is_over:
+        if not self._lines and not self.is_over:
             self._news.clear()
         return line
 
@@ -97,14 +99,16 @@ class FeedHub:
         self._replicas: dict[str, ReplicaRow] = {}
         self._starts: dict[tuple[str, str, str], StartRow] = {}  # of versions without a replica
         self._spending: dict[str, SpendingRow] = {}
+        self._revisions: dict[tuple[str, str, str], RevisionRow] = {}
         self._subscriptions: set[Subscription] = set()
+        self._away: dict[str, float] = {}  # named readers that left: until when they are remembered, by the loop
         self._max_lines = max_lines
         self._moved = asyncio.Event()
 
     def __repr__(self) -> str:
         return (
             f"<FeedHub revision={self._revision} models={len(self._models)} replicas={len(self._replicas)} "
-            f"readers={len(self._subscriptions)}>"
+            f"readers={len(self._subscriptions)} away={len(self._away)}>"
         )
 
     def publish(
@@ -119,11 +123,13 @@ class FeedHub:
         forecasts: tuple[Forecast, ...] = (),
         starts: tuple[StartRow, ...] = (),
         spending: tuple[SpendingRow, ...] = (),
+        revisions: tuple[RevisionRow, ...] = (),
         removed_tenants: tuple[str, ...] = (),
         removed_keys: tuple[str, ...] = (),
         removed_replicas: tuple[str, ...] = (),
         removed_models: tuple[tuple[str, str], ...] = (),
         removed_versions: tuple[tuple[str, str, str], ...] = (),
+        removed_revisions: tuple[tuple[str, str, str], ...] = (),
     ) -> int:
         """Take the rows over and tell every reader. Returns the revision that holds them."""
         self._tenants.update((row.tenant, row) for row in tenants)
@@ -133,8 +139,9 @@ class FeedHub:
         self._replicas.update((row.runtime_id, row) for row in replicas)
         self._starts.update(((row.tenant, row.model, row.version), row) for row in starts)
         self._spending.update((row.tenant, row) for row in spending)
+        self._revisions.update(((row.tenant, row.model, row.version), row) for row in revisions)
         for replica in replicas:
-            if not replica.draining:
+            if not (replica.draining or replica.unproven):
                 self._starts.pop((replica.tenant, replica.model, replica.version), None)
         for tenant in removed_tenants:
             self._tenants.pop(tenant, None)
@@ -148,6 +155,8 @@ class FeedHub:
         for version in removed_versions:
             self._versions.pop(version, None)
             self._starts.pop(version, None)
+        for version in (*removed_versions, *removed_revisions):
+            self._revisions.pop(version, None)
         self._revision += 1
         change = Feed(
             revision=self._revision,
@@ -160,11 +169,13 @@ class FeedHub:
             forecasts=forecasts,
             starts=starts,
             spending=spending,
+            revisions=revisions,
             removed_tenants=removed_tenants,
             removed_keys=removed_keys,
             removed_replicas=removed_replicas,
             removed_models=removed_models,
             removed_versions=removed_versions,
+            removed_revisions=removed_revisions,
         )
         line = encode(change) + b"\n"
         for subscription in self._subscriptions:
@@ -183,22 +194,34 @@ class FeedHub:
             replicas=tuple(self._replicas.values()),
             starts=tuple(self._starts.values()),
             spending=tuple(self._spending.values()),
+            revisions=tuple(self._revisions.values()),
             machine=self._machine,
         )
+
+    def is_suspended(self, tenant: str) -> bool:
+        """Whether its keys are refused."""
+        row = self._tenants.get(tenant)
+        return row is not None and row.suspended
 
     def heartbeat(self) -> bytes:
         """A line that says no more than that we live."""
         return encode(Feed(revision=self._revision)) + b"\n"
 
     @contextmanager
-    def subscribe(self) -> Iterator[Subscription]:
-        """A reader, from a snapshot on, for as long as the block lasts."""
-        subscription = Subscription(self, encode(self.snapshot()) + b"\n", self._revision, self._max_lines)
+    def subscribe(self, name: str = "") -> Iterator[Subscription]:
+        """A reader, from a snapshot on, for as long as the block lasts. One with a name of its own, that leaves before
+        the feed ends, is expected back for REMEMBERED_S.
+        """
+        subscription = Subscription(self, encode(self.snapshot()) + b"\n", self._revision, self._max_lines, name)
         self._subscriptions.add(subscription)
+        self._away.pop(name, None)
         try:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
+            if name and not subscription.is_over and all(each.name != name for each in self._subscriptions):
+                self._forget()
+                self._away[name] = asyncio.get_running_loop().time() + REMEMBERED_S
             self.moved()
 
     def end(self) -> None:
@@ -207,15 +230,30 @@ class FeedHub:
             subscription.end()
 
     async def settled(self, revision: int, timeout_s: float) -> bool:
-        """Wait until every present reader was sent `revision`. False after `timeout_s`: somebody may not know it."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while any(each.sent_revision < revision and not each.is_cut for each in self._subscriptions):
-                    self._moved.clear()
+        """Wait until every reader was sent `revision`: who is there, and who left under a name moments ago and is there
+        again. False after `timeout_s`: somebody may not know it.
+        """
+        now_s = asyncio.get_running_loop().time
+        end_s = now_s() + timeout_s
+        while self._is_behind(revision):
+            if now_s() >= end_s:
+                return False
+            self._moved.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min((end_s, *self._away.values()))):
                     await self._moved.wait()
-        except TimeoutError:
-            return False
         return True
+
+    def _is_behind(self, revision: int) -> bool:
+        self._forget()
+        lag = (each for each in self._subscriptions if each.sent_revision < revision)
+        return bool(self._away) or any(each.name or not each.is_cut for each in lag)  # who was cut and is named returns
+
+    def _forget(self) -> None:
+        """Who was away for so long doesn't come back."""
+        if self._away:
+            now_s = asyncio.get_running_loop().time()
+            self._away = {name: until_s for name, until_s in self._away.items() if until_s > now_s}
 
     def moved(self) -> None:
         """A reader came on or left."""

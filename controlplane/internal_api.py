@@ -4,7 +4,7 @@ Plain routes rather than FastAPI's: a report that wakes a version at zero is on 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -13,20 +13,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from contracts.control import NamedVersions, Stats, TimelineAnswer, VersionRegistration
+from contracts.control import READER, NamedVersions, Stats, TimelineAnswer, VersionRegistration
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.jobs import GateJob, SealJob
 from controlplane import dependencies
-from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
 from controlplane.clock import Clock
-from controlplane.economy import Economy
 from controlplane.feed import FeedEnded, FeedHub, FellBehind
-from controlplane.forecasts import Forecasts
-from controlplane.jobs import JobDesk
 from controlplane.registry import Registry
+from controlplane.running import Running
 
 WRITE_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to take one line
+_READER: Final = READER.encode()
 
 
 class Timelines(Protocol):
@@ -40,14 +38,10 @@ class Internals:
     """What the routes act on."""
 
     feed: FeedHub
-    autoscaler: Autoscaler
     timelines: Timelines
     registry: Registry
-    jobs: JobDesk
-    forecasts: Forecasts
-    economy: Economy
+    running: Running
     clock: Clock
-    ready: Callable[[], Awaitable[bool]]
 
 
 class FeedStream:
@@ -62,7 +56,7 @@ class FeedStream:
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         leaving = asyncio.ensure_future(_left(receive))
-        streaming = asyncio.ensure_future(self._stream(send))
+        streaming = asyncio.ensure_future(self._stream(send, _reader(scope)))
         try:
             await asyncio.wait((leaving, streaming), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -70,8 +64,8 @@ class FeedStream:
             streaming.cancel()
             await asyncio.wait((leaving, streaming))
 
-    async def _stream(self, send: Send) -> None:
-        with self._feed.subscribe() as subscription:
+    async def _stream(self, send: Send, reader: str) -> None:
+        with self._feed.subscribe(reader) as subscription:
             while True:
                 try:
                     line = await subscription.take()
@@ -85,6 +79,12 @@ class FeedStream:
                 subscription.sent()
 
 
+def _reader(scope: Scope) -> str:
+    """The name that it gives itself; none for one that says nothing of it."""
+    given: Iterable[tuple[bytes, bytes]] = scope.get("headers", ())
+    return next((value.decode("latin-1")[:128] for name, value in given if name == _READER), "")
+
+
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -94,7 +94,7 @@ def routes(internals: Internals) -> list[Route]:
     """The hot one first: they are matched in order."""
 
     async def stats(request: Request) -> Response:
-        internals.autoscaler.observe(await read(request, Stats, LARGE_BYTES))
+        internals.running.decider.observe(await read(request, Stats, LARGE_BYTES))
         return nothing()
 
     async def versions(request: Request) -> Response:
@@ -106,10 +106,10 @@ def routes(internals: Internals) -> list[Route]:
         return answer(NamedVersions(versions=internals.registry.named(_tenant(request))))
 
     async def gate(request: Request) -> Response:
-        return answer(await internals.jobs.gate(await read(request, GateJob, LARGE_BYTES)))
+        return answer(await internals.running.jobs.gate(await read(request, GateJob, LARGE_BYTES)))
 
     async def seal(request: Request) -> Response:
-        return answer(await internals.jobs.seal(await read(request, SealJob, SMALL_BYTES)))
+        return answer(await internals.running.jobs.seal(await read(request, SealJob, SMALL_BYTES)))
 
     async def timeline(request: Request) -> Response:
         request_id = request.path_params["request_id"]
@@ -122,7 +122,7 @@ def routes(internals: Internals) -> list[Route]:
         return Response("ok")
 
     async def readyz(_: Request) -> Response:
-        return Response("ok") if await internals.ready() else Response("not ready", 503)
+        return Response("ok") if await internals.running.ready() else Response("not ready", 503)
 
     return [
         Route("/internal/v1/stats", stats, methods=["POST"]),

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Connection, select
 
 from contracts.billing import Compared, Difference, ReconcileReport
-from contracts.usage import LifetimeRecord, RequestRecord
+from contracts.usage import SO_FAR_S, LifetimeRecord, RequestRecord
 from contracts.wire import decoder
 from controlplane.accounts import OpenRuntime, charged_orphans, kept_aside, lives, open_runtimes, received_ranges
 from controlplane.closings import frozen_book
@@ -24,12 +24,14 @@ from controlplane.policy.differences import (
     Ending,
     Waiting,
     charged_by_receipt,
+    charged_so_far,
     gone,
     life_micros,
     of_conflict,
     of_hole,
     of_life,
     requests_micros,
+    silent,
     unshipped,
     wrong_total,
 )
@@ -37,10 +39,12 @@ from controlplane.policy.month import DAY_US, day_of, month_bounds_us, month_of
 from controlplane.policy.rating import PriceBook, Prices
 from controlplane.recount import COUNTED, Differing, Recount, Uses
 from controlplane.schema import versions
+from controlplane.store import streamed
 from controlplane.verify import Tell, months_of
 
 MAX_DIFFERENCES: Final = 500  # listed; the rest is counted
 MAX_IDS: Final = 10
+QUIET_US: Final = 2 * SO_FAR_S * 1_000_000  # one word may be lost
 _ROWS: Final = 2_000
 _REQUESTS: Final = decoder(RequestRecord)
 _LIVES: Final = decoder(LifetimeRecord)
@@ -148,8 +152,14 @@ class _Month:
             for problem in lifetime_problems(facts):
                 ending = Ending(life.device_class, life.exit_status, self._positions(life.model, life.version))
                 self._found.note(of_life(problem, facts, ending, self._prices(life.died_at_us)))
+            if facts.is_cut:
+                self._found.note(charged_so_far(facts.runtime_id, life.device_class, self._prices(life.died_at_us)))
         for runtime in open_runtimes(self._connection, self._tenant, begin_us, end_us):
-            if self._is_dead(runtime) and runtime.runtime_id not in self._found.dead:
+            if runtime.told_us is not None:
+                if runtime.told_us + QUIET_US < self._around.now_us and runtime.runtime_id not in self._found.dead:
+                    self._found.dead.add(runtime.runtime_id)
+                    self._found.note(silent(runtime.runtime_id))
+            elif self._is_dead(runtime) and runtime.runtime_id not in self._found.dead:
                 self._found.dead.add(runtime.runtime_id)
                 problem = missing_lifetime(runtime.runtime_id, runtime.requests)
                 self._found.note(gone(problem, runtime.requests, runtime.device_us))
@@ -210,7 +220,7 @@ def _wrong_totals(
     recount = Recount(connection, tenant, month, uses)
     table = request_records
     rows = select(*(table.c[name] for name in COUNTED)).where(table.c.tenant == tenant, table.c.month == month)
-    for number, row in enumerate(_streamed(connection, rows.order_by(table.c.link)), 1):
+    for number, row in enumerate(streamed(connection, rows.order_by(table.c.link), _ROWS), 1):
         recount.add_request(*row)
         ids = found.ids.get(row.runtime_id) if found.ids else None
         if ids is not None and len(ids) < MAX_IDS:
@@ -219,7 +229,7 @@ def _wrong_totals(
         if number % _ROWS == 0:
             tell(_ROWS)
     lived = select(*LIFETIME_VALUES).where(owned_by(lifetime_records, tenant), lifetime_records.c.month == month)
-    for row in _streamed(connection, lived):
+    for row in streamed(connection, lived, _ROWS):
         recount.add_lifetime(LifetimeRecord(**row._mapping))
         found.compared["rows"] += 1
     prices = _prices_of(connection, tenant, around.book)
@@ -227,10 +237,6 @@ def _wrong_totals(
         yield _wrong_requests(month, differing, prices)
     for differing in recount.differing_devices():
         yield _wrong_device_time(month, differing, prices)
-
-
-def _streamed(connection: Connection, query: Any) -> Iterator[Any]:
-    yield from connection.execute(query.execution_options(yield_per=_ROWS))
 
 
 def _wrong_requests(month: str, differing: Differing, prices: Callable[[int], Prices]) -> Difference:

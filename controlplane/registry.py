@@ -61,6 +61,7 @@ class Registry:
         self._models: dict[tuple[str, str], Model] = {}
         self._turn = asyncio.Lock()  # a write is decided on what the write before it left
         self.on_named: Callable[[VersionKey], None] = lambda _: None  # an alias was moved to it, or set
+        self.on_changed: Callable[[], None] = lambda: None  # after each change, whatever it is
 
     def __repr__(self) -> str:
         versions = sum(len(model.versions) for model in self._models.values())
@@ -243,6 +244,7 @@ class Registry:
                 check_unused(model, tuple(found.aliases), sum(map(in_use, keys)))
             await self._database.write(lambda connection: delete_model(connection, by, found, now_s))
             del self._models[tenant, model]
+            self.on_changed()
             served = tuple((tenant, model, v.registration.version) for v in found.versions if not v.is_deleted)
             revision = self._publisher.publish(removed_models=((tenant, model),), removed_versions=served)
         await self._publisher.settled(revision, TELL_S)
@@ -254,11 +256,12 @@ class Registry:
             found = self.model(tenant, model)
             after = replace(found, scale=changed(found.scale, change))
             await self._database.write(lambda connection: set_scale(connection, by, found, after, now_s))
-            self._models[tenant, model] = after
+            self._keep(after)
             return after.scale
 
     async def grant(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
-        """Let another tenant call the model; twice changes nothing. Whether every activator was told within a second.
+        """Let another tenant call the model; twice changes nothing. Whether every activator was told within a second;
+        False also where one has lost its feed moments ago, and is not back.
 
         Raises Refused: ModelNotFound, NotFound (the grantee), InvalidRequest, CapacityExceeded.
         """
@@ -310,10 +313,14 @@ class Registry:
         await self._database.write(write)
         model = self._models[key.tenant, key.model]
         versions = tuple(after if each.key == key else each for each in model.versions)
-        self._models[key.tenant, key.model] = replace(model, versions=versions)
+        self._keep(replace(model, versions=versions))
+
+    def _keep(self, model: Model) -> None:
+        self._models[model.tenant, model.model] = model
+        self.on_changed()
 
     def _show(self, model: Model, *versions: Version) -> int:
-        self._models[model.tenant, model.model] = model
+        self._keep(model)
         rows = tuple(version_row(each) for each in versions)
         return self._publisher.publish(models=(model_row(model),), versions=rows)
 

@@ -5,13 +5,12 @@ goes on with. The books are not touched: the ledger's rows stay, and so do the s
 from dataclasses import dataclass
 
 from controlplane.audit import Actor
-from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock
 from controlplane.facts import VersionKey
 from controlplane.keys import KeyStore
 from controlplane.policy.access import TenantState
 from controlplane.registry import Registry
-from controlplane.replicas import ReplicaTable
+from controlplane.running import Decider, Replicas
 from controlplane.tenants import TenantStore
 
 
@@ -22,14 +21,15 @@ class Removal:
     registry: Registry
     tenants: TenantStore
     keys: KeyStore
-    table: ReplicaTable
-    autoscaler: Autoscaler
+    replicas: Replicas
+    decider: Decider
     clock: Clock
 
     async def model(self, by: Actor, tenant: str, model: str, force: bool) -> tuple[VersionKey, ...]:
         """Forget it and drain its replicas; the versions that it had. Raises as `Registry.delete_model`."""
-        keys = await self.registry.delete_model(by, tenant, model, self.clock.wall_s(), self.is_present, force)
-        self.autoscaler.stop(tuple(filter(self.is_present, keys)))
+        is_present = self.replicas.is_present
+        keys = await self.registry.delete_model(by, tenant, model, self.clock.wall_s(), is_present, force)
+        self.decider.stop(tuple(filter(is_present, keys)))
         return keys
 
     async def tenant(self, by: Actor, tenant: str, force: bool) -> None:
@@ -43,7 +43,3 @@ class Removal:
             await self.keys.revoke_all(by, tenant, self.clock.wall_s())
         await self.tenants.delete(by, tenant, self.clock.wall_s())
         await self.registry.forget_grantee(tenant)
-
-    def is_present(self, key: VersionKey) -> bool:
-        """Whether there is a process of the version in any state, or a start that has none yet."""
-        return bool(self.table.of(key) or self.table.starts_of(key))

@@ -94,6 +94,10 @@ class ReplicaTable:
         """Starts of a version that have no process yet, the oldest first."""
         return tuple(start for start in self._starts.values() if start.key == key)
 
+    def is_present(self, key: VersionKey) -> bool:
+        """Whether there is a process of the version in any state, or a start that has none yet."""
+        return bool(self.of(key) or self.starts_of(key))
+
     def ready(self, key: VersionKey) -> int:
         """Replicas that take requests."""
         return sum(replica.state in SERVING for replica in self.of(key))

@@ -8,7 +8,9 @@ from typing import Final
 
 from contracts import settings
 from contracts.roles import Role
+from controlplane.cluster_settings import ClusterSettings, read_cluster
 from controlplane.policy.standbys import LEAST_TARGET, Sizing
+from controlplane.postgres_place import BadPlace, PostgresPlace, parse_place
 from service.inner_settings import ALONE, Between, read_between
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
@@ -39,8 +41,10 @@ class Settings:
     backup_s: float = 240.0
     backup_days: int = 30
     filters: bool = False  # whether their process runs
+    postgres: PostgresPlace | None = None
     telemetry: TelemetrySettings = OFF
     between: Between = ALONE
+    cluster: ClusterSettings | None = None  # None: this machine runs the versions
 
     @property
     def run(self) -> Path:
@@ -48,9 +52,9 @@ class Settings:
         return self.data / "run"
 
     @property
-    def database(self) -> Path:
-        """The SQLite file."""
-        return self.data / "kelvin.db"
+    def database(self) -> Path | PostgresPlace:
+        """The SQLite file, or where PostgreSQL is."""
+        return self.data / "kelvin.db" if self.postgres is None else self.postgres
 
     @property
     def spools(self) -> Path:
@@ -87,15 +91,34 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         backup=_backup(env),
         backup_s=settings.number(env, "KELVIN_BACKUP_S", 240.0, low=0.5, high=86_400),
         backup_days=settings.integer(env, "KELVIN_BACKUP_DAYS", 30, low=1, high=3650),
+        postgres=_postgres(env),
         telemetry=read_telemetry(env),
         between=read_between(env, Role.CONTROLPLANE, LISTEN),
+        cluster=read_cluster(env, settings.integer(env, "KELVIN_THREADS", 1, low=1, high=1024)),
     )
+
+
+def _postgres(env: Mapping[str, str]) -> PostgresPlace | None:
+    """No error shows more of a URL than its beginning."""
+    url, file = env.get("KELVIN_DATABASE"), env.get("KELVIN_DATABASE_PASSWORD_FILE")
+    if not url:
+        return None
+    if file and not Path(file).is_absolute():
+        raise settings.BadSetting("KELVIN_DATABASE_PASSWORD_FILE", file, "must be an absolute path")
+    try:
+        return parse_place(url, Path(file) if file else None)
+    except BadPlace as bad:
+        scheme, there, _ = url.partition("://")
+        raise settings.BadSetting("KELVIN_DATABASE", f"{scheme}://..." if there else "...", str(bad)) from None
 
 
 def _backup(env: Mapping[str, str]) -> Path | None:
     place = env.get("KELVIN_BACKUP")
     if not place:
         return None
+    if env.get("KELVIN_DATABASE"):
+        rule = "is for DATA/kelvin.db; the PostgreSQL of KELVIN_DATABASE is backed up by pg_dump, or its own archive"
+        raise settings.BadSetting("KELVIN_BACKUP", place, rule)
     if not Path(place).is_absolute():
         raise settings.BadSetting("KELVIN_BACKUP", place, "must be an absolute path")
     return Path(place)

@@ -1,20 +1,21 @@
-"""Puts together what an operator sees of models: the registry's facts, the table's processes, the last restores."""
+"""Puts together what an operator sees of models: the registry's facts, what runs, the last restores."""
 
 from contracts.names import DEFAULT_ALIAS
 from controlplane.answers import Memory, ModelStatus, PoolStatus, ReplicaStatus, RestoreStatus, VersionStatus
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.outcomes import LastRestore, Outcomes
 from controlplane.policy.replica_life import SERVING, ReplicaState
-from controlplane.replicas import Replica, ReplicaTable
+from controlplane.replicas import Replica
+from controlplane.running import Replicas
 from controlplane.scaling.footprints import Footprint
 from controlplane.scaling.pool import StandbyPool
 
 _SERVING = SERVING | {ReplicaState.DRAINING}
 
 
-def model_status(model: Model, table: ReplicaTable, outcomes: Outcomes) -> ModelStatus:
+def model_status(model: Model, replicas: Replicas, outcomes: Outcomes) -> ModelStatus:
     """The model with all of its versions."""
-    versions = tuple(_version_status(model, version, table, outcomes) for version in model.versions)
+    versions = tuple(_version_status(model, version, replicas, outcomes) for version in model.versions)
     prod = model.aliases.get(DEFAULT_ALIAS)
     shown = next((each for each in versions if each.version == prod), None)
     return ModelStatus(
@@ -60,12 +61,12 @@ def memory(seen: Footprint) -> Memory:
     return Memory(pss=seen.pss_bytes, private=seen.private_bytes)
 
 
-def _version_status(model: Model, version: Version, table: ReplicaTable, outcomes: Outcomes) -> VersionStatus:
+def _version_status(model: Model, version: Version, replicas: Replicas, outcomes: Outcomes) -> VersionStatus:
     of, key = version.registration, version.key
     return VersionStatus(
         version=of.version,
         aliases=tuple(sorted(alias for alias, target in model.aliases.items() if target == of.version)),
-        state=_state(table, key),
+        state=_state(replicas, key),
         health=version.state,
         fault=version.fault,
         created_at_s=version.created_at_s,
@@ -73,17 +74,17 @@ def _version_status(model: Model, version: Version, table: ReplicaTable, outcome
         weight_bytes=of.weight_bytes,
         total_bytes=of.total_bytes,
         kv_bytes_per_token=of.kv_bytes_per_token,
-        replicas=tuple(_replica_status(replica) for replica in table.of(key)),
+        replicas=tuple(_replica_status(replica) for replica in replicas.of(key)),
         last_restore=_restore_status(outcomes.last(key)),
     )
 
 
-def _state(table: ReplicaTable, key: VersionKey) -> str:
-    if table.ready(key):
+def _state(replicas: Replicas, key: VersionKey) -> str:
+    if replicas.ready(key):
         return "ready"
-    if table.live(key):
+    if replicas.live(key):
         return "restoring"
-    return next((replica.state.value for replica in table.sleepers(key)), "zero")
+    return next((replica.state.value for replica in replicas.sleepers(key)), "zero")
 
 
 def _replica_status(replica: Replica) -> ReplicaStatus:

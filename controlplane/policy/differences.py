@@ -10,7 +10,7 @@ from signal import Signals
 from typing import Final
 
 from contracts.billing import Difference, Imbalance
-from contracts.usage import ACK_TOKENS, LifetimeRecord, RequestRecord
+from contracts.usage import ACK_TOKENS, SO_FAR_S, LifetimeRecord, RequestRecord
 from controlplane.policy.balance import Kind, LifetimeFacts, Range
 from controlplane.policy.rating import ANY_CLASS, SECOND_US, DevicePrices, Prices, amount_micros
 
@@ -21,6 +21,7 @@ class Known(StrEnum):
     """Kinds beside those of the balance."""
 
     CHARGED_BY_RECEIPT = "charged_by_receipt"
+    CHARGED_SO_FAR = "charged_so_far"
     UNSHIPPED = "unshipped"
     TOTAL_WRONG = "total_wrong"
 
@@ -95,6 +96,23 @@ def charged_by_receipt(request_id: str, runtime_id: str, tokens: int, prices: Pr
     size = (0, ACK_TOKENS, 0, amount_micros(ACK_TOKENS, prices.completion, prices.per_tokens))
     cause = "its activator died"
     return _difference(Known.CHARGED_BY_RECEIPT, request_id, detail, size, cause=cause, fails=False)
+
+
+def charged_so_far(runtime_id: str, device_class: str, prices: Prices) -> Difference:
+    """A replica whose pod ended with all that it had to tell: what it lived after its last word is not charged."""
+    off_us = SO_FAR_S * SECOND_US
+    size = (0, 0, off_us, device_micros(prices, device_class, off_us))
+    detail = "charged up to its last word of its life"
+    cause = "its pod, or its node, ended at once"
+    return _difference(Known.CHARGED_SO_FAR, runtime_id, detail, size, cause=cause, fails=False)
+
+
+def silent(runtime_id: str) -> Difference:
+    """The same before it is charged: it may yet be heard of."""
+    detail = "has said nothing of its life lately; an hour after its last word it is charged up to there"
+    cause = "its pod ended at once, or can't reach the control plane"
+    size = (0, 0, SO_FAR_S * SECOND_US, None)
+    return _difference(Known.CHARGED_SO_FAR, runtime_id, detail, size, cause=cause, fails=False)
 
 
 def of_conflict(subject: str, reason: str, record: RequestRecord | LifetimeRecord | None, prices: Prices) -> Difference:

@@ -4,7 +4,7 @@ Which fields a cluster takes is what the webhook of knative/serving (98e5ef9) wa
 its ConfigMap `config-features`; some, a grace for termination or hooks of a life among them, don't exist there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final
@@ -14,14 +14,22 @@ from contracts.names import dns_label
 
 PORT: Final = 8080
 DATA: Final = "/var/lib/kelvin"
+INNER: Final = "/etc/kelvin/inner"
+CACHE: Final = "/run/kelvin-cache"
 PROCESS_BYTES: Final = 1 << 30  # libraries, their imports, and what an answer takes
 KEPT_BYTES: Final = 1 << 30  # sockets, records, temporary files
 TIMEOUT_S: Final = 600  # Knative's default for the longest timeout of a revision (config-defaults)
 PULL_S: Final = 300  # for an image that no node has yet
+QUIET_S: Final = 30  # of a pod's time to end, in which queue-proxy waits for requests and we are told nothing yet
+LAST_S: Final = 25  # for what a process does beyond its drain: last frames, last records
 SLOWEST_BYTES_S: Final = 50 << 20  # a store that is slower than this is not waited for
 LABEL: Final = 63
+BESIDE: Final = 8  # cancellations and receipts that pass queue-proxy while every stream of a pod is taken
+MOST_CONCURRENCY: Final = 1000  # Knative's default for the most of a revision (config-defaults)
+STREAMS: Final = "kelvin.dev/streams"
 
 _AUTOSCALING: Final = "autoscaling.knative.dev"
+_Json = dict[str, Any]
 _NVIDIA: Final = "nvidia.com/"
 
 
@@ -37,7 +45,8 @@ NODE_SELECTOR: Final = Feature("nodeSelector", "kubernetes.podspec-nodeselector"
 TOLERATIONS: Final = Feature("tolerations", "kubernetes.podspec-tolerations")
 PRIORITY: Final = Feature("priorityClassName", "kubernetes.podspec-priorityclassname")
 SPREAD: Final = Feature("topologySpreadConstraints", "kubernetes.podspec-topologyspreadconstraints")
-FEATURES: Final = (NODE_SELECTOR, TOLERATIONS, PRIORITY, SPREAD)
+HOST_PATH: Final = Feature("hostPath", "kubernetes.podspec-volumes-hostpath")
+FEATURES: Final = (NODE_SELECTOR, TOLERATIONS, PRIORITY, SPREAD, HOST_PATH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,15 @@ class PodVersion:
     target: float | None = None  # concurrency of a replica; None: by its streams
     window_s: float = 60.0
     grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """Where pods find the rest of Kelvin, and the secret in a tenant's namespace by which they are runtimes to it."""
+
+    url: str
+    snapshotter_url: str
+    secret: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +94,8 @@ class Cluster:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, str], ...] = ()
     priority_class: str | None = None
+    control: Control | None = None
+    cache: str | None = None  # a directory of the nodes: `kelvin cache` keeps a tenant's versions in DIR/TENANT
 
 
 def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
@@ -87,7 +107,7 @@ def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
             "name": service_name(version.model, version.version),
             "namespace": namespace_of(version.tenant, cluster),
             "labels": {**_labels(version), "networking.knative.dev/visibility": "cluster-local"},
-            "annotations": {"kelvin.dev/version": version.version},
+            "annotations": {"kelvin.dev/version": version.version, STREAMS: str(version.max_streams)},
         },
         "spec": {
             "template": {
@@ -112,14 +132,26 @@ def namespace_of(tenant: str, cluster: Cluster) -> str:
     return dns_label(f"kelvin-{tenant}" if cluster.namespace is None else cluster.namespace, "namespace")
 
 
-def memory_bytes(version: PodVersion) -> int:
-    """What the pod may take: weights are counted to it, as its own cache agent holds them."""
-    return version.weight_bytes + version.kv_bytes + PROCESS_BYTES
+def memory_bytes(version: PodVersion, cluster: Cluster | None = None) -> int:
+    """What the pod may take: weights are counted to it, unless its node's cache agent holds them."""
+    return _own_bytes(version, cluster) + version.kv_bytes + PROCESS_BYTES
+
+
+def _own_bytes(version: PodVersion, cluster: Cluster | None) -> int:
+    """Of weights that its own cache agent keeps, in memory and on disk."""
+    return version.weight_bytes if cluster is None or cluster.cache is None else 0
 
 
 def start_s(version: PodVersion) -> int:
     """Within what a start ends, one way or the other: its image, its bytes, and as much again."""
     return PULL_S + 2 * ceil(version.weight_bytes / SLOWEST_BYTES_S)
+
+
+def drain_s(cluster: Cluster) -> int:
+    """What a drain may take. A pod's time to end is its revision's timeout, counted from its deletion; what outlives
+    the drain is ended with an error and recorded, what outlives the pod is not.
+    """
+    return max(1, cluster.timeout_s - QUIET_S - LAST_S)
 
 
 def _labels(version: PodVersion) -> dict[str, str]:
@@ -142,8 +174,8 @@ def _scaling(version: PodVersion) -> dict[str, str]:
         "target-burst-capacity": -1,  # our activator is in the path always, and what it reports is all that counts
         "scale-to-zero-pod-retention-period": _whole_seconds("grace_s", version.grace_s),
     }
-    if version.target is not None:
-        told["target"] = format(version.target, "g")
+    # Said always: without it Knative would aim at what queue-proxy lets through.
+    told["target"] = format(version.max_streams if version.target is None else version.target, "g")
     return {
         **{f"{_AUTOSCALING}/{name}": str(value) for name, value in told.items()},
         "serving.knative.dev/progress-deadline": f"{start_s(version)}s",
@@ -158,15 +190,16 @@ def _whole_seconds(name: str, seconds: float) -> str:
 
 def _pod(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
     return {
-        "containerConcurrency": version.max_streams,
+        "containerConcurrency": min(version.max_streams + BESIDE, max(version.max_streams, MOST_CONCURRENCY)),
         "timeoutSeconds": cluster.timeout_s,
         "responseStartTimeoutSeconds": cluster.timeout_s,  # a long prompt is silent for long
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [_container(version, cluster)],
         "volumes": [
-            {"name": "data", "emptyDir": {"sizeLimit": str(_disk_bytes(version))}},
+            {"name": "data", "emptyDir": {"sizeLimit": str(_disk_bytes(version, cluster))}},
             {"name": "tmp", "emptyDir": {"sizeLimit": str(KEPT_BYTES)}},
+            *(volume for volume, _, _ in _shared(version, cluster)),
         ],
         **_placement(version, cluster),
     }
@@ -186,7 +219,8 @@ def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
             {"name": "KELVIN_DATA", "value": DATA},
             {"name": "KELVIN_STORE", "value": cluster.store_url},
             {"name": "KELVIN_KV_BYTES", "value": str(version.kv_bytes)},
-            {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(cluster.timeout_s)},
+            {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(drain_s(cluster))},
+            *(each for _, _, settings in _shared(version, cluster) for each in settings),
         ],
         "resources": _resources(version, cluster),
         # With a port each: where none is given the webhook refuses a start-up probe.
@@ -205,20 +239,41 @@ def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
             "capabilities": {"drop": ["ALL"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumeMounts": [{"name": "data", "mountPath": DATA}, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+        "volumeMounts": [
+            {"name": "data", "mountPath": DATA},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            *(mount for _, mount, _ in _shared(version, cluster)),
+        ],
     }
     if cluster.secret is not None:
         container["envFrom"] = [{"secretRef": {"name": cluster.secret}}]
     return container
 
 
-def _disk_bytes(version: PodVersion) -> int:
-    """A copy of the weights, and what is kept beside it."""
-    return version.weight_bytes + KEPT_BYTES
+def _shared(version: PodVersion, cluster: Cluster) -> Iterator[tuple[_Json, _Json, list[_Json]]]:
+    """What others keep for it: a volume, where it is mounted, and the settings that say so. All of it is read alone, so
+    that no pod can put another socket in the place of its agent's.
+    """
+    if (control := cluster.control) is not None:
+        volume = {"name": "inner", "secret": {"secretName": control.secret}}
+        told = {"KELVIN_CONTROL": control.url, "KELVIN_SNAPSHOTTER": control.snapshotter_url, "KELVIN_INNER_TLS": INNER}
+        mount = {"name": "inner", "mountPath": INNER, "readOnly": True}
+        yield volume, mount, [{"name": name, "value": value} for name, value in told.items()]
+    if cluster.cache is not None:
+        _allow(cluster, HOST_PATH, cluster.cache)
+        place = f"{cluster.cache}/{version.tenant}/run"
+        volume = {"name": "cache", "hostPath": {"path": place, "type": "Directory"}}
+        mount = {"name": "cache", "mountPath": CACHE, "readOnly": True}
+        yield volume, mount, [{"name": "KELVIN_CACHE_AGENT", "value": CACHE}]
+
+
+def _disk_bytes(version: PodVersion, cluster: Cluster) -> int:
+    """A copy of the weights, unless its node has one, and what is kept beside it."""
+    return _own_bytes(version, cluster) + KEPT_BYTES
 
 
 def _resources(version: PodVersion, cluster: Cluster) -> dict[str, dict[str, str]]:
-    memory, disk = str(memory_bytes(version)), str(_disk_bytes(version) + KEPT_BYTES)
+    memory, disk = str(memory_bytes(version, cluster)), str(_disk_bytes(version, cluster) + KEPT_BYTES)
     needed = {"cpu": str(cluster.cores), "memory": memory, "ephemeral-storage": disk}
     limits = {"memory": memory, "ephemeral-storage": disk}  # a core that nobody wants may be taken
     if cluster.device is not None:
@@ -238,9 +293,7 @@ def _placement(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
     if cluster.priority_class is not None:
         asked.append((PRIORITY, cluster.priority_class))
     for feature, value in asked:
-        if feature.flag not in cluster.features:
-            rule = f"needs {feature.flag} in config-features, which is not on"
-            raise Refused(InvalidRequest(feature.field, str(value)[:80], rule))
+        _allow(cluster, feature, value)
     placed = {feature.field: value for feature, value in asked}
     if SPREAD.flag in cluster.features:
         placed[SPREAD.field] = [
@@ -254,3 +307,10 @@ def _placement(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
             }
         ]
     return placed
+
+
+def _allow(cluster: Cluster, feature: Feature, value: object) -> None:
+    """Raises `Refused` where the cluster does not allow that field."""
+    if feature.flag not in cluster.features:
+        rule = f"needs {feature.flag} in config-features, which is not on"
+        raise Refused(InvalidRequest(feature.field, str(value)[:80], rule))

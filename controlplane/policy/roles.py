@@ -13,6 +13,8 @@ RULES: Final[Rules] = {
     "/internal/v1/keys/uses": _ACTIVATOR,
     "/internal/v1/requests": _ACTIVATOR,  # their timelines
     "/internal/v1/usage/requests": frozenset({Role.ACTIVATOR, Role.RUNTIME}),
+    "/internal/v1/usage/lifetimes": frozenset({Role.RUNTIME}),  # of a pod, by what keeps it
+    "/internal/v1/usage/lives": frozenset({Role.RUNTIME}),
     "/admin/v1": _ACTIVATOR,  # which says for whom
     "/internal/v1/versions": _SNAPSHOTTER,
     "/internal/v1/jobs": _SNAPSHOTTER,
@@ -20,5 +22,4 @@ RULES: Final[Rules] = {
     "/healthz": frozenset(Role),
     "/readyz": frozenset(Role),
 }
-# A backup holds the installation's secrets; lifetimes are what a supervisor saw of its own host.
-SOCKET_ALONE: Final = frozenset({"/internal/v1/backup", "/internal/v1/usage/lifetimes"})
+SOCKET_ALONE: Final = frozenset({"/internal/v1/backup"})  # it holds the installation's secrets

@@ -3,7 +3,7 @@
 The answer depends on the set of records alone, not on the order in which they arrive.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -11,6 +11,17 @@ from typing import Final
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
 
 MAX_FIGURE: Final = 2**53  # microseconds: 285 years; a larger one is damage, and sums must fit 64 bits
+
+# What a column of the ledger holds; a longer word is damage, as nothing here writes one.
+REQUEST_WORDS: Final = {
+    "request_id": 128, "source": 128, "tenant": 63, "model": 127, "version": 64, "key_id": 64, "runtime_id": 128,
+    "outcome": 64, "once": 64, "degraded": 160,
+}  # fmt: skip
+LIFETIME_WORDS: Final = {
+    "runtime_id": 128, "source": 128, "tenant": 63, "model": 63, "version": 64, "device_class": 64,
+}  # fmt: skip
+_SMALL: Final = ("status", "pid", "exit_status")  # of 32 bits
+_MAX_SMALL: Final = 2**31 - 1
 
 _REQUEST_FIGURES: Final = (
     "sequence", "started_at_us", "ended_at_us", "queued_us", "prompt_tokens", "cached_tokens", "completion_tokens",
@@ -46,7 +57,7 @@ def place_request(known: Sequence[RequestRecord], record: RequestRecord, *, sequ
     """
     if record in known:
         return Known.DUPLICATE
-    if flaw := _impossible(record, _REQUEST_FIGURES):
+    if flaw := _impossible(record, _REQUEST_FIGURES, REQUEST_WORDS):
         return Conflict(flaw)
     if record.cached_tokens > record.prompt_tokens:
         return Conflict(f"{record.cached_tokens} cached of {record.prompt_tokens} prompt tokens")
@@ -63,7 +74,7 @@ def place_lifetime(known: LifetimeRecord | None, record: LifetimeRecord, *, sequ
     """`known` is the ledger's record of the same runtime."""
     if known == record:
         return Known.DUPLICATE
-    if flaw := _impossible(record, _LIFETIME_FIGURES):
+    if flaw := _impossible(record, _LIFETIME_FIGURES, LIFETIME_WORDS):
         return Conflict(flaw)
     if record.sequence < 1:
         return Conflict(f"sequence {record.sequence}")
@@ -92,9 +103,16 @@ def _slot(record: RequestRecord) -> tuple[Origin, str | None]:
     return record.origin, record.runtime_id if record.origin is Origin.ORPHAN else None
 
 
-def _impossible(record: RequestRecord | LifetimeRecord, figures: Sequence[str]) -> str | None:
+def _impossible(record: RequestRecord | LifetimeRecord, figures: Sequence[str], words: Mapping[str, int]) -> str | None:
     for name in figures:
         value = getattr(record, name)
         if not 0 <= value <= MAX_FIGURE:
             return f"{name} is {value}"
+    for name in _SMALL:
+        if not -_MAX_SMALL <= getattr(record, name, 0) <= _MAX_SMALL:
+            return f"{name} is {getattr(record, name)}"
+    for name, most in words.items():
+        word = getattr(record, name)
+        if word and len(word) > most:
+            return f"{name} has {len(word)} characters"
     return None

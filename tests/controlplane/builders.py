@@ -11,7 +11,7 @@ from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
 from controlplane.registry import Registry
-from controlplane.store import Database, sqlite_engine
+from tests.controlplane.backends import database as opened_database
 
 TENANT = "default"
 NOW_S = 1_700_000_000
@@ -57,7 +57,7 @@ def stats(which: VersionKey, concurrency: float = 1.0, requests: int = 1) -> Sta
 async def opened_registry(data: Path, feed: FeedHub | None = None) -> AsyncIterator[Registry]:
     """A registry over a real file, with the default tenant, loaded."""
     feed = feed or FeedHub()
-    database = Database(sqlite_engine(data / "kelvin.db"))
+    database = opened_database(data)
     try:
         await KeyStore(database, feed).bootstrap(data, NOW_S)
         registry = Registry(database, feed)

@@ -1,11 +1,15 @@
-"""The ground of scenarios: a run directory with a fake zygote in it."""
+"""The ground of scenarios: a run directory with a fake zygote in it, and the databases that stores run on."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import controlplane.postgres
+from controlplane.postgres_place import PostgresPlace
+from tests.controlplane.backends import POSTGRESQL, SQLITE, Backend, backends
 from tests.controlplane.ground import Run, fake_zygote
+from tests.controlplane.postgres_server import PostgresServer, waiting_for_locks
 
 
 @pytest.fixture
@@ -13,3 +17,37 @@ def run(tmp_path: Path) -> Iterator[Run]:
     where = Run(tmp_path / "run")
     with fake_zygote(where):
         yield where
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    """Of this worker's own: to make one takes less than to agree on one.
+
+    On a busy machine a session that was closed may hold its lock for a while yet: whoever comes next has patience.
+    """
+    with PostgresServer() as made, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(controlplane.postgres, "_SESSION", waiting_for_locks("60s"))
+        yield made
+
+
+@pytest.fixture
+def postgres(server: PostgresServer) -> Iterator[PostgresServer]:
+    """It answers, and does afterwards, whatever a test did to it."""
+    yield server
+    if not server.runs:
+        server.start()
+
+
+@pytest.fixture
+def place(postgres: PostgresServer) -> Iterator[PostgresPlace]:
+    """A database of the test's own, as a control plane leaves it."""
+    made = postgres.database()
+    yield made
+    postgres.drop(made)
+
+
+@pytest.fixture(params=[SQLITE, POSTGRESQL])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Every test that asks for it runs on each."""
+    with backends(request.param, lambda: request.getfixturevalue("postgres")) as made:
+        yield made

@@ -15,6 +15,7 @@ import aiohttp
 from controlplane.app import run
 from controlplane.settings import Settings, load
 from service.unix import SocketDirectory
+from tests.controlplane import backends
 from tests.controlplane.ground import ROOT, eventually
 
 ADMIN = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "default", "scopes": ["admin", "operator"]})}
@@ -56,8 +57,10 @@ def settings(data: Path, **more: str) -> Settings:
 
 @asynccontextmanager
 async def opened(data: Path, **more: str) -> AsyncIterator[Door]:
-    """A control plane in this process, serving."""
+    """A control plane in this process, serving, over the test's database."""
     stop = asyncio.Event()
+    if not isinstance(place := backends.place(data), Path):
+        more["database"] = place.url
     serving = asyncio.create_task(run(settings(data, **more), stop))
     try:
         await eventually(lambda: serving.done() or (data / "run" / "control.sock").exists(), "control.sock")

@@ -20,6 +20,8 @@ from tests.controlplane.test_internal_api import feed
 OPERATOR = {"x-kelvin-principal": json.dumps({"key_id": "oper", "tenant": "default", "scopes": ["operator"]})}
 ACME = {"x-kelvin-principal": json.dumps({"key_id": "acme-k", "tenant": "acme", "scopes": ["admin"]})}
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[Path]:

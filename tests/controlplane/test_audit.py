@@ -1,7 +1,6 @@
 """The trail in its database: what is chained, what is refused, what expires, and what a forger's hand leaves behind."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,24 @@ from contracts.audit import AuditChain
 from contracts.control import Principal
 from controlplane.audit import Actor, Event, events, record
 from controlplane.audit_expiry import expire, tenants_of
+from controlplane.audit_guards import TABLES
 from controlplane.audit_migration import TRIGGERS
 from controlplane.audit_verify import ALL, verify_audit, verify_chain
 from controlplane.audit_windows import set_days
 from controlplane.migrations import STEPS, migrate
 from controlplane.policy.trail import DAY_S, Action
-from controlplane.store import sqlite_engine
+from tests.controlplane.backends import SQLITE, Backend
+from tests.controlplane.backends import database as opened
 
 NOW_S = 1_700_000_000
 BY = Actor(key_id="acme-k", tenant="acme", scopes=(), request_id="req_7")
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = sqlite_engine(tmp_path / "kelvin.db")
+def engine(backend: Backend, tmp_path: Path) -> Engine:
+    made = backend.engine(tmp_path)
     migrate(made)
-    yield made
-    made.dispose()
+    return made
 
 
 def note(engine: Engine, action: Action, *, tenant: str = "acme", at_s: int = NOW_S, subject: str = "s") -> None:
@@ -55,7 +55,8 @@ def forge(engine: Engine, *statements: str) -> None:
     """As who owns the file could: without the triggers."""
     with engine.begin() as connection:
         for name in TRIGGERS:
-            connection.execute(text(f"DROP TRIGGER IF EXISTS {name}"))
+            where = "" if engine.dialect.name == SQLITE else f"ON {TABLES[name]}"
+            connection.execute(text(f"DROP TRIGGER IF EXISTS {name} {where}"))
         for statement in statements:
             connection.execute(text(statement))
 
@@ -115,6 +116,8 @@ def test_the_database_only_adds(engine: Engine, statement: str) -> None:
     """Whoever writes the SQL: refused, and nothing has changed."""
     filled(engine)
     before = shown(engine)
+    if engine.dialect.name != SQLITE and "OR REPLACE" in statement:
+        statement = statement.replace("OR REPLACE", "") + " ON CONFLICT (sequence) DO UPDATE SET actor = ''"
     with pytest.raises(IntegrityError, match="only added to"), engine.begin() as connection:
         connection.execute(text(statement))
     assert shown(engine) == before
@@ -235,9 +238,19 @@ def test_the_entry_falls_with_its_change(engine: Engine) -> None:
     assert verified(engine) == AuditChain(tenant="acme", links=0, chain=verified(engine).chain, expired=0)
 
 
-def test_rows_of_before_are_chained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", sorted(set(TABLES.values())))
+def test_postgresql_empties_no_table_of_it(backend: Backend, engine: Engine, table: str) -> None:
+    """TRUNCATE is no DELETE there."""
+    filled(engine)
+    if backend.name != SQLITE:
+        with pytest.raises(IntegrityError, match="only added to"), engine.begin() as connection:
+            connection.execute(text(f"TRUNCATE {table}"))
+    assert verified(engine).difference is None
+
+
+def test_rows_of_before_are_chained(backend: Backend, tmp_path: Path) -> None:
     """In their order, as they were; what comes next is the next link, and from then on nothing can be changed."""
-    engine = sqlite_engine(tmp_path / "old.db")
+    engine = backend.engine(tmp_path)
     migrate(engine, STEPS[:11])
     with engine.begin() as connection:
         for sequence, tenant in enumerate(("acme", "other", "acme"), 1):
@@ -256,12 +269,10 @@ def test_rows_of_before_are_chained(tmp_path: Path) -> None:
     assert (verified(engine).links, verified(engine).difference) == (3, None)
     with pytest.raises(IntegrityError, match="only added to"), engine.begin() as connection:
         connection.execute(text("UPDATE audit SET detail = '' WHERE sequence = 1"))
-    engine.dispose()
 
 
 def test_a_loop_expires(tmp_path: Path) -> None:
     """The control plane's own: at its start, and again after an hour."""
-    from controlplane.store import Database
     from controlplane.trail import EXPIRE_S, Trail
 
     class Clock:
@@ -281,7 +292,7 @@ def test_a_loop_expires(tmp_path: Path) -> None:
             self.now_s += 400 * DAY_S
 
     async def main() -> None:
-        database, clock = Database(sqlite_engine(tmp_path / "kelvin.db")), Clock()
+        database, clock = opened(tmp_path), Clock()
         try:
             note(database.engine, Action.KEY_CREATED)
             with pytest.raises(asyncio.CancelledError):

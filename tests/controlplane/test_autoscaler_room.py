@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from controlplane.policy.breakeven import Level, Step
 from tests.controlplane.scaling_world import FAST, replace_scale, woken, world
 
 
@@ -95,5 +98,26 @@ def test_a_full_machine_of_busy_versions_says_so() -> None:
             w.report(other)
             assert w.actuator.refused == [other]
             assert w.actuator.live(busy) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("idle", ["zero", "auto"])
+def test_who_waits_for_room_and_goes_is_forgotten(idle: str) -> None:
+    """Nobody asks for it any more before the slot is free: it gives up its place, and starts nothing then."""
+
+    async def main() -> None:
+        async with world(slots=1) as w:
+            w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ASLEEP, 4.0), Step(Level.ZERO, 20.0))
+            first = w.catalogue.add("a", FAST)
+            second = w.catalogue.add("b", replace_scale(FAST, idle=idle))
+            await woken(w, first)
+            await w.seconds(7)
+            w.report(second)
+            assert w.actuator.live(first) == w.actuator.live(second) == 0
+            await w.seconds(60)
+            w.actuator.drained(first)
+            assert [which for which, _ in w.actuator.starts] == [first]
+            assert "awaiting_room=0" in repr(w.scaler)
 
     asyncio.run(main())

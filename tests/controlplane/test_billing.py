@@ -22,6 +22,7 @@ from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.balance import SETTLE_US, Kind
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import DevicePrices, PriceBook, Prices
+from tests.controlplane.backends import SQLITE, Backend
 from tests.controlplane.usage_records import BEGIN_US, END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 Record = RequestRecord | LifetimeRecord
@@ -46,9 +47,9 @@ BOOK = PriceBook("EUR", (prices(date(2026, 1, 1)),))
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    """A ledger in memory: a database of its own for each test."""
-    made = fresh_engine()
+def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
+    """A ledger of each test's own; SQLite's is in memory."""
+    made = fresh_engine() if backend.name == SQLITE else backend.engine(tmp_path, migrated=True)
     yield made
     made.dispose()
 

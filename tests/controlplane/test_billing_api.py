@@ -14,9 +14,9 @@ from controlplane.billing_api import router
 from controlplane.examiner import Examiner
 from controlplane.ledger import Ledger
 from controlplane.price_book import default_price_book
-from controlplane.store import Database, sqlite_engine
 from service.failures import install_failure_handlers
 from service.principal import HEADER
+from tests.controlplane import backends
 from tests.controlplane.usage_records import END_US, MONTH, request_record
 
 ADMIN = Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))
@@ -27,14 +27,14 @@ def ask(path: Path, params: dict[str, str], principal: Principal | None, route: 
     """One call to the route, with a ledger that holds one request of a replica that is gone."""
 
     async def scenario() -> httpx.Response:
-        database = Database(sqlite_engine(path / "kelvin.db"))
+        database = backends.database(path)
         try:
             ledger = Ledger(database)
             await ledger.append_requests(RequestBatch(records=(request_record(1),)))
             app = FastAPI()
             install_failure_handlers(app)
             book = default_price_book()
-            examiner = Examiner(path / "kelvin.db", path / "spool")
+            examiner = Examiner(backends.place(path), path / "spool")
             app.include_router(router(ledger, book, examiner, live_runtimes=lambda: {"rt-7"}, wall_us=lambda: END_US))
             headers = {} if principal is None else {HEADER: encode(principal).decode()}
             transport = httpx.ASGITransport(app=app)
@@ -56,6 +56,7 @@ def test_an_administrator_sees_the_own_bill(tmp_path: Path, params: dict[str, st
     assert [problem.kind for problem in report.balance.problems] == ["lifetime_missing"]
 
 
+@pytest.mark.usefixtures("backend")
 def test_the_ledger_is_read_for_its_tenant(tmp_path: Path) -> None:
     """Verified and reconciled, of all months or one; another tenant and no month are refused as with the bill."""
     verified = decode(ask(tmp_path, {"month": MONTH}, ADMIN, "verify").content, VerifyReport)

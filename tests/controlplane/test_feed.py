@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, Scope, TenantRow, VersionRow
+from contracts.control import (
+    Feed,
+    KeyRow,
+    ModelRow,
+    ReplicaRow,
+    RestoreFailure,
+    RevisionRow,
+    Scope,
+    TenantRow,
+    VersionRow,
+)
+from contracts.forecast import StartRow
 from contracts.manifest import Limits
 from controlplane.feed import FeedEnded, FeedHub, FellBehind, Subscription
 
@@ -48,7 +59,9 @@ class Reader:
         else:
             assert self.revision, "a change before the snapshot"
             silent = not (line.keys or line.models or line.versions or line.replicas or line.failures or line.tenants)
-            removed = line.removed_replicas or line.removed_keys or line.removed_tenants
+            silent = silent and not line.revisions
+            removed = line.removed_replicas or line.removed_keys or line.removed_tenants or line.removed_revisions
+            removed = removed or line.removed_versions
             wanted = self.revision + (0 if silent and not removed else 1)
             assert line.revision == wanted, "a change is missing, or comes twice"
         self.revision = line.revision
@@ -68,6 +81,12 @@ class Reader:
             self.rows["replica", each.runtime_id] = each
         for runtime_id in line.removed_replicas:
             self.rows.pop(("replica", runtime_id), None)
+        for gone in line.removed_versions:
+            self.rows.pop(("version", gone), None)
+        for revision in line.revisions:
+            self.rows["revision", (revision.tenant, revision.model, revision.version)] = revision
+        for gone in (*line.removed_versions, *line.removed_revisions):
+            self.rows.pop(("revision", gone), None)
         self.failures += [each.code for each in line.failures]
 
 
@@ -91,6 +110,9 @@ STEPS = st.lists(
         st.tuples(st.just("revoke"), st.integers(0, 3)),
         st.tuples(st.just("model"), st.integers(0, 3)),
         st.tuples(st.just("version"), st.integers(0, 3)),
+        st.tuples(st.just("forget"), st.integers(0, 3)),
+        st.tuples(st.just("revision"), st.integers(0, 3)),
+        st.tuples(st.just("unscale"), st.integers(0, 3)),
         st.tuples(st.just("replica"), st.integers(0, 3)),
         st.tuples(st.just("drain"), st.integers(0, 3)),
         st.tuples(st.just("remove"), st.integers(0, 3)),
@@ -117,6 +139,13 @@ def _publish(hub: FeedHub, step: str, number: int) -> None:
         case "version":
             row = VersionRow(tenant="t", model="m", version=f"v{number}", limits=LIMITS, created_at_s=0)
             hub.publish(versions=(row,))
+        case "forget":
+            hub.publish(removed_versions=(("t", "m", f"v{number}"),))
+        case "revision":
+            name = f"m-{len(hub.snapshot().revisions)}"
+            hub.publish(revisions=(RevisionRow(tenant="t", model="m", version=f"v{number}", namespace="n", name=name),))
+        case "unscale":
+            hub.publish(removed_revisions=(("t", "m", f"v{number}"),))
         case "replica":
             hub.publish(replicas=(replica(number),))
         case "drain":
@@ -166,6 +195,17 @@ def test_a_lost_change_is_noticed() -> None:
                 await _drain(subscription, reader)
 
     asyncio.run(main())
+
+
+def test_a_start_is_over_once_a_replica_takes_requests() -> None:
+    """A pod that nobody has heard yet ends none, nor does one that is going."""
+    hub = FeedHub()
+    start = StartRow(tenant="t", model="m", version="v", start_ms=3000)
+    hub.publish(starts=(start,))
+    hub.publish(replicas=(msgspec.structs.replace(replica(1), unproven=True), replica(2, draining=True)))
+    assert hub.snapshot().starts == (start,)
+    hub.publish(replicas=(replica(1),))
+    assert hub.snapshot().starts == ()
 
 
 def test_a_slow_reader_is_cut_and_others_are_not() -> None:

@@ -20,6 +20,8 @@ OTHER = {"x-kelvin-principal": json.dumps({"key_id": "other-k", "tenant": "other
 CALLER = {"x-kelvin-principal": json.dumps({"key_id": "acme-i", "tenant": "acme", "scopes": ["infer"]})}
 GRANT = {"owner": "acme", "model": "m", "grantee": "other", "told": True}
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """Requests at another tenant's replica: the caller pays for them, the owner for the replica, and the books balance."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,15 +15,16 @@ from controlplane.billing import billing_report
 from controlplane.policy.balance import Kind
 from controlplane.reconcile import Surroundings, reconcile
 from controlplane.verify import verify_ledger
+from tests.controlplane.backends import Backend
 from tests.controlplane.test_billing import BOOK, Record, enter
 from tests.controlplane.test_reconcile import whole_engine
 from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
+def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
     """A ledger beside a registry."""
-    made = whole_engine()
+    made = whole_engine(backend, tmp_path)
     yield made
     made.dispose()
 

@@ -115,7 +115,8 @@ def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
 
     async def main() -> None:
         async with opened(data) as door:
-            for path in ("stats", "versions", "jobs/gate", "jobs/seal", "usage/requests", "usage/lifetimes"):
+            usage = ("usage/requests", "usage/lifetimes", "usage/lives")
+            for path in ("stats", "versions", "jobs/gate", "jobs/seal", *usage):
                 status, problem = await door.ask("POST", f"/internal/v1/{path}", b'{"surprise":1}')
                 assert (path, status, problem["code"]) == (path, 400, "invalid_request")
                 status, problem = await door.ask("PATCH", f"/internal/v1/{path}")

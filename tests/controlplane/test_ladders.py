@@ -75,6 +75,7 @@ def test_what_does_not_generate_has_none() -> None:
     assert isinstance(refused.value.failure, Conflict)
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
     """To activators, and after a restart."""
 

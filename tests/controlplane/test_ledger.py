@@ -31,17 +31,19 @@ from controlplane.ledger_schema import (
     sources,
 )
 from controlplane.price_book import default_price_book
-from controlplane.store import Database, sqlite_engine
 from controlplane.verify import verify_ledger
+from tests.controlplane.backends import database as opened
 from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
 
 ROOT = Path(__file__).parents[2]
+
+both = pytest.mark.usefixtures("backend")
 
 
 def with_ledger(path: Path, scenario: Callable[[Ledger], Coroutine[Any, Any, None]]) -> None:
     """Run over a database that is closed afterwards."""
     path.mkdir(exist_ok=True)
-    database = Database(sqlite_engine(path / "kelvin.db"))
+    database = opened(path)
     try:
         asyncio.run(scenario(Ledger(database)))
     finally:
@@ -64,6 +66,7 @@ async def charged(ledger: Ledger) -> dict[str, tuple[str, int]]:
     return {row["request_id"]: (row["origin"], row["completion_tokens"]) for row in found if row["stands"]}
 
 
+@both
 def test_a_record_comes_back_as_it_went_in(tmp_path: Path) -> None:
     """Every field of both kinds is stored under its own name."""
 
@@ -82,6 +85,7 @@ def test_a_record_comes_back_as_it_went_in(tmp_path: Path) -> None:
     with_ledger(tmp_path, scenario)
 
 
+@both
 def test_repeats_change_nothing(tmp_path: Path) -> None:
     """The same batch, a batch that overlaps, the same record twice in one batch."""
 
@@ -124,6 +128,7 @@ def test_an_activator_s_record_stands_over_orphans_in_any_order(
     with_ledger(tmp_path_factory.mktemp("ledger"), scenario)
 
 
+@both
 def test_an_orphan_s_record_stands_until_the_activator_s_comes(tmp_path: Path) -> None:
     """And never again after that."""
 
@@ -139,6 +144,7 @@ def test_an_orphan_s_record_stands_until_the_activator_s_comes(tmp_path: Path) -
     with_ledger(tmp_path, scenario)
 
 
+@both
 def test_the_same_id_of_two_tenants_is_two_requests(tmp_path: Path) -> None:
     """An id is unique within its tenant."""
 
@@ -149,6 +155,7 @@ def test_the_same_id_of_two_tenants_is_two_requests(tmp_path: Path) -> None:
     with_ledger(tmp_path, scenario)
 
 
+@both
 def test_a_contradiction_is_kept_aside_once(tmp_path: Path) -> None:
     """The first record stays; the other is kept with its reason, however often it comes; its sequence has arrived."""
 
@@ -169,19 +176,7 @@ def test_a_contradiction_is_kept_aside_once(tmp_path: Path) -> None:
     with_ledger(tmp_path, scenario)
 
 
-def test_damage_does_not_block_what_comes_after(tmp_path: Path) -> None:
-    """Figures that no database holds are kept aside, as text; the rest of the batch enters."""
-
-    async def scenario(ledger: Ledger) -> None:
-        damaged = request_record(2, sequence=10**30, ended_at_us=-5, device_us=10**40)
-        await ledger.append_requests(requests(request_record(1), damaged, request_record(3)))
-        assert sorted(await charged(ledger)) == ["req-1", "req-3"]
-        (row,) = await rows(ledger, conflicts)
-        assert "1" + "0" * 40 in row["record"]
-
-    with_ledger(tmp_path, scenario)
-
-
+@both
 def test_holes_are_remembered_and_closed(tmp_path: Path) -> None:
     """Ranges of what arrived, whatever the order; and the span of time that a source tells about."""
 
@@ -197,9 +192,10 @@ def test_holes_are_remembered_and_closed(tmp_path: Path) -> None:
     with_ledger(tmp_path, scenario)
 
 
+@both
 def test_what_a_batch_came_to(tmp_path: Path) -> None:
     """New, duplicate, conflicting: each record is one of them."""
-    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    database = opened(tmp_path)
     Ledger(database)
     with database.engine.begin() as connection:
         batch = [request_record(1), request_record(1), request_record(1, status=500), request_record(2)]
@@ -210,9 +206,10 @@ def test_what_a_batch_came_to(tmp_path: Path) -> None:
     database.close()
 
 
+@both
 def test_a_batch_enters_whole_or_not_at_all(tmp_path: Path) -> None:
     """A failure in the middle leaves no trace, not even of the sequences."""
-    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    database = opened(tmp_path)
     ledger = Ledger(database)
 
     def broken() -> None:
@@ -231,6 +228,7 @@ def test_a_batch_enters_whole_or_not_at_all(tmp_path: Path) -> None:
     database.close()
 
 
+@both
 def test_too_large_a_batch_is_refused(tmp_path: Path) -> None:
     """With the number and the limit."""
 
@@ -248,6 +246,7 @@ def test_too_large_a_batch_is_refused(tmp_path: Path) -> None:
 STAMPS = (Stamp(Stage.ROUTED, 5), Stamp(Stage.READY, 900), Stamp(Stage.DONE, 1000))
 
 
+@both
 @pytest.mark.parametrize(
     ("stamps", "cold"),
     [
@@ -272,6 +271,7 @@ def test_timeline_of(tmp_path: Path, stamps: tuple[Stamp, ...] | None, cold: boo
     with_ledger(tmp_path, scenario)
 
 
+@both
 def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) -> None:
     """Opening again changes nothing; a ledger of a newer program is not touched."""
 
@@ -283,7 +283,7 @@ def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) 
 
     with_ledger(tmp_path, scenario)
     with_ledger(tmp_path, again)
-    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    database = opened(tmp_path)
     with database.engine.begin() as connection:
         connection.execute(text("INSERT INTO ledger_schema VALUES (:next)"), {"next": LEDGER_SCHEMA + 1})
     with pytest.raises(NewerLedger):
@@ -388,6 +388,7 @@ def test_order_repeats_and_batches_do_not_matter(tmp_path_factory: pytest.TempPa
     assert got == contents(tmp_path_factory.mktemp("plain"), [everything])
 
 
+@both
 def test_a_lost_delivery_would_show(tmp_path: Path) -> None:
     """The control: without one record of one batch, tables and report are others."""
     everything: Delivery = [*RECORDS, *ORPHANS, *LIVES]

@@ -12,7 +12,7 @@ import pytest
 
 from contracts.control import RequestBatch
 from contracts.wire import encode
-from controlplane import app, store
+from controlplane import store
 from tests.controlplane.builders import key, stats
 from tests.controlplane.door import opened
 from tests.controlplane.ground import Run, fake_zygote
@@ -36,7 +36,7 @@ def test_models_wake_and_records_wait(tmp_path: Path, monkeypatch: pytest.Monkey
     """A version at zero is woken by what is known of it; records are refused as a passing state, and taken once after
     that; a change is refused likewise. Negative control: each is taken before.
     """
-    monkeypatch.setattr(app, "sqlite_engine", partial(store.sqlite_engine, busy_ms=BUSY_MS))
+    monkeypatch.setattr(store, "sqlite_engine", partial(store.sqlite_engine, busy_ms=BUSY_MS))
     data = tmp_path / "data"
 
     async def main() -> None:

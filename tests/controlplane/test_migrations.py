@@ -1,7 +1,6 @@
 """A database gets each step once, in order, whole or not at all; a newer one is refused; the result is the schema."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,15 @@ from controlplane import schema
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
 from controlplane.migrations import STEPS, Migration, NewerDatabase, migrate
-from controlplane.store import Database, sqlite_engine
+from controlplane.postgres_columns import in_byte_order
+from controlplane.store import Database
 from controlplane.tenants import TenantStore
+from tests.controlplane.backends import Backend
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = sqlite_engine(tmp_path / "kelvin.db")
-    yield made
-    made.dispose()
+def engine(backend: Backend, tmp_path: Path) -> Engine:
+    return backend.engine(tmp_path)
 
 
 def _shape(engine: Engine, table: str) -> dict[str, object]:
@@ -33,28 +32,26 @@ def _shape(engine: Engine, table: str) -> dict[str, object]:
     return {"columns": columns, "primary": found.get_pk_constraint(table)["constrained_columns"], "foreign": foreign}
 
 
-def _expected(table: str, tmp_path: Path) -> dict[str, object]:
-    fresh = sqlite_engine(tmp_path / "fresh.db")
+def _expected(table: str, backend: Backend, path: Path) -> dict[str, object]:
+    fresh = backend.engine(path)
     schema.metadata.create_all(fresh)
-    try:
-        return _shape(fresh, table)
-    finally:
-        fresh.dispose()
+    in_byte_order(fresh, schema.metadata.tables)
+    return _shape(fresh, table)
 
 
 @pytest.mark.parametrize("table", sorted(schema.metadata.tables))
-def test_the_steps_lead_to_the_schema(engine: Engine, tmp_path: Path, table: str) -> None:
+def test_the_steps_lead_to_the_schema(backend: Backend, engine: Engine, tmp_path: Path, table: str) -> None:
     """What the frozen DDL makes is what the code's tables say, column for column."""
     migrate(engine)
-    assert _shape(engine, table) == _expected(table, tmp_path)
+    assert _shape(engine, table) == _expected(table, backend, tmp_path / "fresh")
 
 
-def test_a_forgotten_step_is_noticed(engine: Engine, tmp_path: Path) -> None:
+def test_a_forgotten_step_is_noticed(backend: Backend, engine: Engine, tmp_path: Path) -> None:
     """Negative control: with a column that no step makes, the comparison above goes red."""
     migrate(engine)
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE models DROP COLUMN grace_s"))
-    assert _shape(engine, "models") != _expected("models", tmp_path)
+    assert _shape(engine, "models") != _expected("models", backend, tmp_path / "fresh")
 
 
 def test_each_step_runs_once(engine: Engine) -> None:

@@ -30,7 +30,8 @@ def data(tmp_path: Path) -> Iterator[Path]:
         yield where
 
 
-async def _ready(data: Path) -> None:
+async def ready(data: Path) -> None:
+    """Until it answers so."""
     await eventually(lambda: (data / "run" / "control.sock").exists())
     async with knocking(data) as door:
         async with asyncio.timeout(60):
@@ -51,7 +52,7 @@ def test_it_starts_in_an_empty_directory(data: Path) -> None:
     """Ready soon after it was spawned, with keys and a database. The second that it may take is measured, not asserted:
     a busy machine is no defect; ten of a processor's are."""
     with program(data) as process:
-        asyncio.run(_ready(data))
+        asyncio.run(ready(data))
         used = psutil.Process(process.pid).cpu_times()
         assert used.user + used.system < 10
     assert {"admin.key", "default.key", "kelvin.db"} <= {path.name for path in data.iterdir()}
@@ -60,7 +61,7 @@ def test_it_starts_in_an_empty_directory(data: Path) -> None:
 def test_nobody_else_decides_while_it_lives(data: Path) -> None:
     """It holds the lock under which an activator would stand in for it, until it is dead, however it dies."""
     with closing(SocketDirectory(data / "run")) as directory, program(data) as process:
-        asyncio.run(_ready(data))
+        asyncio.run(ready(data))
         assert try_hold(directory) is None
         process.kill()
         process.wait(60)
@@ -73,7 +74,7 @@ def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:
     """Exit 0 with a feed open and a standby parked; the standby lives on."""
 
     async def main() -> None:
-        await _ready(data)
+        await ready(data)
         run = Run(data / "run")
         await eventually(lambda: len(run.sockets()) == 1)
         async with knocking(data) as door, door.session.get("http://control/internal/v1/feed") as feed:
@@ -95,7 +96,7 @@ def test_its_lifeline_ends_it(data: Path) -> None:
         [sys.executable, "-m", "controlplane"], cwd=ROOT, env=environment, pass_fds=[read], stderr=subprocess.DEVNULL
     )
     os.close(read)
-    asyncio.run(_ready(data))
+    asyncio.run(ready(data))
     os.close(write)
     assert process.wait(60) in (0, 1)
 
@@ -106,7 +107,7 @@ def test_runtimes_outlive_it_and_are_adopted(data: Path, ending: signal.Signals)
     """Killed with a replica ready: the replica is the same process afterwards, known at once, and still watched."""
 
     async def first() -> dict[str, object]:
-        await _ready(data)
+        await ready(data)
         async with knocking(data) as door:
             await door.ask("POST", "/internal/v1/versions", encode(registration()))
             await door.ask("POST", "/internal/v1/stats", encode(stats(key())))
@@ -116,7 +117,7 @@ def test_runtimes_outlive_it_and_are_adopted(data: Path, ending: signal.Signals)
             return found[0]
 
     async def second(before: dict[str, object]) -> None:
-        await _ready(data)
+        await ready(data)
         async with knocking(data) as door:
             assert await _replicas(door) == [before]
             await door.ask("POST", "/internal/v1/stats", encode(stats(key())))
@@ -143,7 +144,7 @@ def test_a_kill_at_any_moment_of_a_push_loses_no_acknowledged_version(data: Path
     """Versions are pushed one after another until SIGKILL comes in between: all that were answered are there."""
 
     async def push_until_killed() -> list[str]:
-        await _ready(data)
+        await ready(data)
         acknowledged: list[str] = []
         async with knocking(data) as door:
             for number in range(10_000):
@@ -163,7 +164,7 @@ def test_a_kill_at_any_moment_of_a_push_loses_no_acknowledged_version(data: Path
         return acknowledged
 
     async def known() -> set[str]:
-        await _ready(data)
+        await ready(data)
         async with knocking(data) as door:
             _, found = await door.admin("GET", "/models/m")
             return {version["version"] for version in found["versions"]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.differences import Waiting
 from controlplane.reconcile import MAX_DIFFERENCES, MAX_IDS, Surroundings, reconcile
 from controlplane.schema import models, tenants, versions
+from tests.controlplane.backends import SQLITE, Backend
 from tests.controlplane.test_billing import BOOK, ORPHANED, Record, enter, fresh_engine, good_month
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
@@ -23,16 +25,19 @@ POSITIONS = 1000  # tokens that a request of the version can have
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
+def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
     """A ledger beside a registry that knows the version."""
-    made = whole_engine()
+    made = whole_engine(backend, tmp_path)
     yield made
     made.dispose()
 
 
-def whole_engine() -> Engine:
-    """As the control plane's."""
-    made = fresh_engine()
+def whole_engine(backend: Backend | None = None, path: Path | None = None) -> Engine:
+    """As the control plane's; of SQLite in memory, where no other is wished."""
+    if backend is None or path is None or backend.name == SQLITE:
+        made = fresh_engine()
+    else:
+        made = backend.engine(path, migrated=True)
     migrate(made)
     with made.begin() as connection:
         connection.execute(insert(tenants).values(tenant="acme", created_at_s=0, state="active"))

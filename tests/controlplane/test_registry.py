@@ -1,20 +1,25 @@
 """The registry: the first push makes `prod`, a deploy moves it, a restart forgets nothing, repeats change nothing."""
 
 import asyncio
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 
 from contracts.control import Feed
 from contracts.errors import Conflict, Failure, InvalidRequest, ModelNotFound, NotFound, Refused
+from controlplane import schema
 from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent, VersionState
 from controlplane.registry import Registry
+from controlplane.store import disposing, reading_engine
+from tests.controlplane import backends
+from tests.controlplane.backends import SQLITE
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 async def _refusal(work: object) -> Failure:
@@ -169,12 +174,8 @@ def test_what_is_published_is_durable_already(tmp_path: Path) -> None:
 
 def _versions_on_disk(data: Path) -> int:
     """As another process sees it."""
-    connection = sqlite3.connect(data / "kelvin.db")
-    try:
-        (count,) = connection.execute("SELECT COUNT(*) FROM versions").fetchone()
-        return int(count)
-    finally:
-        connection.close()
+    with disposing(reading_engine(backends.place(data))) as engine, engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(schema.versions)).scalar_one()
 
 
 def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
@@ -231,9 +232,15 @@ def test_a_failed_commit_shows_nothing(tmp_path: Path) -> None:
 
 async def _forbid_inserts(registry: Registry) -> None:
     def trigger(connection: Connection) -> None:
-        connection.execute(
-            text("CREATE TRIGGER full BEFORE INSERT ON versions BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
-        )
+        if connection.dialect.name == SQLITE:
+            statements = ["CREATE TRIGGER no BEFORE INSERT ON versions BEGIN SELECT RAISE(ABORT, 'disk is full'); END"]
+        else:
+            statements = [
+                "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'disk is full'; END $$",
+                "CREATE TRIGGER no BEFORE INSERT ON versions FOR EACH ROW EXECUTE FUNCTION no()",
+            ]
+        for statement in statements:
+            connection.execute(text(statement))
 
     await registry._database.write(trigger)
 

@@ -21,6 +21,8 @@ from tests.controlplane.usage_records import request_record
 
 PROMPT = 500_000  # a million prompt tokens, by the book that is shipped
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[Path]:

@@ -31,6 +31,7 @@ async def _pushed(registry: Registry, *letters: str) -> None:
         await registry.register(registration(letter=letter), NOW_S + at)
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
     """By whole digests, to activators and after a restart; by nothing, and by a deploy, it ends."""
 
@@ -59,6 +60,7 @@ def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("backend")
 def test_what_may_not_share_a_model(tmp_path: Path) -> None:
     """Each refusal names the value; nothing changes."""
 

@@ -1,7 +1,7 @@
 """Whatever is changed in the ledger by hand is found, and named; what the product does is always sound."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,8 @@ from contracts.billing import VerifyReport
 from contracts.usage import Origin
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.month_end import LATE_US, close_month
-from controlplane.store import sqlite_engine
 from controlplane.verify import verify_ledger
+from tests.controlplane.backends import SQLITE, Backend
 from tests.controlplane.test_billing import BOOK, Record, enter, fresh_engine, good_month
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
@@ -22,16 +22,15 @@ LATE = request_record(4, runtime_id="rt-2", outcome="ok", completion_tokens=70, 
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(backend: Backend, tmp_path: Path) -> Engine:
     """A month with an orphan's record that stands, a conflict, and another month; closed, with a late correction."""
-    made = sqlite_engine(tmp_path / "kelvin.db")
+    made = backend.engine(tmp_path, migrated=True)
     ensure_ledger(made)
     month = [record for record in good_month() if record != good_month()[3]]
     enter(made, [*month, request_record(2, status=500, sequence=4), request_record(6, ended_at_us=END_US + HOUR_US)])
     close(made)
     enter(made, [LATE, lifetime_record(9, runtime_id="rt-9", requests=0), lifetime_record(3, tenant=None, model=None)])
-    yield made
-    made.dispose()
+    return made
 
 
 def close(engine: Engine) -> None:
@@ -122,6 +121,7 @@ TAMPERINGS = [
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 @pytest.mark.parametrize(("statements", "subject"), TAMPERINGS)
 def test_every_change_by_hand_is_found(engine: Engine, statements: str, subject: str) -> None:
     """The first difference of a month is named; the other months are still looked at."""

@@ -50,6 +50,14 @@ GOOD = LifetimeFacts(
         ),
         pytest.param(replace(GOOD, recorded_requests=4), [], id="one whose caller left before the replica saw it"),
         pytest.param(
+            replace(GOOD, is_cut=True, recorded_requests=9, answered_requests=9, recorded_device_us=60_000_000),
+            [],
+            id="what came after the last word of a life that was cut off",
+        ),
+        pytest.param(
+            replace(GOOD, is_cut=True, recorded_requests=2), [Kind.REQUESTS_MISSING], id="one of before it is missing"
+        ),
+        pytest.param(
             replace(GOOD, recorded_requests=0, total_us=1),
             [Kind.TIME_UNACCOUNTED, Kind.REQUESTS_MISSING],
             id="two at once",

@@ -11,11 +11,16 @@ import yaml
 
 from contracts.errors import Refused
 from controlplane.policy.knative_service import (
+    CACHE,
+    HOST_PATH,
+    INNER,
+    KEPT_BYTES,
     NODE_SELECTOR,
     PRIORITY,
     SPREAD,
     TOLERATIONS,
     Cluster,
+    Control,
     PodVersion,
     memory_bytes,
     service,
@@ -35,11 +40,13 @@ EVERYTHING = Cluster(
     cores=4,
     device="nvidia.com/mig-1g.10gb",
     device_class="h100-1g",
-    features=frozenset(each.flag for each in (NODE_SELECTOR, TOLERATIONS, PRIORITY, SPREAD)),
+    features=frozenset(each.flag for each in (NODE_SELECTOR, TOLERATIONS, PRIORITY, SPREAD, HOST_PATH)),
     secret="store",
     node_selector={"gpu": "h100"},
     tolerations=({"key": "spot", "operator": "Exists"},),
     priority_class="interactive",
+    control=Control(url="https://c:7500", snapshotter_url="https://s:7501", secret="kelvin-inner-runtime"),
+    cache="/var/lib/kelvin-cache",
 )
 CRD = Path(__file__).parents[3].parent / "shared" / "knative-crds" / "service.yaml"
 
@@ -64,6 +71,39 @@ def faults(rendered: dict[str, Any]) -> list[str]:
     schema = strict(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
     return [error.message for error in jsonschema_rs.validator_for(schema).iter_errors(rendered)]
+
+
+def test_what_others_keep_for_a_pod() -> None:
+    """Its certificates and its tenant's agent are mounted to be read alone; what that agent holds is not counted to it.
+    Without them a pod keeps its weights itself, and tells nobody of its life.
+    """
+    alone, shared = ((service(VERSION, each))["spec"]["template"]["spec"] for each in (CLUSTER, EVERYTHING))
+    assert [each["name"] for each in alone["volumes"]] == ["data", "tmp"]
+    inner, cache = shared["volumes"][2:]
+    assert inner == {"name": "inner", "secret": {"secretName": "kelvin-inner-runtime"}}
+    assert cache["hostPath"] == {"path": "/var/lib/kelvin-cache/acme/run", "type": "Directory"}
+    (container,) = shared["containers"]
+    told = {each["name"]: each["value"] for each in container["env"]}
+    assert (told["KELVIN_CONTROL"], told["KELVIN_SNAPSHOTTER"]) == ("https://c:7500", "https://s:7501")
+    assert (told["KELVIN_INNER_TLS"], told["KELVIN_CACHE_AGENT"]) == (INNER, CACHE)
+    mounts = {each["mountPath"]: each.get("readOnly") for each in container["volumeMounts"]}
+    assert (mounts[INNER], mounts[CACHE]) == (True, True)
+    assert container["resources"]["limits"]["memory"] == str(memory_bytes(VERSION) - VERSION.weight_bytes)
+    assert shared["volumes"][0]["emptyDir"]["sizeLimit"] == str(KEPT_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "want"),
+    [
+        pytest.param(600, 545, id="what is left of a pod's time when it is told to end"),
+        pytest.param(60, 5, id="little"),
+        pytest.param(20, 1, id="none: its streams are ended with an error, and not by a signal"),
+    ],
+)
+def test_a_drain_ends_before_its_pod(timeout_s: int, want: int) -> None:
+    """By what queue-proxy waits for at first, and by what comes behind the drain."""
+    (container,) = service(VERSION, replace(CLUSTER, timeout_s=timeout_s))["spec"]["template"]["spec"]["containers"]
+    assert {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(want)} in container["env"]
 
 
 @pytest.mark.skipif(not CRD.exists(), reason="Knative's CRDs are not beside the checkout")
@@ -93,7 +133,8 @@ def test_scaled_as_on_one_machine() -> None:
         "serving.knative.dev/progress-deadline": f"{start_s(VERSION)}s",
         "kelvin.dev/version": VERSION.version,
     }
-    assert rendered["spec"]["template"]["spec"]["containerConcurrency"] == 64
+    assert rendered["spec"]["template"]["spec"]["containerConcurrency"] == 72, "a full pod hears of cancellations"
+    assert rendered["metadata"]["annotations"]["kelvin.dev/streams"] == "64"
     assert all(isinstance(value, str) for value in annotations.values())
     assert not any("autoscaling" in name for name in rendered["metadata"]["annotations"]), "refused there"
 
@@ -104,7 +145,8 @@ def test_what_a_pod_is_and_may() -> None:
     (container,) = pod["containers"]
     assert container["args"][:2] == ["runtime", VERSION.version]
     limits, requests = container["resources"]["limits"], container["resources"]["requests"]
-    assert int(limits["memory"]) == memory_bytes(VERSION) > VERSION.weight_bytes + VERSION.kv_bytes
+    assert int(limits["memory"]) == memory_bytes(VERSION, EVERYTHING) > VERSION.kv_bytes
+    assert memory_bytes(VERSION, CLUSTER) > VERSION.weight_bytes + VERSION.kv_bytes
     assert limits["nvidia.com/mig-1g.10gb"] == requests["nvidia.com/mig-1g.10gb"] == "1"
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -122,6 +164,7 @@ def test_what_a_pod_is_and_may() -> None:
         (Cluster(image="i", store_url="s3://b", node_selector={"a": "b"}), "nodeSelector"),
         (Cluster(image="i", store_url="s3://b", tolerations=({"key": "a"},)), "tolerations"),
         (Cluster(image="i", store_url="s3://b", priority_class="high"), "priorityClassName"),
+        (Cluster(image="i", store_url="s3://b", cache="/c"), "hostPath=/c: needs kubernetes.podspec-volumes-hostpath"),
         (Cluster(image="i", store_url="s3://b", device="amd.com/gpu"), "must be nvidia.com/gpu"),
         (Cluster(image="i", store_url="s3://b", namespace="No"), "must be a DNS label"),
     ],
@@ -152,3 +195,11 @@ def test_half_seconds() -> None:
     """Knative takes whole ones."""
     with pytest.raises(Refused, match="whole seconds"):
         service(replace(VERSION, window_s=6.5), CLUSTER)
+
+
+@pytest.mark.parametrize(("streams", "want"), [(1, 9), (64, 72), (995, 1000), (1000, 1000), (1001, 1001)])
+def test_what_queue_proxy_lets_through(streams: int, want: int) -> None:
+    """Some more than a pod's streams, and no more than Knative takes for a revision; the target stays the streams'."""
+    rendered = service(replace(VERSION, max_streams=streams, target=None), CLUSTER)["spec"]["template"]
+    assert rendered["spec"]["containerConcurrency"] == want
+    assert rendered["metadata"]["annotations"]["autoscaling.knative.dev/target"] == str(streams)

@@ -34,6 +34,11 @@ SAYS_ELSE = Conflict("another record of this request by the same kind of writer 
         pytest.param([request_record(1)], request_record(1, completion_tokens=9), True, SAYS_ELSE, id="other tokens"),
         pytest.param([request_record(1)], request_record(1, source="a-2"), False, SAYS_ELSE, id="by another activator"),
         pytest.param([orphan(1)], orphan(1, completion_tokens=9), True, SAYS_ELSE, id="an orphan's with other tokens"),
+        pytest.param([], request_record(1, status=2**31), False, Conflict("status is 2147483648"), id="no status"),
+        pytest.param(
+            [], request_record(1, model="m" * 128), False, Conflict("model has 128 characters"), id="too long a name"
+        ),
+        pytest.param([], request_record(1, model=f"{'o' * 63}/{'m' * 63}"), False, Known.NEW, id="another's model"),
         pytest.param(
             [], request_record(1), True, Conflict("its source used this sequence for another record"),
             id="a sequence used twice",

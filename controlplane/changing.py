@@ -1,0 +1,61 @@
+"""What changes of models and tenants, by whichever door: in the stores first, then whoever decides is told.
+
+The admin API and a cluster's objects both come by here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from controlplane.audit import Actor
+from controlplane.clock import Clock
+from controlplane.facts import ScaleChange, ScaleSettings, changed
+from controlplane.policy.access import TenantState
+from controlplane.registry import Registry
+from controlplane.running import Decider
+from controlplane.tenants import Tenant, TenantStore
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Over the stores and the decider. What takes away is `removal`."""
+
+    registry: Registry
+    tenants: TenantStore
+    decider: Decider
+    clock: Clock
+
+    async def deploy(self, by: Actor, tenant: str, model: str, prefix: str) -> str:
+        """The version. Raises as `Registry.deploy`."""
+        version = await self.registry.deploy(by, tenant, model, prefix, self.clock.wall_s())
+        self.decider.tick()  # a minimum moves with the alias
+        return version
+
+    async def split(self, by: Actor, tenant: str, model: str, weights: Mapping[str, int]) -> dict[str, int]:
+        """By whole digests. Raises as `Registry.split`."""
+        split = await self.registry.split(by, tenant, model, weights, self.clock.wall_s())
+        self.decider.tick()  # a minimum is every version's that is named
+        return split
+
+    async def scale(self, by: Actor, tenant: str, model: str, change: ScaleChange) -> ScaleSettings:
+        """What holds now. Raises as `Registry.rescale`; InvalidRequest for what can't be where versions run."""
+        found = self.registry.model(tenant, model)
+        self.decider.check_scale(found, changed(found.scale, change))
+        scale = await self.registry.rescale(by, tenant, model, change, self.clock.wall_s())
+        if change.min:
+            self.decider.resume(tuple(version.key for version in self.registry.model(tenant, model).versions))
+        self.decider.tick()  # bounds hold from now on, not from the next beat
+        return scale
+
+    async def suspend(self, by: Actor, tenant: str) -> Tenant:
+        """Its keys are refused, and what runs of it ends. Raises as `TenantStore.move`."""
+        found = await self.tenants.move(by, tenant, TenantState.SUSPENDED, self.clock.wall_s())
+        self.decider.stop(tuple(version.key for model in self.registry.models(tenant) for version in model.versions))
+        return found
+
+    async def resume(self, by: Actor, tenant: str) -> Tenant:
+        """Its keys are good, and its minimums hold. Raises as `TenantStore.move`."""
+        found = await self.tenants.move(by, tenant, TenantState.ACTIVE, self.clock.wall_s())
+        for model in self.registry.models(tenant):
+            if model.scale.min:
+                self.decider.resume(tuple(version.key for version in model.versions))
+        return found

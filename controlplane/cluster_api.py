@@ -1,0 +1,75 @@
+"""The admin API's routes where a cluster runs the versions: the same paths as one machine's. What only a machine could
+answer is refused, with what is done instead.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from contracts.control import Scope
+from contracts.errors import OneMachineOnly, Refused
+from contracts.scopes import allows
+from controlplane.answers import ProcessStatus, Status
+from controlplane.bodies import answer
+from controlplane.outcomes import Outcomes
+from controlplane.registry import Registry
+from controlplane.running import Replicas
+from controlplane.status import model_status
+from service.openapi import described
+from service.principal import admin_of, holder_of
+from telemetry.policy.exposition import CONTENT_TYPE
+from telemetry.telemetry import Telemetry
+
+_KNATIVE: Final = "Knative decides, by the model's scale"
+_NODES: Final = "each node has a cache agent of its own"
+_RESTART: Final = "pods are replaced by `kubectl delete pod`, one by one"
+REFUSED: Final = (
+    ("GET", "/models/{model}/starts", "a forecast of a start", "there is none"),
+    ("GET", "/models/{model}/idle", "a break-even of warmth", _KNATIVE),
+    ("POST", "/models/{model}/stop", "a stop", f"{_KNATIVE}; `min` 0 lets it go to zero"),
+    ("POST", "/models/{model}/restart", "a restart", _RESTART),
+    ("GET", "/models/{model}/restart", "a restart", _RESTART),
+    ("GET", "/cache", "the weight cache", _NODES),
+    ("POST", "/cache/evict", "the weight cache", _NODES),
+    ("POST", "/cache/check", "the weight cache", _NODES),
+)
+
+
+def router(
+    registry: Registry,
+    replicas: Replicas,
+    outcomes: Outcomes,
+    ready: Callable[[], Awaitable[bool]],
+    telemetry: Telemetry,
+) -> APIRouter:
+    """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
+    routes = APIRouter(prefix="/admin/v1")
+    operator_of = holder_of(Scope.OPERATOR)
+
+    @routes.get("/status", **described(Status))
+    async def status(request: Request) -> Response:
+        principal = admin_of(request)
+        own = registry.models(principal.tenant)
+        models = tuple(model_status(model, replicas, outcomes) for model in own)
+        if not allows(principal.scopes, Scope.OPERATOR):
+            return answer(Status(processes=(), cache=None, device=None, models=models))
+        here = ProcessStatus(name="controlplane", healthy=True, ready=await ready())
+        return answer(Status(processes=(here,), cache=None, device=None, models=models))
+
+    @routes.get("/metrics", **described(str, scope=Scope.OPERATOR))
+    async def metrics(request: Request) -> Response:
+        operator_of(request)
+        return Response(telemetry.text(), media_type=CONTENT_TYPE)
+
+    for method, path, what, instead in REFUSED:
+        _refuse(routes, method, path, OneMachineOnly(what, instead))
+    return routes
+
+
+def _refuse(routes: APIRouter, method: str, path: str, failure: OneMachineOnly) -> None:
+    async def refuse(request: Request) -> Response:
+        admin_of(request)
+        raise Refused(failure)
+
+    routes.add_api_route(path, refuse, methods=[method], **described(None, OneMachineOnly, status=204))

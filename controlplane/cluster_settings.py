@@ -1,0 +1,125 @@
+"""The settings of a control plane whose versions run on a cluster. Only `KELVIN_SCALING=knative` makes them count."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contracts import settings
+from contracts.errors import Refused
+from contracts.names import dns_label
+from contracts.settings import BadSetting
+from controlplane.policy.knative_service import (
+    FEATURES,
+    HOST_PATH,
+    NODE_SELECTOR,
+    PRIORITY,
+    TIMEOUT_S,
+    TOLERATIONS,
+    Cluster,
+    Control,
+)
+
+SCALING: Final = "KELVIN_SCALING"
+_KEY: Final = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # of a label or a taint
+_VALUE: Final = re.compile(r"[A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Where the pods of versions run, and the namespace in which Kelvin itself does."""
+
+    pods: Cluster
+    namespace: str
+    kubeconfig: Path | None = None  # None: by the service account of our own pod
+
+
+def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
+    """None where one machine runs the versions. A pod computes with so many `cores`. Raises BadSetting."""
+    if settings.choice(env, SCALING, "local", ("local", "knative")) == "local":
+        return None
+    known = tuple(each.flag for each in FEATURES)
+    pods = Cluster(
+        image=settings.text(env, "KELVIN_CLUSTER_IMAGE"),
+        store_url=settings.text(env, "KELVIN_CLUSTER_STORE"),
+        cores=cores,
+        device=_device(env, "KELVIN_CLUSTER_DEVICE"),
+        device_class=env.get("KELVIN_CLUSTER_DEVICE_CLASS") or None,
+        features=frozenset(_each(env, "KELVIN_CLUSTER_FEATURES", lambda key: key in known, f"of {', '.join(known)}")),
+        timeout_s=settings.integer(env, "KELVIN_CLUSTER_TIMEOUT_S", TIMEOUT_S, low=1, high=86_400),
+        secret=env.get("KELVIN_CLUSTER_SECRET") or None,
+        node_selector=dict(_pairs(env, "KELVIN_CLUSTER_NODES")),
+        tolerations=tuple(
+            {"key": key, "operator": "Exists"}
+            for key in _each(env, "KELVIN_CLUSTER_TOLERATIONS", _KEY.fullmatch, "a taint's key")
+        ),
+        priority_class=env.get("KELVIN_CLUSTER_PRIORITY_CLASS") or None,
+        control=_control(env),
+        cache=_cache(env, "KELVIN_CLUSTER_CACHE"),
+    )
+    _check_features(env, pods)
+    kubeconfig = Path(env["KUBECONFIG"]) if env.get("KUBECONFIG") else None
+    return ClusterSettings(pods, _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin")), kubeconfig)
+
+
+def _namespace(value: str) -> str:
+    try:
+        return dns_label(value, "namespace")
+    except Refused:
+        raise BadSetting("KELVIN_CLUSTER_NAMESPACE", value, "must be a DNS label") from None
+
+
+def _control(env: Mapping[str, str]) -> Control | None:
+    """Both ways and the secret, or none of them."""
+    names = ("KELVIN_CLUSTER_CONTROL", "KELVIN_CLUSTER_SNAPSHOTTER", "KELVIN_CLUSTER_INNER_SECRET")
+    if not any(env.get(name) for name in names):
+        return None
+    url, snapshotter_url, secret = (settings.text(env, name) for name in names)
+    for name, value in zip(names, (url, snapshotter_url), strict=False):
+        if not value.startswith("https://"):
+            raise BadSetting(name, value, "must begin with https://")
+    return Control(url=url, snapshotter_url=snapshotter_url, secret=secret)
+
+
+def _cache(env: Mapping[str, str], name: str) -> str | None:
+    value = env.get(name)
+    if value and not value.startswith("/"):
+        raise BadSetting(name, value, "must be an absolute path")
+    return value.rstrip("/") if value else None
+
+
+def _device(env: Mapping[str, str], name: str) -> str | None:
+    value = env.get(name)
+    if value and not value.startswith("nvidia.com/"):
+        raise BadSetting(name, value, "must be nvidia.com/gpu or nvidia.com/mig-…")
+    return value or None
+
+
+def _each(env: Mapping[str, str], name: str, fits: Callable[[str], object], rule: str) -> tuple[str, ...]:
+    value = env.get(name, "")
+    found = tuple(part.strip() for part in value.split(",") if part.strip())
+    if not all(map(fits, found)):
+        raise BadSetting(name, value, f"each must be {rule}")
+    return found
+
+
+def _pairs(env: Mapping[str, str], name: str) -> list[tuple[str, str]]:
+    def fits(part: str) -> bool:
+        key, separator, value = part.partition("=")
+        return bool(separator and _KEY.fullmatch(key) and _VALUE.fullmatch(value))
+
+    return [(key, value) for key, _, value in (part.partition("=") for part in _each(env, name, fits, "KEY=VALUE"))]
+
+
+def _check_features(env: Mapping[str, str], pods: Cluster) -> None:
+    """A pod that asks for a field which the cluster does not allow would be refused, each of them anew."""
+    asked = {
+        "KELVIN_CLUSTER_NODES": (bool(pods.node_selector), NODE_SELECTOR),
+        "KELVIN_CLUSTER_TOLERATIONS": (bool(pods.tolerations), TOLERATIONS),
+        "KELVIN_CLUSTER_CACHE": (pods.cache is not None, HOST_PATH),
+        "KELVIN_CLUSTER_PRIORITY_CLASS": (pods.priority_class is not None, PRIORITY),
+    }
+    for name, (is_asked, feature) in asked.items():
+        if is_asked and feature.flag not in pods.features:
+            raise BadSetting(name, env[name], f"needs {feature.flag} in KELVIN_CLUSTER_FEATURES")

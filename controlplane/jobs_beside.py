@@ -1,0 +1,72 @@
+"""Where a cluster runs the versions, a push has its engine from a zygote that shares the control plane's run directory,
+if there is one. A standby is borne for each job and ends with it: none waits for starts, of which there are none here.
+"""
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from contracts.errors import OneMachineOnly, Refused
+from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
+from controlplane.clock import Clock
+from controlplane.installation import Installation
+from controlplane.jobs import STANDBY_S, JobDesk
+from controlplane.replicas import ReplicaTable
+from controlplane.running import Jobs
+from controlplane.scaling.adopt import Adopter
+from controlplane.scaling.device import Device
+from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.footprints import Footprints
+from controlplane.scaling.local import LocalActuator
+from controlplane.scaling.pool import StandbyPool
+from controlplane.scaling.zygote import SOCKET, ZygoteClient
+
+LOOK_S: Final = 0.1
+NO_ENGINE: Final = OneMachineOnly("a push", "it needs a zygote beside the control plane, and none is there")
+
+
+class JobsBeside:
+    """Jobs, as long as there is a zygote: `socket` is its own. One that is just starting is waited for."""
+
+    def __init__(self, socket: Path, desk: Jobs, clock: Clock) -> None:
+        self._socket = socket
+        self._desk = desk
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<JobsBeside {self._desk!r}>"
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        """See `JobDesk`. Raises Refused(OneMachineOnly) without a zygote."""
+        await self._there()
+        return await self._desk.gate(job)
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        """Likewise."""
+        await self._there()
+        return await self._desk.seal(job)
+
+    async def _there(self) -> None:
+        limit_us = self._clock.monotonic_us() + int(STANDBY_S * 1e6)
+        while not self._socket.exists():
+            if self._clock.monotonic_us() >= limit_us:
+                raise Refused(NO_ENGINE)
+            await self._clock.sleep(LOOK_S)
+
+
+async def jobs_beside(ladder: AsyncExitStack, inst: Installation) -> JobsBeside:
+    """Enters the installation's tasks. Standbys that an earlier control plane left are ended by and by."""
+    settings, clock, tasks = inst.settings, inst.clock, inst.tasks
+    zygote = ZygoteClient(inst.directory)
+    fleet = Fleet(inst.directory, zygote, ReplicaTable(settings.device_slots), clock, tasks)
+    ladder.push_async_callback(fleet.close)
+    await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
+    pool = StandbyPool(fleet, replace(settings.sizing, least=0), Footprints(fleet, lambda: zygote.pid), settings.cores)
+    device = Device(settings.cores, settings.threads_cap, settings.kv_bytes)
+    actuator = LocalActuator(fleet, pool, inst.feed, device, settings.drain_s)
+    adopter = Adopter(inst.directory, fleet, pool, actuator, inst.feed, lambda _: False)
+    await adopter.sweep()
+    tasks.start(pool.run(), "standbys")
+    tasks.start(adopter.run(), "adopter")
+    return JobsBeside(inst.directory.path / SOCKET, JobDesk(fleet, pool), clock)

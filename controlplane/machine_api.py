@@ -1,0 +1,113 @@
+"""The admin API's routes about one machine: its processes, devices and cache, and why a model is as warm as it is.
+
+What is the whole installation's (its processes, its devices, its cache) is shown to operators alone.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+
+from contracts.control import Scope
+from contracts.errors import Conflict, ModelNotFound, NotFound
+from contracts.scopes import allows
+from controlplane.answers import CacheCheck, CacheStatus, DeviceStatus, ModelStatus, Status
+from controlplane.audit import ActorOf
+from controlplane.autoscaler import Autoscaler
+from controlplane.bodies import answer, nothing, read
+from controlplane.clock import Clock
+from controlplane.economy import Economy
+from controlplane.explained import Starts, starts_of
+from controlplane.forecasts import Forecasts
+from controlplane.foresight import Foresight
+from controlplane.idle_explained import IdleModel, idle_of
+from controlplane.outcomes import Outcomes
+from controlplane.peers import Evict, Peers, own_eviction
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.trail import Action, made
+from controlplane.registry import Registry
+from controlplane.replicas import ReplicaTable
+from controlplane.scaling.pool import StandbyPool
+from controlplane.status import memory, model_status, pool_status
+from controlplane.trail import Trail
+from service.openapi import described
+from service.principal import admin_of, holder_of
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the routes look at."""
+
+    registry: Registry
+    table: ReplicaTable
+    outcomes: Outcomes
+    autoscaler: Autoscaler
+    peers: Peers
+    forecasts: Forecasts
+    economy: Economy
+    clock: Clock
+    pool: StandbyPool
+    foresight: Foresight
+
+
+def router(shown: Shown, trail: Trail) -> APIRouter:
+    """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
+    routes = APIRouter(prefix="/admin/v1")
+    operator_of, actor_of = holder_of(Scope.OPERATOR), ActorOf(Scope.ADMIN)
+    registry, table, outcomes, peers, pool = shown.registry, shown.table, shown.outcomes, shown.peers, shown.pool
+
+    @routes.get("/status", **described(Status))
+    async def status(request: Request) -> Response:
+        principal = admin_of(request)
+        models = tuple(model_status(model, table, outcomes) for model in registry.models(principal.tenant))
+        if not allows(principal.scopes, Scope.OPERATOR):
+            return answer(Status(processes=(), cache=None, device=None, models=models))
+        processes, cache = await asyncio.gather(peers.statuses(), peers.try_cache_status())
+        await pool.footprints.refresh()  # after the zygote was asked: who it is, is known
+        device = DeviceStatus(
+            slots=table.slots,
+            held=table.held,
+            standbys=table.count(ReplicaState.STANDBY),
+            pools=(pool_status(pool),),
+            zygote=memory(pool.footprints.zygote),
+        )
+        return answer(Status(processes=processes, cache=cache, device=device, models=models))
+
+    @routes.get("/models/{model}/starts", **described(Starts, NotFound, ModelNotFound))
+    async def starts(request: Request, model: str) -> Response:
+        principal = admin_of(request)
+        return answer(await starts_of(registry.model(principal.tenant, model), table, shown.forecasts))
+
+    @routes.get("/models/{model}/idle", **described(IdleModel, NotFound, ModelNotFound))
+    async def idle(request: Request, model: str) -> Response:
+        found = registry.model(admin_of(request).tenant, model)
+        return answer(idle_of(found, table, shown.autoscaler, shown.economy, shown.clock, shown.foresight))
+
+    @routes.post("/models/{model}/stop", **described(ModelStatus, NotFound, ModelNotFound, status=202))
+    async def stop(request: Request, model: str) -> Response:
+        principal = actor_of(request)
+        found = registry.model(principal.tenant, model)
+        await trail.note(principal, principal.tenant, Action.MODEL_STOPPED, model)
+        shown.autoscaler.stop(tuple(version.key for version in found.versions))
+        return answer(model_status(found, table, outcomes), status=202)
+
+    @routes.get("/cache", **described(CacheStatus, scope=Scope.OPERATOR))
+    async def cache(request: Request) -> Response:
+        operator_of(request)
+        return Response(await peers.cache_state(), media_type="application/json")
+
+    @routes.post("/cache/evict", **described(None, NotFound, Conflict, status=204, takes=Evict))
+    async def evict(request: Request) -> Response:
+        principal = actor_of(request)
+        wanted = own_eviction(principal.tenant, await read(request, Evict))
+        changed = made(tier=wanted.tier, version=wanted.version)
+        async with trail.noted(principal, principal.tenant, Action.CACHE_EVICTED, "cache", changed):
+            await peers.evict(wanted)
+        return nothing()
+
+    @routes.post("/cache/check", **described(CacheCheck, scope=Scope.OPERATOR))
+    async def check(request: Request) -> Response:
+        operator_of(request)
+        return answer(await peers.check_cache())
+
+    return routes

@@ -1,0 +1,109 @@
+"""The versions of an installation run as Knative Services: they are written and watched here, and Knative decides."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from contracts.settings import BadSetting
+from contracts.usage import RequestRecord
+from controlplane import cluster_api
+from controlplane.changing import Changes
+from controlplane.clock import Clock
+from controlplane.cluster_settings import SCALING, ClusterSettings
+from controlplane.installation import Installation
+from controlplane.jobs_beside import jobs_beside
+from controlplane.outcomes import Outcomes
+from controlplane.policy.knative_service import namespace_of
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.removal import Removal
+from controlplane.running import Running
+from controlplane.scaling.knative.cluster import ClusterApi, ClusterError
+from controlplane.scaling.knative.declarations import Declarations
+from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
+from controlplane.scaling.knative.plane import Plane
+from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.wanted import Rendering
+from telemetry.policy.instruments import Kind, by
+
+if TYPE_CHECKING:
+    from controlplane.scaling.knative.client import KubernetesCluster
+
+log = logging.getLogger(__name__)
+
+STATES: Final = (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
+
+
+@asynccontextmanager
+async def connected(settings: ClusterSettings, clock: Clock) -> "AsyncIterator[KubernetesCluster]":
+    """The cluster, until the block is left; whether it answers is not asked. Raises BadSetting."""
+    try:
+        from controlplane.scaling.knative import client  # an extra, which no other installation has to have
+    except ImportError as error:
+        raise BadSetting(SCALING, "knative", "needs the extra `cluster`") from error
+    load = client.in_cluster() if settings.kubeconfig is None else client.kubeconfig(settings.kubeconfig)
+    async with AsyncExitStack() as ladder:
+        try:
+            cluster = await ladder.enter_async_context(client.opened(load, clock))
+        except ClusterError as error:
+            raise BadSetting(SCALING, "knative", f"no cluster to speak to: {error.trouble.message}") from error
+        yield cluster
+
+
+async def on_cluster(
+    ladder: AsyncExitStack, inst: Installation, settings: ClusterSettings, api: ClusterApi, stop: asyncio.Event
+) -> Running:
+    """What runs already is in the feed on return; or `stop` is set, which is also how a defect ends the process."""
+    jobs = await jobs_beside(ladder, inst)
+    pods = PodTable(inst.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}")
+    page = inst.telemetry.page
+    page.read(
+        "kelvin_replicas", "Pods by state.", Kind.GAUGE, ("state",),
+        lambda: by((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
+    )  # fmt: skip
+    outcomes = Outcomes(inst.registry, inst.tasks)
+    rendering = Rendering(settings.pods, settings.namespace, inst.settings.kv_bytes)
+    plane = Plane(api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, inst.feed.is_suspended)
+    inst.registry.on_changed = plane.tick
+    tenants = inst.access.tenants
+    changes = Changes(inst.registry, tenants, plane, inst.clock)
+    removal = Removal(inst.registry, tenants, inst.access.keys, pods, plane, inst.clock)
+    declared = Declarations(
+        api,
+        DeclaredModels(changes, removal, pods),
+        DeclaredTenants(changes, removal, inst.clock),
+        inst.clock,
+        lambda tenant: namespace_of(tenant, settings.pods),
+    )
+    inst.tasks.start(_ending(plane.run(), stop), "cluster")
+    inst.tasks.start(_ending(declared.run(), stop), "declarations")
+    await _either(plane.synced, stop)
+
+    async def ready() -> bool:
+        return plane.synced.is_set()
+
+    router = cluster_api.router(inst.registry, pods, outcomes, ready, inst.telemetry)
+    # A pod may live more than once, under names of its own (`runtime`): the ledger hears of them from itself.
+    return Running(pods, outcomes, plane, jobs, ready, _unheard, None, (router,))
+
+
+def _unheard(records: tuple[RequestRecord, ...]) -> None:
+    """Nothing is foretold here, so that nothing is learned of what was."""
+
+
+async def _ending(loop: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    """What has met a defect is not gone on with: another process is to begin with what there is."""
+    try:
+        await loop
+    finally:
+        stop.set()
+
+
+async def _either(one: asyncio.Event, other: asyncio.Event) -> None:
+    waiting = [asyncio.ensure_future(each.wait()) for each in (one, other)]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()

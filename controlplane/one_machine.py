@@ -1,0 +1,102 @@
+"""The versions of one machine run as processes that are forked here, and how many there are is decided here."""
+
+from contextlib import AsyncExitStack
+
+from fastapi import APIRouter
+
+from controlplane import machine_api, metrics_api, renewal_api
+from controlplane.autoscaler import Autoscaler
+from controlplane.damaged import DamageLoop
+from controlplane.economy import Economy
+from controlplane.forecasts import Forecasts
+from controlplane.foresight import Foresight
+from controlplane.installation import Installation
+from controlplane.jobs import JobDesk
+from controlplane.machine_api import Shown
+from controlplane.meters import RestoreMeters, show_pool
+from controlplane.outcomes import Outcomes
+from controlplane.peers import Peers
+from controlplane.prefetch import Prefetcher
+from controlplane.renewal import Renewals
+from controlplane.replicas import ReplicaTable
+from controlplane.running import Running
+from controlplane.scaling.adopt import Adopter
+from controlplane.scaling.device import Device
+from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.footprints import Footprints
+from controlplane.scaling.local import LocalActuator
+from controlplane.scaling.pool import StandbyPool
+from controlplane.scaling.zygote import ZygoteClient
+from controlplane.trail import Trail
+from telemetry.telemetry import Telemetry
+
+
+async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
+    """What lives already is adopted on return, and in the feed."""
+    settings, clock, registry, feed, tasks = inst.settings, inst.clock, inst.registry, inst.feed, inst.tasks
+    directory, telemetry = inst.directory, inst.telemetry
+    zygote = ZygoteClient(directory)
+    peers = Peers(directory, zygote, filters=settings.filters)
+    ladder.push_async_callback(peers.close)
+    device = Device(settings.cores, settings.threads_cap, settings.kv_bytes)
+    table = ReplicaTable(settings.device_slots)
+
+    fleet = Fleet(directory, zygote, table, clock, tasks)
+    ladder.push_async_callback(fleet.close)
+    await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
+    pool = StandbyPool(fleet, settings.sizing, Footprints(fleet, lambda: zygote.pid), settings.cores)
+    show_pool(telemetry.page, pool)
+    actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s)
+    forecasts = Forecasts(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
+    economy = Economy(
+        inst.book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
+    )
+    autoscaler = Autoscaler(registry, actuator, clock, tasks, economy)
+    outcomes = Outcomes(registry, tasks)
+    actuator.listen(autoscaler)
+    actuator.listen(outcomes)
+    actuator.listen(RestoreMeters(telemetry, table))
+    actuator.listen(forecasts)
+    renewals = Renewals(fleet, actuator, settings.drain_s)
+    actuator.listen(renewals)
+    actuator.on_start(forecasts.starting)
+    actuator.on_room(autoscaler.room)
+    prefetcher = Prefetcher(peers.prefetch, tasks)
+    registry.on_named = prefetcher.named
+    autoscaler.on_placing = actuator.on_placing = prefetcher.placing
+    foresight = Foresight(
+        registry, autoscaler.gaps, actuator.live,
+        lambda key, total: forecasts.history.start(key, total).seconds,
+        prefetcher.expected, clock, least_s=settings.foresight_s, bytes_per_s=settings.foresight_bytes,
+    )  # fmt: skip
+
+    damages = DamageLoop(peers.damaged_pids, fleet, actuator.condemn, telemetry.page)
+    adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
+    await adopter.sweep()
+    pool.balance()
+    tasks.start(pool.run(), "standbys")
+    tasks.start(adopter.run(), "adopter")
+    tasks.start(autoscaler.run(), "autoscaler")
+    tasks.start(damages.run(), "damages")
+    tasks.start(foresight.run(), "foresight")
+
+    shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, foresight)
+    return Running(
+        replicas=table,
+        outcomes=outcomes,
+        decider=autoscaler,
+        jobs=JobDesk(fleet, pool),
+        ready=peers.zygote_answers,
+        answered=forecasts.answered,
+        alive=lambda: [replica.runtime_id for replica in table],
+        routers=routers(shown, renewals, inst.trail, telemetry),
+    )
+
+
+def routers(shown: Shown, renewals: Renewals, trail: Trail, telemetry: Telemetry) -> tuple[APIRouter, ...]:
+    """What only a machine's control plane can answer."""
+    return (
+        machine_api.router(shown, trail),
+        renewal_api.router(shown.registry, renewals, trail),
+        metrics_api.router(telemetry, shown.peers, shown.table),
+    )

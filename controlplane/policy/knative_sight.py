@@ -1,0 +1,150 @@
+"""What is seen of a cluster, and what of it is news to activators. Pure but for its own state.
+
+Objects come in any order, and any number of times: a pod is told once its Service is known, and again once it is
+otherwise. That no replica came up is told once for each time that it came to be so, and not while another one serves.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from contracts.control import ReplicaRow, RevisionRow
+from controlplane.policy.knative_seen import Failed, Place, Pods, Service, Version, replica_row, revision_row
+
+VersionName = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What activators have not been told. `ready` are replicas that take requests from now on."""
+
+    revisions: tuple[RevisionRow, ...] = ()
+    removed_revisions: tuple[VersionName, ...] = ()
+    replicas: tuple[ReplicaRow, ...] = ()
+    removed_replicas: tuple[str, ...] = ()
+    failed: tuple[tuple[Version, Failed], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.revisions or self.removed_revisions or self.replicas or self.removed_replicas or self.failed)
+
+
+@dataclass(slots=True)
+class _Told:
+    """Of one Service."""
+
+    revision: RevisionRow | None = None
+    replicas: dict[str, ReplicaRow] = field(default_factory=dict)
+    failed: tuple[str, Failed] | None = None
+
+
+class Sight:
+    """All Services, revisions that failed, and pods. Each call takes one object in, None where it is gone."""
+
+    def __init__(self) -> None:
+        self._services: dict[Place, Service] = {}
+        self._failed: dict[Place, Failed] = {}
+        self._slices: dict[Place, Pods] = {}
+        self._slices_of: dict[Place, dict[Place, None]] = {}
+        self._service_of: dict[Place, Place] = {}  # by revision
+        self._told: dict[Place, _Told] = {}
+
+    def __repr__(self) -> str:
+        return f"<Sight services={len(self._services)} slices={len(self._slices)} failed={len(self._failed)}>"
+
+    def service_at(self, place: Place) -> Service | None:
+        """What is there, as far as it is for a version."""
+        return self._services.get(place)
+
+    def service(self, place: Place, found: Service | None) -> News:
+        """A Knative Service."""
+        before = self._services.pop(place, None)
+        if before is not None:
+            self._service_of.pop((place[0], before.serving), None)
+        if found is not None:
+            self._services[place] = found
+            self._service_of[place[0], found.serving] = place
+        return self._news(place)
+
+    def revision(self, place: Place, failed: Failed | None) -> News:
+        """A Revision, by its failure; None also where it is gone."""
+        if failed is None:
+            self._failed.pop(place, None)
+        else:
+            self._failed[place] = failed
+        service = self._service_of.get(place)
+        return News() if service is None else self._news(service)
+
+    def slice(self, place: Place, found: Pods | None) -> News:
+        """An EndpointSlice."""
+        before = self._slices.pop(place, None)
+        if before is not None:
+            owner = (place[0], before.service)
+            del self._slices_of[owner][place]
+            if not self._slices_of[owner]:
+                del self._slices_of[owner]
+        if found is not None:
+            self._slices[place] = found
+            self._slices_of.setdefault((place[0], found.service), {})[place] = None
+        owners = {(place[0], each.service) for each in (before, found) if each is not None}
+        return _together(self._news(owner) for owner in sorted(owners))
+
+    def check_integrity(self) -> None:
+        """Assert that indexes agree and that nothing is told of what is not there."""
+        assert {place for ids in self._slices_of.values() for place in ids} == set(self._slices)
+        assert all(self._slices_of.values())
+        for place, told in self._told.items():
+            assert place in self._services, "a Service that is gone is still told of"
+            assert told.revision is not None or told.replicas or told.failed, "an empty row stays"
+
+    def _news(self, place: Place) -> News:
+        service, told = self._services.get(place), self._told.get(place, _Told())
+        revision = None if service is None else revision_row(service, place)
+        replicas = {} if service is None else self._replicas(place, service)
+        failed = None if service is None else self._failure(place, service)
+        news = News(
+            revisions=() if revision is None or revision == told.revision else (revision,),
+            removed_revisions=tuple(
+                _name(row) for row in (told.revision,) if row and (not revision or _name(revision) != _name(row))
+            ),
+            replicas=tuple(row for name, row in replicas.items() if told.replicas.get(name) != row),
+            removed_replicas=tuple(name for name in told.replicas if name not in replicas),
+            failed=() if service is None or failed is None or failed == told.failed else ((service.of, failed[1]),),
+        )
+        if revision is None and not replicas and failed is None:
+            self._told.pop(place, None)
+        else:
+            self._told[place] = _Told(revision, replicas, failed)
+        return news
+
+    def _replicas(self, place: Place, service: Service) -> dict[str, ReplicaRow]:
+        found: dict[str, ReplicaRow] = {}
+        for slice_place in sorted(self._slices_of.get(place, ())):
+            for pod in self._slices[slice_place].pods:
+                found.setdefault(pod.name, replica_row(service, pod))  # of two addresses of a pod one is enough
+        return found
+
+    def _failure(self, place: Place, service: Service) -> tuple[str, Failed] | None:
+        if service.is_going:
+            return None
+        if service.refused:
+            return "", Failed(service.refused, "")
+        found = self._failed.get((place[0], service.serving))
+        told = self._told.get(place)
+        if found is None or (told is not None and told.failed == (service.serving, found)):
+            return None if found is None else (service.serving, found)
+        serves = any(not (row.unproven or row.draining) for row in self._replicas(place, service).values())
+        return None if serves else (service.serving, found)
+
+
+def _together(every: Iterable[News]) -> News:
+    found = tuple(every)
+    return News(
+        revisions=tuple(row for each in found for row in each.revisions),
+        removed_revisions=tuple(row for each in found for row in each.removed_revisions),
+        replicas=tuple(row for each in found for row in each.replicas),
+        removed_replicas=tuple(row for each in found for row in each.removed_replicas),
+        failed=tuple(row for each in found for row in each.failed),
+    )
+
+
+def _name(row: RevisionRow) -> VersionName:
+    return row.tenant, row.model, row.version

@@ -1,0 +1,108 @@
+"""Who leads, by a Lease that candidates renew in turn. Pure; asking the cluster is `lease`'s work.
+
+As client-go's leaderelection: nobody's wall clock is believed. A candidate waits for the holder's duration from when it
+saw the Lease change for the last time, on its own clock; the holder stops leading earlier than that after the last
+renewal that it began. Times are seconds of a clock that does not step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """`lease_s`: how long others wait. `hold_s`: how long a leader leads without a renewal. `retry_s`: how often."""
+
+    lease_s: int = 15
+    hold_s: float = 10.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_s < self.hold_s < self.lease_s:
+            msg = f"{self}: each must be less than the one before"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a Lease says. An empty holder has given it up."""
+
+    holder: str
+    duration_s: float
+    renewed: str
+    transitions: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A Lease, and since when it has been as it is, by our own clock."""
+
+    held: Held
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """It is free, or ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """It is another's, until then at least."""
+
+    until: float
+
+
+FREE: Final = ""
+
+
+def observe(before: Sight | None, held: Held | None, now: float) -> Sight | None:
+    """What is known after a look. A Lease that somebody deleted counts as it was: its holder may not know of it."""
+    if held is None:
+        return before
+    return before if before is not None and before.held == held else Sight(held, now)
+
+
+def decide(sight: Sight | None, me: str, now: float) -> Take | Stand:
+    """Whether to write ourselves in."""
+    if sight is None or sight.held.holder in (FREE, me):
+        return Take()
+    until = sight.since + sight.held.duration_s
+    return Take() if now >= until else Stand(until)
+
+
+def leads_until(begun: float, terms: Terms) -> float:
+    """Of a renewal that was begun then and succeeded: others may have seen it at once, not before."""
+    return begun + terms.hold_s
+
+
+def read(obj: Mapping[str, Any], terms: Terms) -> Held:
+    """A Lease as the cluster has it; what it does not say is as ours."""
+    spec = obj.get("spec") or {}
+    return Held(
+        holder=spec.get("holderIdentity") or FREE,
+        duration_s=float(spec.get("leaseDurationSeconds") or terms.lease_s),
+        renewed=str(spec.get("renewTime", "")),
+        transitions=int(spec.get("leaseTransitions") or 0),
+        version=str(obj["metadata"].get("resourceVersion", "")),
+    )
+
+
+def written(before: Mapping[str, Any] | None, me: str, at: str, terms: Terms) -> dict[str, Any]:
+    """The spec with which we take or renew it. `at` is the wall clock's time in microseconds, for people."""
+    held = before or {}
+    mine = held.get("holderIdentity") == me
+    return {
+        "holderIdentity": me,
+        "leaseDurationSeconds": terms.lease_s,
+        "acquireTime": held.get("acquireTime", at) if mine else at,
+        "renewTime": at,
+        "leaseTransitions": int(held.get("leaseTransitions") or 0) + (0 if mine or before is None else 1),
+    }
+
+
+def given_up(before: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """The spec with which we leave it to whoever comes first."""
+    return {**before, "holderIdentity": FREE, "leaseDurationSeconds": 1, "renewTime": at}

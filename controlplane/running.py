@@ -1,0 +1,81 @@
+"""What the control plane asks of whoever runs its versions: the processes of one machine, or a cluster."""
+
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastapi import APIRouter
+
+from contracts.control import Stats
+from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
+from contracts.usage import RequestRecord
+from controlplane.facts import Model, ScaleSettings, VersionKey
+from controlplane.outcomes import Outcomes
+from controlplane.replicas import Replica
+
+
+class Replicas(Protocol):
+    """What runs, by version. Answers from memory."""
+
+    def __iter__(self) -> Iterator[Replica]: ...
+
+    def of(self, key: VersionKey) -> tuple[Replica, ...]:
+        """Those of a version in any state, the oldest first."""
+        ...
+
+    def ready(self, key: VersionKey) -> int:
+        """Those that take requests."""
+        ...
+
+    def live(self, key: VersionKey) -> int:
+        """Those that take requests or will."""
+        ...
+
+    def sleepers(self, key: VersionKey) -> tuple[Replica, ...]:
+        """Those that keep memory and compute nothing."""
+        ...
+
+    def is_present(self, key: VersionKey) -> bool:
+        """Whether something of it runs or is about to, which keeps its version from being deleted."""
+        ...
+
+
+class Decider(Protocol):
+    """Who says how many replicas a version has. All calls return at once."""
+
+    def observe(self, stats: Stats) -> None:
+        """Take an activator's reports in."""
+
+    def tick(self) -> None:
+        """What is wanted of models has changed: see to it now."""
+
+    def stop(self, keys: tuple[VersionKey, ...]) -> None:
+        """Have none of them until somebody asks, or `resume` is called."""
+
+    def resume(self, keys: tuple[VersionKey, ...]) -> None:
+        """Minimums hold again."""
+
+    def check_scale(self, model: Model, scale: ScaleSettings) -> None:
+        """Raises Refused(InvalidRequest) where the model can't be scaled so here."""
+
+
+class Jobs(Protocol):
+    """What a push needs an engine for. Both raise Refused."""
+
+    async def gate(self, job: GateJob) -> GateFacts: ...
+
+    async def seal(self, job: SealJob) -> SealAttestation: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One of the two, as the routes know it. `routers` are those that only it can answer."""
+
+    replicas: Replicas
+    outcomes: Outcomes
+    decider: Decider
+    jobs: Jobs
+    ready: Callable[[], Awaitable[bool]]
+    answered: Callable[[tuple[RequestRecord, ...]], None]  # hears of requests that ended
+    alive: Callable[[], Collection[str]] | None  # names in the ledger of who has not died; None where nobody knows
+    routers: tuple[APIRouter, ...]

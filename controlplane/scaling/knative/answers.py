@@ -1,0 +1,75 @@
+"""What an API server's answer says of a call that came to nothing. Pure.
+
+https://kubernetes.io/docs/reference/using-api/api-concepts/ and what a 1.36 was seen to answer.
+"""
+
+import json
+from typing import Any, Final
+
+from controlplane.scaling.knative.cluster import (
+    Busy,
+    Conflict,
+    Denied,
+    Expired,
+    Invalid,
+    Missing,
+    Trouble,
+    Unreachable,
+)
+
+SAID: Final = 400  # characters of a message that are kept
+LONGEST_S: Final = 300.0  # a server that asks for longer is asked again then
+
+_OF_STATUS: Final[dict[int, type[Trouble]]] = {
+    401: Denied,
+    403: Denied,
+    404: Missing,
+    409: Conflict,
+    410: Expired,
+}
+_TYPED: Final = (
+    "failed to create typed patch object"  # of an apply that names what its schema lacks: 500, without a reason
+)
+
+
+def trouble_of(status: int, body: bytes, retry_after: str | None = None) -> Trouble:
+    """Of a status that is no success. `retry_after` is the header's value, in seconds; a date counts as none."""
+    told = _status(body)
+    message = line(told.get("message") or body.decode(errors="replace") or f"status {status}")
+    wait_s = _seconds(retry_after) or _seconds((told.get("details") or {}).get("retryAfterSeconds"))
+    if status == 429 or (wait_s is not None and status >= 500):
+        return Busy(message, wait_s or 1.0)
+    if status in _OF_STATUS:
+        return _OF_STATUS[status](message)
+    if 400 <= status < 500 or _TYPED in message:
+        return Invalid(message)
+    return Unreachable(message)
+
+
+def trouble_in(event: Any) -> Trouble:
+    """Of an ERROR event of a watch, whose object is a Status."""
+    told = event if isinstance(event, dict) else {}
+    code = told.get("code")
+    return trouble_of(code if isinstance(code, int) else 500, json.dumps(told).encode())
+
+
+def line(text: str) -> str:
+    """What is kept of what somebody says: one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= SAID else f"{text[: SAID - 1]}…"
+
+
+def _status(body: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(body)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) and told.get("kind") == "Status" else {}
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return None
+    return min(seconds, LONGEST_S) if seconds > 0 else None

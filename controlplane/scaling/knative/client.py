@@ -1,0 +1,139 @@
+"""A cluster, as `cluster.ClusterApi` and `lease.Leases` have it, by the `kubernetes` library."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import load_kube_config
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
+
+from controlplane import dependencies
+from controlplane.clock import Clock, SystemClock
+from controlplane.scaling.knative.cluster import MANAGER, Change, ClusterError, Conflict, Json, Missing, Ref, Trouble
+from controlplane.scaling.knative.events import Events
+from controlplane.scaling.knative.paths import collection, path
+from controlplane.scaling.knative.transport import Load, Transport
+from controlplane.scaling.knative.watching import Watching
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+APPLY: Final = "application/apply-patch+yaml"
+TRIES: Final = 3  # of an apply that met another's write
+
+
+class KubernetesCluster:
+    """Implements `ClusterApi` and `Leases`."""
+
+    def __init__(self, transport: Transport, clock: Clock, *, luck: Callable[[], float] = random.random) -> None:
+        self._transport, self._clock, self._luck = transport, clock, luck
+        self._events = Events(transport, clock)
+        self._watching: list[Watching] = []
+
+    def __repr__(self) -> str:
+        return f"<KubernetesCluster {self._transport} watching={len(self._watching)}>"
+
+    @property
+    def troubles(self) -> tuple[Trouble, ...]:
+        """Why something is not being watched just now."""
+        return tuple(each.trouble for each in self._watching if each.trouble is not None)
+
+    async def apply(self, obj: Json) -> Json:
+        return await self._apply(obj, path(Ref.of(obj)))
+
+    async def apply_status(self, obj: Json) -> Json:
+        head = {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
+        told = {**{key: obj[key] for key in ("apiVersion", "kind", "status")}, "metadata": head}
+        return await self._apply(told, f"{path(Ref.of(obj))}/status")
+
+    async def _apply(self, obj: Json, where: str) -> Json:
+        query = [("fieldManager", MANAGER), ("force", "true"), ("fieldValidation", "Strict")]
+        within_s = dependencies.CLUSTER.timeout_s
+        for left in reversed(range(TRIES)):
+            try:
+                return await self._transport.ask("PATCH", where, query, obj, within_s=within_s, content_type=APPLY)
+            except ClusterError as error:
+                if not left or not isinstance(error.trouble, Conflict):
+                    raise
+                await self._clock.sleep(0.05 * (1 + self._luck()))
+        raise AssertionError
+
+    async def delete(self, ref: Ref, *, uid: str | None = None) -> None:
+        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._transport.ask("DELETE", path(ref), None, options, within_s=dependencies.CLUSTER.timeout_s)
+        except ClusterError as error:
+            if not isinstance(error.trouble, Missing):
+                raise
+
+    async def watch(
+        self, api_version: str, kind: str, *, namespace: str | None = None, labels: str = ""
+    ) -> AsyncIterator[Change]:
+        watching = Watching(
+            self._transport, api_version, kind, self._clock, namespace=namespace, labels=labels, luck=self._luck
+        )
+        self._watching.append(watching)
+        try:
+            async with aclosing(watching.changes()) as changes:
+                async for change in changes:
+                    yield change
+        finally:
+            self._watching.remove(watching)
+
+    async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
+        await self._events.record(about, reason, message, warning=warning)
+
+    async def read(self, ref: Ref) -> Json | None:
+        """As it is now; None where it is not there. Raises ClusterError."""
+        try:
+            return await self._transport.ask("GET", path(ref), within_s=dependencies.LEASE.timeout_s)
+        except ClusterError as error:
+            if isinstance(error.trouble, Missing):
+                return None
+            raise
+
+    async def create(self, obj: Json) -> Json:
+        """Raises ClusterError: Conflict where it is there already."""
+        ref = Ref.of(obj)
+        where = collection(ref.api_version, ref.kind, ref.namespace)
+        query = [("fieldManager", MANAGER)]
+        return await self._transport.ask("POST", where, query, obj, within_s=dependencies.LEASE.timeout_s)
+
+    async def replace(self, obj: Json) -> Json:
+        """Of the version that it names. Raises ClusterError: Conflict where there is a newer one."""
+        query = [("fieldManager", MANAGER)]
+        return await self._transport.ask("PUT", path(Ref.of(obj)), query, obj, within_s=dependencies.LEASE.timeout_s)
+
+
+def kubeconfig(file: Path) -> Load:
+    """Who we are by such a file, in its current context."""
+
+    async def load(configuration: Configuration) -> None:
+        await load_kube_config(config_file=str(file), client_configuration=configuration, persist_config=False)
+
+    return load
+
+
+def in_cluster(account: Path = SERVICE_ACCOUNT, address: dict[str, str] | None = None) -> Load:
+    """Who we are by the service account of our pod. Its token changes within the hour: it is read again each minute."""
+
+    async def load(configuration: Configuration) -> None:
+        where = {} if address is None else {"environ": address}  # the variables that every pod has
+        loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), **where)
+        loader.load_and_set(configuration)
+
+    return load
+
+
+@asynccontextmanager
+async def opened(load: Load, clock: Clock | None = None) -> AsyncIterator[KubernetesCluster]:
+    """Until the block ends. Raises ClusterError where there is no configuration; whether it answers is not asked."""
+    transport = Transport(load)
+    try:
+        await transport.connect()
+        yield KubernetesCluster(transport, clock or SystemClock())
+    finally:
+        await transport.close()

@@ -1,0 +1,168 @@
+"""What is asked of a cluster, without the library that asks it: policy and loops need no server to be tested.
+
+`client` is the implementation; what is refused is one of the closed set below, carried by `ClusterError`.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
+
+Json = dict[str, Any]
+
+MANAGER: Final = "kelvin"  # the field manager that owns what we apply
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+OURS: Final = {MANAGED_BY: MANAGER}
+OURS_SELECTOR: Final = f"{MANAGED_BY}={MANAGER}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """The name of an object. `namespace` is None for what has none."""
+
+    api_version: str
+    kind: str
+    namespace: str | None
+    name: str
+
+    @classmethod
+    def of(cls, obj: Json) -> "Ref":
+        """Of a whole object, or of its head. Raises KeyError where it has no kind or name."""
+        about = obj["metadata"]
+        return cls(obj["apiVersion"], obj["kind"], about.get("namespace") or None, about["name"])
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" if self.namespace is None else f"{self.kind} {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """All that there is, as of a version: a watch's first change, and again after each time that it missed some."""
+
+    objects: tuple[Json, ...]
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """It is new or has changed."""
+
+    obj: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """It is deleted, or no longer bears the labels asked for. `uid` is that of the object that went, and
+    `version` that of its end.
+    """
+
+    ref: Ref
+    uid: str = ""
+    version: str = ""
+
+
+Change = Synced | Upsert | Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Base of the closed set: why a call came to nothing. `message` is the cluster's own, cut to what a line holds."""
+
+    message: str
+    reason: ClassVar[str]  # one word, for statuses and metrics
+    lasting: ClassVar[bool] = False  # asking the same again is of no use until somebody changes something
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+
+class Unreachable(Trouble):
+    """No answer within its time, or one that says nothing: a server that is away, starts, or breaks."""
+
+    reason = "Unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Busy(Trouble):
+    """It asks to be left alone for a while (429, or a `Retry-After`)."""
+
+    retry_after_s: float = 1.0
+    reason = "Busy"
+
+
+class Denied(Trouble):
+    """Not known there, or not allowed to do this (401, 403)."""
+
+    reason = "Denied"
+    lasting = True
+
+
+class Missing(Trouble):
+    """The object, its namespace or its kind is not there (404)."""
+
+    reason = "Missing"
+    lasting = True
+
+
+class Conflict(Trouble):
+    """Somebody wrote in between, it exists already, or its uid is another one (409)."""
+
+    reason = "Conflict"
+
+
+class Invalid(Trouble):
+    """It takes no such object: its schema, a webhook or its size forbids it (400, 413, 422; 500 of an apply)."""
+
+    reason = "Invalid"
+    lasting = True
+
+
+class Expired(Trouble):
+    """What was asked from is too long ago (410): a watch begins again with all there is."""
+
+    reason = "Expired"
+
+
+class ClusterError(Exception):
+    """Carries a `Trouble`."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(trouble)
+        self.trouble = trouble
+
+    def __str__(self) -> str:
+        return str(self.trouble)
+
+
+class ClusterApi(Protocol):
+    """A cluster. Each call ends within the time of its row in `dependencies`, and is safe to cancel."""
+
+    async def apply(self, obj: Json) -> Json:
+        """Server-side apply as `MANAGER`, with force: what we name is ours. Gives the object as it is now. Idempotent.
+
+        Raises ClusterError.
+        """
+        ...
+
+    async def apply_status(self, obj: Json) -> Json:
+        """The same for the status subresource; of `obj` its head and status count. Raises ClusterError."""
+        ...
+
+    async def delete(self, ref: Ref, *, uid: str | None = None) -> None:
+        """In the foreground: it stays visible until what it owns is gone. One that is not there is fine.
+
+        With a uid only that very object: Conflict where another bears its name. Raises ClusterError.
+        """
+        ...
+
+    def watch(
+        self, api_version: str, kind: str, *, namespace: str | None = None, labels: str = ""
+    ) -> AsyncIterator[Change]:
+        """For ever: `Synced` first and after every gap, then each change in order. Never raises for the cluster's sake.
+
+        Closing the iterator ends the connection. Without a namespace: of all.
+        """
+        ...
+
+    async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
+        """An Event about an object. The same one again within minutes raises its count. Never raises ClusterError."""
+        ...

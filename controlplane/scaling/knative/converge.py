@@ -1,0 +1,269 @@
+"""Make the cluster's objects as they are wanted, and keep them so. What to do to one is `policy/convergence`'s word.
+
+`run` holds for as long as this process leads; it may be cut anywhere, and the next one goes on from what it sees.
+"""
+
+import asyncio
+import heapq
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from controlplane.clock import Clock
+from controlplane.policy import convergence as policy
+from controlplane.policy.convergence import Apply, Delete, Memory, Refusal, Settled, Wait
+from controlplane.scaling.knative.cluster import (
+    OURS_SELECTOR,
+    Busy,
+    ClusterApi,
+    ClusterError,
+    Json,
+    Ref,
+    Trouble,
+    Unreachable,
+)
+from controlplane.scaling.knative.view import View
+
+ABREAST: Final = 8  # calls at once
+TOGETHER: Final = 50  # looked at before others have their turn: some milliseconds
+_US: Final = 1_000_000
+_LOG = logging.getLogger("kelvin.cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object that is written. `pruned`: what bears our label and is not wanted is deleted."""
+
+    api_version: str
+    kind: str
+    namespace: str | None = None  # None: in all, or it has none
+    pruned: bool = True
+
+
+class Converger:
+    """Wanted objects, the ones seen, and what is left to do. `told` is called with each name whose object changed."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        kinds: Iterable[Kind],
+        clock: Clock,
+        *,
+        luck: Callable[[], float] = random.random,
+        told: Callable[[Ref], None] | None = None,
+    ) -> None:
+        self._api, self._clock, self._luck, self._told = api, clock, luck, told
+        self._kinds = {(each.api_version, each.kind): each for each in kinds}
+        self._views = {key: View() for key in self._kinds}
+        self._wanted: dict[Ref, Json] | None = None
+        self._stamped: dict[Ref, Json] = {}  # the same, as they are written; made when they are looked at
+        self._memory: dict[Ref, Memory] = {}
+        self._away = Memory()  # of the cluster as a whole
+        self._looks: dict[Ref, None] = {}  # to be looked at, in their order
+        self._due: dict[Ref, float] = {}
+        self._heap: list[tuple[float, bool, int, Ref]] = []
+        self._order = count()
+        self._busy: set[Ref] = set()
+        self._changed = asyncio.Event()
+        self.synced = asyncio.Event()  # all that there is was seen once
+
+    def __repr__(self) -> str:
+        wanted = "none loaded" if self._wanted is None else len(self._wanted)
+        return f"<Converger wanted={wanted} due={len(self._due)} busy={len(self._busy)} refused={len(self.refusals())}>"
+
+    def want(self, objects: Iterable[Json]) -> None:
+        """The whole of what is wanted, from now on. Raises ValueError for a kind that is not written here."""
+        rendered = {Ref.of(each): each for each in objects}
+        for ref in rendered:
+            if (ref.api_version, ref.kind) not in self._kinds:
+                msg = f"{ref.api_version} {ref.kind}: not among the kinds that are written"
+                raise ValueError(msg)
+        before, self._wanted = self._wanted, rendered
+        if before is None:
+            self._look([*rendered, *(ref for view in self._views.values() for ref in view.objects)])
+            return
+        others = [ref for ref, each in rendered.items() if before.get(ref) != each]
+        others += [ref for ref in before if ref not in rendered]
+        for ref in others:
+            self._stamped.pop(ref, None)
+        self._look(others)
+
+    def seen(self, ref: Ref) -> Json | None:
+        """The object as it was last seen."""
+        return self._views[ref.api_version, ref.kind].objects.get(ref)
+
+    def refusals(self) -> Mapping[Ref, Refusal]:
+        """What is not as it should be, and why."""
+        return {ref: each.refusal for ref, each in self._memory.items() if each.refusal is not None}
+
+    @property
+    def away(self) -> Refusal | None:
+        """Why the cluster as a whole can't be written to at present."""
+        return self._away.refusal
+
+    @property
+    def settled(self) -> bool:
+        """Whether all was seen and there is nothing left to do, now or later."""
+        synced = self._wanted is not None and all(view.synced for view in self._views.values())
+        return synced and not self._looks and not self._due and not self._busy
+
+    async def run(self) -> None:
+        """Until it is cancelled. Begins with what there is now, whatever was seen before."""
+        self._views = {key: View() for key in self._kinds}
+        self._looks, self._due, self._heap, self._away = {}, {}, [], Memory()
+        self._busy.clear()
+        async with asyncio.TaskGroup() as tasks:
+            for kind in self._kinds.values():
+                tasks.create_task(self._watch(kind), name=f"watch {kind.kind}")
+            places = asyncio.Semaphore(ABREAST)
+            while True:
+                await places.acquire()
+                ref = await self._next()
+                self._busy.add(ref)
+                tasks.create_task(self._step(ref, places), name=f"converge {ref}")
+
+    async def _watch(self, kind: Kind) -> None:
+        view = self._views[kind.api_version, kind.kind]
+        changes = self._api.watch(kind.api_version, kind.kind, namespace=kind.namespace, labels=OURS_SELECTOR)
+        async for change in changes:
+            first, refs = not view.synced, view.take(change)
+            if all(each.synced for each in self._views.values()):
+                self.synced.set()
+            if first and self._wanted is not None:
+                refs |= {ref for ref in self._wanted if (ref.api_version, ref.kind) == (kind.api_version, kind.kind)}
+            self._look(sorted(refs))
+            if self._told is not None:
+                for ref in refs:
+                    self._told(ref)
+
+    def _look(self, refs: Iterable[Ref]) -> None:
+        """Each is looked at soon: to look at ten thousand at once would take seconds, in which no lease is renewed."""
+        self._looks.update(dict.fromkeys(refs))
+        self._changed.set()
+
+    async def _look_at_them(self) -> None:
+        """Note when something is to be done to each, if ever."""
+        while self._looks:
+            refs = [ref for ref, _ in zip(self._looks, range(TOGETHER), strict=False)]
+            now = self._now()
+            for ref in refs:
+                del self._looks[ref]
+                match self._judge(ref, now):
+                    case Settled():
+                        self._due.pop(ref, None)
+                        self._forget(ref)
+                    case Wait(until):
+                        self._at(ref, until)
+                    case Apply() | Delete():
+                        self._at(ref, now)
+            await asyncio.sleep(0)
+
+    def _judge(self, ref: Ref, now: float) -> policy.Step:
+        view, kind = self._views[ref.api_version, ref.kind], self._kinds[ref.api_version, ref.kind]
+        if self._wanted is None or not view.synced:
+            return Settled()
+        wanted = self._stamped_of(ref)
+        if wanted is None and not kind.pruned:
+            return Settled()
+        return policy.judge(wanted, view.objects.get(ref), self._memory.get(ref, Memory()), now)
+
+    def _stamped_of(self, ref: Ref) -> Json | None:
+        held = self._stamped.get(ref)
+        if held is None and self._wanted is not None and ref in self._wanted:
+            held = self._stamped[ref] = policy.stamped(self._wanted[ref])
+        return held
+
+    def _forget(self, ref: Ref) -> None:
+        """What was wanted and refused is no longer told once it is not wanted, or is as it should be."""
+        held = self._memory.get(ref)
+        if held is None or self._wanted is None:
+            return
+        if ref not in self._wanted:
+            if self.seen(ref) is None:
+                del self._memory[ref]
+        elif held.failing and self.seen(ref) is not None and held.stamp == policy.stamp_of(self._stamped_of(ref)):
+            del self._memory[ref]
+
+    def _at(self, ref: Ref, when: float) -> None:
+        if self._due.get(ref) != when:
+            self._due[ref] = when
+            # What has no namespace first: it may be one that others are in.
+            heapq.heappush(self._heap, (when, ref.namespace is not None, next(self._order), ref))
+
+    async def _next(self) -> Ref:
+        """The one that is due first, once it is, and the cluster may be asked."""
+        while True:
+            await self._look_at_them()
+            now, wait_s = self._now(), None
+            while self._heap:
+                when, _, _, ref = self._heap[0]
+                late = max(when, self._away.not_before) - now
+                current = self._due.get(ref) == when
+                if current and ref not in self._busy and late > 0:
+                    wait_s = late
+                    break
+                heapq.heappop(self._heap)
+                if current:
+                    del self._due[ref]
+                    if ref not in self._busy:  # who is busy is looked at again when it is done
+                        return ref
+            await self._change(wait_s)
+
+    async def _change(self, wait_s: float | None) -> None:
+        """Until something is noted, or that long."""
+        self._changed.clear()
+        if wait_s is None:
+            await self._changed.wait()
+            return
+        async with asyncio.TaskGroup() as tasks:
+            timer = tasks.create_task(self._clock.sleep(wait_s + 0.001))  # over, not on, the edge: clocks round
+            timer.add_done_callback(lambda _: self._changed.set())
+            await self._changed.wait()
+            timer.cancel()
+
+    async def _step(self, ref: Ref, places: asyncio.Semaphore) -> None:
+        try:
+            await self._take(ref)
+        finally:
+            self._busy.discard(ref)
+            places.release()
+        self._look([ref])
+
+    async def _take(self, ref: Ref) -> None:
+        wanted = self._stamped_of(ref)
+        memory, view = self._memory.get(ref, Memory()), self._views[ref.api_version, ref.kind]
+        answer: Json | None = None
+        try:
+            match self._judge(ref, self._now()):
+                case Apply():
+                    assert wanted is not None
+                    with view.asking(ref):
+                        answer = await self._api.apply(wanted)
+                        view.put(answer)
+                case Delete(uid):
+                    await self._api.delete(ref, uid=uid)
+                    view.doom(ref, uid)
+                case Wait() | Settled():
+                    return
+        except ClusterError as error:
+            self._failed(ref, wanted, memory, error.trouble)
+            return
+        self._away = Memory()
+        self._memory[ref] = policy.succeeded(wanted, answer, memory, self._now(), self._luck())
+
+    def _failed(self, ref: Ref, wanted: Json | None, memory: Memory, trouble: Trouble) -> None:
+        now, refusal = self._now(), Refusal(trouble.reason, trouble.message)
+        not_before = now + trouble.retry_after_s if isinstance(trouble, Busy) else now
+        held = policy.refused(wanted, refusal, memory, now, self._luck())
+        self._memory[ref] = policy.not_sooner(held, not_before)
+        if memory.refusal != refusal:
+            _LOG.warning("%s is refused: %s", ref, trouble)
+        if isinstance(trouble, Busy | Unreachable) and self._away.not_before <= now:  # of those at once one counts
+            away = policy.refused(None, refusal, self._away, now, self._luck())
+            self._away = policy.not_sooner(away, not_before)
+
+    def _now(self) -> float:
+        return self._clock.monotonic_us() / _US

@@ -1,0 +1,261 @@
+"""Models and tenants as objects of the cluster: what they declare is done here, through the same stores as the admin
+API's; what holds is told in their statuses, and each version of a declared model has an object that mirrors it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Final
+
+from contracts.errors import Failure, InvalidRequest, ModelNotFound, NotFound, Refused
+from contracts.problem import is_retryable
+from controlplane.audit import Actor
+from controlplane.clock import Clock
+from controlplane.facts import VersionKey
+from controlplane.policy import declared as policy
+from controlplane.policy.declared import TenantFacts
+from controlplane.policy.knative_service import service_name
+from controlplane.scaling.knative.cluster import OURS, ClusterApi, ClusterError, Json, Ref
+from controlplane.scaling.knative.converge import Converger, Kind
+from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
+from controlplane.scaling.knative.view import View
+
+log = logging.getLogger(__name__)
+
+PERIOD_S: Final = 2.0  # until what changed through the other door is told
+
+
+class Declarations:
+    """All of them, while this process leads. `namespace_of` gives a tenant's."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        models: DeclaredModels,
+        tenants: DeclaredTenants,
+        clock: Clock,
+        namespace_of: Callable[[str], str],
+        *,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._api = api
+        self._models = models
+        self._tenants = tenants
+        self._clock = clock
+        self._namespace_of = namespace_of
+        self._period_s = period_s
+        self._views = {policy.MODEL: View(), policy.TENANT: View()}
+        self._mirror = Converger(api, (Kind(policy.API_VERSION, policy.MODEL_VERSION),), clock)
+        self._news = asyncio.Event()
+        self._failures = 0
+
+    def __repr__(self) -> str:
+        counts = {kind: len(view.objects) for kind, view in self._views.items()}
+        return f"<Declarations {counts} failures={self._failures}>"
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        self._views = {kind: View() for kind in self._views}
+        async with asyncio.TaskGroup() as tasks:
+            for kind in self._views:
+                tasks.create_task(self._watch(kind), name=f"watch {kind}")
+            tasks.create_task(self._mirror.run(), name="mirror versions")
+            while True:
+                self._news.clear()
+                await self._look()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._period_s):
+                        await self._news.wait()
+
+    async def _watch(self, kind: str) -> None:
+        async for change in self._api.watch(policy.API_VERSION, kind):
+            self._views[kind].take(change)
+            self._news.set()
+
+    async def _look(self) -> None:
+        """At every object once; what the cluster does not take is tried again."""
+        if not all(view.synced for view in self._views.values()):
+            return
+        if tenants := tuple(self._views[policy.TENANT].objects.values()):
+            with self._trying("tenants"):
+                held = await self._tenants.every()
+                for obj in tenants:
+                    with self._trying(Ref.of(obj)):
+                        await self._tenant(obj, held.get(obj["metadata"]["name"]))
+        mirrored: list[Json] = []
+        for obj in tuple(self._views[policy.MODEL].objects.values()):
+            with self._trying(Ref.of(obj)):
+                await self._model(obj)
+            mirrored.extend(self._versions(obj))
+        self._mirror.want(mirrored)
+        for wanted in mirrored:
+            with self._trying(Ref.of(wanted)):
+                await self._version(wanted)
+
+    @contextmanager
+    def _trying(self, what: object) -> Iterator[None]:
+        """What neither the cluster nor the database takes now is done at a later look; meanwhile nothing is told."""
+        try:
+            yield
+        except (ClusterError, Refused) as error:
+            self._failures += 1
+            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                log.warning("%s was not seen to: %s", what, error, extra={"failures": self._failures})
+
+    # -- models --
+
+    async def _model(self, obj: Json) -> None:
+        try:
+            spec = policy.model_spec(obj)
+            self._check_place(obj, spec.tenant)
+        except Refused as refused:
+            await self._tell_conditions(obj, policy.done_of(obj), (policy.applied(refused.failure),))
+            return
+        name, by = obj["metadata"]["name"], _actor(obj, spec.tenant)
+        if policy.is_going(obj):
+            await self._forget(obj, lambda: self._models.delete(by, spec.tenant, name))
+            return
+        await self._hold(obj, spec.deletion_policy == "Delete")
+        facts, done = self._models.facts(spec.tenant, name), policy.done_of(obj)
+        if facts is None:
+            told = (policy.applied(NotFound("model", name)), policy.model_ready(None))
+            await self._tell_conditions(obj, done, told, **policy.model_told(None))
+            return
+        drift = policy.model_drift(spec, facts)
+        done, failure = await self._done(obj, lambda: self._models.do(by, spec, name, drift))
+        facts = self._models.facts(spec.tenant, name) or facts
+        conditions = (
+            policy.applied(failure),
+            policy.model_ready(facts),
+            policy.in_sync(policy.model_drift(spec, facts)),
+        )
+        await self._tell_conditions(obj, done, conditions, **policy.model_told(facts))
+
+    def _check_place(self, obj: Json, tenant: str) -> None:
+        """Who may write into a tenant's namespace speaks for that tenant and no other."""
+        if self._namespace_of(tenant) != obj["metadata"].get("namespace"):
+            raise Refused(InvalidRequest("spec.tenant", repr(tenant[:80]), "must be the tenant of the namespace"))
+
+    # -- versions, which are only shown --
+
+    def _versions(self, obj: Json) -> list[Json]:
+        """The objects of a model's versions: the model's own, so that they go with it."""
+        try:
+            spec = policy.model_spec(obj)
+            self._check_place(obj, spec.tenant)
+        except Refused:
+            return []
+        keys = () if policy.is_going(obj) else self._models.versions(spec.tenant, obj["metadata"]["name"])
+        owner = {
+            "apiVersion": obj["apiVersion"],
+            "kind": obj["kind"],
+            "name": obj["metadata"]["name"],
+            "uid": obj["metadata"]["uid"],
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+        return [_mirrored(key, obj["metadata"]["namespace"], owner) for key in keys]
+
+    async def _version(self, wanted: Json) -> None:
+        seen = self._mirror.seen(Ref.of(wanted))
+        spec = wanted["spec"]
+        told = self._models.version(VersionKey(spec["tenant"], spec["model"], spec["version"]))
+        if seen is not None and told is not None:
+            await self._tell(seen, told)
+
+    # -- tenants --
+
+    async def _tenant(self, obj: Json, facts: TenantFacts | None) -> None:
+        try:
+            spec = policy.tenant_spec(obj)
+        except Refused as refused:
+            await self._tell_conditions(obj, policy.done_of(obj), (policy.applied(refused.failure),))
+            return
+        name, by = obj["metadata"]["name"], _actor(obj, obj["metadata"]["name"])
+        if policy.is_going(obj):
+            await self._forget(obj, lambda: self._tenants.delete(by, name))
+            return
+        await self._hold(obj, spec.deletion_policy == "Delete")
+        done, failure = await self._done(obj, lambda: self._tenants.do(by, spec, name, facts))
+        if done != policy.done_of(obj) or failure is not None:
+            facts = (await self._tenants.every()).get(name)
+        conditions = [policy.applied(failure), policy.tenant_ready(facts)]
+        if facts is not None:
+            conditions.append(policy.in_sync(policy.tenant_drift(spec, facts)))
+        await self._tell_conditions(obj, done, conditions, models=0 if facts is None else facts.models)
+
+    # -- both --
+
+    async def _done(self, obj: Json, do: Callable[[], Awaitable[None]]) -> tuple[int, Failure | None]:
+        """The generation that is done now, and why not this one. Raises Refused for what may be taken in a moment."""
+        done = policy.done_of(obj)
+        if done == policy.generation_of(obj):
+            return done, None
+        try:
+            await do()
+        except Refused as refused:
+            if is_retryable(refused.failure):
+                raise
+            return done, refused.failure
+        return policy.generation_of(obj), None
+
+    async def _hold(self, obj: Json, wanted: bool) -> None:
+        """With a finalizer an object stays until what it is for is gone."""
+        if policy.holds(obj) is not wanted:
+            self._put(await self._api.apply(policy.head(obj, finalizer=wanted)))
+
+    async def _forget(self, obj: Json, delete: Callable[[], Awaitable[object]]) -> None:
+        """It is being deleted, and what it is for with it where it holds on. A refusal is told until it is none."""
+        if not policy.holds(obj):
+            return
+        try:
+            await delete()
+        except Refused as refused:
+            if is_retryable(refused.failure):
+                raise
+            if not _is_gone(refused.failure):
+                await self._tell_conditions(obj, policy.done_of(obj), (policy.applied(refused.failure),))
+                return
+        self._put(await self._api.apply(policy.head(obj, finalizer=False)))
+
+    async def _tell_conditions(
+        self, obj: Json, done: int, conditions: Iterable[policy.Condition], **rest: object
+    ) -> None:
+        await self._tell(obj, policy.status(obj, done, conditions, self._now(), **rest))
+
+    async def _tell(self, obj: Json, status: Mapping[str, object]) -> None:
+        if obj.get("status") != status:
+            self._put(await self._api.apply_status({**policy.head(obj, finalizer=False), "status": status}))
+
+    def _put(self, answer: Json) -> None:
+        if (view := self._views.get(answer["kind"])) is not None:
+            view.put(answer)
+
+    def _now(self) -> str:
+        return datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _actor(obj: Json, tenant: str) -> Actor:
+    """No key asked for it: the trail names the object and its generation."""
+    about = obj["metadata"]
+    return Actor(key_id="", tenant=tenant, scopes=(), request_id=f"{about.get('uid', '')}.{policy.generation_of(obj)}")
+
+
+def _mirrored(key: VersionKey, namespace: str, owner: Json) -> Json:
+    return {
+        "apiVersion": policy.API_VERSION,
+        "kind": policy.MODEL_VERSION,
+        "metadata": {
+            "name": service_name(key.model, key.version),
+            "namespace": namespace,
+            "labels": {**OURS, "kelvin.dev/model": key.model},
+            "ownerReferences": [owner],
+        },
+        "spec": {"tenant": key.tenant, "model": key.model, "version": key.version},
+    }
+
+
+def _is_gone(failure: Failure) -> bool:
+    return isinstance(failure, NotFound | ModelNotFound)

@@ -1,0 +1,134 @@
+"""What objects of the cluster declare, done through the stores that the admin API writes to; and what holds there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from contracts.control import TenantLimits
+from contracts.errors import InvalidRequest, Refused
+from contracts.names import DEFAULT_ALIAS
+from contracts.wire import convert
+from controlplane.audit import Actor
+from controlplane.changing import Changes
+from controlplane.clock import Clock
+from controlplane.facts import ScaleChange, VersionKey
+from controlplane.policy import declared as policy
+from controlplane.policy.access import TenantState
+from controlplane.policy.declared import ModelFacts, ModelSpec, TenantFacts, TenantSpec
+from controlplane.policy.lifecycle import VersionState
+from controlplane.registry import Registry
+from controlplane.removal import Removal
+from controlplane.running import Replicas
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredModels:
+    """Models and their versions."""
+
+    changes: Changes
+    removal: Removal
+    replicas: Replicas
+
+    @property
+    def registry(self) -> Registry:
+        """What is known of them."""
+        return self.changes.registry
+
+    def facts(self, tenant: str, name: str) -> ModelFacts | None:
+        """None where none was pushed."""
+        try:
+            model = self.registry.model(tenant, name)
+        except Refused:
+            return None
+        prod = model.aliases.get(DEFAULT_ALIAS, "")
+        version = model.version(prod)
+        return ModelFacts(
+            prod=prod,
+            split=model.split,
+            scale={field: getattr(model.scale, field) for field in policy.Scale.__struct_fields__},
+            is_servable=version is not None and version.state is VersionState.READY,
+            versions=sum(not each.is_deleted for each in model.versions),
+            replicas=sum(self.replicas.ready(each.key) for each in model.versions),
+        )
+
+    async def do(self, by: Actor, spec: ModelSpec, name: str, drift: tuple[str, ...]) -> None:
+        """What differs, in an order in which no step undoes another: a deploy ends a split. Raises Refused."""
+        if any(field.startswith("scale") for field in drift):
+            change = _converted(policy.given(spec.scale), ScaleChange, "spec.scale")
+            await self.changes.scale(by, spec.tenant, name, change)
+        if spec.prod is not None and "prod" in drift:
+            await self.changes.deploy(by, spec.tenant, name, spec.prod)
+        if spec.split and ("split" in drift or "prod" in drift):
+            await self.changes.split(by, spec.tenant, name, spec.split)
+
+    async def delete(self, by: Actor, tenant: str, name: str) -> None:
+        """With all its versions, whatever runs of it. Raises Refused: ModelNotFound."""
+        await self.removal.model(by, tenant, name, force=True)
+
+    def versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
+        """Those that may be asked for."""
+        try:
+            model = self.registry.model(tenant, name)
+        except Refused:
+            return ()
+        return tuple(version.key for version in model.versions if not version.is_deleted)
+
+    def version(self, key: VersionKey) -> dict[str, object] | None:
+        """What is told of one; None where it is gone."""
+        found = self.registry.find(key)
+        if found is None:
+            return None
+        model, version = found
+        return {
+            "state": str(version.state),
+            "prod": model.aliases.get(DEFAULT_ALIAS) == key.version,
+            "readyReplicas": self.replicas.ready(key),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTenants:
+    """Tenants and their limits."""
+
+    changes: Changes
+    removal: Removal
+    clock: Clock
+
+    async def every(self) -> dict[str, TenantFacts]:
+        """What holds of all that there are, by name. Raises Refused(Unavailable)."""
+        found = await self.changes.tenants.all(self.clock.wall_s())
+        return {
+            tenant.tenant: TenantFacts(
+                tenant.state is TenantState.SUSPENDED,
+                {field: getattr(tenant.limits, field) for field in policy.Limits.__struct_fields__},
+                tenant.models,
+            )
+            for tenant in found
+        }
+
+    async def do(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
+        """Make it where there is none, then what differs. Raises Refused."""
+        now_s, limits = self.clock.wall_s(), policy.given(spec.limits)
+        _converted(limits, TenantLimits, "spec.limits")
+        if facts is None:
+            await self.changes.tenants.create(by, name, now_s)
+            facts = TenantFacts(suspended=False, limits={}, models=0)
+        if news := {field: value for field, value in limits.items() if facts.limits.get(field) != value}:
+            await self.changes.tenants.limit(by, name, news, now_s)
+        if spec.suspended not in (None, facts.suspended):
+            await (self.changes.suspend if spec.suspended else self.changes.resume)(by, name)
+
+    async def delete(self, by: Actor, name: str) -> None:
+        """Raises Refused: NotFound; Conflict while it has models or keys."""
+        await self.removal.tenant(by, name, force=False)
+
+
+def _converted(given: Mapping[str, object], kind: type[T], what: str) -> T:
+    try:
+        return convert(dict(given), kind)
+    except msgspec.ValidationError as error:
+        raise Refused(InvalidRequest(what, "(object)", str(error))) from error

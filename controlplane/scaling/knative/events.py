@@ -1,0 +1,97 @@
+"""Events about objects, so that `kubectl describe` tells what we have to say. Nothing depends on them.
+
+The same one again within a few minutes raises the count of the first, at most once a minute.
+"""
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from controlplane import dependencies
+from controlplane.clock import Clock
+from controlplane.scaling.knative.answers import line
+from controlplane.scaling.knative.cluster import ClusterError, Json, Missing, Ref
+from controlplane.scaling.knative.paths import collection, path
+from controlplane.scaling.knative.transport import Transport
+
+REPORTER: Final = "kelvin-controlplane"
+KEPT: Final = 512
+SAME_US: Final = 600 * 1_000_000
+SPACING_US: Final = 60 * 1_000_000
+MERGE: Final = "application/merge-patch+json"
+_LOG = logging.getLogger("kelvin.cluster")
+
+Key = tuple[str, str, str, bool]
+
+
+@dataclass(slots=True)
+class _Told:
+    ref: Ref
+    count: int
+    told_us: int  # when the cluster was last told
+
+
+class Events:
+    """What was told of late, the least recently used forgotten first."""
+
+    def __init__(self, transport: Transport, clock: Clock) -> None:
+        self._transport, self._clock = transport, clock
+        self._told: OrderedDict[Key, _Told] = OrderedDict()
+
+    async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
+        """Never raises ClusterError."""
+        key = (about["metadata"].get("uid") or str(Ref.of(about)), reason, line(message), warning)
+        now_us = self._clock.monotonic_us()
+        told = self._told.pop(key, None)
+        try:
+            if told is None or now_us - told.told_us > SAME_US:
+                told = _Told(await self._begin(about, key, now_us), 1, now_us)
+            else:
+                told.count += 1
+                if now_us - told.told_us >= SPACING_US:
+                    await self._again(told)
+                    told.told_us = now_us
+        except ClusterError as error:
+            _LOG.warning("an event is not told: %s", error)
+            if told is None or isinstance(error.trouble, Missing):
+                return
+        self._told[key] = told
+        while len(self._told) > KEPT:
+            self._told.popitem(last=False)
+
+    async def _begin(self, about: Json, key: Key, now_us: int) -> Ref:
+        head = about["metadata"]
+        _, reason, message, warning = key
+        namespace = head.get("namespace") or "default"
+        regarding = {"apiVersion": about["apiVersion"], "kind": about["kind"], "name": head["name"]}
+        regarding |= {key: head[key] for key in ("namespace", "uid", "resourceVersion") if head.get(key)}
+        at = self._at()
+        ref = Ref("v1", "Event", namespace, f"{head['name'][:200]}.{self._clock.wall_s():x}{now_us:x}")
+        event: Json = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": ref.name, "namespace": namespace},
+            "involvedObject": regarding,
+            "reason": reason,
+            "message": message,
+            "type": "Warning" if warning else "Normal",
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+            "source": {"component": REPORTER},
+            "reportingComponent": REPORTER,
+            "reportingInstance": REPORTER,
+        }
+        where = collection(ref.api_version, ref.kind, namespace)
+        await self._transport.ask("POST", where, None, event, within_s=dependencies.CLUSTER.timeout_s)
+        return ref
+
+    async def _again(self, told: _Told) -> None:
+        patch: Json = {"count": told.count, "lastTimestamp": self._at()}
+        within_s = dependencies.CLUSTER.timeout_s
+        await self._transport.ask("PATCH", path(told.ref), None, patch, within_s=within_s, content_type=MERGE)
+
+    def _at(self) -> str:
+        return datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,192 @@
+"""One of several control planes leads: who holds a Lease. When it is to be taken is `policy/leadership`'s word.
+
+Who loses it has stopped before another can have it, if stopping takes less than the difference of `hold_s` and
+`lease_s`; who stops gives it up, so that the next one begins at once.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from controlplane import dependencies
+from controlplane.clock import Clock
+from controlplane.policy.leadership import (
+    Sight,
+    Stand,
+    Terms,
+    decide,
+    given_up,
+    leads_until,
+    observe,
+    read,
+    written,
+)
+from controlplane.scaling.knative.cluster import ClusterError, Conflict, Json, Ref, Trouble
+
+LEASE: Final = ("coordination.k8s.io/v1", "Lease")
+_US: Final = 1_000_000
+_LOG = logging.getLogger("kelvin.cluster")
+
+
+class Leases(Protocol):
+    """Where Leases are kept. Each call ends within `dependencies.LEASE`, and is safe to cancel."""
+
+    async def read(self, ref: Ref) -> Json | None:
+        """None where it is not there. Raises ClusterError."""
+        ...
+
+    async def create(self, obj: Json) -> Json:
+        """Raises ClusterError: Conflict where it is there already."""
+        ...
+
+    async def replace(self, obj: Json) -> Json:
+        """Of the version that it names. Raises ClusterError: Conflict where there is a newer one."""
+        ...
+
+
+class Election:
+    """One candidate. `me` is a name that no other process ever has."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        namespace: str,
+        name: str,
+        me: str,
+        clock: Clock,
+        *,
+        terms: Terms | None = None,
+        luck: Callable[[], float] = random.random,
+    ) -> None:
+        self._leases, self._me, self._clock, self._luck = leases, me, clock, luck
+        self._ref = Ref(*LEASE, namespace, name)
+        self._terms = terms or Terms()
+        self._sight: Sight | None = None
+        self._until = 0.0  # when we lead no more, unless it is renewed
+        self.trouble: Trouble | None = None  # of the last call
+
+    def __repr__(self) -> str:
+        return f"<Election {self._ref.name} me={self._me} holder={self.holder!r} leading={self.leading}>"
+
+    @property
+    def leading(self) -> bool:
+        """Whether nobody else can lead at this moment."""
+        return self._now() < self._until
+
+    @property
+    def holder(self) -> str | None:
+        """Who leads, as far as we know; None before the first look, empty for nobody."""
+        return None if self._sight is None else self._sight.held.holder
+
+    async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
+        """`lead()` whenever this candidate leads; it is cancelled where that is lost. Returns, and raises, with it."""
+        while True:
+            await self._win()
+            _LOG.info("%s leads", self._me)
+            if await self._lead(lead):
+                return
+            _LOG.warning("%s leads no more: %s", self._me, self.trouble or f"{self.holder} does")
+
+    async def _win(self) -> None:
+        stands = await self._try()
+        while not self.leading:
+            # Not all at once, and soon after the holder's time is over.
+            pause_s = self._terms.retry_s * (1 + self._luck() / 5)
+            if stands is not None:
+                pause_s = min(pause_s, max(0.0, stands.until - self._now()) + 0.2 * self._luck() + 0.001)
+            await self._clock.sleep(pause_s)
+            stands = await self._try()
+
+    async def _lead(self, lead: Callable[[], Awaitable[None]]) -> bool:
+        """Whether `lead` came to an end of its own."""
+        keeping = asyncio.create_task(self._keep(), name="keep the lease")
+        leading = asyncio.ensure_future(_awaited(lead))
+        try:
+            await asyncio.wait((keeping, leading), return_when=asyncio.FIRST_COMPLETED)
+            ended = leading.done()
+        finally:
+            try:
+                leading.cancel()
+                await asyncio.wait((leading,))  # it is still ours meanwhile: it is kept
+            finally:
+                keeping.cancel()
+                await asyncio.wait((keeping,))
+            await self._release()
+        if not leading.cancelled():
+            leading.result()
+        if not keeping.cancelled():
+            keeping.result()
+        return ended
+
+    async def _keep(self) -> None:
+        """Renew it until it is lost."""
+        while True:
+            await self._clock.sleep(min(self._terms.retry_s, max(0.0, self._until - self._now())))
+            if not self.leading:
+                return
+            timer = asyncio.ensure_future(self._clock.sleep(self._until - self._now()))
+            renewal = asyncio.ensure_future(self._try())
+            try:
+                await asyncio.wait((timer, renewal), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in (timer, renewal):
+                    each.cancel()
+                await asyncio.wait((timer, renewal))
+            if not renewal.cancelled() and renewal.result() is not None:
+                _LOG.warning("%s has the lease", self.holder)
+                self._until = 0.0
+                return
+
+    async def _try(self) -> Stand | None:
+        """Look, and take or renew it if we may: `_until` is later then. Gives until when it is another's, if it is."""
+        begun = self._now()
+        try:
+            found = await self._leases.read(self._ref)
+            self._sight = observe(self._sight, None if found is None else read(found, self._terms), self._now())
+            step = decide(self._sight, self._me, self._now())
+            if isinstance(step, Stand):
+                return step
+            answer = await self._write(found)
+        except ClusterError as error:
+            if self.trouble is None and not isinstance(error.trouble, Conflict):
+                _LOG.warning("the lease is not to be had: %s", error)
+            self.trouble = error.trouble
+            return None
+        self.trouble = None
+        self._sight = observe(self._sight, read(answer, self._terms), self._now())
+        self._until = leads_until(begun, self._terms)
+        return None
+
+    async def _write(self, found: Json | None) -> Json:
+        at = self._at()
+        if found is None:
+            head = {"name": self._ref.name, "namespace": self._ref.namespace}
+            spec = written(None, self._me, at, self._terms)
+            return await self._leases.create({"apiVersion": LEASE[0], "kind": LEASE[1], "metadata": head, "spec": spec})
+        return await self._leases.replace({**found, "spec": written(found.get("spec"), self._me, at, self._terms)})
+
+    async def _release(self) -> None:
+        """What is ours no more is left alone; and if it can't be given up, others wait for their time."""
+        self._until = 0.0
+        try:
+            async with asyncio.timeout(dependencies.LEASE.timeout_s):
+                found = await self._leases.read(self._ref)
+                if found is not None and read(found, self._terms).holder == self._me:
+                    await self._leases.replace({**found, "spec": given_up(found["spec"], self._at())})
+        except (ClusterError, TimeoutError) as error:
+            _LOG.info("the lease is not given up: %s", error)
+
+    def _now(self) -> float:
+        return self._clock.monotonic_us() / _US
+
+    def _at(self) -> str:
+        """With microseconds: the cluster takes no other form."""
+        whole = datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{whole}.{self._clock.monotonic_us() % _US:06d}Z"
+
+
+async def _awaited(lead: Callable[[], Awaitable[None]]) -> None:
+    await lead()

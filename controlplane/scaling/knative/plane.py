@@ -1,0 +1,241 @@
+"""Versions on a cluster: has a Knative Service written for each that may be served, and tells what becomes of them.
+
+How many pods one has, Knative decides. What is wanted follows from the registry alone and what is told from what is
+seen, so that it may be cut anywhere: the next one goes on from there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from contracts.control import RestoreFailure, Stats
+from contracts.errors import Failure, Refused
+from contracts.problem import code_of, is_retryable, status_of
+from contracts.traffic_errors import StartFailed
+from controlplane.clock import Clock
+from controlplane.facts import Model, ScaleSettings, VersionKey
+from controlplane.feed import FeedHub
+from controlplane.outcomes import Outcomes
+from controlplane.policy.knative_seen import (
+    PRIVATE,
+    Place,
+    Service,
+    Version,
+    failed_of,
+    pods_of,
+    sentence,
+    service_of,
+)
+from controlplane.policy.knative_sight import News, Sight
+from controlplane.scaling.knative.cluster import OURS_SELECTOR, ClusterApi, Gone, Json, Ref, Synced, Upsert
+from controlplane.scaling.knative.converge import Converger, Kind
+from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.wanted import Rendering, place_of, served
+
+log = logging.getLogger(__name__)
+
+SERVING: Final = "serving.knative.dev/v1"
+KINDS: Final = (Kind("v1", "Namespace", pruned=False), Kind(SERVING, "Service"))
+LOOK_S: Final = 2.0  # at what the cluster refuses
+
+
+class Models(Protocol):
+    """What is known of models, from memory."""
+
+    def every_model(self) -> tuple[Model, ...]: ...
+
+
+class Plane:
+    """One per installation: of whoever leads. Also the decider that the routes ask, for whom Knative decides."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        models: Models,
+        feed: FeedHub,
+        outcomes: Outcomes,
+        pods: PodTable,
+        rendering: Rendering,
+        clock: Clock,
+        is_suspended: Callable[[str], bool],
+    ) -> None:
+        self._api = api
+        self._models = models
+        self._feed = feed
+        self._outcomes = outcomes
+        self._pods = pods
+        self._rendering = rendering
+        self._clock = clock
+        self._is_suspended = is_suspended
+        self._converger = Converger(api, KINDS, clock, told=self._wrote)
+        self._sight = Sight()
+        self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
+        self._refused: set[VersionKey] = set()  # likewise
+        self._changed = asyncio.Event()
+        self._changed.set()
+        self.synced = asyncio.Event()  # all that there is was seen once
+
+    def __repr__(self) -> str:
+        return f"<Plane {self._sight!r} {self._pods!r} {self._converger!r}>"
+
+    # -- as the decider --
+
+    def observe(self, stats: Stats) -> None:
+        """Activators report to Knative's autoscaler; what one says here is for nobody."""
+
+    def tick(self) -> None:
+        """What is wanted may be otherwise: look, soon."""
+        self._changed.set()
+
+    def stop(self, keys: tuple[VersionKey, ...]) -> None:
+        """Their tenant is suspended, or they are deleted: what is wanted says so by now."""
+        self.tick()
+
+    def resume(self, keys: tuple[VersionKey, ...]) -> None:
+        """Likewise."""
+        self.tick()
+
+    def check_scale(self, model: Model, scale: ScaleSettings) -> None:
+        """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
+        self._rendering.check(model, scale)
+
+    # -- loops --
+
+    async def run(self) -> None:
+        """For ever. Raises what a defect of ours raises: then another process is to begin with what there is."""
+        revisions, slices = asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._converger.run(), name="converge")
+            tasks.create_task(self._follow(SERVING, "Revision", OURS_SELECTOR, self._revision, revisions))
+            tasks.create_task(self._follow("discovery.k8s.io/v1", "EndpointSlice", PRIVATE, self._slice, slices))
+            for first in (self._converger.synced, revisions, slices):
+                await first.wait()
+            self.synced.set()
+            tasks.create_task(self._want(), name="want")
+            tasks.create_task(self._look(), name="refusals")
+
+    async def _want(self) -> None:
+        """Once all was seen: which of the old are kept depends on what there is."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            every = served(self._models.every_model(), self._is_there, self._is_ready)
+            objects, failed = self._rendering.objects(every, self._is_suspended)
+            self._converger.want(objects)
+            for key, failure in failed.items():
+                if self._unrendered.get(key) != failure:
+                    self._fail(key, failure)
+            self._unrendered = failed
+
+    async def _look(self) -> None:
+        while True:
+            await self._clock.sleep(LOOK_S)
+            refused = {
+                key
+                for ref in self._converger.refusals()
+                if (key := self._rendering.places.get(_place(ref))) is not None and self._converger.seen(ref) is None
+            }
+            for key in sorted(refused - self._refused):
+                self._fail(key, StartFailed("the cluster does not take its Service"))
+            self._refused = refused
+
+    async def _follow(
+        self, api_version: str, kind: str, labels: str, take: Callable[[Place, Json | None], News], first: asyncio.Event
+    ) -> None:
+        """Whole objects are not kept: there are as many as there are versions."""
+        known: dict[Ref, str] = {}
+        async for change in self._api.watch(api_version, kind, labels=labels):
+            match change:
+                case Synced(objects):
+                    for ref in known.keys() - {Ref.of(obj) for obj in objects}:
+                        self._tell(take(_place(ref), None))
+                    known = {Ref.of(obj): obj["metadata"].get("uid", "") for obj in objects}
+                    for obj in objects:
+                        self._tell(take(_place(Ref.of(obj)), obj))
+                case Upsert(obj):
+                    known[Ref.of(obj)] = obj["metadata"].get("uid", "")
+                    self._tell(take(_place(Ref.of(obj)), obj))
+                case Gone(ref, uid) if not uid or known.get(ref, uid) == uid:  # else another one bears its name by now
+                    known.pop(ref, None)
+                    self._tell(take(_place(ref), None))
+                case Gone():
+                    pass
+            first.set()
+
+    # -- what is seen --
+
+    def _wrote(self, ref: Ref) -> None:
+        if ref.kind != "Service":
+            return
+        place, obj = _place(ref), self._converger.seen(ref)
+        before = self._sight.service_at(place)
+        found = None if obj is None else service_of(obj)
+        self._tell(self._sight.service(place, found))
+        if (before is None) != (found is None) or (before and found and before.ready != found.ready):
+            self._changed.set()  # an old version may go now
+
+    def _revision(self, place: Place, obj: Json | None) -> News:
+        return self._sight.revision(place, None if obj is None else failed_of(obj))
+
+    def _slice(self, place: Place, obj: Json | None) -> News:
+        return self._sight.slice(place, None if obj is None else pods_of(obj))
+
+    def _tell(self, news: News) -> None:
+        if not news:
+            return
+        failures = tuple(self._failure(_key(of), StartFailed(sentence(why.reason))) for of, why in news.failed)
+        for of, why in news.failed:
+            log.warning("no replica came up", extra={"version": str(_key(of)), "why": why.reason})
+        self._feed.publish(
+            revisions=news.revisions,
+            removed_revisions=news.removed_revisions,
+            replicas=news.replicas,
+            removed_replicas=news.removed_replicas,
+            failures=failures,
+        )
+        for row in news.replicas:
+            if (pod := self._pods.put(row)) is not None:
+                self._outcomes.ready(pod)
+        for name in news.removed_replicas:
+            self._pods.remove(name)
+
+    def _fail(self, key: VersionKey, failure: Failure) -> None:
+        """Tell who waits for a version that can't have its Service."""
+        log.warning("a version has no Service", extra={"version": str(key), "why": failure.message})
+        self._feed.publish(failures=(self._failure(key, failure),))
+
+    def _failure(self, key: VersionKey, failure: Failure) -> RestoreFailure:
+        self._outcomes.failed(key, failure)
+        return RestoreFailure(
+            tenant=key.tenant,
+            version=key.version,
+            code=code_of(failure),
+            status=status_of(failure),
+            message=failure.message,
+            retryable=is_retryable(failure),
+        )
+
+    def _service(self, key: VersionKey) -> Service | None:
+        """Its own, unless that is being deleted."""
+        with suppress(Refused):
+            found = self._sight.service_at(place_of(key, self._rendering.cluster))
+            if found is not None and not found.is_going and _key(found.of) == key:
+                return found
+        return None
+
+    def _is_there(self, key: VersionKey) -> bool:
+        return self._service(key) is not None
+
+    def _is_ready(self, key: VersionKey) -> bool:
+        found = self._service(key)
+        return found is not None and found.ready != ""
+
+
+def _place(ref: Ref) -> Place:
+    return ref.namespace or "", ref.name
+
+
+def _key(of: Version) -> VersionKey:
+    return VersionKey(of.tenant, of.model, of.version)

@@ -1,0 +1,201 @@
+"""HTTP to an API server, by the `kubernetes` library: where it is, who we are, and what goes wrong in our own words.
+
+Nothing is repeated here but what met a connection that the server had just closed, and what it refused because it did
+not know us: credentials on disk are read again for that.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, ApiException, Configuration
+from kubernetes.aio.config import ConfigException
+
+from controlplane import dependencies
+from controlplane.scaling.knative.answers import line, trouble_of
+from controlplane.scaling.knative.cluster import ClusterError, Json, Unreachable
+
+AGENT: Final = "kelvin-controlplane"
+JSON: Final = "application/json"
+LINE_BYTES: Final = 16 << 20  # one object; it is at most some MiB where it is stored
+ANSWER_BYTES: Final = 128 << 20  # one page of a list
+CONNECTION: Final = ("host", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name", "proxy")
+RELOAD_S: Final = 10.0  # credentials that are not known there are not read again sooner
+
+Query = list[tuple[str, str]]
+Load = Callable[[Configuration], Awaitable[None]]
+
+
+class Transport:
+    """One API server. `load` fills in where it is and who we are, and is asked again when we are not known there."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._client: ApiClient | None = None
+        self._loaded_at = 0.0
+        self._loading = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Transport {'unconnected' if self._client is None else self._client.configuration.host}>"
+
+    async def connect(self) -> None:
+        """Read the configuration; nothing is sent. Raises ClusterError where there is none."""
+        await self._connected()
+
+    async def close(self) -> None:
+        """End its connections. It may be used again."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Json | None = None,
+        *,
+        within_s: float,
+        content_type: str = JSON,
+    ) -> Json:
+        """The object answered. Raises ClusterError. Cut short, it may have been done all the same."""
+        timeout = aiohttp.ClientTimeout(total=None)  # ours is of all of it, the configuration and a second try included
+        try:
+            async with (
+                asyncio.timeout(within_s),
+                self._answered(method, path, query or [], body, content_type, timeout) as answer,
+            ):
+                return _object(await _read(answer))
+        except TimeoutError:
+            raise ClusterError(Unreachable(f"no answer within {within_s:g} s")) from None
+
+    @asynccontextmanager
+    async def lines(self, path: str, query: Query, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Lines of an answer that goes on, until it ends. Raises ClusterError, also when nothing comes for so long."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=dependencies.CLUSTER.timeout_s, sock_read=silence_s)
+        async with self._answered("GET", path, query, None, JSON, timeout) as answer:
+            yield _lines(answer.content)
+
+    @asynccontextmanager
+    async def _answered(
+        self, method: str, path: str, query: Query, body: Json | None, content_type: str, timeout: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        answer = await self._send(method, path, query, body, content_type, timeout)
+        try:
+            if answer.status == 401 and await self._reload():
+                answer.release()
+                answer = await self._send(method, path, query, body, content_type, timeout)
+            if answer.status >= 300:
+                raise ClusterError(trouble_of(answer.status, await _read(answer), answer.headers.get("Retry-After")))
+            yield answer
+        finally:
+            answer.release()  # which ends the connection unless all was read
+
+    async def _send(
+        self, method: str, path: str, query: Query, body: Json | None, content_type: str, timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        client = await self._connected()
+
+        async def once() -> aiohttp.ClientResponse:
+            headers = {"Accept": JSON, "Content-Type": content_type}
+            method_, url, headers, sent, _ = await client.param_serialize(
+                method, path, query_params=query, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            found = await client.call_api(method_, url, headers, sent, _request_timeout=timeout)
+            response: aiohttp.ClientResponse = found.response
+            return response
+
+        with _translated():
+            try:
+                return await once()
+            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                if method != "PATCH":  # the others are repeated by aiohttp where that is safe
+                    raise
+                return await once()
+
+    async def _connected(self) -> ApiClient:
+        async with self._loading:
+            if self._client is None:
+                self._client = _client(await self._configured())
+            return self._client
+
+    async def _configured(self) -> Configuration:
+        configuration = Configuration()
+        with _translated():
+            await self._load(configuration)
+        self._loaded_at = asyncio.get_running_loop().time()
+        return configuration
+
+    async def _reload(self) -> bool:
+        """With the credentials that are on disk by now. False where they were read a moment ago."""
+        async with self._loading:
+            if self._client is None or asyncio.get_running_loop().time() - self._loaded_at < RELOAD_S:
+                return False
+            new, old = await self._configured(), self._client
+            if all(getattr(new, each) == getattr(old.configuration, each) for each in CONNECTION):
+                old.configuration.api_key = new.api_key  # watches go on
+                old.configuration.refresh_api_key_hook = new.refresh_api_key_hook
+                return True
+            self._client = _client(new)
+        await old.close()  # watches are begun again
+        return True
+
+
+def _client(configuration: Configuration) -> ApiClient:
+    with _translated():
+        client = ApiClient(configuration)
+    client.user_agent = AGENT
+    return client
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise ClusterError(Unreachable("no answer in time")) from None
+    except ConfigException as error:
+        raise ClusterError(Unreachable(line(f"no configuration of a cluster: {error}"))) from error
+    except (aiohttp.ClientError, ApiException, OSError) as error:
+        raise ClusterError(Unreachable(line(f"{type(error).__name__}: {error}"))) from error
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    raw = bytearray()
+    with _translated():
+        async for piece in answer.content.iter_any():
+            raw += piece
+            if len(raw) > ANSWER_BYTES:
+                raise ClusterError(Unreachable(f"an answer of more than {ANSWER_BYTES} bytes"))
+    return bytes(raw)
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The reader's own bound of a line is less than an object may have."""
+    held = bytearray()
+    while True:
+        with _translated():
+            piece = await content.readany()
+        if not piece:
+            return
+        held += piece
+        *whole, rest = held.split(b"\n") if b"\n" in piece else (held,)
+        held = rest
+        for each in whole:
+            if each.strip():
+                yield bytes(each)
+        if len(held) > LINE_BYTES:
+            raise ClusterError(Unreachable(f"a line of more than {LINE_BYTES} bytes"))
+
+
+def _object(raw: bytes) -> Json:
+    try:
+        told = json.loads(raw)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise ClusterError(Unreachable(line(f"not an object: {raw[:80].decode(errors='replace')}")))
+    return told

@@ -1,0 +1,73 @@
+"""What was last seen of a kind of object. Older news of the same object is not taken for newer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from controlplane.scaling.knative.cluster import Change, Gone, Json, Ref, Synced, Upsert
+
+
+class View:
+    """By name. Empty and unsynced until the first `Synced`."""
+
+    def __init__(self) -> None:
+        self.synced = False
+        self.objects: dict[Ref, Json] = {}
+        self._went: dict[Ref, str] = {}  # of what is being asked for: up to which version it is known to be gone
+
+    def take(self, change: Change) -> set[Ref]:
+        """Take it in; gives the names that it may have changed."""
+        match change:
+            case Synced(objects, version):
+                before, self.synced = self.objects, True
+                self.objects = {Ref.of(each): each for each in objects}
+                for ref in self._went.keys() - self.objects.keys():
+                    self._went[ref] = version
+                return set(before) | set(self.objects)
+            case Upsert(obj):
+                return {Ref.of(obj)} if self.put(obj) else set()
+            case Gone(ref, uid, version):
+                if ref in self._went:
+                    self._went[ref] = version
+                held = self.objects.get(ref)
+                if held is None or (uid and held["metadata"].get("uid") != uid):
+                    return set()  # another one bears its name by now
+                del self.objects[ref]
+                return {ref}
+
+    def put(self, obj: Json) -> bool:
+        """An object as somebody says that it is now. False where a newer state of it is known."""
+        ref = Ref.of(obj)
+        held = self.objects.get(ref)
+        if held is not None and _older(obj, _version(held)):
+            return False
+        if _older(obj, self._went.get(ref, "")):
+            return False
+        self.objects[ref] = obj
+        return True
+
+    @contextmanager
+    def asking(self, ref: Ref) -> Iterator[None]:
+        """An answer about it is on its way, and to be `put`: that it has gone since may be heard of first."""
+        self._went[ref] = ""
+        try:
+            yield
+        finally:
+            del self._went[ref]
+
+    def doom(self, ref: Ref, uid: str) -> None:
+        """It was just asked to go, and may take its time."""
+        held = self.objects.get(ref)
+        if held is not None and held["metadata"].get("uid") == uid:
+            self.objects[ref] = {**held, "metadata": {**held["metadata"], "deletionTimestamp": "just now"}}
+
+
+def _version(obj: Json) -> str:
+    return str(obj["metadata"].get("resourceVersion", ""))
+
+
+def _older(obj: Json, other: str) -> bool:
+    """Versions of one kind are compared as numbers since Kubernetes 1.35, and were numbers before. An object made anew
+    has a newer one than the one before it.
+    """
+    one = _version(obj)
+    return one.isdecimal() and other.isdecimal() and int(one) < int(other)

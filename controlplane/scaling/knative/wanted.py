@@ -1,0 +1,105 @@
+"""The objects that a cluster is to have for what the registry names: a Service for each version, a namespace of each
+tenant that has one. Having them is `converge`'s work.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from contracts.errors import Conflict, Failure, InvalidRequest, Refused
+from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.policy.knative_service import Cluster, PodVersion, namespace_of, service, service_name
+from controlplane.scaling.knative.cluster import OURS, Json
+
+log = logging.getLogger(__name__)
+
+Place = tuple[str, str]  # namespace and name
+
+
+def place_of(key: VersionKey, cluster: Cluster) -> Place:
+    """Where the version's Service is. Raises Refused(InvalidRequest)."""
+    return namespace_of(key.tenant, cluster), service_name(key.model, key.version)
+
+
+def served(
+    models: Iterable[Model], is_there: Callable[[VersionKey], bool], is_ready: Callable[[VersionKey], bool]
+) -> Iterator[tuple[Model, Version]]:
+    """Versions that are to have a Service: those that a name or a split names. One that was named before keeps its own
+    until all that are named now have been ready once: what it has begun it ends, and what was sent to it is answered.
+    """
+    for model in models:
+        alive = [version for version in model.versions if not version.is_deleted]
+        named = [version for version in alive if version.registration.version in model.named]
+        yield from ((model, version) for version in named)
+        if not all(is_ready(version.key) for version in named):
+            old = (version for version in alive if version not in named and is_there(version.key))
+            yield from ((model, version) for version in old)
+
+
+@dataclass(slots=True)
+class Rendering:
+    """Renders Services, each once for the same facts. `own` is the namespace in which Kelvin itself runs."""
+
+    cluster: Cluster
+    own: str
+    kv_bytes: int
+    places: dict[Place, VersionKey] = field(default_factory=dict)  # of what was rendered last
+    _kept: dict[VersionKey, tuple[PodVersion, Json]] = field(default_factory=dict)
+
+    def objects(
+        self, every: Iterable[tuple[Model, Version]], is_suspended: Callable[[str], bool]
+    ) -> tuple[list[Json], dict[VersionKey, Failure]]:
+        """Namespaces and Services, and of what can't have one, why."""
+        found: dict[VersionKey, tuple[PodVersion, Json]] = {}
+        places: dict[Place, VersionKey] = {}
+        failed: dict[VersionKey, Failure] = {}
+        for model, version in every:
+            key = version.key
+            try:
+                pod = self._pod(model, version, is_suspended(key.tenant))
+                found[key] = self._rendered(key, pod)
+                holder = places.setdefault(place_of(key, self.cluster), key)
+                if holder != key:
+                    del found[key]
+                    raise Refused(Conflict("its Service", "another version has the same name within its namespace"))
+            except Refused as refused:
+                failed[key] = refused.failure
+        self._kept, self.places = found, places
+        tenants = {namespace: key.tenant for (namespace, _), key in places.items()}
+        return [*map(_namespace, tenants, tenants.values()), *(each for _, each in found.values())], failed
+
+    def check(self, model: Model, scale: ScaleSettings) -> None:
+        """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
+        if scale.idle != "zero":
+            raise Refused(InvalidRequest("idle", scale.idle, "must be zero on a cluster; `min` keeps replicas"))
+        for version in model.versions[-1:]:
+            service(self._pod(replace(model, scale=scale), version, is_suspended=False), self.cluster)
+
+    def _rendered(self, key: VersionKey, pod: PodVersion) -> tuple[PodVersion, Json]:
+        known = self._kept.get(key)
+        if known is not None and known[0] == pod:
+            return known
+        if namespace_of(key.tenant, self.cluster) == self.own:
+            raise Refused(Conflict("the tenant's namespace", "is the one in which Kelvin itself runs"))
+        return pod, service(pod, self.cluster)
+
+    def _pod(self, model: Model, version: Version, is_suspended: bool) -> PodVersion:
+        of, scale = version.registration, model.scale
+        return PodVersion(
+            tenant=of.tenant,
+            model=of.model,
+            version=of.version,
+            weight_bytes=of.total_bytes,
+            kv_bytes=self.kv_bytes,
+            max_streams=of.limits.max_streams,
+            min_scale=0 if is_suspended else scale.min,
+            max_scale=scale.max,
+            target=scale.target,
+            window_s=scale.window_s,
+            grace_s=scale.grace_s,
+        )
+
+
+def _namespace(name: str, tenant: str) -> Json:
+    labels = {**OURS, "kelvin.dev/tenant": tenant}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}

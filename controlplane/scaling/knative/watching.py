@@ -1,0 +1,155 @@
+"""All objects of a kind, and what becomes of them: list once, watch from there, list again after a gap.
+
+https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
+"""
+
+import json
+import logging
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, Final
+
+from controlplane import dependencies
+from controlplane.clock import Clock
+from controlplane.scaling.knative.answers import trouble_in
+from controlplane.scaling.knative.cluster import (
+    Busy,
+    Change,
+    ClusterError,
+    Expired,
+    Gone,
+    Json,
+    Ref,
+    Synced,
+    Trouble,
+    Unreachable,
+    Upsert,
+)
+from controlplane.scaling.knative.paths import collection
+from controlplane.scaling.knative.transport import Query, Transport
+
+PAGE: Final = 500
+SOONER_S: Final = 15.0  # than what is silent counts as dead, the server ends it
+FIRST_S: Final = 0.2
+LONGEST_S: Final = 30.0
+_LOG = logging.getLogger("kelvin.cluster")
+
+
+class Watching:
+    """One kind. `trouble` is why it is not being watched just now."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        api_version: str,
+        kind: str,
+        clock: Clock,
+        *,
+        namespace: str | None = None,
+        labels: str = "",
+        luck: Callable[[], float] = random.random,
+    ) -> None:
+        self._transport, self._clock, self._luck = transport, clock, luck
+        self._api_version, self._kind = api_version, kind
+        self._path = collection(api_version, kind, namespace)
+        self._selected: Query = [("labelSelector", labels)] if labels else []
+        self._version = ""  # up to where everything was seen; empty: nothing was
+        self._failures = 0
+        self.trouble: Trouble | None = None
+
+    def __repr__(self) -> str:
+        return f"<Watching {self._kind} at={self._version or 'none'} trouble={self.trouble}>"
+
+    async def changes(self) -> AsyncGenerator[Change, None]:
+        """For ever."""
+        while True:
+            try:
+                if not self._version:
+                    yield await self._all()
+                async for change in self._following():
+                    yield change
+            except ClusterError as error:
+                await self._failed(error.trouble)
+
+    async def _all(self) -> Synced:
+        """Every page, of one version. One that expired in between is begun again."""
+        objects: list[Json] = []
+        onward, version = "", ""
+        while True:
+            query = [*self._selected, ("limit", str(PAGE)), *([("continue", onward)] if onward else [])]
+            page = await self._transport.ask("GET", self._path, query, within_s=dependencies.CLUSTER.timeout_s)
+            # Items of built-in kinds don't say what they are.
+            head = {"apiVersion": self._api_version, "kind": self._kind}
+            objects += ({**head, **each} for each in page.get("items") or ())
+            about = page.get("metadata") or {}
+            version, onward = about.get("resourceVersion", ""), about.get("continue", "")
+            if not onward:
+                break
+        if not version:
+            raise ClusterError(Unreachable("a list without a version"))
+        self._version = version
+        self._told()
+        return Synced(tuple(objects), version)
+
+    async def _following(self) -> AsyncIterator[Change]:
+        """What came since, until the server ends it."""
+        silence_s = dependencies.WATCH.timeout_s
+        query = [
+            *self._selected,
+            ("watch", "true"),
+            ("resourceVersion", self._version),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", str(max(1, int(silence_s - SOONER_S)))),
+        ]
+        begun_us = self._clock.monotonic_us()
+        async with self._transport.lines(self._path, query, silence_s=silence_s) as lines:
+            async for line in lines:
+                change = self._read(line)
+                self._went_well()
+                if change is not None:
+                    yield change
+        if (
+            self._clock.monotonic_us() - begun_us < 1_000_000
+        ):  # a proxy that ends each at once is not asked all the time
+            raise ClusterError(Unreachable("the watch ended at once"))
+        self._went_well()
+
+    def _read(self, line: bytes) -> Change | None:
+        try:
+            event: dict[str, Any] = json.loads(line)
+            kind, obj = event["type"], event["object"]
+            if kind == "ERROR":
+                raise ClusterError(trouble_in(obj))
+            about = obj["metadata"]
+            version = about["resourceVersion"]
+            change: Change | None = None
+            if kind in ("ADDED", "MODIFIED"):
+                Ref.of(obj)
+                change = Upsert(obj)
+            elif kind == "DELETED":
+                change = Gone(Ref.of(obj), about.get("uid", ""), version)
+        except (ValueError, KeyError, TypeError) as error:  # half a line where a connection broke
+            raise ClusterError(Unreachable(f"not an event: {line[:80]!r}")) from error
+        self._version = version
+        return change
+
+    def _told(self) -> None:
+        if self.trouble is not None:
+            _LOG.info("%s is watched again", self._path)
+        self.trouble = None
+
+    def _went_well(self) -> None:
+        """Not after a list alone: where that is too old at once, it is not to be asked for all the time."""
+        self._told()
+        self._failures = 0
+
+    async def _failed(self, trouble: Trouble) -> None:
+        if isinstance(trouble, Expired):
+            _LOG.info("%s: %s; all of them are listed again", self._path, trouble)
+            self._version = ""
+        elif self.trouble is None and self._failures > 0:
+            _LOG.warning("%s is not watched: %s", self._path, trouble)
+            self.trouble = trouble
+        self._failures += 1
+        pause_s = min(LONGEST_S, FIRST_S * 2.0 ** min(self._failures - 1, 20)) * (1 - self._luck() / 2)
+        await self._clock.sleep(max(pause_s, trouble.retry_after_s if isinstance(trouble, Busy) else 0.0))

@@ -1,0 +1,145 @@
+"""Candidates for a Lease, each with a clock and a way to it of its own, which may be cut, slow, or lose answers."""
+
+import asyncio
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any
+
+from controlplane.scaling.knative.cluster import ClusterError, Conflict, Json, Ref, Unreachable
+from controlplane.scaling.knative.lease import Election
+from tests.controlplane.virtual_time import VirtualClock
+
+NAMES = ("a", "b", "c")
+
+
+class Store:
+    """Leases as an API server keeps them."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Ref, Json] = {}
+        self.writes = 0
+
+    def write(self, obj: Json, *, new: bool) -> Json:
+        ref = Ref.of(obj)
+        held = self.kept.get(ref)
+        if new is (held is not None) or (
+            held and held["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]
+        ):
+            raise ClusterError(Conflict("stale"))
+        self.writes += 1
+        obj = deepcopy(obj)
+        obj["metadata"]["resourceVersion"] = str(self.writes)
+        self.kept[ref] = obj
+        return deepcopy(obj)
+
+
+class Line:
+    """One candidate's way to it: it may be cut, slow, or lose answers."""
+
+    def __init__(self, store: Store, clock: VirtualClock) -> None:
+        self.store, self.clock = store, clock
+        self.cut = self.deaf = False
+        self.delay_s = 0.0
+
+    async def _over(self, act: Any) -> Any:
+        if self.delay_s:
+            await self.clock.sleep(self.delay_s)
+        if self.cut:
+            await self.clock.sleep(4.0)  # its deadline
+            raise ClusterError(Unreachable("cut"))
+        answer = act()
+        if self.deaf:
+            await self.clock.sleep(4.0)
+            raise ClusterError(Unreachable("no answer"))
+        return answer
+
+    async def read(self, ref: Ref) -> Json | None:
+        found: Json | None = await self._over(lambda: deepcopy(self.store.kept.get(ref)))
+        return found
+
+    async def create(self, obj: Json) -> Json:
+        made: Json = await self._over(lambda: self.store.write(obj, new=True))
+        return made
+
+    async def replace(self, obj: Json) -> Json:
+        made: Json = await self._over(lambda: self.store.write(obj, new=False))
+        return made
+
+
+class Skewed(VirtualClock):
+    """Another machine's: another time of day, another beginning."""
+
+    def __init__(self, true: VirtualClock, offset_s: float) -> None:
+        self.true, self.offset_s = true, offset_s
+
+    def monotonic_us(self) -> int:
+        return self.true.monotonic_us() + int(self.offset_s * 1e6)
+
+    def wall_s(self) -> int:
+        return self.true.wall_s() - int(self.offset_s * 77)
+
+    async def sleep(self, seconds: float) -> None:
+        await self.true.sleep(seconds)
+
+
+class Party:
+    """Candidates, and who of them does the leader's work."""
+
+    def __init__(self) -> None:
+        self.clock, self.store = VirtualClock(), Store()
+        self.lines = {name: Line(self.store, self.clock) for name in NAMES}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.elections: dict[str, Election] = {}
+        self.working: list[str] = []
+        self.history: list[str] = []
+
+    def start(self, name: str) -> None:
+        if name in self.tasks and not self.tasks[name].done():
+            return
+        clock = Skewed(self.clock, 1000.0 * NAMES.index(name))
+        me = f"{name}-{len(self.history)}"
+        self.elections[name] = Election(self.lines[name], "kelvin", "leader", me, clock, luck=lambda: 0.5)
+        self.tasks[name] = asyncio.create_task(self.elections[name].run(lambda: self.work(name)))
+
+    async def work(self, name: str) -> None:
+        assert self.working == [], f"{name} and {self.working} lead"
+        self.working.append(name)
+        self.history.append(name)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.working.remove(name)
+
+    async def stop(self, name: str) -> None:
+        task = self.tasks.pop(name, None)
+        if task is None:
+            return
+        task.cancel()
+        for _ in range(20):
+            await self.advance(1.0)
+            if task.done():
+                break
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def advance(self, seconds: float) -> None:
+        for _ in range(max(1, int(seconds / 0.5))):
+            await self.clock.advance(0.5)
+            assert len([each for each in self.elections.values() if each.leading]) <= 1
+            for task in self.tasks.values():
+                if task.done():
+                    task.result()
+
+    async def end(self) -> None:
+        for name in list(self.tasks):
+            await self.stop(name)
+
+
+def play(scenario: Any) -> None:
+    async def main() -> None:
+        party = Party()
+        await scenario(party)
+        await party.end()
+        assert party.working == []
+
+    asyncio.run(main())

@@ -1,0 +1,113 @@
+"""A client of an API server in this process, and what its watches told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.clock import Clock
+from controlplane.policy.knative_service import Cluster, PodVersion
+from controlplane.policy.knative_service import service as rendered
+from controlplane.scaling.knative.client import KubernetesCluster, kubeconfig, opened
+from controlplane.scaling.knative.cluster import Change, ClusterError, Gone, Json, Ref, Synced, Trouble, Upsert
+from tests.cluster.api_server import ApiServer
+
+SPACE = "kelvin-models"
+WITHIN_S = 30.0
+
+
+def play(
+    server: ApiServer, directory: Path, scenario: Callable[[KubernetesCluster], Coroutine[Any, Any, None]]
+) -> None:
+    """With a client that is closed afterwards."""
+
+    async def main() -> None:
+        async with connected(server, directory) as client:
+            await scenario(client)
+
+    server.namespace(SPACE)
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def connected(server: ApiServer, directory: Path, clock: Clock | None = None) -> AsyncIterator[KubernetesCluster]:
+    """By a file as `kubectl` has it."""
+    async with opened(kubeconfig(server.kubeconfig(directory / "config")), clock) as client:
+        yield client
+
+
+def runtime(version: str = "3f2a91c0b7de", *, streams: int = 4, most: int = 3) -> Json:
+    """A version as a Knative Service, as the product renders it."""
+    pod = PodVersion(
+        tenant="acme", model="llama", version=version, weight_bytes=5 << 30, kv_bytes=1 << 30, max_streams=streams,
+        max_scale=most,
+    )  # fmt: skip
+    image = "dev.local/kelvin-runtime@sha256:" + "0" * 64
+    return rendered(pod, Cluster(image=image, store_url="s3://store", namespace=SPACE))
+
+
+def config_map(name: str, value: str = "1") -> Json:
+    about = {"name": name, "namespace": SPACE, "labels": {"app.kubernetes.io/managed-by": "kelvin"}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"value": value}}
+
+
+async def eventually(done: Callable[[], object], what: str = "") -> None:
+    """Waits for it, and not for longer than a busy machine may take."""
+    async with asyncio.timeout(WITHIN_S):
+        while not done():
+            await asyncio.sleep(0.005)
+
+
+async def trouble(call: Awaitable[object]) -> Trouble:
+    """What it comes to nothing by."""
+    with pytest.raises(ClusterError) as raised:
+        await call
+    return raised.value.trouble
+
+
+class Heard:
+    """What a watch told, and what is known by it."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.objects: dict[Ref, Json] = {}
+
+    @property
+    def syncs(self) -> int:
+        return sum(isinstance(each, Synced) for each in self.changes)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Of config maps."""
+        return {ref.name: each["data"]["value"] for ref, each in self.objects.items()}
+
+    def take(self, change: Change) -> None:
+        self.changes.append(change)
+        match change:
+            case Synced(objects):
+                self.objects = {Ref.of(each): each for each in objects}
+            case Upsert(obj):
+                self.objects[Ref.of(obj)] = obj
+            case Gone(ref):
+                self.objects.pop(ref, None)
+
+
+@asynccontextmanager
+async def heard(client: KubernetesCluster, kind: str = "ConfigMap", labels: str = "") -> AsyncIterator[Heard]:
+    """A watch of the namespace; it ends with the block."""
+    told = Heard()
+
+    async def listen() -> None:
+        async for change in client.watch("v1", kind, namespace=SPACE, labels=labels):
+            told.take(change)
+
+    task = asyncio.create_task(listen())
+    try:
+        yield told
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

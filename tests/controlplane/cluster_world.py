@@ -1,0 +1,235 @@
+"""A cluster in memory, for loops: what it is asked it notes, refuses where told to, and tells to those who watch.
+
+It keeps who owns which field as server-side apply does, and fills in what Knative's webhook fills in.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from copy import deepcopy
+from typing import Any
+
+from controlplane.scaling.knative.cluster import (
+    Change,
+    ClusterError,
+    Conflict,
+    Gone,
+    Json,
+    Ref,
+    Synced,
+    Trouble,
+    Upsert,
+)
+
+SERVICE = ("serving.knative.dev/v1", "Service")
+
+
+def service(name: str, *, image: str = "one", scale: str | None = "3", labels: bool = True) -> Json:
+    """One that we would write."""
+    return {
+        "apiVersion": SERVICE[0],
+        "kind": SERVICE[1],
+        "metadata": {
+            "name": name,
+            "namespace": "models",
+            "labels": {"app.kubernetes.io/managed-by": "kelvin"} if labels else {},
+        },
+        "spec": {
+            "template": {
+                "metadata": {"annotations": {} if scale is None else {"autoscaling.knative.dev/max-scale": scale}},
+                "spec": {
+                    "containers": [{"name": "runtime", "image": image, "resources": {"limits": {"memory": 1024}}}]
+                },
+            }
+        },
+    }
+
+
+class World:
+    """Implements `ClusterApi`. `refuse` holds what the next calls about a name are answered."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Ref, Json] = {}
+        self.calls: list[tuple[str, Ref]] = []
+        self.refuse: dict[Ref, deque[Trouble | None]] = {}
+        self.keeps: dict[Ref, Json] = {}  # what it makes of a container of that name, whatever is written
+        self.slow_to_go = False  # what is deleted stays until somebody removes it
+        self.told = asyncio.Event()  # watches tell nothing while it is not set
+        self.told.set()
+        self.answered = asyncio.Event()  # likewise: what is asked is done, and nobody hears that it was
+        self.answered.set()
+        self.hang_at: tuple[int, bool] | None = None  # the call that is never answered, and whether it was done
+        self.hung = asyncio.Event()
+        self.watching: list[tuple[tuple[str, str], asyncio.Queue[Change]]] = []
+        self._applied: dict[Ref, Json] = {}
+        self._version = 100
+        self._uid = 0
+
+    async def apply(self, obj: Json) -> Json:
+        ref = Ref.of(obj)
+        written: Json = await self._call("apply", ref, lambda: self._write(ref, obj))
+        return written
+
+    async def apply_status(self, obj: Json) -> Json:
+        raise NotImplementedError
+
+    async def delete(self, ref: Ref, *, uid: str | None = None) -> None:
+        await self._call("delete", ref, lambda: self._delete(ref, uid))
+
+    async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
+        raise NotImplementedError
+
+    async def watch(
+        self, api_version: str, kind: str, *, namespace: str | None = None, labels: str = ""
+    ) -> AsyncIterator[Change]:
+        mine: asyncio.Queue[Change] = asyncio.Queue()
+        place = ((api_version, kind), mine)
+        self.watching.append(place)
+        try:
+            await self.told.wait()
+            yield self._all(place[0])
+            while True:
+                change = await mine.get()
+                await self.told.wait()
+                yield change
+        finally:
+            self.watching.remove(place)
+
+    async def _call(self, name: str, ref: Ref, act: Any) -> Any:
+        self.calls.append((name, ref))
+        hangs, done = self.hang_at if self.hang_at is not None else (0, False)
+        if hangs == len(self.calls) and not done:
+            await self._hang()
+        await asyncio.sleep(0)
+        troubles = self.refuse.get(ref)
+        trouble = troubles.popleft() if troubles else None
+        if trouble is not None:
+            raise ClusterError(trouble)
+        answer = act()
+        if hangs == len(self.calls):
+            await self._hang()
+        await asyncio.sleep(0)
+        await self.answered.wait()
+        return answer
+
+    async def _hang(self) -> None:
+        self.hung.set()
+        await asyncio.Event().wait()
+
+    def _write(self, ref: Ref, obj: Json) -> Json:
+        held = deepcopy(self.objects.get(ref)) or self._new(ref)
+        _remove(held, self._applied.get(ref, {}), obj)
+        _merge(held, deepcopy(obj))
+        containers = held["spec"]["template"]["spec"]["containers"]
+        for container in containers:
+            container["readinessProbe"] = {"successThreshold": 1}
+            container["resources"]["limits"] = {"memory": "1Ki"}
+            container.update(self.keeps.get(ref, {}))
+        held["spec"]["traffic"] = [{"latestRevision": True, "percent": 100}]
+        owned = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind")}
+        held["metadata"]["managedFields"] = [
+            {"manager": "kelvin", "operation": "Apply", "fieldsV1": _fields(owned)},
+        ]
+        self._applied[ref] = deepcopy(obj)
+        return self.put(held)
+
+    def _new(self, ref: Ref) -> Json:
+        self._uid += 1
+        head = {"name": ref.name, "namespace": ref.namespace, "uid": f"uid-{self._uid}"}
+        return {"apiVersion": ref.api_version, "kind": ref.kind, "metadata": head}
+
+    def put(self, obj: Json) -> Json:
+        """As it is now, by whoever; those who watch are told if it is another than before."""
+        ref = Ref.of(obj)
+        obj["metadata"].setdefault("uid", f"uid-{self._uid}")
+        before = self.objects.get(ref)
+        if before is not None:
+            obj["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+        if obj != before:
+            self._version += 1
+            obj["metadata"]["resourceVersion"] = str(self._version)
+            self.objects[ref] = obj
+            self._tell(ref, obj, before)
+        return deepcopy(obj)
+
+    def edit(self, ref: Ref, path: tuple[str | int, ...], value: Any) -> None:
+        """Somebody else writes there, and owns it from then on."""
+        obj: Any = deepcopy(self.objects[ref])
+        place: Any = obj
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = value
+        _disown(obj["metadata"]["managedFields"][0]["fieldsV1"], path)
+        self.put(obj)
+
+    def remove(self, ref: Ref) -> None:
+        """Somebody deletes it."""
+        gone = self.objects.pop(ref)
+        self._applied.pop(ref, None)
+        self._version += 1
+        self._tell(ref, None, gone)
+
+    def _delete(self, ref: Ref, uid: str | None) -> None:
+        held = self.objects.get(ref)
+        if held is None:
+            return
+        if uid is not None and held["metadata"]["uid"] != uid:
+            raise ClusterError(Conflict("another uid"))
+        if self.slow_to_go:
+            self.put({**held, "metadata": {**held["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}})
+        else:
+            self.remove(ref)
+
+    def resync(self) -> None:
+        """Watches missed something, and begin again."""
+        for kind, mine in self.watching:
+            while not mine.empty():
+                mine.get_nowait()
+            mine.put_nowait(self._all(kind))
+
+    def _all(self, kind: tuple[str, str]) -> Synced:
+        shown = tuple(deepcopy(each) for each in self.objects.values() if _shown(each, kind))
+        return Synced(shown, str(self._version))
+
+    def _tell(self, ref: Ref, obj: Json | None, before: Json | None) -> None:
+        for kind, mine in self.watching:
+            if obj is not None and _shown(obj, kind):
+                mine.put_nowait(Upsert(deepcopy(obj)))
+            elif before is not None and _shown(before, kind):
+                mine.put_nowait(Gone(ref, before["metadata"]["uid"], str(self._version)))
+
+
+def _shown(obj: Json, kind: tuple[str, str]) -> bool:
+    labels = obj["metadata"].get("labels") or {}
+    return (obj["apiVersion"], obj["kind"]) == kind and labels.get("app.kubernetes.io/managed-by") == "kelvin"
+
+
+def _merge(held: Json, obj: Json) -> None:
+    for key, value in obj.items():
+        if isinstance(value, dict) and isinstance(held.get(key), dict):
+            _merge(held[key], value)
+        else:
+            held[key] = value
+
+
+def _remove(held: Json, before: Json, obj: Json) -> None:
+    for key, value in before.items():
+        if key not in obj:
+            held.pop(key, None)
+        elif isinstance(value, dict) and isinstance(obj[key], dict) and isinstance(held.get(key), dict):
+            _remove(held[key], value, obj[key])
+
+
+def _fields(obj: Any) -> Json:
+    if not isinstance(obj, dict):
+        return {}
+    return {f"f:{key}": _fields(value) for key, value in obj.items()}
+
+
+def _disown(fields: Json, path: tuple[str | int, ...]) -> None:
+    """The field, or the list written whole that it is in, and what is left empty by that."""
+    inner = fields.get(f"f:{path[0]}")
+    if inner and len(path) > 1:
+        _disown(inner, path[1:])
+    if not inner or len(path) == 1:
+        fields.pop(f"f:{path[0]}", None)

@@ -1,0 +1,180 @@
+"""What objects declare is read strictly, compared with what holds, and told as conditions that keep their times."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from contracts.control import TenantLimits
+from contracts.errors import Conflict, NotFound, Refused
+from controlplane.facts import ScaleChange
+from controlplane.policy import declared
+from controlplane.policy.declared import Condition, ModelFacts, TenantFacts, model_drift, tenant_drift
+
+CRDS = Path(__file__).parents[3] / "manifests" / "crds"
+A, B = "a" * 64, "b" * 64
+FACTS = ModelFacts(
+    prod=A,
+    split={},
+    scale={"min": 0, "max": 3, "target": None, "window_s": 60.0, "grace_s": 30.0},
+    is_servable=True,
+    versions=2,
+    replicas=1,
+)
+
+
+def model(**spec: Any) -> dict[str, Any]:
+    """An object."""
+    return {
+        "apiVersion": declared.API_VERSION,
+        "kind": "Model",
+        "metadata": {"name": "chat", "namespace": "kelvin-acme", "generation": 3},
+        "spec": {"tenant": "acme", **spec},
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "facts", "want"),
+    [
+        pytest.param({}, FACTS, (), id="it says nothing"),
+        pytest.param({"prod": A[:12], "scale": {"max": 3}}, FACTS, (), id="all holds"),
+        pytest.param({"prod": B[:12]}, FACTS, ("prod",), id="another version"),
+        pytest.param({"scale": {"min": 1, "max": 3}}, FACTS, ("scale.min",), id="one field of two"),
+        pytest.param({"scale": {"windowSeconds": 30}}, FACTS, ("scale.windowSeconds",), id="a unit in its name"),
+        pytest.param({"split": {A[:12]: 9, B[:12]: 1}}, FACTS, ("split",), id="a split that is not there"),
+        pytest.param({"split": {A[:12]: 9, B: 1}}, replace(FACTS, split={A: 9, B: 1}), (), id="a split that is"),
+        pytest.param({"split": {A: 1, B: 1}}, replace(FACTS, split={A: 9, B: 1}), ("split",), id="other weights"),
+        pytest.param({}, replace(FACTS, split={A: 9, B: 1}), (), id="a split that is not its to say"),
+    ],
+)
+def test_what_differs_of_a_model(spec: dict[str, Any], facts: ModelFacts, want: tuple[str, ...]) -> None:
+    """Fields that it says, and no others."""
+    assert model_drift(declared.model_spec(model(**spec)), facts) == want
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        pytest.param({}, (), id="it says nothing"),
+        pytest.param({"suspended": False, "limits": {"rpm": 60}}, (), id="all holds"),
+        pytest.param({"suspended": True}, ("suspended",), id="it is not suspended"),
+        pytest.param(
+            {"limits": {"rpm": 61, "deadlineMaxSeconds": 5}},
+            ("limits.rpm", "limits.deadlineMaxSeconds"),
+            id="two limits",
+        ),
+    ],
+)
+def test_what_differs_of_a_tenant(spec: dict[str, Any], want: tuple[str, ...]) -> None:
+    """Likewise."""
+    obj = {**model(), "spec": spec}
+    assert tenant_drift(declared.tenant_spec(obj), TenantFacts(suspended=False, limits={"rpm": 60}, models=0)) == want
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"prod": "A" * 12}, id="no digest"),
+        pytest.param({"prod": "a" * 11}, id="too short"),
+        pytest.param({"scale": {"idle": "warm"}}, id="a setting of one machine"),
+        pytest.param({"deletionPolicy": "Maybe"}, id="no policy"),
+        pytest.param({"tenant": 5}, id="no name"),
+        pytest.param({"split": {A[:12]: 0, B[:12]: 1}}, id="a weight of nothing"),
+        pytest.param({"split": {A[:12]: 1001, B[:12]: 1}}, id="a weight beyond the API's"),
+    ],
+)
+def test_what_is_no_spec(spec: dict[str, Any]) -> None:
+    """Refused, with the object's name and the rule."""
+    with pytest.raises(Refused, match="chat"):
+        declared.model_spec(model(**spec))
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("min", "min"),
+        ("window_s", "windowSeconds"),
+        ("store_bytes", "storeBytes"),
+        ("deadline_max_s", "deadlineMaxSeconds"),
+    ],
+)
+def test_names_as_kubernetes_spells_them(name: str, want: str) -> None:
+    """Units are words there."""
+    assert declared.camel(name) == want
+
+
+def test_a_condition_keeps_its_time_until_it_turns() -> None:
+    """What is as it was does not change an object, however often it is looked at."""
+    good, bad = declared.applied(None), declared.applied(Conflict("version", "is faulty"))
+    first = declared.status(model(), 3, (good,), "2026-01-01T00:00:00Z", versions=2)
+    again = declared.status({**model(), "status": first}, 3, (good,), "2026-01-02T00:00:00Z", versions=2)
+    assert again == first
+    turned = declared.status({**model(), "status": first}, 3, (bad,), "2026-01-02T00:00:00Z")
+    told: dict[str, Any] = cast(list[Any], turned["conditions"])[0]
+    assert told["lastTransitionTime"] == "2026-01-02T00:00:00Z"
+    assert (told["status"], told["reason"]) == ("False", "Conflict")
+    assert told["message"] == "version: is faulty"
+    assert told["observedGeneration"] == 3
+
+
+@pytest.mark.parametrize(
+    ("found", "want"),
+    [
+        pytest.param(declared.model_ready(None), ("Ready", False, "NotPushed"), id="never pushed"),
+        pytest.param(declared.model_ready(replace(FACTS, is_servable=False)), ("Ready", False, "Faulty"), id="faulty"),
+        pytest.param(declared.model_ready(replace(FACTS, replicas=0)), ("Ready", True, "Servable"), id="at zero"),
+        pytest.param(declared.tenant_ready(None), ("Ready", False, "NotMade"), id="no tenant"),
+        pytest.param(
+            declared.tenant_ready(TenantFacts(suspended=True, limits={}, models=1)),
+            ("Ready", False, "Suspended"),
+            id="suspended",
+        ),
+        pytest.param(
+            declared.tenant_ready(TenantFacts(suspended=False, limits={}, models=1)),
+            ("Ready", True, "Active"),
+            id="good",
+        ),
+        pytest.param(declared.in_sync(("prod",)), ("InSync", False, "ChangedElsewhere"), id="other than it says"),
+        pytest.param(declared.applied(NotFound("model", "chat")), ("Applied", False, "NotFound"), id="refused"),
+    ],
+)
+def test_conditions(found: Condition, want: tuple[str, bool, str]) -> None:
+    """One word each, as Kubernetes has reasons."""
+    assert (found.type, found.is_true, found.reason) == want
+
+
+def test_what_is_applied_of_an_object() -> None:
+    """Its finalizer and nothing that is somebody else's."""
+    assert declared.head(model(), finalizer=True) == {
+        "apiVersion": declared.API_VERSION,
+        "kind": "Model",
+        "metadata": {"name": "chat", "namespace": "kelvin-acme", "finalizers": ["kelvin.dev/deletion"]},
+    }
+    assert "finalizers" not in declared.head(model(), finalizer=False)["metadata"]
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Of a kind's spec, as the cluster has it."""
+    crd = yaml.safe_load((CRDS / f"{name}.yaml").read_text())
+    return dict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
+
+
+def names(kind: type) -> set[str]:
+    """Of a struct's fields, as they are written."""
+    return set(kind.__struct_encode_fields__)  # type: ignore[attr-defined]
+
+
+def test_the_cluster_knows_the_same_fields() -> None:
+    """What its schema leaves out it would drop without a word."""
+    assert set(schema("models")) == names(declared.ModelSpec)
+    assert set(schema("models")["scale"]["properties"]) == names(declared.Scale)
+    assert set(schema("tenants")) == names(declared.TenantSpec)
+    assert set(schema("tenants")["limits"]["properties"]) == names(declared.Limits)
+
+
+def test_the_stores_know_the_same_fields() -> None:
+    """A limit that tenants gain can be declared, too; of scaling, what a cluster can do."""
+    assert set(declared.Limits.__struct_fields__) == set(TenantLimits.__struct_fields__)
+    assert set(ScaleChange.__struct_fields__) - set(declared.Scale.__struct_fields__) == {"idle", "wait_price"}

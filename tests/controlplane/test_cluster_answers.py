@@ -1,0 +1,107 @@
+"""What an API server says is told in our words: what lasts, what passes, and for how long it asks to be left alone."""
+
+import json
+from typing import Any
+
+import pytest
+
+from controlplane.scaling.knative.answers import LONGEST_S, SAID, trouble_in, trouble_of
+from controlplane.scaling.knative.cluster import (
+    Busy,
+    Conflict,
+    Denied,
+    Expired,
+    Invalid,
+    Missing,
+    Ref,
+    Trouble,
+    Unreachable,
+)
+from controlplane.scaling.knative.paths import collection, path
+
+
+def status(message: str, **more: Any) -> bytes:
+    return json.dumps({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, **more}).encode()
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "after", "want"),
+    [
+        pytest.param(401, status("Unauthorized"), None, Denied("Unauthorized"), id="not known"),
+        pytest.param(403, status("no"), None, Denied("no"), id="not allowed"),
+        pytest.param(404, status("no such"), None, Missing("no such"), id="not there"),
+        pytest.param(404, b"404 page not found\n", None, Missing("404 page not found"), id="no such kind"),
+        pytest.param(409, status("stale"), None, Conflict("stale"), id="written in between"),
+        pytest.param(410, status("old"), None, Expired("old"), id="too old"),
+        pytest.param(400, status("bad"), None, Invalid("bad"), id="not understood"),
+        pytest.param(413, status("big"), None, Invalid("big"), id="too large"),
+        pytest.param(422, status("bad"), None, Invalid("bad"), id="refused by its schema"),
+        pytest.param(
+            500,
+            status("failed to create typed patch object (m/x; v1): .spec.bogus: field not declared in schema"),
+            None,
+            Invalid("failed to create typed patch object (m/x; v1): .spec.bogus: field not declared in schema"),
+            id="an apply with a field that is none",
+        ),
+        pytest.param(
+            500, status("failed calling webhook"), None, Unreachable("failed calling webhook"), id="a webhook"
+        ),
+        pytest.param(503, b"", None, Unreachable("status 503"), id="without a word"),
+        pytest.param(502, b"<html>\nno</html>", None, Unreachable("<html> no</html>"), id="a proxy's page"),
+        pytest.param(429, status("later"), "7", Busy("later", 7.0), id="asks for seconds"),
+        pytest.param(429, status("later"), None, Busy("later", 1.0), id="asks, and does not say for how long"),
+        pytest.param(429, b"", "Wed, 21 Oct 2015 07:28:00 GMT", Busy("status 429", 1.0), id="a date is none"),
+        pytest.param(503, status("later"), "2", Busy("later", 2.0), id="away for a while"),
+        pytest.param(429, b"", "1e9", Busy("status 429", LONGEST_S), id="not for ever"),
+        pytest.param(
+            504, status("slow", details={"retryAfterSeconds": 3}), None, Busy("slow", 3.0), id="says so in its details"
+        ),
+    ],
+)
+def test_trouble(code: int, body: bytes, after: str | None, want: Trouble) -> None:
+    """Of a status that is no success."""
+    assert trouble_of(code, body, after) == want
+
+
+@pytest.mark.parametrize(
+    ("event", "want"),
+    [
+        pytest.param({"kind": "Status", "code": 410, "message": "too old"}, Expired("too old"), id="too old"),
+        pytest.param({"kind": "Status", "code": 500, "message": "odd"}, Unreachable("odd"), id="broken"),
+        pytest.param(None, Unreachable("{}"), id="nothing"),
+    ],
+)
+def test_trouble_within_a_watch(event: Any, want: Trouble) -> None:
+    """An event of type ERROR."""
+    assert trouble_in(event) == want
+
+
+def test_messages_are_one_short_line() -> None:
+    """They are shown in statuses."""
+    said = trouble_of(422, status("a\nb " * 1000)).message
+    assert len(said) == SAID
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("ref", "want"),
+    [
+        (Ref("v1", "Namespace", None, "a"), "/api/v1/namespaces/a"),
+        (Ref("v1", "Endpoints", "n", "a"), "/api/v1/namespaces/n/endpoints/a"),
+        (Ref("serving.knative.dev/v1", "Service", "n", "a"), "/apis/serving.knative.dev/v1/namespaces/n/services/a"),
+        (
+            Ref("networking.k8s.io/v1", "NetworkPolicy", "n", "a"),
+            "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies/a",
+        ),
+        (Ref("networking.k8s.io/v1", "Ingress", "n", "a"), "/apis/networking.k8s.io/v1/namespaces/n/ingresses/a"),
+        (Ref("v1", "Secret", "n/../x", "a?b"), "/api/v1/namespaces/n%2F..%2Fx/secrets/a%3Fb"),
+    ],
+)
+def test_paths(ref: Ref, want: str) -> None:
+    """As discovery tells them."""
+    assert path(ref) == want
+
+
+def test_paths_of_all() -> None:
+    """Over all namespaces."""
+    assert collection("discovery.k8s.io/v1", "EndpointSlice", None) == "/apis/discovery.k8s.io/v1/endpointslices"

@@ -1,0 +1,255 @@
+"""Calls of a cluster, by HTTP: what is written, what is refused, what is tried again, and by when each has ended."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controlplane import dependencies
+from controlplane.scaling.knative.client import KubernetesCluster
+from controlplane.scaling.knative.cluster import (
+    Busy,
+    Conflict,
+    Invalid,
+    Json,
+    Missing,
+    Ref,
+    Trouble,
+    Unreachable,
+)
+from controlplane.scaling.knative.lease import Election
+from tests.cluster.api_server import ApiServer, Fault, serving
+from tests.controlplane.cluster_ground import SPACE, config_map, connected, eventually, play, runtime, trouble
+from tests.controlplane.virtual_time import VirtualClock
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with serving() as it:
+        yield it
+
+
+def asked(server: ApiServer, method: str) -> int:
+    return sum(each.method == method for each in server.seen)
+
+
+def test_what_is_applied_is_ours(server: ApiServer, tmp_path: Path) -> None:
+    """Whole, by force; the same again changes nothing."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        made = await it.apply(runtime())
+        again = await it.apply(runtime())
+        assert again["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+        edited = [made["spec"]["template"]["spec"]["containers"][0] | {"image": "evil"}]
+        server.change(made, {"spec": {"template": {"spec": {"containers": edited}}}}, manager="kubectl-edit")
+        back = await it.apply(runtime())
+        (container,) = back["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == runtime()["spec"]["template"]["spec"]["containers"][0]["image"]
+        assert server.seen[0].query == {"fieldManager": "kelvin", "force": "true", "fieldValidation": "Strict"}
+
+    play(server, tmp_path, scenario)
+
+
+def bogus() -> Json:
+    obj = runtime()
+    obj["spec"]["template"]["spec"]["bogus"] = 1
+    return obj
+
+
+def unscalable() -> Json:
+    obj = runtime()
+    obj["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] = "9"
+    return obj
+
+
+def elsewhere() -> Json:
+    obj = config_map("a")
+    obj["metadata"]["namespace"] = "nowhere"
+    return obj
+
+
+@pytest.mark.parametrize(
+    ("obj", "kind", "word"),
+    [
+        pytest.param(bogus(), Invalid, "bogus", id="a field that is none"),
+        pytest.param(unscalable(), Invalid, "max-scale", id="what a webhook refuses"),
+        pytest.param(elsewhere(), Missing, "nowhere", id="a namespace that is not there"),
+    ],
+)
+def test_what_is_refused(server: ApiServer, tmp_path: Path, obj: Json, kind: type[Trouble], word: str) -> None:
+    """Said as one of few, with the cluster's own words."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        found = await trouble(it.apply(obj))
+        assert isinstance(found, kind)
+        assert word in found.message
+
+    play(server, tmp_path, scenario)
+
+
+def test_statuses_are_applied_apart(server: ApiServer, tmp_path: Path) -> None:
+    """The rest of the object does not count."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        made = await it.apply(runtime())
+        told = {**bogus(), "status": {"url": "http://x"}}
+        found = await it.apply_status(told)
+        assert found["status"]["url"] == "http://x"
+        assert found["spec"] == made["spec"]
+
+    play(server, tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("faults", "want", "calls"),
+    [
+        pytest.param([Fault(409)] * 2, None, 3, id="written in between, twice"),
+        pytest.param([Fault(409)] * 3, Conflict, 3, id="again and again"),
+        pytest.param([Fault(drop=True)], None, 2, id="a connection that was closed"),
+        pytest.param([Fault(lost=True)], None, 2, id="an answer that was lost"),
+        pytest.param([Fault(drop=True)] * 2, Unreachable, 2, id="a server that closes them all"),
+        pytest.param([Fault(429, retry_after_s=7)], Busy, 1, id="a server that asks for a while"),
+        pytest.param([Fault(503)], Unreachable, 1, id="a server that starts"),
+        pytest.param([Fault(500)], Unreachable, 1, id="a server that breaks"),
+    ],
+)
+def test_what_is_tried_again(
+    server: ApiServer, tmp_path: Path, faults: list[Fault], want: type[Trouble] | None, calls: int
+) -> None:
+    """Within the call; the rest is for who called, who has a longer patience."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        server.fail(*faults)
+        if want is None:
+            await it.apply(config_map("a"))
+        else:
+            found = await trouble(it.apply(config_map("a")))
+            assert isinstance(found, want)
+            if isinstance(found, Busy):
+                assert found.retry_after_s == 7.0
+        assert asked(server, "PATCH") == calls
+
+    play(server, tmp_path, scenario)
+
+
+@pytest.mark.parametrize("call", ["apply", "delete", "read"])
+def test_every_call_ends(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """By its row of the table, whatever the server does."""
+    for name in ("CLUSTER", "LEASE"):
+        monkeypatch.setattr(dependencies, name, replace(getattr(dependencies, name), timeout_s=0.2))
+
+    async def scenario(it: KubernetesCluster) -> None:
+        server.fail(Fault(delay_s=300))
+        ref = Ref("v1", "ConfigMap", SPACE, "a")
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "apply": lambda: it.apply(config_map("a")),
+            "delete": lambda: it.delete(ref),
+            "read": lambda: it.read(ref),
+        }
+        assert await trouble(calls[call]()) == Unreachable("no answer within 0.2 s")
+
+    play(server, tmp_path, scenario)
+
+
+def test_a_call_that_is_cut_leaves_nothing(server: ApiServer, tmp_path: Path) -> None:
+    """The next one is answered, and the client closes."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        server.fail(Fault(delay_s=300))
+        call = asyncio.create_task(it.apply(config_map("a")))
+        await eventually(lambda: asked(server, "PATCH") == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await it.apply(config_map("a"))
+
+    play(server, tmp_path, scenario)
+
+
+def test_deletions(server: ApiServer, tmp_path: Path) -> None:
+    """In the foreground, of that very object, and as often as one likes."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        made = await it.apply(config_map("a"))
+        ref, uid = Ref.of(made), made["metadata"]["uid"]
+        assert isinstance(await trouble(it.delete(ref, uid="00000000-0000-0000-0000-000000000001")), Conflict)
+        await it.delete(ref, uid=uid)
+        assert server.seen[-1].body["propagationPolicy"] == "Foreground"
+        await eventually(lambda: not server.objects("v1", "ConfigMap", SPACE))
+        await it.delete(ref, uid=uid)
+        await it.delete(ref)
+
+    play(server, tmp_path, scenario)
+
+
+def test_events_are_counted(server: ApiServer, tmp_path: Path) -> None:
+    """The same one is one, told again once a minute; that they can't be told is nobody's trouble."""
+    server.namespace(SPACE)
+    clock = VirtualClock()
+
+    async def main() -> None:
+        async with connected(server, tmp_path, clock) as it:
+            about = await it.apply(runtime())
+
+            async def told(message: str = "no image") -> list[Json]:
+                await it.record(about, "Refused", message, warning=True)
+                return server.objects("v1", "Event", SPACE)
+
+            await told()
+            (event,) = await told()
+            assert (event["count"], event["type"], event["reason"]) == (1, "Warning", "Refused")
+            assert event["involvedObject"]["uid"] == about["metadata"]["uid"]
+            await clock.advance(61)
+            (event,) = await told()
+            assert event["count"] == 3
+            await clock.advance(601)
+            assert len(await told()) == 2
+            server.fail(Fault(500))
+            assert len(await told("other")) == 2
+
+    asyncio.run(main())
+
+
+def test_a_lease_is_taken_renewed_and_given_up(server: ApiServer, tmp_path: Path) -> None:
+    """In the form that the cluster takes; the next one has it at once."""
+    ref = Ref("coordination.k8s.io/v1", "Lease", SPACE, "leader")
+
+    async def main() -> None:
+        clock = VirtualClock()
+        async with connected(server, tmp_path) as it:
+            for name in ("a", "b"):
+                election = Election(it, SPACE, "leader", name, clock)
+                leads = asyncio.Event()
+
+                async def lead(leads: asyncio.Event = leads) -> None:
+                    leads.set()
+                    await asyncio.Event().wait()
+
+                task = asyncio.create_task(election.run(lead))
+                async with asyncio.timeout(30):
+                    await leads.wait()
+                first = await it.read(ref)
+                assert first is not None
+                assert first["spec"]["holderIdentity"] == name
+                await clock.advance(2.5)
+                await eventually(lambda: asked(server, "PUT") >= 1)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                left = await it.read(ref)
+                assert left is not None
+                assert left["spec"]["holderIdentity"] == ""
+
+    server.namespace(SPACE)
+    asyncio.run(main())
+
+
+def test_a_plain_installation_needs_no_client_of_a_cluster() -> None:
+    """Its library is imported where a cluster is spoken to, and nowhere else."""
+    modules = "controlplane.app, controlplane.scaling.knative.converge, controlplane.scaling.knative.lease"
+    program = f"import sys; sys.modules['kubernetes'] = None; import {modules}"
+    subprocess.run([sys.executable, "-c", program], check=True)

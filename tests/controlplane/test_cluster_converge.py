@@ -1,0 +1,137 @@
+"""What the product renders becomes Knative Services on an API server, and is left alone once it is there."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from controlplane.clock import SystemClock
+from controlplane.scaling.knative.client import KubernetesCluster
+from controlplane.scaling.knative.cluster import Ref
+from controlplane.scaling.knative.converge import Converger, Kind
+from tests.cluster.api_server import ApiServer, serving
+from tests.controlplane.cluster_ground import SPACE, eventually, play, runtime
+
+SERVICES = Kind("serving.knative.dev/v1", "Service")
+NAMESPACES = Kind("v1", "Namespace", pruned=False)
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with serving() as it:
+        yield it
+
+
+@asynccontextmanager
+async def converging(client: KubernetesCluster) -> AsyncIterator[Converger]:
+    it = Converger(client, [NAMESPACES, SERVICES], SystemClock())
+    task = asyncio.create_task(it.run())
+    try:
+        yield it
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def writes(server: ApiServer) -> int:
+    return sum(each.method in ("PATCH", "DELETE") for each in server.seen)
+
+
+def lists(server: ApiServer) -> int:
+    return sum(each.method == "GET" for each in server.seen)
+
+
+def listed_again(server: ApiServer, before: int) -> bool:
+    """Both kinds were found too old, and are watched again."""
+    return lists(server) == before + 2 and server.watching == 2
+
+
+def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> None:
+    """Whatever the webhook fills in, and however it spells our amounts; likewise after all is listed anew."""
+
+    async def scenario(client: KubernetesCluster) -> None:
+        space = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": "kelvin-acme", "labels": {"app.kubernetes.io/managed-by": "kelvin"}},
+        }
+        wanted = [runtime(), runtime("0a1b2c3d4e5f")]
+        async with converging(client) as it:
+            it.want([*wanted, space])
+            await eventually(lambda: it.settled)
+            assert it.refusals() == {}
+            assert writes(server) == 3
+            for each in range(2):
+                server.namespace(f"other-{each}")  # watches were told of nothing that late
+                await eventually(lambda: server.watching == 2)
+                before = lists(server)
+                server.expire()
+                server.drop_watches()
+                await eventually(partial(listed_again, server, before))
+            assert writes(server) == 3
+        async with converging(client) as it:  # another leads
+            it.want([*wanted, space])
+            await eventually(lambda: it.settled)
+            assert writes(server) == 3
+            it.want([runtime(), space])
+            await eventually(lambda: len(server.objects("serving.knative.dev/v1", "Service", SPACE)) == 1)
+
+    play(server, tmp_path, scenario)
+
+
+def test_what_others_do_to_them_is_undone(server: ApiServer, tmp_path: Path) -> None:
+    """An edit of a value, more in a container than we named, a label, a deletion; what is theirs stays."""
+
+    async def scenario(client: KubernetesCluster) -> None:
+        wanted = runtime()
+        ref = Ref.of(wanted)
+        name = (ref.api_version, ref.kind, ref.name, SPACE)
+        async with converging(client) as it:
+            it.want([wanted])
+            await eventually(lambda: it.settled)
+            template = {"autoscaling.knative.dev/max-scale": "100"}
+            patch = {
+                "metadata": {"annotations": {"theirs": "1"}},
+                "spec": {"template": {"metadata": {"annotations": template}}},
+            }
+            server.change(server.get(*name), patch)
+            await eventually(lambda: _scale(server, name) == "3")
+            assert server.get(*name)["metadata"]["annotations"]["theirs"] == "1"
+            containers = server.get(*name)["spec"]["template"]["spec"]["containers"]
+            containers[0]["command"] = ["evil"]
+            server.change(server.get(*name), {"spec": {"template": {"spec": {"containers": containers}}}})
+            await eventually(lambda: "command" not in server.get(*name)["spec"]["template"]["spec"]["containers"][0])
+            server.change(server.get(*name), {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}})
+            await eventually(lambda: "app.kubernetes.io/managed-by" in server.get(*name)["metadata"]["labels"])
+            server.delete(server.get(*name))
+            await eventually(lambda: server.objects("serving.knative.dev/v1", "Service", SPACE))
+            await eventually(lambda: it.settled)
+
+    play(server, tmp_path, scenario)
+
+
+def _scale(server: ApiServer, name: tuple[str, str, str, str]) -> str:
+    found: str = server.get(*name)["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/max-scale"]
+    return found
+
+
+def test_what_is_refused_is_shown(server: ApiServer, tmp_path: Path) -> None:
+    """In the webhook's words; others are written."""
+
+    async def scenario(client: KubernetesCluster) -> None:
+        bad = runtime("0a1b2c3d4e5f")
+        bad["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] = "9"
+        async with converging(client) as it:
+            it.want([bad, runtime()])
+            await eventually(lambda: server.objects("serving.knative.dev/v1", "Service", SPACE))
+            await eventually(it.refusals)
+            (ref,), (why,) = it.refusals().keys(), it.refusals().values()
+            assert ref == Ref.of(bad)
+            assert why.reason == "Invalid"
+            assert "max-scale" in why.message
+
+    play(server, tmp_path, scenario)

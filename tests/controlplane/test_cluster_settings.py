@@ -1,0 +1,108 @@
+"""Where the pods of versions run, as the environment says it; a value that a cluster would refuse is refused here."""
+
+from pathlib import Path
+
+import pytest
+
+from contracts.settings import BadSetting
+from controlplane.cluster_settings import ClusterSettings, read_cluster
+from controlplane.policy.knative_service import Cluster, Control
+
+NEEDED = {
+    "KELVIN_SCALING": "knative",
+    "KELVIN_CLUSTER_IMAGE": "registry.example/kelvin@sha256:0",
+    "KELVIN_CLUSTER_STORE": "s3://models/prod",
+}
+
+
+def test_one_machine() -> None:
+    """Unless that is asked for, nothing of a cluster counts."""
+    assert read_cluster({}, 1) is None
+    assert read_cluster({"KELVIN_SCALING": "local", "KELVIN_CLUSTER_NODES": "x"}, 1) is None
+
+
+def test_all_of_them() -> None:
+    """Each is a part of what is rendered."""
+    read = read_cluster(
+        {
+            **NEEDED,
+            "KELVIN_CLUSTER_NAMESPACE": "platform",
+            "KELVIN_CLUSTER_SECRET": "store",
+            "KELVIN_CLUSTER_FEATURES": "kubernetes.podspec-nodeselector, kubernetes.podspec-tolerations,"
+            "kubernetes.podspec-priorityclassname,kubernetes.podspec-volumes-hostpath",
+            "KELVIN_CLUSTER_CONTROL": "https://control:7500",
+            "KELVIN_CLUSTER_SNAPSHOTTER": "https://snapshotter:7501",
+            "KELVIN_CLUSTER_INNER_SECRET": "inner",
+            "KELVIN_CLUSTER_CACHE": "/var/lib/kelvin-cache/",
+            "KELVIN_CLUSTER_DEVICE": "nvidia.com/mig-1g.10gb",
+            "KELVIN_CLUSTER_DEVICE_CLASS": "h100-1g",
+            "KELVIN_CLUSTER_TIMEOUT_S": "1800",
+            "KELVIN_CLUSTER_NODES": "example.com/gpu=h100,zone=a",
+            "KELVIN_CLUSTER_TOLERATIONS": "nvidia.com/gpu,spot",
+            "KELVIN_CLUSTER_PRIORITY_CLASS": "models",
+            "KUBECONFIG": "/home/me/.kube/config",
+        },
+        4,
+    )
+    assert read == ClusterSettings(
+        Cluster(
+            image=NEEDED["KELVIN_CLUSTER_IMAGE"],
+            store_url="s3://models/prod",
+            cores=4,
+            device="nvidia.com/mig-1g.10gb",
+            device_class="h100-1g",
+            features=frozenset(
+                f"kubernetes.podspec-{each}"
+                for each in ("nodeselector", "tolerations", "priorityclassname", "volumes-hostpath")
+            ),
+            timeout_s=1800,
+            secret="store",
+            node_selector={"example.com/gpu": "h100", "zone": "a"},
+            tolerations=({"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "spot", "operator": "Exists"}),
+            priority_class="models",
+            control=Control(url="https://control:7500", snapshotter_url="https://snapshotter:7501", secret="inner"),
+            cache="/var/lib/kelvin-cache",
+        ),
+        "platform",
+        Path("/home/me/.kube/config"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        pytest.param({"KELVIN_SCALING": "swarm"}, "KELVIN_SCALING=swarm: must be one of local, knative", id="scaling"),
+        pytest.param({"KELVIN_CLUSTER_IMAGE": ""}, "KELVIN_CLUSTER_IMAGE=: is required", id="no image"),
+        pytest.param({"KELVIN_CLUSTER_STORE": ""}, "KELVIN_CLUSTER_STORE=: is required", id="no store"),
+        pytest.param({"KELVIN_CLUSTER_NAMESPACE": "Not One"}, "must be a DNS label", id="namespace"),
+        pytest.param({"KELVIN_CLUSTER_FEATURES": "gpu"}, "each must be of kubernetes.podspec-", id="a feature"),
+        pytest.param({"KELVIN_CLUSTER_DEVICE": "tpu"}, "must be nvidia.com/gpu", id="a device"),
+        pytest.param({"KELVIN_CLUSTER_NODES": "gpu"}, "each must be KEY=VALUE", id="a label without a value"),
+        pytest.param({"KELVIN_CLUSTER_TOLERATIONS": "a b"}, "each must be a taint's key", id="a taint"),
+        pytest.param(
+            {"KELVIN_CLUSTER_CONTROL": "https://x"}, "KELVIN_CLUSTER_SNAPSHOTTER=: is required", id="half a way"
+        ),
+        pytest.param(
+            {
+                "KELVIN_CLUSTER_CONTROL": "https://x",
+                "KELVIN_CLUSTER_INNER_SECRET": "inner",
+                "KELVIN_CLUSTER_SNAPSHOTTER": "http://x",
+            },
+            "KELVIN_CLUSTER_SNAPSHOTTER=http://x: must begin with https://",
+            id="a way in the clear",
+        ),
+        pytest.param({"KELVIN_CLUSTER_CACHE": "x"}, "KELVIN_CLUSTER_CACHE=x: must be an absolute path", id="a cache"),
+        pytest.param({"KELVIN_CLUSTER_CACHE": "/x"}, "needs kubernetes.podspec-volumes-hostpath", id="a cache's flag"),
+        pytest.param({"KELVIN_CLUSTER_TIMEOUT_S": "0"}, "must be 1 or more", id="a timeout"),
+        pytest.param(
+            {"KELVIN_CLUSTER_PRIORITY_CLASS": "models"},
+            "KELVIN_CLUSTER_PRIORITY_CLASS=models: needs kubernetes.podspec-priorityclassname in KELVIN_CLUSTER_FEAT",
+            id="a field that the cluster does not allow",
+        ),
+    ],
+)
+def test_refusals(changes: dict[str, str], says: str) -> None:
+    """By name, value and rule."""
+    with pytest.raises(BadSetting) as refused:
+        read_cluster({**NEEDED, **changes}, 1)
+    assert says in str(refused.value)

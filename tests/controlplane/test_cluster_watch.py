@@ -1,0 +1,179 @@
+"""A watch tells all there is, then what becomes of it, and begins again by itself whatever befalls it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from controlplane import dependencies
+from controlplane.scaling.knative import watching
+from controlplane.scaling.knative.client import KubernetesCluster
+from controlplane.scaling.knative.cluster import OURS_SELECTOR, Denied, Gone, Missing
+from tests.cluster.api_server import ApiServer, Fault, serving
+from tests.controlplane.cluster_ground import SPACE, Heard, config_map, eventually, heard, play
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with serving() as it:
+        yield it
+
+
+def test_all_and_then_what_becomes_of_them(server: ApiServer, tmp_path: Path) -> None:
+    """With what each is, which lists of built-in kinds leave out; only with the labels asked for."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        a, b = server.create(config_map("a")), server.create(config_map("b"))
+        async with heard(it, labels=OURS_SELECTOR) as told:
+            await eventually(lambda: told.values == {"a": "1", "b": "1"})
+            assert told.syncs == 1
+            server.change(a, {"data": {"value": "2"}})
+            server.delete(b)
+            server.create(config_map("c"))
+            await eventually(lambda: told.values == {"a": "2", "c": "1"})
+            gone = [each for each in told.changes if isinstance(each, Gone)]
+            assert [(each.ref.name, each.uid) for each in gone] == [("b", b["metadata"]["uid"])]
+            server.change(a, {"metadata": {"labels": None}})
+            await eventually(lambda: told.values == {"c": "1"})
+            assert told.syncs == 1
+        await eventually(lambda: server.watching == 0, "its connection is ended")
+
+    play(server, tmp_path, scenario)
+
+
+def test_all_come_in_pages(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many; what expired in between is begun again."""
+    monkeypatch.setattr(watching, "PAGE", 2)
+
+    async def scenario(it: KubernetesCluster) -> None:
+        for name in "abcde":
+            server.create(config_map(name))
+        async with heard(it) as told:
+            await eventually(lambda: told.syncs == 1)
+            assert sorted(told.values) == list("abcde")
+        lists = [each.query for each in server.seen if each.method == "GET"]
+        assert len(lists) == 3
+        assert all(each["limit"] == "2" for each in lists)
+        server.seen.clear()
+        server.fail(Fault(0, method="GET"), Fault(410, method="GET"))
+        async with heard(it) as told:
+            await eventually(lambda: told.syncs == 1)
+            assert sorted(told.values) == list("abcde")
+        assert len([each for each in server.seen if each.method == "GET"]) == 5
+
+    play(server, tmp_path, scenario)
+
+
+def test_a_watch_that_broke_goes_on_where_it_was(server: ApiServer, tmp_path: Path) -> None:
+    """Nothing is missed, and nothing is listed again."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        a = server.create(config_map("a"))
+        async with heard(it) as told:
+            for round_ in range(3):
+                await eventually(lambda: server.watching == 1)
+                server.drop_watches()
+                server.change(a, {"data": {"value": f"after {round_}"}})
+                await eventually(partial(_is, told, {"a": f"after {round_}"}))
+            assert told.syncs == 1
+
+    play(server, tmp_path, scenario)
+
+
+def _is(told: Heard, values: dict[str, str]) -> bool:
+    return told.values == values
+
+
+@pytest.mark.parametrize("as_status", [False, True], ids=["as an event", "as a status"])
+def test_a_version_that_is_too_old(server: ApiServer, tmp_path: Path, as_status: bool) -> None:
+    """All is listed again, so that what went in between is known to have gone."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        a = server.create(config_map("a"))
+        server.create(config_map("b"))
+        async with heard(it) as told:
+            await eventually(lambda: server.watching == 1)
+            server.fail(Fault(503, method="WATCH"))
+            server.drop_watches()
+            server.delete(a)
+            server.namespace("other")  # it was told of nothing that late
+            server.expire(as_status=as_status)
+            await eventually(lambda: told.syncs == 2)
+            assert told.values == {"b": "1"}
+            server.create(config_map("c"))
+            await eventually(lambda: told.values == {"b": "1", "c": "1"})
+
+    play(server, tmp_path, scenario)
+
+
+def test_bookmarks_spare_a_list(server: ApiServer, tmp_path: Path) -> None:
+    """A kind of which nothing changed is watched on from the last bookmark."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        async with heard(it) as told:
+            await eventually(lambda: server.watching == 1)
+            for each in range(5):
+                server.namespace(f"other-{each}")
+            server.bookmark()
+            before = len(told.changes)
+            first = int([each for each in server.seen if each.method == "WATCH"][-1].query["resourceVersion"])
+            await eventually(lambda: _asked_from(server, drop=True) > first)
+            assert len(told.changes) == before
+
+    play(server, tmp_path, scenario)
+
+
+def _asked_from(server: ApiServer, *, drop: bool) -> int:
+    if drop and server.watching:
+        server.drop_watches()
+    return int([each for each in server.seen if each.method == "WATCH"][-1].query["resourceVersion"])
+
+
+def test_a_watch_that_says_nothing_is_begun_again(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection may be dead without a word of it."""
+    monkeypatch.setattr(dependencies, "WATCH", replace(dependencies.WATCH, timeout_s=0.2))
+
+    async def scenario(it: KubernetesCluster) -> None:
+        server.fail(Fault(delay_s=300, method="WATCH"))
+        async with heard(it) as told:
+            await eventually(lambda: server.watching == 1)
+            server.create(config_map("a"))
+            await eventually(lambda: told.values == {"a": "1"})
+            assert told.syncs == 1
+
+    play(server, tmp_path, scenario)
+
+
+def test_why_something_is_not_watched_is_told(server: ApiServer, tmp_path: Path) -> None:
+    """Whoever leads may lack a right, or the cluster a kind; it goes on when it is put right."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        server.fail(*[Fault(403, method="GET")] * 4)
+        async with heard(it) as told:
+            await eventually(lambda: any(isinstance(each, Denied) for each in it.troubles))
+            await eventually(lambda: told.syncs == 1)
+            assert it.troubles == ()
+        async with heard(it, kind="Unheard"):
+            await eventually(lambda: any(isinstance(each, Missing) for each in it.troubles))
+        assert it.troubles == ()
+
+    play(server, tmp_path, scenario)
+
+
+@pytest.mark.parametrize("fault", [Fault(429, method="WATCH", retry_after_s=1), Fault(drop=True, method="WATCH")])
+def test_a_server_that_is_busy_or_away(server: ApiServer, tmp_path: Path, fault: Fault) -> None:
+    """It is asked again, where it was."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        server.fail(fault)
+        async with heard(it) as told:
+            await eventually(lambda: server.watching == 1)
+            server.create(config_map("a", SPACE))
+            await eventually(lambda: told.values == {"a": SPACE})
+            assert told.syncs == 1
+
+    play(server, tmp_path, scenario)

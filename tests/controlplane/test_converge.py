@@ -1,0 +1,257 @@
+"""Objects become what is wanted and stay so, whatever others do to them and however the cluster answers."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from controlplane.policy.convergence import STAMP
+from controlplane.scaling.knative.cluster import Busy, Invalid, Ref, Unreachable
+from controlplane.scaling.knative.converge import ABREAST, Converger, Kind
+from tests.controlplane.cluster_world import SERVICE, World, service
+from tests.controlplane.virtual_time import VirtualClock
+
+M = Ref(*SERVICE, "models", "m")
+IMAGE = ("spec", "template", "spec", "containers", 0, "image")
+
+
+def play(scenario: Callable[[World, Converger, VirtualClock], Awaitable[None]], *, pruned: bool = True) -> None:
+    """On a cluster in memory and a clock that moves when told to."""
+
+    async def main() -> None:
+        world, clock = World(), VirtualClock()
+        converger = Converger(world, [Kind(*SERVICE, pruned=pruned)], clock, luck=lambda: 0.0)
+        async with running(converger):
+            await clock.advance(0.1)
+            await scenario(world, converger, clock)
+        assert world.watching == []
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def running(converger: Converger) -> AsyncIterator[None]:
+    """It runs until the block ends."""
+    task = asyncio.create_task(converger.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def image(world: World, ref: Ref = M) -> Any:
+    place: Any = world.objects[ref]
+    for step in IMAGE:
+        place = place[step]
+    return place
+
+
+def test_they_are_written_changed_and_deleted() -> None:
+    """Once each, and nothing more however long it takes."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        it.want([service("m"), service("n")])
+        await clock.advance(1)
+        it.want([service("m", image="two"), service("n")])
+        await clock.advance(1)
+        assert image(world) == "two"
+        it.want([service("n")])
+        await clock.advance(3600)
+        n = Ref(*SERVICE, "models", "n")
+        assert world.calls == [("apply", M), ("apply", n), ("apply", M), ("delete", M)]
+        assert list(world.objects) == [n]
+        assert it.settled
+        assert it.refusals() == {}
+
+    play(scenario)
+
+
+def test_nothing_is_written_or_deleted_before_it_is_said_what_is_wanted() -> None:
+    """A control plane that has not read its registry must not take down what serves."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.put(service("m"))
+        await clock.advance(3600)
+        assert it.seen(M) is not None
+        assert world.calls == []
+        it.want([])
+        await clock.advance(1)
+        assert world.calls == [("delete", M)]
+
+    play(scenario)
+
+
+def test_what_others_made_is_left_alone() -> None:
+    """And what is not pruned stays, even if it bears our label."""
+
+    async def others(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.put(service("m", labels=False))
+        it.want([])
+        await clock.advance(3600)
+        assert world.calls == []
+
+    async def kept(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.put(service("m"))
+        it.want([])
+        await clock.advance(3600)
+        assert world.calls == []
+
+    play(others)
+    play(kept, pruned=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param(IMAGE, "evil", id="a value"),
+        pytest.param((*IMAGE[:-1], "command"), ["evil"], id="something more in a list that is written whole"),
+        pytest.param(("metadata", "labels", "app.kubernetes.io/managed-by"), "me", id="its label"),
+        pytest.param(("metadata", "annotations", STAMP), "x", id="its stamp"),
+    ],
+)
+def test_an_edit_behind_its_back_is_repaired(path: tuple[str | int, ...], value: Any) -> None:
+    """At once, with one call."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        it.want([service("m")])
+        await clock.advance(1)
+        world.edit(M, path, value)
+        await clock.advance(0.1)
+        assert world.calls == [("apply", M)] * 2
+        place: Any = world.objects[M]
+        for step in path[:-1]:
+            place = place[step]
+        assert place.get(path[-1]) != value
+
+    play(scenario)
+
+
+def test_a_deletion_behind_its_back_is_repaired() -> None:
+    """And one that somebody repeats is, more and more rarely."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        it.want([service("m")])
+        await clock.advance(1)
+        for _ in range(600):
+            if M in world.objects:
+                world.remove(M)
+            await clock.advance(0.1)
+        assert M in world.objects or not it.settled
+        assert len(world.calls) < 12
+        await clock.advance(120)
+        assert M in world.objects
+
+    play(scenario)
+
+
+def test_what_is_refused_is_told_and_tried_again() -> None:
+    """Others are not held up by it; what is wanted instead is tried at once."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.refuse[M] = deque([Invalid("bad image")] * 100)
+        it.want([service("m"), service("n")])
+        await clock.advance(60)
+        assert Ref(*SERVICE, "models", "n") in world.objects
+        (ref,), (why,) = it.refusals().keys(), it.refusals().values()
+        assert (ref, why.reason, why.message) == (M, "Invalid", "bad image")
+        assert 5 <= world.calls.count(("apply", M)) <= 7
+        world.refuse[M].clear()
+        it.want([service("m", image="two"), service("n")])
+        await clock.advance(0.1)
+        assert image(world) == "two"
+        assert it.refusals() == {}
+
+    play(scenario)
+
+
+def test_a_refusal_of_what_nobody_wants_any_more_is_forgotten() -> None:
+    """There is nobody to tell it to."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.refuse[M] = deque([Invalid("bad image")] * 100)
+        it.want([service("m")])
+        await clock.advance(1)
+        it.want([])
+        await clock.advance(1)
+        assert it.refusals() == {}
+        assert it.settled
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "calls"),
+    [pytest.param(Unreachable("away"), 8, id="away"), pytest.param(Busy("busy", 20.0), 5, id="asks for 20 s")],
+)
+def test_a_cluster_that_is_away_is_not_asked_for_each_object(trouble: Unreachable | Busy, calls: int) -> None:
+    """One after another finds out, not all of them; afterwards all are written."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        names = [f"m{each}" for each in range(50)]
+        world.refuse = {Ref(*SERVICE, "models", name): deque([trouble] * 1000) for name in names}
+        it.want([service(name) for name in names])
+        await clock.advance(60)
+        assert it.away is not None
+        assert it.away.reason == trouble.reason
+        assert len(world.calls) <= calls * ABREAST
+        world.refuse.clear()
+        for _ in range(60):  # a clock that moves waits for a few turns of the loop only
+            await clock.advance(10)
+        assert len(world.objects) == 50
+        assert it.settled
+        assert it.away is None
+
+    play(scenario)
+
+
+def test_what_takes_long_to_go_is_asked_once() -> None:
+    """Finalizers take their time; what is wanted again meanwhile is written when it went."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.slow_to_go = True
+        it.want([service("m")])
+        await clock.advance(1)
+        it.want([])
+        await clock.advance(600)
+        it.want([service("m")])
+        await clock.advance(600)
+        assert world.calls == [("apply", M), ("delete", M)]
+        world.remove(M)
+        await clock.advance(1)
+        assert world.calls[2:] == [("apply", M)]
+
+    play(scenario)
+
+
+def test_what_the_cluster_keeps_otherwise_is_not_written_for_ever() -> None:
+    """It is told instead; what somebody else makes of it is repaired all the same."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.keeps[M] = {"image": "pinned"}
+        it.want([service("m")])
+        await clock.advance(3600)
+        assert world.calls == [("apply", M)]
+        assert 'image is "pinned", not "one"' in it.refusals()[M].message
+        world.resync()
+        await clock.advance(3600)
+        assert world.calls == [("apply", M)]
+        world.edit(M, IMAGE, "evil")
+        await clock.advance(60)
+        assert image(world) == "pinned"
+
+    play(scenario)
+
+
+def test_only_kinds_that_are_watched_are_written() -> None:
+    """What is not seen can't be kept."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        with pytest.raises(ValueError, match="v1 Pod: not among the kinds"):
+            it.want([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}])
+
+    play(scenario)

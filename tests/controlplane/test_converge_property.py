@@ -1,0 +1,84 @@
+"""From whatever is there, with crashes and refusals in between, all becomes as wanted; then nothing more is asked."""
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from copy import deepcopy
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.policy.convergence import differences
+from controlplane.scaling.knative.cluster import Busy, Conflict, Invalid, Json, Ref, Unreachable
+from controlplane.scaling.knative.converge import Converger, Kind
+from tests.controlplane.cluster_world import SERVICE, World, service
+from tests.controlplane.virtual_time import VirtualClock
+
+NAMES = ("a", "b", "c", "d")
+OBJECT = st.builds(
+    service,
+    st.sampled_from(NAMES),
+    image=st.sampled_from(["one", "two"]),
+    scale=st.sampled_from(["1", "3", None]),
+    labels=st.booleans(),
+)
+WANTED = st.builds(
+    service, st.sampled_from(NAMES), image=st.sampled_from(["one", "two"]), scale=st.sampled_from(["1", None])
+)
+TROUBLE = st.sampled_from([None, Unreachable("x"), Busy("x", 3.0), Conflict("x"), Invalid("x")])
+CRASH = st.tuples(st.integers(1, 6), st.booleans())
+FOREVER_S = 4000.0
+
+
+def by_name(objects: list[Json]) -> dict[Ref, Json]:
+    return {Ref.of(each): each for each in objects}
+
+
+async def converged(
+    there: list[Json], wanted: list[Json], crashes: list[tuple[int, bool]], troubles: dict[str, list[object]]
+) -> None:
+    world, clock = World(), VirtualClock()
+    for each in by_name(there).values():
+        world.put(deepcopy(each))
+    foreign = {ref for ref, each in world.objects.items() if not each["metadata"]["labels"]}
+    world.refuse = {Ref(*SERVICE, "models", name): deque(them) for name, them in troubles.items()}  # type: ignore[arg-type]
+    want = by_name(wanted)
+    for crash in [*crashes, None]:
+        converger = Converger(world, [Kind(*SERVICE)], clock)
+        converger.want(want.values())
+        world.hang_at = None if crash is None else (len(world.calls) + crash[0], crash[1])
+        world.hung.clear()
+        task = asyncio.create_task(converger.run())
+        for _ in range(20):
+            await clock.advance(FOREVER_S / 20)
+            if world.hung.is_set():
+                break
+        if crash is None:
+            assert converger.settled, converger
+            assert converger.refusals() == {}
+            asked = len(world.calls)
+            world.resync()
+            await clock.advance(FOREVER_S)
+            assert len(world.calls) == asked, "it asks on"
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    assert set(world.objects) == set(want) | foreign
+    for ref, each in want.items():
+        assert differences(each, world.objects[ref]) == ()
+        annotations = world.objects[ref]["spec"]["template"]["metadata"]["annotations"]
+        assert annotations == each["spec"]["template"]["metadata"]["annotations"] or ref in by_name(there)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(OBJECT, max_size=5),
+    st.lists(WANTED, max_size=5),
+    st.lists(CRASH, max_size=3),
+    st.dictionaries(st.sampled_from(NAMES), st.lists(TROUBLE, max_size=4), max_size=4),
+)
+def test_it_converges_and_is_silent(
+    there: list[Json], wanted: list[Json], crashes: list[tuple[int, bool]], troubles: dict[str, list[object]]
+) -> None:
+    """Whatever was there, whatever is refused for a while, whenever it is cut."""
+    asyncio.run(converged(there, wanted, crashes, troubles))

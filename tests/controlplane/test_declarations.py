@@ -1,0 +1,311 @@
+"""Objects of the cluster and the admin API are two doors to one state: what either writes holds, and both show it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contracts.control import Stats
+from contracts.errors import InvalidRequest, Refused, Unavailable
+from controlplane.changing import Changes
+from controlplane.clock import SystemClock
+from controlplane.facts import Model, ScaleChange, ScaleSettings, VersionKey
+from controlplane.feed import FeedHub
+from controlplane.keys import KeyStore
+from controlplane.policy.access import TenantState
+from controlplane.registry import Registry
+from controlplane.removal import Removal
+from controlplane.replicas import ReplicaTable
+from controlplane.scaling.knative.cluster import Json
+from controlplane.scaling.knative.declarations import Declarations
+from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
+from controlplane.store import Database, sqlite_engine
+from controlplane.tenants import Tenant, TenantStore
+from tests.controlplane.builders import BY, NOW_S, digest, registration
+from tests.controlplane.declared_cluster import DeclaredCluster
+
+A, B = digest("a"), digest("b")
+LIMIT_S = 20.0
+
+
+@dataclass
+class Told:
+    """A decider that only notes."""
+
+    ticks: int = 0
+    most: int = 5
+    stopped: list[VersionKey] = field(default_factory=list)
+
+    def observe(self, stats: Stats) -> None: ...
+
+    def tick(self) -> None:
+        self.ticks += 1
+
+    def stop(self, keys: tuple[VersionKey, ...]) -> None:
+        self.stopped.extend(keys)
+
+    def resume(self, keys: tuple[VersionKey, ...]) -> None: ...
+
+    def check_scale(self, model: Model, scale: ScaleSettings) -> None:
+        if scale.max > self.most:
+            raise Refused(InvalidRequest("max", str(scale.max), f"must be {self.most} or less"))
+
+
+@dataclass
+class World:
+    """Both doors."""
+
+    cluster: DeclaredCluster
+    registry: Registry
+    tenants: TenantStore
+    decider: Told
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not true():
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def world(data: Path, cluster: DeclaredCluster | None = None) -> AsyncIterator[World]:
+    feed, clock, cluster = FeedHub(), SystemClock(), cluster or DeclaredCluster()
+    database = Database(sqlite_engine(data / "kelvin.db"))
+    try:
+        registry, tenants, decider = Registry(database, feed), TenantStore(database, feed), Told()
+        await registry.load()
+        replicas, changes = ReplicaTable(4), Changes(registry, tenants, decider, clock)
+        removal = Removal(registry, tenants, KeyStore(database, feed), replicas, decider, clock)
+        declarations = Declarations(
+            cluster,
+            DeclaredModels(changes, removal, replicas),
+            DeclaredTenants(changes, removal, clock),
+            clock,
+            lambda tenant: f"kelvin-{tenant}",
+            period_s=0.01,
+        )
+        running = asyncio.create_task(declarations.run())
+        try:
+            yield World(cluster, registry, tenants, decider)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+    finally:
+        database.close()
+
+
+async def acme(w: World, *letters: str) -> None:
+    """A tenant that has pushed versions of a model."""
+    await w.tenants.create(BY, "acme", NOW_S)
+    for letter in letters:
+        await w.registry.register(registration("chat", letter, tenant="acme"), NOW_S)
+
+
+def test_a_model_is_as_it_is_declared(tmp_path: Path) -> None:
+    """Its version and its scaling, though it was declared before it was pushed; and its versions are shown."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            spec = {"tenant": "acme", "prod": B[:12], "scale": {"min": 1, "max": 4}}
+            chat = w.cluster.declare("Model", "chat", "kelvin-acme", **spec)
+            await w.until(lambda: w.cluster.conditions(chat).get("Ready") == ("False", "NotPushed"))
+            await acme(w, "a", "b")
+            await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
+            model = w.registry.model("acme", "chat")
+            assert (model.aliases["prod"], model.scale.min, model.scale.max) == (B, 1, 4)
+            await w.until(lambda: len(w.cluster.of("ModelVersion")) == 2)
+            await w.until(lambda: all(each.get("status") for each in w.cluster.of("ModelVersion")))
+            shown = {each["spec"]["version"]: each["status"]["prod"] for each in w.cluster.of("ModelVersion")}
+            assert shown == {A: False, B: True}
+            status = w.cluster.objects[chat]["status"]
+            assert (status["prod"], status["versions"], status["appliedGeneration"]) == (B, 2, 1)
+            assert w.decider.ticks > 0
+
+    asyncio.run(main())
+
+
+def test_who_wrote_last_holds(tmp_path: Path) -> None:
+    """The other door's change stays, and the object says that it differs; a new generation of it is done."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            await acme(w, "a", "b")
+            chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
+            await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
+            await w.registry.rescale(BY, "acme", "chat", ScaleChange(max=3), NOW_S)
+            await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
+            assert w.registry.model("acme", "chat").scale.max == 3
+            w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 4})
+            await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
+            assert w.registry.model("acme", "chat").scale.max == 4
+
+    asyncio.run(main())
+
+
+def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> None:
+    """What was done is in the object: another one's change in between stays, and nothing is written."""
+
+    async def main() -> None:
+        cluster = DeclaredCluster()
+        async with world(tmp_path, cluster) as w:
+            await acme(w, "a")
+            chat = cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
+            await w.until(lambda: cluster.conditions(chat).get("InSync") == ("True", "InSync"))
+            await w.registry.rescale(BY, "acme", "chat", ScaleChange(max=3), NOW_S)
+            await w.until(lambda: cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
+            await w.until(lambda: bool(cluster.of("ModelVersion")[0].get("status")))
+        cluster.writes.clear()
+        async with world(tmp_path, cluster) as w:
+            other = cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
+            await w.until(lambda: "Ready" in cluster.conditions(other))
+            assert w.registry.model("acme", "chat").scale.max == 3
+        assert {ref.name for _, ref in cluster.writes} == {"other"}
+
+    asyncio.run(main())
+
+
+def test_what_is_refused_is_told(tmp_path: Path) -> None:
+    """By its reason, and nothing of it is done; a namespace speaks for its own tenant alone."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            await acme(w, "a")
+            many = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 6}, prod="c" * 12)
+            thief = w.cluster.declare("Model", "chat", "kelvin-other", tenant="acme", scale={"max": 1})
+            await w.until(lambda: w.cluster.conditions(many).get("Applied") == ("False", "InvalidRequest"))
+            await w.until(lambda: w.cluster.conditions(thief).get("Applied") == ("False", "InvalidRequest"))
+            assert w.registry.model("acme", "chat").scale == ScaleSettings()
+            assert "appliedGeneration" in w.cluster.objects[many]["status"]
+            assert w.cluster.objects[many]["status"]["appliedGeneration"] == 0
+            assert w.cluster.conditions(many)["InSync"] == ("False", "ChangedElsewhere"), "it is not as it says"
+            assert "InSync" not in w.cluster.conditions(thief)
+            w.decider.most = 6
+            await w.registry.register(registration("chat", "c", tenant="acme"), NOW_S)
+            await w.until(lambda: w.cluster.conditions(many).get("Applied") == ("True", "Applied"))
+            assert w.registry.model("acme", "chat").aliases["prod"] == digest("c")
+
+    asyncio.run(main())
+
+
+def test_a_model_goes_with_its_object_where_that_says_so(tmp_path: Path) -> None:
+    """With its versions; the control stays, as nobody said that it should go."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            await acme(w, "a")
+            await w.registry.register(registration("stays", "a", tenant="acme"), NOW_S)
+            goes = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", deletionPolicy="Delete")
+            stays = w.cluster.declare("Model", "stays", "kelvin-acme", tenant="acme")
+            await w.until(lambda: len(w.cluster.of("ModelVersion")) == 2)
+            await w.until(lambda: w.cluster.objects[goes]["metadata"].get("finalizers") == ["kelvin.dev/deletion"])
+            w.cluster.withdraw(goes)
+            w.cluster.withdraw(stays)
+            await w.until(lambda: not w.cluster.of("Model") and not w.cluster.of("ModelVersion"))
+            assert [model.model for model in w.registry.models("acme")] == ["stays"]
+
+    asyncio.run(main())
+
+
+def test_a_tenant_is_as_it_is_declared(tmp_path: Path) -> None:
+    """Made, limited and suspended; it goes once it has no models."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60, "weight": 3}, deletionPolicy="Delete")
+            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
+            limits = (await w.tenants.one("acme", NOW_S)).limits
+            assert (limits.rpm, limits.weight, limits.tpm) == (60, 3, None)
+            await w.registry.register(registration("first", "a", tenant="acme"), NOW_S)
+            w.cluster.declare("Tenant", "acme", suspended=True, deletionPolicy="Delete")
+            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("False", "Suspended"))
+            assert (await w.tenants.one("acme", NOW_S)).state is TenantState.SUSPENDED
+            assert [key.model for key in w.decider.stopped] == ["first"], "what runs of it ends"
+            await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
+            w.cluster.withdraw(name)
+            await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
+            await w.tenants.create(BY, "owner", NOW_S)
+            await w.registry.register(registration("lent", "b", tenant="owner"), NOW_S)
+            await w.registry.grant(BY, "owner", "lent", "acme", NOW_S)
+            for model in ("chat", "first"):
+                await w.registry.delete_model(BY, "acme", model, NOW_S, lambda _: False, force=True)
+            await w.until(lambda: name not in w.cluster.objects)
+            assert w.registry.model("owner", "lent").grantees == (), "it is lent nothing any more"
+
+    asyncio.run(main())
+
+
+def test_a_tenant_s_limits_keep_their_rules(tmp_path: Path) -> None:
+    """Where a schema lets through what the store would not."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            name = w.cluster.declare("Tenant", "acme", limits={"weight": 0})
+            await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "InvalidRequest"))
+            assert w.cluster.conditions(name)["Ready"] == ("False", "NotMade")
+
+    asyncio.run(main())
+
+
+def test_a_cluster_that_is_away_is_asked_again(tmp_path: Path) -> None:
+    """Nothing of what was done is lost: it is told once it is back."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            await acme(w, "a")
+            w.cluster.away = True
+            chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
+            await w.until(lambda: w.registry.model("acme", "chat").scale.max == 2)
+            w.cluster.away = False
+            await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
+
+    asyncio.run(main())
+
+
+def test_a_database_that_is_away_is_told_nowhere(tmp_path: Path) -> None:
+    """What holds of a tenant is not known then: its object says what it said, and is seen to once it is back."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60})
+            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
+            said, every, asked = w.cluster.objects[name]["status"], w.tenants.all, 0
+
+            async def away(now_s: int) -> list[Tenant]:
+                nonlocal asked
+                asked += 1
+                raise Refused(Unavailable("the database"))
+
+            w.tenants.all = away  # type: ignore[method-assign]
+            w.cluster.declare("Tenant", "acme", limits={"rpm": 61})
+            await w.until(lambda: asked > 2)
+            assert w.cluster.objects[name]["status"] == said
+            w.tenants.all = every  # type: ignore[method-assign]
+            await w.until(lambda: w.cluster.objects[name]["status"].get("appliedGeneration") == 2)
+            assert (await w.tenants.one("acme", NOW_S)).limits.rpm == 61
+
+    asyncio.run(main())
+
+
+def test_an_object_that_went_meanwhile_is_not_made_anew(tmp_path: Path) -> None:
+    """Its last apply comes too late, and says for which object it was."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            name = w.cluster.declare("Tenant", "acme", deletionPolicy="Delete")
+            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
+            apply, came = w.cluster.apply, asyncio.Event()
+
+            async def late(obj: Json) -> Json:
+                if not obj["metadata"].get("finalizers"):
+                    await w.cluster.delete(name)  # somebody took the finalizer away by hand
+                    came.set()
+                return await apply(obj)
+
+            w.cluster.apply = late  # type: ignore[method-assign]
+            w.cluster.withdraw(name)
+            await asyncio.wait_for(came.wait(), LIMIT_S)
+            other = w.cluster.declare("Tenant", "other")
+            await w.until(lambda: "Ready" in w.cluster.conditions(other))
+            assert name not in w.cluster.objects
+
+    asyncio.run(main())

@@ -1,0 +1,165 @@
+"""One leads at a time, whoever is cut off, slow, stopped or has a wrong clock; and somebody does, when all is well."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from controlplane.policy.leadership import Terms
+from controlplane.scaling.knative.lease import Election
+from tests.controlplane.candidates import NAMES, Line, Party, Store, play
+from tests.controlplane.virtual_time import VirtualClock
+
+
+def test_one_leads_and_another_takes_over_at_once_when_it_stops() -> None:
+    """It gives the Lease up."""
+
+    async def scenario(it: Party) -> None:
+        for name in NAMES:
+            it.start(name)
+            await it.advance(1)
+        await it.advance(60)
+        assert it.history == ["a"]
+        assert [each.holder for each in it.elections.values()] == ["a-0"] * 3
+        await it.stop("a")
+        await it.advance(3)
+        assert len(it.history) == 2
+        (lease,) = it.store.kept.values()
+        assert lease["spec"]["leaseTransitions"] == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("how", ["cut", "deaf"])
+def test_who_can_t_renew_stops_before_another_begins(how: str) -> None:
+    """Whether its renewals come to nothing, or only the answers to them."""
+
+    async def scenario(it: Party) -> None:
+        it.start("a")
+        await it.advance(5)
+        it.start("b")
+        await it.advance(5)
+        setattr(it.lines["a"], how, True)
+        stopped_after_s = 0.0
+        while it.working == ["a"]:
+            await it.advance(0.5)
+            stopped_after_s += 0.5
+        assert it.working == []
+        assert 7 <= stopped_after_s <= 12.5
+        if how == "deaf":  # its writes still arrive: it holds the Lease, and can't know it
+            it.lines["a"].cut = True
+        await it.advance(40)
+        assert it.working == ["b"]
+        it.lines["a"].cut = it.lines["a"].deaf = False
+        await it.advance(40)
+        assert it.history == ["a", "b"]
+
+    play(scenario)
+
+
+def test_a_slow_renewal_counts_from_when_it_was_begun() -> None:
+    """Others may have seen it long before its answer comes."""
+
+    async def scenario(it: Party) -> None:
+        it.lines["a"].delay_s = 3.0
+        it.start("a")
+        while not it.working:
+            await it.advance(0.5)
+        assert 5.5 <= it.clock.monotonic_us() / 1e6 - 1000.0 <= 6.5
+        it.lines["a"].cut = True
+        await it.advance(4.5)
+        assert it.working == []
+
+    play(scenario)
+
+
+def test_a_killed_leader_is_followed_after_its_time() -> None:
+    """Not before, and soon after."""
+
+    async def scenario(it: Party) -> None:
+        it.start("a")
+        await it.advance(5)
+        it.start("b")
+        await it.advance(5)
+        it.lines["a"].cut = True
+        await it.stop("a")  # and can't give it up
+        waited_s = 0.0
+        while not it.working:
+            await it.advance(0.5)
+            waited_s += 0.5
+        assert waited_s <= 18
+
+    play(scenario)
+
+
+def test_work_that_ends_ends_the_candidacy() -> None:
+    """With what it raised, and the Lease is given up."""
+
+    async def main() -> None:
+        store, clock = Store(), VirtualClock()
+        election = Election(Line(store, clock), "kelvin", "leader", "a", clock)
+
+        async def work() -> None:
+            assert election.leading
+            raise ValueError("broken")
+
+        with pytest.raises(ValueError, match="broken"):
+            await election.run(work)
+        (lease,) = store.kept.values()
+        assert lease["spec"]["holderIdentity"] == ""
+        assert not election.leading
+
+    asyncio.run(main())
+
+
+def test_it_keeps_the_lease_while_its_work_stops() -> None:
+    """Stopping takes its time, and another must not begin meanwhile."""
+
+    async def scenario(it: Party) -> None:
+        clock = it.clock
+        election = Election(it.lines["a"], "kelvin", "leader", "slow", clock, luck=lambda: 0.5)
+        stopped: list[float] = []
+
+        async def work() -> None:
+            it.working.append("slow")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await clock.sleep(60)
+                it.working.remove("slow")
+                stopped.append(clock.monotonic_us())
+
+        task = asyncio.create_task(election.run(work))
+        await it.advance(2)
+        it.start("b")
+        await it.advance(2)
+        task.cancel()
+        await it.advance(59)
+        assert it.working == ["slow"]
+        await it.advance(10)
+        assert stopped
+        assert it.working == ["b"]
+        with suppress(asyncio.CancelledError):
+            await task
+
+    play(scenario)
+
+
+def test_the_control_sees_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that leads on for longer than others wait is found out."""
+    broken = Terms()
+    object.__setattr__(broken, "hold_s", 60.0)
+
+    async def scenario(it: Party) -> None:
+        monkeypatch.setattr("controlplane.scaling.knative.lease.Terms", lambda: broken)
+        it.start("a")
+        await it.advance(5)
+        it.start("b")
+        await it.advance(5)
+        it.lines["a"].cut = True
+        with pytest.raises(AssertionError):
+            await it.advance(40)
+        it.lines["a"].cut = False
+        it.tasks = {name: task for name, task in it.tasks.items() if not task.done()}
+
+    play(scenario)

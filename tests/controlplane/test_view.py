@@ -1,0 +1,112 @@
+"""What was seen last counts: not what is heard of long ago, and not before all was heard once."""
+
+import asyncio
+
+import pytest
+
+from controlplane.scaling.knative.cluster import Change, Gone, Json, Synced, Upsert
+from controlplane.scaling.knative.converge import Converger, Kind
+from controlplane.scaling.knative.view import View
+from tests.controlplane.cluster_world import SERVICE, World, service
+from tests.controlplane.test_converge import M, play, running
+from tests.controlplane.virtual_time import VirtualClock
+
+
+def test_what_it_is_not_told_of_yet_is_not_done_again() -> None:
+    """Its own calls are known to it before a watch that lags tells of them."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.told.clear()
+        it.want([service("m")])
+        await clock.advance(600)
+        assert world.calls == [("apply", M)]
+        it.want([])
+        await clock.advance(600)
+        assert world.calls == [("apply", M), ("delete", M)]
+        world.told.set()
+        await clock.advance(1)
+        assert it.settled
+        assert it.seen(M) is None
+        assert len(world.calls) == 2
+
+    play(scenario)
+
+
+def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
+    """A control plane that has just begun does not write ten thousand objects that are there."""
+
+    async def main() -> None:
+        world, clock = World(), VirtualClock()
+        world.told.clear()
+        it = Converger(world, [Kind(*SERVICE)], clock, luck=lambda: 0.0)
+        async with running(it):
+            await clock.advance(1)
+            it.want([service("m")])
+            await clock.advance(600)
+            assert world.calls == []
+            assert it.settled is False
+            world.told.set()
+            await clock.advance(1)
+            assert world.calls == [("apply", M)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_what_was_deleted_before_its_answer_came_is_written_again(missed: bool) -> None:
+    """The watch, or a list after a gap, is faster than the answer to what was written: that is of one dead."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.answered.clear()
+        it.want([service("m")])
+        await clock.advance(1)
+        world.remove(M)
+        if missed:
+            world.resync()
+        await clock.advance(1)
+        assert world.calls == [("apply", M)]
+        world.answered.set()
+        await clock.advance(600)
+        assert world.calls == [("apply", M), ("apply", M)]
+        assert it.seen(M) == world.objects[M]
+
+    play(scenario)
+
+
+def _at(version: int, uid: str = "u") -> Json:
+    obj = service("m")
+    obj["metadata"] |= {"resourceVersion": str(version), "uid": uid}
+    return obj
+
+
+def test_news_of_long_ago_is_none() -> None:
+    """An answer may overtake the watch; a name may be given anew before the end of the first is told."""
+    view = View()
+    assert view.take(Synced((_at(5),))) == {M}
+    assert view.put(_at(9))
+    assert view.take(Upsert(_at(7))) == set()
+    assert view.take(Gone(M, "another")) == set()
+    assert view.objects[M]["metadata"]["resourceVersion"] == "9"
+    assert view.take(Gone(M, "u")) == {M}
+    assert view.take(Gone(M, "u")) == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "answer", "want"),
+    [
+        pytest.param(Gone(M, "u", "9"), 8, False, id="it was deleted after that was said"),
+        pytest.param(Gone(M, "u", "9"), 10, True, id="it was made anew by that"),
+        pytest.param(Synced((), "9"), 8, False, id="all there is was heard of, without it"),
+        pytest.param(Synced((), "9"), 10, True, id="all there was before that was heard of"),
+        pytest.param(Synced((_at(7),), "9"), 8, True, id="it was not gone"),
+    ],
+)
+def test_an_answer_that_comes_late(change: Change, answer: int, want: bool) -> None:
+    """What went while it was on its way is not brought back by it; a later one is taken."""
+    view = View()
+    view.take(Synced((_at(5),), "6"))
+    with view.asking(M):
+        view.take(change)
+        assert view.put(_at(answer)) is want
+        assert (M in view.objects) is want
+    assert view.put(_at(11))

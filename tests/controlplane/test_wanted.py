@@ -1,0 +1,129 @@
+"""Which versions have a Service, and how it is written: what is named, and for a while what was named before."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contracts.errors import Refused
+from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.policy.knative_service import Cluster, service_name
+from controlplane.policy.lifecycle import VersionState
+from controlplane.scaling.knative.wanted import Rendering, served
+from tests.controlplane.builders import NOW_S, digest, key, registration
+
+CLUSTER = Cluster(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
+
+
+def model(prod: str = "a", versions: str = "ab", *, tenant: str = "default", name: str = "m", **more: Any) -> Model:
+    """With a version for each letter."""
+    made = tuple(Version(registration(name, each, tenant=tenant), NOW_S, VersionState.READY) for each in versions)
+    return replace(Model(tenant, name, NOW_S, aliases={"prod": digest(prod)}, versions=made), **more)
+
+
+def rendering(own: str = "kelvin") -> Rendering:
+    return Rendering(CLUSTER, own, kv_bytes=512 << 20)
+
+
+def _letters(it: Model, there: str = "", ready: str = "") -> str:
+    def among(letters: str, of: VersionKey) -> bool:
+        return of.version[0] in letters
+
+    return "".join(v.key.version[0] for _, v in served([it], lambda k: among(there, k), lambda k: among(ready, k)))
+
+
+@pytest.mark.parametrize(
+    ("it", "there", "ready", "want"),
+    [
+        pytest.param(model("a"), "", "", "a", id="what prod names, and no other"),
+        pytest.param(model("b"), "a", "a", "ba", id="what it named before stays until the new one was ready"),
+        pytest.param(model("b"), "ab", "ab", "b", id="and goes then"),
+        pytest.param(model("b"), "", "", "b", id="one that never had a Service gets none for it"),
+        pytest.param(
+            model("a", "abc", aliases={"prod": digest("a"), "next": digest("b")}), "", "", "ab", id="each alias"
+        ),
+        pytest.param(
+            model("a", "abc", split={digest("a"): 9, digest("c"): 1}), "abc", "a", "acb",
+            id="those that share; one more stays while one of them has not been ready",
+        ),
+        pytest.param(
+            replace(model("a"), versions=tuple(replace(v, state=VersionState.DELETED) for v in model("a").versions)),
+            "ab", "", "", id="no deleted one, whoever names it",
+        ),
+        pytest.param(model("a", ""), "", "", "", id="a model without versions"),
+    ],
+)  # fmt: skip
+def test_served(it: Model, there: str, ready: str, want: str) -> None:
+    """By what is named, what is there, and what was ready once."""
+    assert _letters(it, there, ready) == want
+
+
+def test_rendered() -> None:
+    """A namespace for each tenant, and a Service for each version, scaled as its model; none of it twice."""
+    scale = ScaleSettings(min=1, max=3, target=4.0, window_s=30.0, grace_s=10.0)
+    models = [model(versions="a", scale=scale), model(name="n", versions="a"), model(tenant="acme", versions="a")]
+    it = rendering()
+    every = [(each, each.versions[0]) for each in models]
+    objects, failed = it.objects(every, lambda tenant: False)
+    assert not failed
+    heads = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
+    name, other = service_name("m", digest("a")), service_name("n", digest("a"))
+    assert heads == [
+        ("Namespace", None, "kelvin-default"),
+        ("Namespace", None, "kelvin-acme"),
+        ("Service", "kelvin-default", name),
+        ("Service", "kelvin-default", other),
+        ("Service", "kelvin-acme", name),
+    ]
+    assert all(each["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kelvin" for each in objects)
+    notes = objects[2]["spec"]["template"]["metadata"]["annotations"]
+    assert {key.partition("/")[2]: value for key, value in notes.items() if "autoscaling" in key}.items() >= {
+        "min-scale": "1", "max-scale": "3", "target": "4", "window": "30s", "scale-to-zero-pod-retention-period": "10s",
+    }.items()  # fmt: skip
+    assert objects[2]["spec"]["template"]["spec"]["containerConcurrency"] == 72
+    assert it.places["kelvin-acme", name] == VersionKey("acme", "m", digest("a"))
+    again, _ = it.objects(every, lambda tenant: False)
+    assert again[2] is objects[2], "what is the same is not rendered anew"
+
+
+def test_a_suspended_tenant() -> None:
+    """Nothing of it is kept warm."""
+    it = model(versions="a", scale=ScaleSettings(min=2, max=3))
+    for suspended, least in ((False, "2"), (True, "0"), (False, "2")):
+        suspects = {"default"} if suspended else set[str]()
+        objects, _ = rendering().objects([(it, it.versions[0])], suspects.__contains__)
+        notes = objects[1]["spec"]["template"]["metadata"]["annotations"]
+        assert notes["autoscaling.knative.dev/min-scale"] == least
+
+
+@pytest.mark.parametrize(
+    ("it", "says"),
+    [
+        pytest.param(model(tenant="t" * 60, versions="a"), "namespace", id="a namespace that is none"),
+        pytest.param(model(tenant="system", versions="a"), "Kelvin itself", id="Kelvin's own namespace"),
+        pytest.param(model(versions="a", scale=ScaleSettings(window_s=30.5)), "window_s", id="half a second"),
+        pytest.param(model(name="x" * 50 + "other", versions="a"), "same name", id="the name of another one's"),
+    ],
+)
+def test_what_can_t_be_rendered(it: Model, says: str) -> None:
+    """It is said of that version, and the others are rendered all the same."""
+    fine = model(name="x" * 50, versions="a")
+    every = [(each, each.versions[0]) for each in (fine, it)]
+    objects, failed = rendering("kelvin-system").objects(every, lambda tenant: False)
+    assert {each["metadata"]["name"] for each in objects} == {"kelvin-default", service_name("x" * 50, digest("a"))}
+    assert [(of.tenant, of.model) for of in failed] == [(it.tenant, it.model)]
+    assert all(says in failure.message for failure in failed.values())
+
+
+def test_scale_settings() -> None:
+    """What a cluster can't do is refused, with the rule, before it is a setting."""
+    rendering().check(model(), ScaleSettings(min=1, max=2, window_s=30.0))
+    for scale, says in (
+        (ScaleSettings(idle="sleep"), "idle=sleep: must be zero on a cluster"),
+        (ScaleSettings(window_s=30.5), "window_s=30.5: must be whole seconds"),
+        (ScaleSettings(grace_s=0.5), "grace_s=0.5: must be whole seconds"),
+    ):
+        with pytest.raises(Refused) as refused:
+            rendering().check(model(), scale)
+        assert says in refused.value.failure.message
+    assert key() == model().versions[0].key
