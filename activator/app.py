@@ -1,11 +1,8 @@
 """The activator's composition root: what exists, who knows whom, in which order it starts and ends."""
 
 import asyncio
-import errno
 import logging
-import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -27,17 +24,19 @@ from activator.door import Door
 from activator.endings import Endings
 from activator.errands import Errands
 from activator.exchange import new_request_id
-from activator.feed import FeedClient, from_afar
+from activator.feed import FeedClient, from_afar, with_pods
 from activator.firewall import Firewall
 from activator.gate import Gate
 from activator.gauges import describe
 from activator.health import health, readiness
 from activator.hedges import Hedges
+from activator.in_place import InPlace
 from activator.kept_answers import OwnAnswers
 from activator.key_uses import KeyUses
 from activator.keys import VersionKey
 from activator.ladder import Ladders
 from activator.last_feed import LastFeed
+from activator.listeners import listen_for, listen_plain
 from activator.lists import Lists
 from activator.meters import Meters
 from activator.oidc import open_tokens
@@ -49,13 +48,15 @@ from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
 from activator.policy.retries import LIMITS as RETRY_LIMITS
 from activator.policy.retries import Budgets as RetryBudgets
+from activator.proving import Proving
 from activator.proxy import Upstreams
 from activator.reporter import Reporter
 from activator.sending import Sender
-from activator.server import serve_tls
+from activator.server import serve_plain, serve_tls
 from activator.settings import ActivatorSettings
 from activator.shared_answers import SharedAnswers
 from activator.shared_cache import SharedCached
+from activator.sinks import choose_sink
 from activator.stand_in import StandIn
 from activator.table import Table
 from activator.throttler import Throttler
@@ -69,8 +70,7 @@ from contracts.roles import Role
 from contracts.settings import BadSetting
 from service.client import ServiceClient
 from service.inner import open_inner
-from service.listener import listen
-from service.run import Stop, serve_until
+from service.run import Stop
 from service.unix import SocketDirectory
 from service.way import is_remote
 from spool import Post, Shipper, Spool, recover
@@ -94,7 +94,10 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         telemetry = await ladder.enter_async_context(open_telemetry("activator", settings.telemetry))
         directory = SocketDirectory(settings.run)
         ladder.callback(directory.close)
-        ways = (await ladder.enter_async_context(open_inner(directory, settings.between, Role.ACTIVATOR))).ways
+        on_cluster = settings.autoscaler is not None  # replicas are pods, and Knative scales them
+        inward = open_inner(directory, settings.between, Role.ACTIVATOR, pods=on_cluster)
+        among = await ladder.enter_async_context(inward)
+        ways = among.ways
         is_apart = is_remote(settings.between.control)  # from the control plane, and from what it decides on
         to_control = ways.to(settings.between.control, Role.CONTROLPLANE)
         control = ServiceClient.by(to_control, "the control plane")
@@ -115,7 +118,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         ladder.push_async_callback(errands.close)
 
         table, timelines, under_way = Table(), Timelines(), UnderWay()
-        reporter = Reporter(control, name)
+        told = choose_sink(settings.autoscaler, control, name, table.revisions.of, telemetry.page)
+        reporter = Reporter(told.sink)
 
         def decided(line: Feed) -> None:
             line = msgspec.structs.replace(line, revision=table.revision)
@@ -125,7 +129,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         stand_in = StandIn(
             reporter, directory,
             is_heard=lambda: feed.connected,
-            machine=lambda: table.machine if last.counts() and not is_apart else None,
+            machine=lambda: table.machine if last.counts() and not (is_apart or on_cluster) else None,
             tell=decided, asked_us=lambda key: waker.poked_us(key), page=telemetry.page,
         )  # fmt: skip
         ladder.push_async_callback(stand_in.close)
@@ -137,7 +141,13 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         budgets = Budgets(name, counted.budgets)
         tenants = asyncio.Event()
 
+        proving = Proving(ways, lambda row: act(Feed(revision=table.revision, replicas=(row,))), telemetry.page)
+        ladder.push_async_callback(proving.close)
+
         def apply(line: Feed) -> None:
+            act(proving.take(line))
+
+        def act(line: Feed) -> None:
             throttler.apply(line)  # who waits goes first
             table.apply(line)
             budgets.apply(line)
@@ -149,11 +159,11 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         last = LastFeed(directory, table, settings.feed_age_s)
 
         def hear(line: Feed) -> None:
-            line = from_afar(line) if is_apart else line
+            line = from_afar(line) if is_apart else with_pods(line) if on_cluster else line
             apply(line)
             last.heard(line)
 
-        feed = FeedClient(control, hear)
+        feed = FeedClient(control, hear, name)
         limits, uses = settings.request, KeyUses(control)
         one_time = None if counted.store is None else SharedOneTime(counted.store)
         tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page, one_time))
@@ -201,8 +211,11 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             firewall,
         )
         describe(telemetry.page, door, throttler, shipper, feed, last, answers)
-        listener = _listen(settings)
+        listener = listen_for(settings)
         ladder.callback(listener.close)
+        plain = None if settings.data_path is None else listen_plain(*settings.data_path)
+        if plain is not None:
+            ladder.callback(plain.close)
         own = directory.listen("activator.sock")
         ladder.callback(own.close)
         log.info("listening", extra={"host": settings.host, "port": listener.getsockname()[1], "source": name})
@@ -214,9 +227,15 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             stop.set()
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relieve)
-        well = health(
-            lambda: feed.synced.is_set() and last.counts() and not stop.is_set(), lambda: readiness(feed, last)
-        )
+
+        def is_ready() -> bool:
+            return feed.synced.is_set() and last.counts() and told.is_heard() and not stop.is_set()
+
+        well = health(is_ready, lambda: readiness(feed, last, told.is_heard() if on_cluster else None))
+        fronts = [serve_tls(door, gate, listener, stop, settings.drain_s)]
+        if plain is not None:
+            in_place = InPlace(door, table.revisions, is_ready)
+            fronts.append(serve_plain(in_place, gate, plain, stop, settings.drain_s))
         background = [
             feed.run(),
             feed.begin_without(last.try_load, apply),
@@ -227,20 +246,20 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             cache.run(),
             *([] if shared is None else [shared.run()]),
             _recover(settings, post),
-            *(loop() for loop in counted.loops),
+            *(loop() for loop in (*counted.loops, *told.loops)),
             certificates.follow(table.tenants, tenants),
             *([] if tokens is None else [tokens.run()]),
             *([] if files is None else [files.follow()]),
         ]
         await _while_serving(
             background,
-            _serve(settings, serve_tls(door, gate, listener, stop, settings.drain_s), feed, stop),
-            lambda ended: serve_until(telemetry.exposing(well), own, ended, 1),
+            _serve(settings, fronts, feed, stop),
+            lambda ended: among.serve(telemetry.exposing(well), own, {}, ended, 1),
         )
 
 
 async def _serve(
-    settings: ActivatorSettings, front: Coroutine[object, object, None], feed: FeedClient, stop: Stop
+    settings: ActivatorSettings, fronts: list[Coroutine[object, object, None]], feed: FeedClient, stop: Stop
 ) -> None:
     """Accept; from a socket that is kept open for us only once we know who may call: until then callers can wait."""
     if settings.listener_fd is not None:
@@ -250,7 +269,9 @@ async def _serve(
         finally:
             for waiting in either:
                 waiting.cancel()
-    await front
+    async with asyncio.TaskGroup() as tasks:
+        for front in fronts:
+            tasks.create_task(front)
 
 
 def _certificate_files(settings: ActivatorSettings) -> CertificateFiles | None:
@@ -267,23 +288,6 @@ def _once_key(settings: ActivatorSettings) -> bytes:
         return ensure_once_key(settings.data / ONCE_KEY)
     except BadOnceKey as bad:
         raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
-
-
-def _listen(settings: ActivatorSettings) -> socket.socket:
-    if settings.listener_fd is not None:
-        try:
-            given = socket.socket(fileno=settings.listener_fd)
-        except OSError as error:
-            raise BadSetting("KELVIN_LISTENER_FD", str(settings.listener_fd), "is no socket") from error
-        given.set_inheritable(False)
-        return given
-    try:
-        return listen(settings.host, settings.port)
-    except socket.gaierror as error:
-        raise BadSetting("KELVIN_HOST", settings.host, error.strerror or "is no address") from error
-    except OSError as error:
-        rule = f"{settings.host} refuses it: {os.strerror(error.errno or errno.EINVAL)}"
-        raise BadSetting("KELVIN_PORT", str(settings.port), rule) from error
 
 
 async def _while_serving(

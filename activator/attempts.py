@@ -112,6 +112,8 @@ class Attempts:
         try:
             async with upstream:
                 call.upstream = upstream
+                if upstream.runtime_id is not None:  # a pod has one name, and each of its lives another
+                    call.account.runtime_id = upstream.runtime_id
                 self._throttler.report_began(replica)
                 await _relay(call, answer, upstream, slot, await upstream.some(), race)
             self._throttler.report_answered(replica)

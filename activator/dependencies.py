@@ -125,8 +125,24 @@ ACCOUNTS: Final = Dependency(
     "who says nothing counts as one that holds a slot",
     "kelvin_own_starts_total",
 )
+AUTOSCALER: Final = Dependency(
+    "autoscaler",
+    "telling Knative's autoscaler, which `KELVIN_AUTOSCALER` names, what is asked for: connecting, and each telling",
+    3.0,
+    "connected again after 0.1 s, growing to 2 s",
+    "what runs serves on, `/readyz` says 503; a version at zero waits for it",
+    "kelvin_autoscaler_connected",
+)
+POD: Final = Dependency(
+    "pod",
+    "whether a pod that the cluster doesn't call ready yet takes requests: one probe",
+    0.3,
+    "after 25 ms, then after a fiftieth of the time that it has been asked for, 1 s at the most",
+    "it is used once the cluster calls it ready",
+    "kelvin_pods_probed",
+)
 
 SERVING: Final = (
     REPLICA, RECEIPTS, FEED, STATS, LEDGER, KEY_USES, TIMELINES, ADMIN, PUSH, ISSUER, REDIS, FIREWALL, SPOOL,
 )  # fmt: skip
-DEPENDENCIES: Final = (*SERVING, WAKING, ACCOUNTS)
+DEPENDENCIES: Final = (*SERVING, WAKING, ACCOUNTS, AUTOSCALER, POD)

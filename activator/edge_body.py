@@ -31,10 +31,6 @@ class BodyPace:
         self._was_held = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
-        """A head is whole."""
-        self._raw_bytes = self._bytes = 0
-
     def read(self, nbytes: int) -> None:
         """So much was read behind the head."""
         self._raw_bytes += nbytes
@@ -57,7 +53,8 @@ class BodyPace:
             self._timer = self._loop.call_later(self._limits.head_s, self._judge)
 
     def stop(self) -> None:
-        """It is whole, or nobody waits for it."""
+        """It is whole, or nobody waits for it: the next one begins anew."""
+        self._raw_bytes = self._bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -100,19 +100,28 @@ class Cycle(ABC):
         self._size += len(body)
         if self._size > READ_AHEAD:
             self._wire.pause_body()
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def body_ended(self) -> None:
         """All of it has come."""
         self.more_body, self._is_end_news = False, True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def lost(self) -> None:
         """The client has gone."""
         self.disconnected = not self.response_complete
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     # What the application uses.
+
+    def try_body(self) -> bytes | None:
+        """What has come of the body since the last time, where that is the rest of it, and no word is owed before."""
+        if self.more_body or not self._is_end_news or self.invites or self.disconnected or self.response_complete:
+            return None
+        return self._come()
 
     async def receive(self) -> Message:
         """What has come of the body since the last time, as soon as there is something to tell."""
@@ -127,11 +136,7 @@ class Cycle(ABC):
                 self._waiter = None
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
-        parts, self._parts, self._size = self._parts, [], 0
-        self._is_end_news = False
-        self._wire.resume_body()
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        return {"type": "http.request", "body": self._come(), "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
         """The head, then the body in pieces. Says nothing of a client that has gone."""
@@ -148,11 +153,20 @@ class Cycle(ABC):
             assert not self.response_complete
             self._send_body(message["body"], message["more_body"])
 
+    def _come(self) -> bytes:
+        """What has come, which is taken with that."""
+        parts, self._parts, self._size = self._parts, [], 0
+        self._is_end_news = False
+        self._wire.resume_body()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
     def _completed(self) -> None:
         """The last piece was written."""
         self.response_complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        assert self._waiter is not None
+        if not self._waiter.done():
             self._waiter.set_result(None)

@@ -232,7 +232,7 @@ class Http2Protocol(EdgeConnection):
             stream.pace.watch()
         else:
             stream.cycle.body_ended()
-        self._server.tasks.add(self._loop.create_task(stream.cycle.run(self._app)))
+        self._serve(stream.cycle)
 
     def _refuse(self, stream: Stream, failure: Failure, target: bytes) -> None:
         status, kind, body, headers = rendered(failure, target, None)

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from starlette.types import Scope
 
+from activator.alarm import Alarm
 from activator.edge_body import BodyPace
 from activator.edge_client import Client
 from activator.edge_cycle import READ_AHEAD, Cycle
@@ -74,6 +75,7 @@ class Stream(Client):
         self.number = number
         self.cycle: StreamCycle | None = None  # none of a request that was refused at once
         self.pace = BodyPace(limits, loop, self._is_body_held, self._body_is_late)
+        self.alarm = Alarm()
         self.pending = bytearray()  # of the answer's body, what has not left
         self.ends = False  # with these bytes
         self.is_said = False  # all of it, or it was cut
@@ -106,9 +108,8 @@ class Stream(Client):
     def is_accepted(self) -> bool:
         return not self.pending and not self.is_lost and self._streams.has_taken(self.mark)
 
-    def has_body(self) -> bool:
-        """Whether all of the request's body has come."""
-        return self.cycle is not None and not self.cycle.more_body
+    def try_body(self) -> bytes | None:
+        return None if self.cycle is None else self.cycle.try_body()
 
     def body_is_read(self) -> None:
         """Nothing: a reset is heard in any case."""

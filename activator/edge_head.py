@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import httptools
 from starlette.types import Scope
 
+from activator.exchange import ARRIVED, arrival
 from activator.settings import EdgeLimits
 
 Headers = list[tuple[bytes, bytes]]
@@ -23,7 +24,9 @@ def is_too_large(target: bytes, headers: Headers, limits: EdgeLimits) -> bool:
 def scope_of(
     version: str, method: str, target: bytes, headers: Headers, server: Any, client: Any, extensions: dict[str, Any]
 ) -> Scope:
-    """ASGI's scope. `target` is in ASCII and was parsed once. Raises httptools' error of one that is no target."""
+    """ASGI's scope, and that it came just now. `target` is in ASCII and was parsed once. Raises httptools' error of one
+    that is no target.
+    """
     parsed = httptools.parse_url(target)
     path = parsed.path.decode("ascii")
     return {
@@ -40,4 +43,5 @@ def scope_of(
         "query_string": parsed.query or b"",
         "headers": headers,
         "extensions": extensions,
+        ARRIVED: arrival(),
     }

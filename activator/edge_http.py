@@ -10,6 +10,7 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from activator.alarm import Alarm
 from activator.edge_answer import HttpCycle
 from activator.edge_body import BodyPace
 from activator.edge_client import Client
@@ -47,7 +48,9 @@ class HttpProtocol(Client, EdgeConnection):
         self._head_read = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._pace = BodyPace(gate.limits, self._loop, self._is_body_held, self._body_is_late)
+        self._body_bytes = 0  # that came with the last read, of a body that is not whole
         self._ignoring = False
+        self.alarm = Alarm(goes_on=True)
         self._extensions = {EXTENSION: self}
 
     # What the application uses.
@@ -58,9 +61,8 @@ class HttpProtocol(Client, EdgeConnection):
     def is_accepted(self) -> bool:
         return self.unaccepted() == 0 and self.is_here()
 
-    def has_body(self) -> bool:
-        """Whether all of the request's body has come."""
-        return self._cycle is not None and not self._cycle.more_body
+    def try_body(self) -> bytes | None:
+        return None if self._cycle is None else self._cycle.try_body()
 
     def body_is_read(self) -> None:
         """A large body paused the socket, and a paused socket hides a disconnect."""
@@ -110,6 +112,7 @@ class HttpProtocol(Client, EdgeConnection):
         super().connection_lost(exc)
         self._stop_head_timer()
         self._pace.stop()
+        self.alarm.close()
         if self._cycle is not None:
             self._cycle.lost()
         self._went(is_answered=self._is_answered())
@@ -128,7 +131,8 @@ class HttpProtocol(Client, EdgeConnection):
             pass  # to nothing that we speak: the request is served as it is
         except httptools.HttpParserError:
             self._refuse_malformed(b"Invalid HTTP request received.")
-        self._judge_read()
+        if self._head_read or not self._in_head:  # a request that was read whole is not looked at again
+            self._judge_read()
 
     def _judge_read(self) -> None:
         """Of what was parsed so far: the head's bounds, and how a body comes."""
@@ -139,7 +143,10 @@ class HttpProtocol(Client, EdgeConnection):
                 self._refuse(TOO_LARGE, 431)
             elif self._head_read and self._head_timer is None:
                 self._start_head_timer()
-        elif self._pace.is_padded:
+            return
+        self._pace.came(self._body_bytes)
+        self._body_bytes = 0
+        if self._pace.is_padded:
             self._refuse_malformed(b"The body is framed at too great length.")
         else:
             self._pace.watch()
@@ -181,8 +188,8 @@ class HttpProtocol(Client, EdgeConnection):
         if self._ignoring:
             return
         self._in_head, self._head_read = False, 0
-        self._stop_head_timer()
-        self._pace.begin()
+        if self._head_timer is not None:
+            self._stop_head_timer()
         url, headers = self._url, self._headers
         if self.source is not None and (busy := self._gate.asks(self.source, self._loop.time())) is not None:
             self._refuse(closing(busy, url), None)
@@ -206,16 +213,17 @@ class HttpProtocol(Client, EdgeConnection):
         # The answer of a connection that may not stay says so.
         may_stay = version != "1.0" and parser.should_keep_alive() and not self._gate.relieved
         self._cycle = HttpCycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)
-        self._server.tasks.add(self._loop.create_task(self._cycle.run(self._app)))
+        self._serve(self._cycle)
 
     def on_body(self, body: bytes) -> None:
         if not self._ignoring and self._cycle is not None:
             self._cycle.take(body)
-            self._pace.came(len(body))
+            self._body_bytes += len(body)
 
     def on_message_complete(self) -> None:
         if not self._ignoring and self._cycle is not None:
             self._in_head = True
+            self._body_bytes = 0
             self._pace.stop()
             self._cycle.body_ended()
 

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
+from activator.alarm import Alarm
 from contracts.deadline import Deadline
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
 from contracts.trace import TraceContext, parse
@@ -23,6 +24,7 @@ _PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]  # t
 _OF_BYTE: Final = (_DIGITS * 8).encode()  # what `translate` makes of a byte: a digit of five bits of it
 _LAST: Final = (_DIGITS[::4] * 32).encode()  # of three
 _CHANCE: Final = 15  # digits before the last
+ARRIVED: Final = "kelvin.arrived"  # of a scope: when its head was whole, by both clocks
 UNFRAMED: Final = "kelvin.unframed_body"  # of a scope in HTTP/2, whose body no header tells of: whether there is one
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -33,6 +35,8 @@ class ClientGone(Exception):
 
 class Connection(Protocol):
     """The client's connection, as the edge puts it into the scope."""
+
+    alarm: Alarm  # of the request that is under way
 
     def unaccepted(self) -> int:
         """Bytes that the socket has not taken."""
@@ -50,8 +54,8 @@ class Connection(Protocol):
         """Call `gone` once if the client goes."""
         ...
 
-    def has_body(self) -> bool:
-        """Whether all of the request's body has come."""
+    def try_body(self) -> bytes | None:
+        """What is left of the request's body, where all of it has come: then it is read."""
         ...
 
     def body_is_read(self) -> None:
@@ -70,6 +74,11 @@ class Connection(Protocol):
 def now_us() -> int:
     """Monotonic microseconds."""
     return time.monotonic_ns() // 1000
+
+
+def arrival() -> tuple[int, int]:
+    """Now: monotonic microseconds, and those of the wall clock."""
+    return time.monotonic_ns() // 1000, time.time_ns() // 1000
 
 
 def _draw() -> Iterator[str]:
@@ -102,8 +111,7 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
-        self.arrived_us = now_us()
-        self.arrived_at_us = time.time_ns() // 1000  # wall clock
+        self.arrived_us, self.arrived_at_us = scope[ARRIVED]  # the latter by the wall clock
         self._receive = receive
         self._send = send
         self._stall_s = stall_s
@@ -171,13 +179,17 @@ class Exchange:
     async def read_body(self, limit_bytes: int, within_s: float) -> bytes:
         """The whole body. Raises Refused: BodyTooLarge, DeadlineExceeded; ClientGone."""
         self.check_length(limit_bytes)
-        if self.connection.has_body():  # nothing is waited for
-            return await self._parts(limit_bytes)
-        try:
-            async with asyncio.timeout(within_s):
-                return await self._parts(limit_bytes)
-        except TimeoutError:
-            raise Refused(DeadlineExceeded(within_s, "reading the request's body")) from None
+        body = self.connection.try_body() if self._more else b""
+        if body is None:
+            try:
+                async with asyncio.timeout(within_s):
+                    return await self._parts(limit_bytes)
+            except TimeoutError:
+                raise Refused(DeadlineExceeded(within_s, "reading the request's body")) from None
+        self._more = False  # nothing was waited for
+        if len(body) > limit_bytes:
+            raise Refused(BodyTooLarge(limit_bytes))
+        return body
 
     async def _parts(self, limit_bytes: int) -> bytes:
         parts: list[bytes] = []
@@ -274,30 +286,28 @@ class Stay:
     Both cancel its task, as `asyncio.timeout` does. Who else cancels it is told apart: that goes on.
     """
 
-    __slots__ = ("_asked", "_before", "_connection", "_is_left", "_task", "_timer", "_within_s")
+    __slots__ = ("_asked", "_before", "_connection", "_is_left", "_task", "_within_s")
 
     def __init__(self, connection: Connection, within_s: float | None) -> None:
         self._connection = connection
         self._within_s = within_s
-        self._timer: asyncio.TimerHandle | None = None
         self._asked = 0  # cancellations that are ours
         self._is_left = False
 
     def __enter__(self) -> asyncio.Task[object]:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task(loop)
+        task = asyncio.current_task()
         assert task is not None
         self._task, self._before = task, task.cancelling()
         if self._within_s is not None:
-            self._timer = loop.call_later(self._within_s, self._cancel)
+            self._connection.alarm.set(time.monotonic() + self._within_s, self._cancel)
         self._connection.watch(self._left)
         return task
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._within_s is not None:
+            self._connection.alarm.clear()
         self._connection.unwatch()
         for _ in range(self._asked):
             self._task.uncancel()

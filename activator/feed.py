@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from activator import dependencies
-from contracts.control import Feed
+from contracts.control import READER, Feed
 from contracts.errors import Refused
 from contracts.wire import decoder
 from service.client import ServiceClient
@@ -32,12 +32,13 @@ class BrokenFeed(Exception):
 
 class FeedClient:
     """Calls `apply` with every line, in order, on the event loop. `synced` is set by the first snapshot, or by what was
-    kept of an earlier one.
+    kept of an earlier one. By `name`, which is this process's alone, the control plane knows one that comes back.
     """
 
-    def __init__(self, control: ServiceClient, apply: Callable[[Feed], None]) -> None:
+    def __init__(self, control: ServiceClient, apply: Callable[[Feed], None], name: str) -> None:
         self._control = control
         self._apply = apply
+        self._headers = {READER: name}
         self.synced = asyncio.Event()
         self.connected = False
 
@@ -66,7 +67,7 @@ class FeedClient:
             self.synced.set()
 
     async def _follow(self) -> None:
-        async with self._control.open("GET", PATH) as answer:
+        async with self._control.open("GET", PATH, headers=self._headers) as answer:
             full = False
             async for raw in _lines(answer.content):
                 try:
@@ -85,6 +86,12 @@ class FeedClient:
 def from_afar(line: Feed) -> Feed:
     """The same for an activator on another host: replicas are where other hosts reach them, if they do."""
     reached = (msgspec.structs.replace(row, address=row.url) for row in line.replicas if row.url)
+    return msgspec.structs.replace(line, replicas=tuple(reached))
+
+
+def with_pods(line: Feed) -> Feed:
+    """The same for an activator on the control plane's host: what has no socket there is a pod's."""
+    reached = (row if row.address else msgspec.structs.replace(row, address=row.url) for row in line.replicas)
     return msgspec.structs.replace(line, replicas=tuple(reached))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from activator.meters import Meters
 from activator.policy.edge_rates import Addresses
+from activator.porch import Porch
 from activator.settings import EdgeLimits
 from contracts.traffic_errors import AddressBusy
 
@@ -17,6 +18,7 @@ class Gate:
     limits: EdgeLimits
     meters: Meters
     addresses: Addresses = field(init=False)
+    porch: Porch = field(default_factory=Porch)
     open: int = 0
     shaking: int = 0  # of these, within their handshake
     relieved: bool = False  # another process accepts from now on: we end as a lame duck

@@ -15,6 +15,7 @@ class Readiness(Wire, frozen=True):
 
     feed: str  # "live"; "kept" while the control plane is not heard; "none" before it ever was
     age_s: float | None  # since it was last heard
+    autoscaler: bool | None = None  # whether Knative's hears us, where it is told what is asked for
 
 
 def health(ready: Callable[[], bool], told: Callable[[], Readiness]) -> ASGIApp:
@@ -32,9 +33,9 @@ def health(ready: Callable[[], bool], told: Callable[[], Readiness]) -> ASGIApp:
     return app
 
 
-def readiness(feed: FeedClient, last: LastFeed) -> Readiness:
+def readiness(feed: FeedClient, last: LastFeed, autoscaler: bool | None = None) -> Readiness:
     """Of the moment."""
     age_s = last.age_s()
     if not isfinite(age_s):
-        return Readiness("none", None)
-    return Readiness("live" if feed.connected else "kept", round(age_s, 1))
+        return Readiness(feed="none", age_s=None, autoscaler=autoscaler)
+    return Readiness(feed="live" if feed.connected else "kept", age_s=round(age_s, 1), autoscaler=autoscaler)

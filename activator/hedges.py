@@ -189,7 +189,8 @@ class Race:
     def _name(self, second: Second) -> None:
         """In the record, and to whom it is told that this is durable."""
         call = self._call
-        call.upstream, call.account.runtime_id = second.upstream, second.slot.replica.row.runtime_id
+        call.upstream = second.upstream
+        call.account.runtime_id = second.upstream.runtime_id or second.slot.replica.row.runtime_id
         call.dispatched_us = second.sent_us
 
     def _count(self, first: str) -> None:

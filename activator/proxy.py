@@ -25,6 +25,7 @@ from service.way import Ways
 log = logging.getLogger(__name__)
 
 ERRAND_S: Final = dependencies.RECEIPTS.timeout_s
+RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
 
 
 class Lost(Exception):
@@ -118,6 +119,7 @@ class Upstream:
         self._over = False  # nothing is left to cancel
         self._is_disowned = False
         self._delivered = 0
+        self.runtime_id: str | None = None  # as the replica calls itself, with its 200
         self.is_left = False
         self.telling: asyncio.Task[None] | None = None  # a replica that was disowned
 
@@ -128,6 +130,8 @@ class Upstream:
             if self._answer.status != 200:
                 self._over = True
                 raise Declined(await self._failure(self._answer))
+            if (name := self._answer.fields.get(RUNTIME)) is not None:
+                self.runtime_id = name.decode("latin-1")[:128]
         except OSError as error:
             self._over = True
             await self._leave()

@@ -1,40 +1,49 @@
-"""Report each version's concurrency to the decider once a second, and the first request of a version at once."""
+"""Report each version's concurrency to the decider once a second, and the first request of a version at once.
+
+Knative's rules, whoever decides (`policy/concurrency`); how the decider is told is its sink's.
+"""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from activator import dependencies
 from activator.keys import VersionKey
 from activator.policy.concurrency import ConcurrencyMeter, Report
-from contracts.control import ConcurrencyStat, Stats
-from contracts.errors import Refused
-from service.client import ServiceClient
-
-log = logging.getLogger(__name__)
+from contracts.control import ConcurrencyStat
 
 PERIOD_S: Final = 1.0
-POST_TIMEOUT_S: Final = dependencies.STATS.timeout_s
-PATH: Final = "/internal/v1/stats"
+
+
+class Sink(Protocol):
+    """Tells the decider."""
+
+    @property
+    def session(self) -> object | None:
+        """One and the same for as long as the decider hears all that is sent, each second's reports among it; None
+        where each telling stands for itself, or nobody hears.
+        """
+        ...
+
+    async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
+        """Whether they were taken; what was not is never sent later. Within a deadline of its own; safe to cancel."""
+        ...
 
 
 class Reporter:
-    """All versions' meters. `run` is its loop; what can't be posted is dropped, as the next second tells anew."""
+    """All versions' meters. `run` is its loop; what can't be sent is dropped, as the next second tells anew."""
 
-    def __init__(self, control: ServiceClient, activator: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._control = control
-        self._activator = activator
+    def __init__(self, sink: Sink, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sink = sink
         self._clock = clock
         self._meters: dict[VersionKey, ConcurrencyMeter] = {}
-        self._announced: list[ConcurrencyStat] = []
+        self._told: dict[VersionKey, object] = {}  # the session in which a poke was taken
+        self._announced: list[tuple[VersionKey, Report]] = []
         self._news = asyncio.Event()
-        self._failures = 0
 
     def __repr__(self) -> str:
         running = sum(meter.running for meter in self._meters.values())
-        return f"<Reporter versions={len(self._meters)} running={running} failures={self._failures}>"
+        return f"<Reporter versions={len(self._meters)} running={running} {self._sink}>"
 
     def began(self, key: VersionKey, is_told: Callable[[VersionKey], bool]) -> None:
         """A request arrived. A first one is told at once, unless waking the version tells it: then `is_told`."""
@@ -44,7 +53,7 @@ class Reporter:
             meter = self._meters[key] = ConcurrencyMeter.starting(now)
             meter.begin(now)
             if not is_told(key):
-                self._announced.append(_stat(key, meter.announce()))
+                self._announced.append((key, meter.announce()))
                 self._news.set()
         else:
             meter.begin(now)
@@ -54,10 +63,24 @@ class Reporter:
         self._meters[key].end(self._clock())
 
     async def poke(self, key: VersionKey) -> bool:
-        """Tell now that the version is wanted; what is told is taken off the next report. Whether it was taken."""
-        meter = self._meters.get(key)
+        """Tell now that the version is wanted; what is told is taken off the next report. Whether it was taken.
+
+        Where the decider hears each second's reports it is told once: these say it from then on.
+        """
+        session, meter = self._sink.session, self._meters.get(key)
+        if session is not None and self._told.get(key) is session:
+            return True
+        if meter is None and session is not None:  # nobody is inside: the next report says so, and ends it
+            meter = self._meters[key] = ConcurrencyMeter.starting(self._clock())
         report = Report(1.0, 0) if meter is None else meter.announce()
-        return await self._post((_stat(key, report),))
+        if session is not None:
+            self._told[key] = session
+        if await self._sink.send((_stat(key, report),)):
+            return True
+        self._told.pop(key, None)
+        if meter is not None:
+            meter.withdraw(report)
+        return False
 
     async def run(self) -> None:
         """Report until cancelled: announcements as they come, everything once a second."""
@@ -71,6 +94,7 @@ class Reporter:
         for key, meter in list(self._meters.items()):
             if meter.idle_since_report():
                 del self._meters[key]
+                self._told.pop(key, None)
             stats.append(_stat(key, meter.report(now)))
         return tuple(stats)
 
@@ -78,8 +102,11 @@ class Reporter:
         while True:
             await self._news.wait()
             self._news.clear()
-            stats, self._announced = tuple(self._announced), []
-            await self._post(stats)
+            announced, self._announced = self._announced, []
+            if not await self._sink.send(tuple(_stat(key, report) for key, report in announced)):
+                for key, report in announced:
+                    if (meter := self._meters.get(key)) is not None:
+                        meter.withdraw(report)
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -88,19 +115,7 @@ class Reporter:
             due = max(due + PERIOD_S, loop.time())  # never twice within one second
             await asyncio.sleep(due - loop.time())
             if stats := self.take_reports():
-                await self._post(stats)
-
-    async def _post(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        body = Stats(activator=self._activator, stats=stats)
-        try:
-            await self._control.call("POST", PATH, type(None), body=body, timeout_s=POST_TIMEOUT_S)
-        except Refused as refused:
-            self._failures += 1
-            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-                log.warning("stats are not taken", extra={"error": str(refused), "failures": self._failures})
-            return False
-        self._failures = 0
-        return True
+                await self._sink.send(stats)
 
 
 def _stat(key: VersionKey, report: Report) -> ConcurrencyStat:

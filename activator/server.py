@@ -1,4 +1,4 @@
-"""Serve an ASGI application over TLS until told to stop; a drain ends in order, and the process exits 0."""
+"""Serve an ASGI application until told to stop, over TLS or plainly; a drain ends in order, and the process exits 0."""
 
 import asyncio
 import socket
@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from activator.edge import edge_protocol
+from activator.edge_plain import plain_protocol
 from activator.gate import Gate
 from service.run import Stop
 
@@ -41,9 +42,25 @@ async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Sto
     An orphan has less time, and every request under way must be told and recorded in it. With `gate.relieved` set
     before `stop`, another process accepts from the same socket: clients are told before a connection ends.
     """
+    await _serve(app, edge_protocol(gate), gate, listener, stop, drain_s)
+
+
+async def serve_plain(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Stop, drain_s: int) -> None:
+    """The same without TLS."""
+    await _serve(app, plain_protocol(gate), gate, listener, stop, drain_s)
+
+
+async def _serve(
+    app: ASGIApp,
+    protocol: type[asyncio.Protocol],
+    gate: Gate,
+    listener: socket.socket,
+    stop: Stop,
+    drain_s: int,
+) -> None:
     config = uvicorn.Config(
         app,
-        http=edge_protocol(gate),
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -17,7 +17,7 @@ from activator.policy.once import CACHE_LIMITS, DEFAULT_LIMITS, OnceLimits
 from contracts import settings
 from contracts.names import dns_label
 from contracts.roles import Role
-from service.inner_settings import ALONE, Between, read_between
+from service.inner_settings import ALONE, Between, address, read_between
 from telemetry.settings import OFF, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 
@@ -94,6 +94,8 @@ class ActivatorSettings:
     hedges: bool = True  # whether a late request is sent to a second replica
     between: Between = ALONE
     feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
+    autoscaler: str | None = None  # Knative's, which is told what is asked for; None: the control plane decides
+    data_path: tuple[str, int] | None = None  # where to listen in the place of Knative's activator
 
     @property
     def run(self) -> Path:
@@ -176,6 +178,8 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
         between=read_between(env, Role.ACTIVATOR),
         redis=_redis(env),
+        autoscaler=_autoscaler(env),
+        data_path=address(env, "KELVIN_ACTIVATOR_LISTEN") if env.get("KELVIN_ACTIVATOR_LISTEN") else None,
         firewall=_firewall(env),
         breaker_s=settings.number(env, "KELVIN_BREAKER_S", 30.0, low=1, high=3600),
         hedges=settings.choice(env, "KELVIN_HEDGE_REQUESTS", "on", ("on", "off")) == "on",
@@ -255,6 +259,19 @@ def _redis(env: Mapping[str, str]) -> str | None:
         shown = f"{scheme}://..." if known else "..."
         raise settings.BadSetting("KELVIN_REDIS", shown, "must be redis://, rediss:// or unix://, and a place")
     return url
+
+
+def _autoscaler(env: Mapping[str, str]) -> str | None:
+    if "KELVIN_AUTOSCALER" not in env:
+        return None
+    url = settings.text(env, "KELVIN_AUTOSCALER")
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "ws" and parts.hostname and parts.port and url == f"ws://{parts.netloc}" and "@" not in url:
+            return url
+    except ValueError:  # brackets that don't match, a port that is none
+        pass
+    raise settings.BadSetting("KELVIN_AUTOSCALER", url, "must be ws://HOST:PORT")
 
 
 def _domain(env: Mapping[str, str]) -> str:

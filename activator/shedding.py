@@ -1,6 +1,8 @@
 """Tell those who are shed, and count them. Who it is, is `policy/shed`'s; when it is looked at, the throttler's."""
 
-from collections import Counter
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Final
 
 from activator.line import Line, Waiter, next_waiter
@@ -8,13 +10,15 @@ from activator.policy.admission import RETRY_AFTER_S, QueueLimits
 from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Tier
 from activator.policy.expected import comes_too_late, wait_s
-from activator.policy.shed import Reason, needs_s, too_late, try_enter
+from activator.policy.fair import FairQueue
+from activator.policy.shed import Late, Reason, needs_s, too_late, try_enter
 from contracts.errors import Failure
 from contracts.traffic_errors import DeadlineTooShort, Displaced, OverShare
 
 SWEEP_S: Final = 0.5  # between two looks at all who wait for a version, at least
 SWEEP_EACH_S: Final = 0.00025  # and for each of them: a look at one takes a microsecond or two
 LONGEST_RETRY_S: Final = 60.0
+TOLD: Final = 8  # of these in one round of the loop: each ends its request, and replicas' answers wait meanwhile
 
 
 class Shedding:
@@ -23,6 +27,7 @@ class Shedding:
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
         self.counts: Counter[tuple[Reason, Rank]] = Counter()
+        self._late: deque[tuple[Waiter, Ask, Failure]] = deque()  # who stands nowhere any more, to be told
 
     def __repr__(self) -> str:
         return f"<Shedding {self.counts.total()}>"
@@ -48,14 +53,25 @@ class Shedding:
         return True
 
     def sweep(self, line: Line, now: float) -> None:
-        """Once in a while: those who can't be in time any more wait no longer."""
+        """Once in a while: those who can't be in time any more wait no longer, once whoever is being given a slot has
+        gone on, which takes it two rounds of the loop.
+        """
         if now < line.swept_s + max(SWEEP_S, len(line.waiting) * SWEEP_EACH_S):
             return
         line.swept_s = now
-        for late in list(too_late(line.waiting, line.pace, line.slots, now)):
-            line.waiting.discard(late.place.entry)
-            failure = DeadlineTooShort(late.expected_s, max(0.0, late.remaining_s), False)
-            self._tell(late.place.entry, late.place.ask, Reason.LATE, failure)
+        if found := list(too_late(line.waiting, line.pace, line.slots, now)):
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._clear, line.waiting, found)
+
+    def _clear(self, queue: FairQueue[Waiter], found: Sequence[Late[Waiter]]) -> None:
+        """They are told in the order in which they stood, some in each round: of a thousand there may be hundreds."""
+        is_telling = bool(self._late)
+        for late in found:
+            if queue.discard(late.place.entry):
+                failure = DeadlineTooShort(late.expected_s, max(0.0, late.remaining_s), False)
+                self._late.append((late.place.entry, late.place.ask, failure))
+        if not is_telling:
+            self._tell_late()
 
     def next_in_time(self, line: Line, now: float) -> tuple[Waiter, Ask] | None:
         """Whose turn it is. Who could not end in time is passed over while anybody else waits, who may."""
@@ -68,6 +84,13 @@ class Shedding:
             line.waiting.settle(ask, 0)
             self._tell(waiter, ask, Reason.LATE, DeadlineTooShort(takes_s, max(0.0, remaining_s), False))
         return None
+
+    def _tell_late(self) -> None:
+        for _ in range(min(TOLD, len(self._late))):
+            waiter, ask, failure = self._late.popleft()
+            self._tell(waiter, ask, Reason.LATE, failure)
+        if self._late:
+            waiter.granted.get_loop().call_soon(self._tell_late)
 
     def _tell(self, waiter: Waiter, ask: Ask, reason: Reason, failure: Failure) -> None:
         if not waiter.granted.done():  # else it is about to leave by itself

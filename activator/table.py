@@ -7,6 +7,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from activator.policy.traffic import ModelEntry
+from activator.revisions import Revisions
 from contracts.control import Feed, KeyRow, ModelRow, Principal, TenantLimits, TenantRow, VersionRow
 from contracts.errors import Refused, Unavailable
 from contracts.machine import Machine
@@ -35,6 +36,7 @@ class Table:
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
         self._granted: dict[str, set[tuple[str, str]]] = {}  # grantee -> tenant and model of others
         self._spending: dict[str, SpendingRow] = {}  # kept for who comes after; `budgets` acts on it
+        self.revisions = Revisions()
         self._gathered: tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]] | None = None  # until one of them changes
 
     def __repr__(self) -> str:
@@ -97,6 +99,7 @@ class Table:
             models=models,
             versions=versions,
             spending=tuple(self._spending.values()),
+            revisions=self.revisions.rows(),
             machine=self.machine,
         )
 
@@ -126,6 +129,7 @@ class Table:
                 self._index(entry, frozenset())
         for owner, model, version in line.removed_versions:
             self._drop_version(owner, model, version)
+        self.revisions.apply(line)
 
     def check_integrity(self) -> None:
         """Both key maps tell the same, and so do both of grants; versions are sorted and belong where they are."""
@@ -144,6 +148,7 @@ class Table:
         }
         assert all(self._granted.values())
         assert self._gathered in (None, self._gather())
+        self.revisions.check_integrity()
 
     def _gather(self) -> tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]]:
         """Rows of all models and versions: of ten thousand 15 ms, in which nobody is served."""

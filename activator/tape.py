@@ -12,6 +12,7 @@ from typing import Final
 
 from starlette.types import Message
 
+from activator.alarm import Alarm
 from activator.exchange import ClientGone, Exchange, Headers
 
 PIECE: Final = 64 << 10  # handed to a listener at once
@@ -55,6 +56,7 @@ class Tape:
         self._listeners: set[Listener] = set()
         self._gone: Callable[[], None] | None = None
         self._changed = asyncio.Event()
+        self.alarm = Alarm()
         self.head: Head | None = None
         self.is_complete = False
         self.ended = False
@@ -179,9 +181,9 @@ class Tape:
         if not self._listeners:  # they left before the run had begun
             asyncio.get_running_loop().call_soon(self._desert)
 
-    def has_body(self) -> bool:
+    def try_body(self) -> bytes | None:
         """Its request's body was read before there was a tape."""
-        return True
+        return None
 
     def body_is_read(self) -> None:
         """Its request's body was read before there was a tape."""

@@ -51,6 +51,11 @@ class ConcurrencyMeter:
         self._announced_requests += first
         return Report(1.0, first)
 
+    def withdraw(self, report: Report) -> None:
+        """What was announced so reached nobody: the next report is not less by it."""
+        self._announced = max(0, self._announced - 1)
+        self._announced_requests = max(0, self._announced_requests - report.requests)
+
     def report(self, now: float) -> Report:
         """What happened since the last report, without what was announced (never below nothing)."""
         self._advance(now)

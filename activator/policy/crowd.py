@@ -35,6 +35,7 @@ class Tier(IntEnum):
     INTERACTIVE = 3
 
 
+_TIERS: Final = tuple(Tier)  # to walk over the enumeration itself takes some times as long
 KEPT: Final[Mapping[Tier, float]] = {  # of the bound; interactive has what is left
     Tier.BATCH: WEIGHTS[Rank.BATCH] / _ALL,
     Tier.STANDARD: WEIGHTS[Rank.STANDARD] / _ALL,
@@ -159,7 +160,7 @@ class Crowd(Generic[P]):
     def lowest(self, came_last: str) -> tuple[Tier, P]:
         """Who is shed first, and why; of tenants that hold the same the one that came last. There is somebody."""
         kept = _kept(self._tiers, self.bound)
-        tops = {tier: top for tier in Tier if (top := self._tallest[tier].top(self._share)) is not None}
+        tops = {tier: top for tier in _TIERS if (top := self._tallest[tier].top(self._share)) is not None}
         tops = {tier: top for tier, top in tops.items() if tier not in kept} or tops
         first = min(tops)
         if first is not Tier.BATCH:

@@ -36,7 +36,8 @@ def try_enter(
     it. Returns who left, of which each was lower than the newcomer and than all who stayed in that queue, but for what
     lower ranks keep of it; None where the newcomer is the lowest itself: then nothing has changed.
     """
-    if any(not _fits_alone(ask, limits, each) for each in range(3)):
+    bounds = (limits.per_version, limits.per_tenant, limits.in_all)
+    if any(ask.nbytes > bound.nbytes or ask.tokens > bound.tokens for bound in bounds):  # it would not fit alone
         return None
     queue.put(entry, ask, deadline_s)
     out: list[tuple[Tier, Place[T]]] = []
@@ -50,11 +51,6 @@ def try_enter(
         place.home.discard(place.entry)
         out.append(found)
     return out
-
-
-def _fits_alone(ask: Ask, limits: QueueLimits, which: int) -> bool:
-    bound = (limits.per_version, limits.per_tenant, limits.in_all)[which]
-    return ask.nbytes <= bound.nbytes and ask.tokens <= bound.tokens
 
 
 def _lowest(queue: FairQueue[T], ask: Ask, limits: QueueLimits) -> tuple[Tier, Place[T]] | None:

@@ -1,13 +1,13 @@
 """Tokens by the deadline of who asks for them: how many have less time than one, without a look at each. Pure state.
 
-A tree of four branches: sums by the sixteenth of a second, the quarter, the second, four seconds and so on.
+A tree of sixteen branches: sums by the sixteenth of a second, the second, sixteen seconds, and so on.
 """
 
 from dataclasses import dataclass, field
 from typing import Final
 
 FINEST: Final = 16  # a second has so many; who has the same sixteenth is not before
-LEVELS: Final = 7  # the coarsest is 256 s, of which there are few: a deadline is not days away
+LEVELS: Final = 4  # the coarsest is 256 s, of which there are few: a deadline is not days away
 
 
 def _levels() -> tuple[dict[int, int], ...]:
@@ -29,15 +29,15 @@ class Tally:
                 sums[index] = left
             else:
                 sums.pop(index, None)
-            index >>= 2
+            index >>= 4
 
     def before(self, deadline_s: float) -> int:
         """Tokens of those with less time, never more than there are."""
         index, found = int(deadline_s * FINEST), 0
         for sums in self._sums[:-1]:
-            for each in range(index & ~3, index) if sums else ():
+            for each in range(index & ~15, index) if sums else ():
                 found += sums.get(each, 0)
-            index >>= 2
+            index >>= 4
         return found + sum(tokens for each, tokens in self._sums[-1].items() if each < index)
 
     def total(self) -> int:

@@ -20,6 +20,7 @@ from contracts.control import (
     ReplicaRow,
     RequestBatch,
     RestoreFailure,
+    RevisionRow,
     Scope,
     Stats,
     TenantRow,
@@ -96,6 +97,7 @@ class FakeControl:
     def __init__(self) -> None:
         self.rows = snapshot()
         self.replicas: dict[str, ReplicaRow] = {}
+        self.revisions: dict[str, RevisionRow] = {}  # by name
         self.revision = 1
         self.stats: list[ConcurrencyStat] = []
         self.posts: list[Stats] = []
@@ -142,16 +144,20 @@ class FakeControl:
         starts: tuple[StartRow, ...] = (),
         models: tuple[ModelRow, ...] = (),
         versions: tuple[VersionRow, ...] = (),
+        revisions: tuple[RevisionRow, ...] = (),
+        removed_revisions: tuple[tuple[str, str, str], ...] = (),
     ) -> None:
         """A change."""
         self.revision += 1
+        self.revisions.update((row.name, row) for row in revisions)
         self.replicas.update((row.runtime_id, row) for row in replicas)
         for runtime_id in removed:
             self.replicas.pop(runtime_id, None)
         line = Feed(
             revision=self.revision, replicas=replicas, removed_replicas=removed, failures=failures,
             keys=keys, removed_keys=removed_keys, tenants=tenants, forecasts=forecasts, starts=starts,
-            models=models, spending=spending, versions=versions,
+            models=models, spending=spending, versions=versions, revisions=revisions,
+            removed_revisions=removed_revisions,
         )  # fmt: skip
         for queue in self._readers:
             queue.put_nowait(encode(line) + b"\n")
@@ -202,6 +208,7 @@ class FakeControl:
         full = Feed(
             revision=self.revision, full=True, tenants=self.rows.tenants, keys=self.rows.keys, models=self.rows.models,
             versions=self.rows.versions, replicas=tuple(self.replicas.values()),
+            revisions=tuple(self.revisions.values()),
         )  # fmt: skip
         queue.put_nowait(encode(full) + b"\n")
         self._readers.add(queue)

@@ -123,13 +123,17 @@ class FakeReplica:
 
     async def start(self, run: Path, name: str) -> None:
         """Listen as `rt-NAME.sock`."""
+        self._listening = Listening(self.application())
+        await self._listening.start(run / f"rt-{name}.sock")
+
+    def application(self) -> web.Application:
+        """Its routes."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_delete("/v1/requests/{id}", self._delete)
         app.router.add_post("/v1/receipts", self._receipts)
-        self._listening = Listening(app)
-        await self._listening.start(run / f"rt-{name}.sock")
+        return app
 
     async def stop(self) -> None:
         """End in order."""

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from activator.account import Account
+from activator.alarm import Alarm
 from activator.answer import AT_ONCE, Answer
-from activator.exchange import Exchange
+from activator.exchange import ARRIVED, Exchange, arrival
 from activator.timelines import Timelines
 from activator.usage import Usage
 from contracts.control import Principal
@@ -25,6 +26,9 @@ from tests.spool.test_spool import DEADLINE_S, GatedDisk
 class FakeConnection:
     """A client that takes everything."""
 
+    def __init__(self) -> None:
+        self.alarm = Alarm()
+
     def unaccepted(self) -> int:
         return 0
 
@@ -36,8 +40,8 @@ class FakeConnection:
 
     def watch(self, gone: Callable[[], None]) -> None: ...
 
-    def has_body(self) -> bool:
-        return True
+    def try_body(self) -> bytes | None:
+        return None
 
     def body_is_read(self) -> None: ...
 
@@ -110,7 +114,7 @@ def _exchange(said: list[bytes]) -> Exchange:
     async def receive() -> dict[str, object]:
         return {}
 
-    scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": []}
+    scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": [], ARRIVED: arrival()}
     return Exchange(scope, receive, send, FakeConnection(), 1.0)
 
 

@@ -4,9 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from contracts.errors import Unavailable
-from contracts.frames import FrameKind
+from contracts.frames import CONTENT_TYPE, FrameKind
 from tests.activator.control import OTHER, replica_row
 from tests.activator.replica import Call, Script, hello
 from tests.activator.world import World, world
@@ -214,5 +215,27 @@ def test_who_failed_is_told_after_a_moment_but_not_who_waits_for_a_start(tmp_pat
             here.control.publish(replica_row("new", version=OTHER))
             await here.replica("new", hello, told=False)
             assert (await waits).status == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("named", ["pod-1-5f3a", None])
+def test_a_record_names_a_pods_life_as_it_does_itself(tmp_path: Path, named: str | None) -> None:
+    """The feed knows the pod, whose containers may start again; the replica counts the request under the name of this
+    life. The control: who gives no name is called what the feed calls it.
+    """
+
+    async def answer(call: Call) -> None:
+        fields = {"content-type": CONTENT_TYPE} | ({} if named is None else {"x-kelvin-runtime": named})
+        call.answer = web.StreamResponse(headers=fields)
+        await call.answer.prepare(call.request)
+        await hello(call)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", answer)
+            assert (await here.post()).status == 200
+            (record,) = await here.control.until_records(1)
+            assert record.runtime_id == (named or "a")
 
     asyncio.run(scenario())

@@ -196,3 +196,28 @@ def test_a_wire_that_is_full_is_waited_for() -> None:
         await cycle.send(_body(b"b"))
 
     assert _received(do).said == ["drained", "answered"]
+
+
+@pytest.mark.parametrize(("parts", "ended", "invites", "lost", "want"), [
+    pytest.param([b"a"], True, False, False, b"a", id="all of it has come"),
+    pytest.param([b"a" * READ_AHEAD, b"b"], True, False, False, b"a" * READ_AHEAD + b"b", id="in parts"),
+    pytest.param([], True, False, False, b"", id="it is empty"),
+    pytest.param([b"a"], False, False, False, None, id="more is to come"),
+    pytest.param([b"a"], True, True, False, None, id="its sender is to be told first that it may"),
+    pytest.param([b"a"], True, False, True, None, id="its sender has gone"),
+])  # fmt: skip
+def test_a_body_that_is_here_is_had_at_once(
+    parts: list[bytes], ended: bool, invites: bool, lost: bool, want: bytes | None
+) -> None:
+    """And once; a socket that was paused for it is read again. What is not had so is waited for."""
+    wire = FakeWire()
+    cycle = HttpCycle(wire, {"type": "http", "method": "POST"}, keep_alive=True, invites=invites)
+    for part in parts:
+        cycle.take(part)
+    if ended:
+        cycle.body_ended()
+    if lost:
+        cycle.lost()
+    assert cycle.try_body() == want
+    assert want is None or cycle.try_body() is None
+    assert wire.said == (["pause", "resume"] if len(parts) == 2 else [])

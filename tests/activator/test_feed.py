@@ -50,7 +50,7 @@ async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tu
         if len(seen) >= wanted:
             enough.set()
 
-    client = FeedClient(control, apply)
+    client = FeedClient(control, apply, "activator-1")
     task = asyncio.create_task(client.run())
     try:
         await asyncio.wait_for(enough.wait(), 10)

@@ -12,7 +12,7 @@ from activator import last_feed
 from activator.feed import FeedClient
 from activator.last_feed import NAME, LastFeed
 from activator.table import Table
-from contracts.control import Feed, KeyRow, Scope
+from contracts.control import Feed, KeyRow, RevisionRow, Scope
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.activator.control import ADMIN, KEY, OTHER, STRANGER, key_row, replica_row, snapshot, version_row
@@ -78,7 +78,10 @@ def test_it_holds_the_table_and_no_key(tmp_path: Path, clocks: _Clocks) -> None:
         msgspec.structs.replace(key_row("late", "kv-late", "default", Scope.INFER), expires_at_s=99),
         msgspec.structs.replace(key_row("some", "kv-some", "default", Scope.INFER), models=("m",)),
     )
-    changes = Feed(revision=7, keys=more, removed_keys=("k3",), versions=(version_row("default", "m", "cc" * 32),))
+    changes = Feed(
+        revision=7, keys=more, removed_keys=("k3",), versions=(version_row("default", "m", "cc" * 32),),
+        revisions=(RevisionRow(tenant="default", model="m", version="cc" * 32, namespace="models", name="m-cc"),),
+    )  # fmt: skip
     content = _write(tmp_path, clocks, snapshot(), changes)
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
     assert not [key for key in (KEY, ADMIN, STRANGER, "kv-late") if key.encode() in content]
@@ -204,7 +207,7 @@ def test_the_control_planes_own_word_goes_first(tmp_path: Path, monkeypatch: pyt
         directory = SocketDirectory(tmp_path)
         control = ServiceClient(directory, "control.sock", "the control plane")
         seen: list[Feed] = []
-        feed = FeedClient(control, seen.append)
+        feed = FeedClient(control, seen.append, "activator-1")
         if speaks:
             feed.synced.set()
         kept = Feed(revision=1, full=True)

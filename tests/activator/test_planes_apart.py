@@ -72,7 +72,7 @@ def test_without_the_file_nobody_is_known(tmp_path: Path) -> None:
             await asyncio.sleep(1.5)  # longer than it waits for a control plane before it looks for the file
             assert (await here.post()).code == "unavailable"
             ready = await here.own("/readyz")
-            assert (ready.status, ready.json) == (503, {"feed": "none", "age_s": None})
+            assert (ready.status, ready.json) == (503, {"feed": "none", "age_s": None, "autoscaler": None})
 
     asyncio.run(scenario())
 

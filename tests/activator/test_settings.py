@@ -31,6 +31,11 @@ def test_defaults_need_only_the_data_directory() -> None:
         pytest.param("KELVIN_WAF_SOCKET", "/" + "x" * 107, id="a socket that the kernel can't name"),
         pytest.param("KELVIN_WAF_MS", "0", id="a firewall that has no time"),
         pytest.param("KELVIN_WAF_UNANSWERED", "maybe", id="neither"),
+        pytest.param("KELVIN_ACTIVATOR_LISTEN", "8012", id="a port of no address"),
+        pytest.param("KELVIN_AUTOSCALER", "http://autoscaler:8080", id="an autoscaler that is no WebSocket"),
+        pytest.param("KELVIN_AUTOSCALER", "ws://autoscaler", id="an autoscaler without a port"),
+        pytest.param("KELVIN_AUTOSCALER", "ws://autoscaler:8080/x", id="an autoscaler with a path"),
+        pytest.param("KELVIN_AUTOSCALER", "ws://autoscaler:no", id="an autoscaler whose port is none"),
         pytest.param("KELVIN_HEDGE_REQUESTS", "1", id="a switch that is neither on nor off"),
     ],
 )

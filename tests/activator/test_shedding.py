@@ -208,8 +208,10 @@ async def _overtaken(ground: Ground) -> list["asyncio.Task[Replica]"]:
     assert not second.done()
     ground.clock.now_s += 1.0
     ground.throttler.release(KEY, holding, Ask("t", 10, 10), None)
-    await _turns()
+    await _turns(2)
     assert first.done()
+    assert not second.done()  # who has a slot goes first
+    await _turns()
     return [second, third]
 
 
@@ -230,6 +232,36 @@ def test_who_was_overtaken_is_told_while_it_waits() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shedding, "SWEEP_S", 1e9)
         asyncio.run(scenario(want=False))
+
+
+async def _told_by_rounds(ground: Ground) -> list[int]:
+    """Each of thirty comes before those that were there, so that most have no time left; one of these gives up. How
+    many were told after each round of the loop, once a slot came free.
+    """
+    holding = await ground.paced()
+    tasks = [await ground.ask(in_s=20.0 - 0.1 * number) for number in range(30)]
+    ground.throttler.release(KEY, holding, Ask("t", 10, 10), None)
+    await _turns(2)
+    ground.throttler.check_integrity()
+    late = 29 - ground.throttler.loads.in_all.entries - 1  # nobody who is told later stands there
+    tasks[1].cancel()
+    told = [ground.throttler.shedding.counts[Reason.LATE, Rank.INTERACTIVE]]
+    while told[-1] < late and len(told) < late:
+        await asyncio.sleep(0)
+        told.append(ground.throttler.shedding.counts[Reason.LATE, Rank.INTERACTIVE])
+    await _turns()
+    assert sum(task.done() and not task.cancelled() and task.exception() is not None for task in tasks) == late
+    await ground.leave(*(task for task in tasks if not task.done()))
+    return told
+
+
+def test_many_who_are_late_are_told_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stands in the loop's way for a moment only: a slot that comes free meanwhile is given on. The control tells
+    them all at once.
+    """
+    assert asyncio.run(_told_by_rounds(Ground(QueueLimits(WIDE, WIDE, WIDE, 60.0)))) == [8, 16, 18]
+    monkeypatch.setattr(shedding, "TOLD", 1000)
+    assert asyncio.run(_told_by_rounds(Ground(QueueLimits(WIDE, WIDE, WIDE, 60.0)))) == [19]
 
 
 @pytest.mark.parametrize("another", [pytest.param(True, id="another waits"), pytest.param(False, id="nobody else")])

@@ -5,8 +5,9 @@ import tracemalloc
 import msgspec
 import pytest
 
+from activator.keys import VersionKey
 from activator.table import Table
-from contracts.control import Feed, ModelRow, Scope, TenantLimits, TenantRow
+from contracts.control import Feed, ModelRow, RevisionRow, Scope, TenantLimits, TenantRow
 from contracts.errors import Refused
 from contracts.wire import decode, encode
 from tests.activator.control import KEY, OTHER, VERSION, key_row, replica_row, snapshot, version_row
@@ -61,6 +62,44 @@ def test_changes_add_up() -> None:
     assert table.model("default", "m") is None
     assert table.model("stranger", "theirs") is not None
     table.check_integrity()
+
+
+def test_where_a_version_is_scaled_is_known_until_it_is_not() -> None:
+    """Told, moved, and gone: by its own word, with its version, or in a snapshot that knows none."""
+    table, key = _table(), VersionKey("default", "m", VERSION)
+
+    def told(name: str) -> RevisionRow:
+        row = RevisionRow(tenant="default", model="m", version=VERSION, namespace="models", name=name)
+        table.apply(Feed(revision=2, revisions=(row,)))
+        assert table.revisions.of(key) == row
+        assert table.revisions.version("models", name) == key
+        assert table.rows().revisions == (row,)
+        table.check_integrity()
+        return row
+
+    assert table.revisions.of(key) is None
+    told("m-00001")
+    told("m-00002")
+    assert table.revisions.version("models", "m-00001") is None, "it has another name now"
+    for gone in (
+        Feed(revision=3, removed_revisions=(key,)),
+        Feed(revision=3, removed_versions=(key,)),
+        Feed(revision=3, full=True),
+    ):
+        told("m-00001")
+        table.apply(gone)
+        assert table.revisions.of(key) is None
+        assert table.revisions.version("models", "m-00001") is None
+        assert table.rows().revisions == ()
+        table.check_integrity()
+
+
+def test_a_line_of_an_older_control_plane_is_read() -> None:
+    """It says nothing of revisions, nor of pods that are not ready: nobody is pushed to, and what it names is used."""
+    old = msgspec.json.decode(encode(Feed(revision=2, replicas=(replica_row("r1"),))))
+    del old["revisions"], old["removed_revisions"], old["replicas"][0]["unproven"]
+    line = decode(encode(old), Feed)
+    assert (line.revisions, line.removed_revisions, line.replicas[0].unproven) == ((), (), False)
 
 
 def _granting(*grantees: str) -> Feed:

@@ -1,0 +1,69 @@
+"""The time of a request, of one after another on a connection: a timer that goes on, and looks whether it is time.
+
+A timer of each request's own would be made and ended some thousand times a second, and hardly ever ring.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+TICK_S: Final = 0.001  # what a loop's timers count in: one that is rounded down would ring too early
+
+
+class Alarm:
+    """Rings once for each `set`, never early; late by two ticks at the most, and by what the loop is late itself.
+
+    With `goes_on` its timer outlives what it was set for, until it rings or `close`.
+    """
+
+    __slots__ = ("_at_s", "_call", "_due_s", "_goes_on", "_timer")
+
+    def __init__(self, *, goes_on: bool = False) -> None:
+        self._goes_on = goes_on
+        self._at_s = self._due_s = 0.0
+        self._call: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Alarm set={self._call is not None} timed={self._timer is not None}>"
+
+    def set(self, at_s: float, call: Callable[[], None]) -> None:
+        """Call it then (monotonic), unless it is cleared before, or set for another time."""
+        self._at_s, self._call = at_s, call
+        if self._timer is None or at_s < self._due_s:
+            self._wind()
+
+    def clear(self) -> None:
+        """Nobody is called."""
+        self._call = None
+        if not self._goes_on:
+            self._stop()
+
+    def close(self) -> None:
+        """What it is set for now is the last."""
+        self._goes_on = False
+        if self._call is None:
+            self._stop()
+
+    def _wind(self) -> None:
+        self._stop()
+        self._due_s = self._at_s
+        left_s = max(0.0, self._at_s - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(left_s + TICK_S, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        call = self._call
+        if call is None:
+            return
+        if time.monotonic() < self._at_s:
+            self._wind()
+        else:
+            self._call = None
+            call()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,143 @@
+"""One connection to Knative's autoscaler, told over it what is asked for. It hears, or is away; it says nothing.
+
+Source: knative/serving, pkg/autoscaler/statserver, pkg/websocket (98e5ef9). Whatever it can't read, or knows no
+Revision for, it drops without a word: so what is sent has to be right, and it was taken where there is a connection.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import islice
+from typing import Final
+
+import aiohttp
+
+from activator import dependencies
+from activator.keys import VersionKey
+from activator.stat_wire import RevisionStat, encode_stats, message_class
+from contracts.control import ConcurrencyStat, RevisionRow
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = dependencies.AUTOSCALER.timeout_s  # of the handshake, of sending, of leaving
+SILENCE_S: Final = 10.0  # it answers pings, or it is away; as Knative's own activator has it
+FIRST_BACKOFF_S: Final = 0.1
+LAST_BACKOFF_S: Final = 2.0
+MORE: Final = 1.3
+AT_ONCE: Final = 1000  # stats of one message
+_AWAY: Final = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class AutoscalerLink:
+    """A reporter's sink. `revision_of` says where a version is heard of; what it knows none for is told to nobody.
+
+    What could not be sent is not sent late, but that a version has nothing any more: else its last figure would count
+    until the autoscaler's window is over.
+    """
+
+    def __init__(self, url: str, pod: str, revision_of: Callable[[VersionKey], RevisionRow | None]) -> None:
+        self._url = url
+        self._pod = pod
+        self._revision_of = revision_of
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._owed: dict[VersionKey, ConcurrencyStat] = {}  # nothing, that could not be told
+        self._nowhere: set[VersionKey] = set()  # asked for, without a Revision
+        message_class()  # read now, off nobody's way
+
+    def __repr__(self) -> str:
+        return f"<AutoscalerLink {self._url} {'connected' if self.is_open else 'AWAY'} owed={len(self._owed)}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the autoscaler hears us."""
+        return self._socket is not None and not self._socket.closed
+
+    @property
+    def session(self) -> object | None:
+        """See reporter.Sink."""
+        return self._socket if self.is_open else None
+
+    async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
+        """See reporter.Sink; of a version that no Revision is known for, False."""
+        socket = self._socket
+        if socket is None or socket.closed:
+            for stat in stats:
+                key = _key(stat)
+                if stat.concurrency or stat.requests:
+                    self._owed.pop(key, None)
+                else:
+                    self._owed[key] = stat
+            return False
+        told = list(self._told(stats))
+        left = iter(told)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while some := list(islice(left, AT_ONCE)):
+                    await socket.send_bytes(encode_stats(self._pod, some))
+        except _AWAY as error:
+            log.warning("Knative's autoscaler takes nothing", extra={"error": repr(error)})
+            await _leave(socket)
+            return False
+        return len(told) == len(stats)
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        pause_s = FIRST_BACKOFF_S
+        connector = aiohttp.TCPConnector(use_dns_cache=False)  # a Service may be another one by now
+        async with aiohttp.ClientSession(connector=connector) as session:
+            while True:
+                was_open = False
+                try:
+                    was_open = await self._follow(session)
+                except _AWAY as error:
+                    if pause_s == FIRST_BACKOFF_S:
+                        log.warning("Knative's autoscaler is away", extra={"url": self._url, "error": repr(error)})
+                pause_s = FIRST_BACKOFF_S if was_open else min(LAST_BACKOFF_S, pause_s * MORE)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
+
+    async def _follow(self, session: aiohttp.ClientSession) -> bool:
+        """Until the connection ends. Raises where there is none."""
+        async with asyncio.timeout(TIMEOUT_S):
+            socket = await session.ws_connect(
+                self._url,
+                heartbeat=SILENCE_S * 2 / 3,  # and half of that for the answer
+                timeout=aiohttp.ClientWSTimeout(ws_close=TIMEOUT_S),
+            )
+        self._socket = socket
+        log.info("Knative's autoscaler hears us", extra={"url": self._url})
+        try:
+            owed, self._owed = tuple(self._owed.values()), {}
+            if owed:
+                await self.send(owed)
+            async for _ in socket:
+                pass  # it has nothing to say
+        finally:
+            self._socket = None
+            await _leave(socket)
+        log.warning("Knative's autoscaler ended the connection", extra={"url": self._url, "code": socket.close_code})
+        return True
+
+    def _told(self, stats: Iterable[ConcurrencyStat]) -> Iterable[RevisionStat]:
+        for stat in stats:
+            key = _key(stat)
+            row = self._revision_of(key)
+            if row is not None:
+                self._nowhere.discard(key)
+                yield RevisionStat(row.namespace, row.name, stat.concurrency, stat.requests)
+            elif not stat.concurrency:
+                self._nowhere.discard(key)
+            elif key not in self._nowhere:  # said once, however often who waits has it told
+                self._nowhere.add(key)
+                log.warning("a version is asked for that has no Revision", extra={"version": str(key)})
+
+
+async def _leave(socket: aiohttp.ClientWebSocketResponse) -> None:
+    with suppress(*_AWAY):
+        async with asyncio.timeout(TIMEOUT_S):
+            await socket.close()
+
+
+def _key(stat: ConcurrencyStat) -> VersionKey:
+    return VersionKey(stat.tenant, stat.model, stat.version)

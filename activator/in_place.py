@@ -1,0 +1,49 @@
+"""In the place of Knative's own activator: what comes on Knative's data path is served as what comes by the door.
+
+Whoever routes there says which Revision is meant (`policy/data_path`): the request is one for that version then, and
+goes in by the door with its key, like any other. Probes are answered here.
+"""
+
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from activator.policy.data_path import Said, answer_to_probe, revision_of
+from activator.refusal import rendered
+from activator.revisions import Revisions
+from contracts.errors import ModelNotFound
+
+
+class InPlace:
+    """An ASGI application before the door."""
+
+    def __init__(self, door: ASGIApp, revisions: Revisions, is_ready: Callable[[], bool]) -> None:
+        self._door = door
+        self._revisions = revisions
+        self._is_ready = is_ready
+
+    def __repr__(self) -> str:
+        return f"<InPlace {self._revisions}>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        said = answer_to_probe(headers, is_ready=self._is_ready())
+        if said is not None:
+            await _say(send, said)
+            return
+        named = revision_of(headers)
+        key = None if named is None else self._revisions.version(*named)
+        if key is None:
+            failure = ModelNotFound("a Revision" if named is None else f"{named[0][:63]}/{named[1][:63]}")
+            status, kind, body, more = rendered(failure, scope["raw_path"], None)
+            await _say(send, Said(status, body, ((b"content-type", kind), *more)))
+            return
+        # As the path form of the door has it. A body that names another model is refused there.
+        raw_path = f"/{key.tenant}/{key.model}@{key.version}".encode() + scope["raw_path"]
+        await self._door({**scope, "raw_path": raw_path, "path": raw_path.decode("latin-1")}, receive, send)
+
+
+async def _say(send: Send, said: Said) -> None:
+    headers = [(b"content-length", b"%d" % len(said.body)), *said.headers]
+    await send({"type": "http.response.start", "status": said.status, "headers": headers})
+    await send({"type": "http.response.body", "body": said.body, "more_body": False})

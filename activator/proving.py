@@ -1,0 +1,158 @@
+"""Pods that the cluster doesn't call ready yet: each is asked itself, and used from its first right answer on.
+
+Knative's own activator does so, and so uses a pod some seconds before its probes have gone round by the API server.
+Source: knative/serving, pkg/activator/net/revision_backends.go (98e5ef9). How often is `policy/proving`'s to say.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from activator import dependencies
+from activator.policy.proving import pause_s
+from activator.upstream_http import Client
+from contracts.control import Feed, ReplicaRow
+from contracts.roles import Role
+from service.way import Ways
+from telemetry.policy.instruments import Page
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = dependencies.POD.timeout_s
+AT_ONCE: Final = 64  # probes under way
+PATH: Final = "/healthz"
+QUEUE: Final = b"queue"  # what is asked for and read back: queue-proxy's name, and that of a runtime without one
+FIELDS: Final = (("k-network-probe", QUEUE.decode()), ("user-agent", "Knative-Activator-Probe"))
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A pod that is being asked; its row may change meanwhile, its address doesn't."""
+
+    row: ReplicaRow
+    task: "asyncio.Task[None]" = field(init=False)
+
+
+class Proving:
+    """Between the feed and who acts on it. Used on one event loop; what it does ends with `close`.
+
+    `tell` takes the row of a pod that answered, as the feed would say it of a ready one.
+    """
+
+    def __init__(
+        self,
+        ways: Ways,
+        tell: Callable[[ReplicaRow], None],
+        page: Page,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ways = ways
+        self._tell = tell
+        self._clock = clock
+        self._asked: dict[str, _Asked] = {}
+        self._proven: dict[str, str] = {}  # by our own word alone: pod -> its address
+        self._used: set[str] = set()  # those, and what the feed called ready
+        self._room = asyncio.Semaphore(AT_ONCE)
+        page.gauge(
+            "kelvin_pods_probed",
+            "Pods that are asked whether they take requests, before the cluster calls them ready.",
+            lambda: len(self._asked),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Proving asking={len(self._asked)} proven={len(self._proven)} used={len(self._used)}>"
+
+    def take(self, line: Feed) -> Feed:
+        """The same, without those that have to answer first, and with those that have."""
+        present = {row.runtime_id for row in line.replicas}
+        gone = (self._asked.keys() | self._used) - present if line.full else set()
+        for runtime_id in (*gone, *line.removed_replicas):
+            self._forget(runtime_id)
+        rows, unready = [], []
+        for row in line.replicas:
+            name = row.runtime_id
+            if row.unproven and not row.draining and self._proven.get(name) != row.address:
+                if name in self._used:
+                    unready.append(name)
+                self._ask(row)
+            elif not row.unproven or name in self._used:
+                if not row.unproven:
+                    self._forget(name)
+                self._used.add(name)
+                rows.append(msgspec.structs.replace(row, unproven=False) if row.unproven else row)
+            else:
+                self._forget(name)  # it goes before it has ever answered
+        if len(rows) == len(line.replicas) and not any(row.unproven for row in line.replicas):
+            return line
+        removed = (*line.removed_replicas, *unready)
+        return msgspec.structs.replace(line, replicas=tuple(rows), removed_replicas=removed)
+
+    async def close(self) -> None:
+        """Nobody is asked any more."""
+        tasks = [asked.task for asked in self._asked.values()]
+        for name in list(self._asked):
+            self._forget(name)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def check_integrity(self) -> None:
+        """Nobody is asked who is used; who was proven is used."""
+        assert not self._asked.keys() & self._used
+        assert self._proven.keys() <= self._used
+        assert all(asked.row.unproven for asked in self._asked.values())
+
+    def _forget(self, name: str) -> None:
+        self._used.discard(name)
+        self._proven.pop(name, None)
+        if (asked := self._asked.pop(name, None)) is not None:
+            asked.task.cancel()
+
+    def _ask(self, row: ReplicaRow) -> None:
+        asked = self._asked.get(row.runtime_id)
+        if asked is not None and asked.row.address == row.address:
+            asked.row = row
+            return
+        self._forget(row.runtime_id)
+        asked = self._asked[row.runtime_id] = _Asked(row)
+        asked.task = asyncio.create_task(self._until_it_answers(asked), name=f"prove {row.runtime_id}")
+
+    async def _until_it_answers(self, asked: _Asked) -> None:
+        began_s = self._clock()
+        try:
+            client = Client(self._ways.to(asked.row.address, Role.RUNTIME))
+        except ValueError as error:
+            log.error("a pod can't be reached", extra={"runtime_id": asked.row.runtime_id, "error": str(error)})
+            return
+        try:
+            while True:
+                if await self._answers(client):
+                    break
+                await asyncio.sleep(pause_s(self._clock() - began_s))
+        finally:
+            client.close()
+        name, asked_s = asked.row.runtime_id, self._clock() - began_s
+        log.info("a pod takes requests", extra={"runtime_id": name, "asked_ms": round(asked_s * 1000)})
+        del self._asked[name]
+        self._proven[name] = asked.row.address
+        self._used.add(name)
+        self._tell(msgspec.structs.replace(asked.row, unproven=False))
+
+    async def _answers(self, client: Client) -> bool:
+        async with self._room:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    answer = await client.send("GET", PATH, fields=FIELDS)
+                    try:
+                        body = b""
+                        while len(body) <= len(QUEUE) and (part := await answer.some()):
+                            body += part
+                    finally:
+                        answer.release()
+            except OSError:  # TimeoutError is one
+                return False
+        return answer.status == 200 and body == QUEUE

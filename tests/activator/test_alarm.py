@@ -1,0 +1,122 @@
+"""One timer for one request after another: it rings for the last one, at its time, and leaves nothing behind."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from activator.alarm import TICK_S, Alarm
+
+LOOPS = [
+    pytest.param(asyncio.new_event_loop, id="asyncio's loop"),
+    pytest.param(uvloop.new_event_loop, id="uvloop, whose timers are rounded"),
+]
+
+
+async def _rung(set_for: Alarm, in_s: float) -> tuple[float, float]:
+    """When it was to ring, and when it did."""
+    rung = asyncio.get_running_loop().create_future()
+    at_s = time.monotonic() + in_s
+    set_for.set(at_s, lambda: rung.set_result(time.monotonic()))
+    async with asyncio.timeout(30):
+        return at_s, await rung
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_it_never_rings_early(loop: object, goes_on: bool) -> None:
+    """However the loop rounds; also behind a request whose time was longer, or shorter."""
+
+    async def scenario() -> None:
+        one = Alarm(goes_on=goes_on)
+        for number in range(30):
+            at_s, rung_s = await _rung(one, number * 0.00037)
+            assert rung_s >= at_s
+            one.set(time.monotonic() + (60.0 if number % 3 else 0.0), lambda: None)
+            one.clear()
+        one.close()
+        assert repr(one) == "<Alarm set=False timed=False>"
+
+    with asyncio.Runner(loop_factory=loop) as runner:  # type: ignore[arg-type]
+        runner.run(scenario())
+
+
+class Timed:
+    """The loop's timers and the clock, by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.made: list[float] = []  # for when, each
+        self.ended = 0
+        self.ring: Callable[[], None] = lambda: None
+        monkeypatch.setattr("activator.alarm.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("activator.alarm.asyncio.get_running_loop", lambda: self)
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> "Timed":
+        self.made.append(self.now_s + delay_s)
+        self.ring = call
+        return self
+
+    def cancel(self) -> None:
+        self.ended += 1
+
+
+def test_requests_on_one_connection_share_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand that end in time make one, which looks once whether it is time; then it is set for who is there."""
+    timed, rung = Timed(monkeypatch), []
+    one = Alarm(goes_on=True)
+    for number in range(1000):
+        timed.now_s = 100.0 + number / 1000
+        one.set(timed.now_s + 60.0, lambda: rung.append("in vain"))
+        one.clear()
+    assert timed.made == [pytest.approx(160.0 + TICK_S)]
+    one.set(170.0, lambda: rung.append("in time"))
+    timed.now_s = timed.made[-1]
+    timed.ring()
+    assert not rung
+    assert timed.made[1:] == [pytest.approx(170.0 + TICK_S)]
+    timed.now_s = timed.made[-1]
+    timed.ring()
+    assert rung == ["in time"]
+    assert timed.ended == 0
+
+
+def test_a_sooner_time_makes_a_timer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that would ring too late ends."""
+    timed = Timed(monkeypatch)
+    one = Alarm(goes_on=True)
+    one.set(160.0, lambda: None)
+    one.clear()
+    one.set(110.0, lambda: None)
+    assert timed.made == [pytest.approx(160.0 + TICK_S), pytest.approx(110.0 + TICK_S)]
+    assert timed.ended == 1
+
+
+@pytest.mark.parametrize(("goes_on", "ended"), [(False, 1), (True, 0)])
+def test_what_is_one_requests_ends_with_it(monkeypatch: pytest.MonkeyPatch, goes_on: bool, ended: int) -> None:
+    """A stream's, or a connection's that was lost: no timer is left where thousands come and go. The control goes on
+    until its connection does.
+    """
+    timed = Timed(monkeypatch)
+    one = Alarm(goes_on=goes_on)
+    one.set(160.0, lambda: None)
+    one.clear()
+    assert timed.ended == ended
+    one.close()
+    assert timed.ended == 1
+
+
+def test_a_lost_connections_last_request_keeps_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for the disk yet."""
+    timed, rung = Timed(monkeypatch), []
+    one = Alarm(goes_on=True)
+    one.set(160.0, lambda: rung.append(1))
+    one.close()
+    assert timed.ended == 0
+    timed.now_s = timed.made[-1]
+    timed.ring()
+    assert rung == [1]
+    one.clear()
+    assert repr(one) == "<Alarm set=False timed=False>"

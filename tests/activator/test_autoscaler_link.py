@@ -1,0 +1,209 @@
+"""The connection to Knative's autoscaler, over a real WebSocket: what comes, when nothing does, and after it broke."""
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from activator import autoscaler_link
+from activator.autoscaler_link import AutoscalerLink
+from activator.keys import VersionKey
+from contracts.control import ConcurrencyStat, RevisionRow
+from tests.activator.knative_autoscaler import StrictAutoscaler
+
+POD = "activator-7"
+M, N, UNKNOWN = (VersionKey("t", name, "v") for name in ("m", "n", "nobody"))
+ROWS = {
+    key: RevisionRow(tenant="t", model=key.model, version="v", namespace="ns", name=f"{key.model}-1") for key in (M, N)
+}
+
+
+def stat(key: VersionKey, concurrency: float, requests: int = 0) -> ConcurrencyStat:
+    return ConcurrencyStat(**key._asdict(), concurrency=concurrency, requests=requests)
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    """It holds."""
+    async with asyncio.timeout(30):
+        while not claim():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def linked(server: StrictAutoscaler, *, told: bool = True) -> AsyncIterator[AutoscalerLink]:
+    """A link to it, which runs, and has connected if `told`; in the end nothing wrong was sent."""
+    link = AutoscalerLink(server.url, POD, ROWS.get)
+    running = asyncio.create_task(link.run())
+    try:
+        if told:
+            await until(lambda: link.is_open)
+        yield link
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await server.stop()
+    assert link.session is None
+    assert server.wrong == []
+
+
+def play(scenario: Callable[[StrictAutoscaler], Awaitable[None]]) -> None:
+    """With an autoscaler that knows the revisions."""
+
+    async def main() -> None:
+        server = StrictAutoscaler(*(f"{row.namespace}/{row.name}" for row in ROWS.values()))
+        await server.start()
+        await scenario(server)
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def deaf() -> AsyncIterator[int]:
+    """A port at which WebSockets are opened, and nothing is read of them."""
+    over = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        found = re.search(rb"(?i)\r\nsec-websocket-key: (\S+)", head)
+        assert found is not None
+        accept = base64.b64encode(hashlib.sha1(found[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        opened = (b"HTTP/1.1 101 Switching Protocols", b"Upgrade: websocket", b"Connection: Upgrade")
+        writer.write(b"\r\n".join((*opened, b"Sec-WebSocket-Accept: " + accept, b"", b"")))
+        try:
+            await over.wait()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        over.set()
+
+
+def test_what_is_sent_is_heard() -> None:
+    """Several revisions in one message; of a version that has none, that nobody was told."""
+
+    async def scenario(server: StrictAutoscaler) -> None:
+        async with linked(server) as link:
+            assert await link.send((stat(M, 1.0, 1),))
+            assert await link.send((stat(M, 0.25), stat(N, 3.5, 2)))
+            assert not await link.send((stat(UNKNOWN, 1.0),))
+            assert not await link.send((stat(UNKNOWN, 1.0), stat(N, 0.0)))
+            await server.until(lambda heard: len(heard.stats) == 4)
+            assert [each[1:] for each in server.stats] == [
+                (0, "ns/m-1", POD, 1.0, 1.0),
+                (1, "ns/m-1", POD, 0.25, 0.0),
+                (1, "ns/n-1", POD, 3.5, 2.0),
+                (2, "ns/n-1", POD, 0.0, 0.0),
+            ]
+
+    play(scenario)
+
+
+def test_a_version_without_a_revision_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is told of while somebody waits; again after nobody did."""
+
+    async def scenario(server: StrictAutoscaler) -> None:
+        async with linked(server) as link:
+            for concurrency in (1.0, 1.0, 0.0, 0.0, 1.0):
+                assert not await link.send((stat(UNKNOWN, concurrency),))
+
+    play(scenario)
+    assert [record.message for record in caplog.records].count("a version is asked for that has no Revision") == 2
+
+
+def test_a_long_list_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no message is too long to be taken; all of it comes."""
+    monkeypatch.setattr(autoscaler_link, "AT_ONCE", 1)
+
+    async def scenario(server: StrictAutoscaler) -> None:
+        async with linked(server) as link:
+            assert await link.send((stat(M, 1.0), stat(N, 1.0)))
+            await server.until(lambda heard: [each.message for each in heard.stats] == [0, 1])
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_nothing_is_sent_late_but_that_there_is_nothing(how: str) -> None:
+    """While it is away a figure is dropped, and said to be; a zero is owed, unless something came after it. Then it is
+    connected to again, in a session of its own.
+    """
+
+    async def scenario(server: StrictAutoscaler) -> None:
+        async with linked(server) as link:
+            assert await link.send((stat(M, 2.0), stat(N, 2.0)))
+            before = link.session
+            assert before is not None
+            await server.until(lambda heard: len(heard.stats) == 2)
+            if how == "killed":
+                server.kill()
+            else:
+                await server.leave()
+            await until(lambda: not link.is_open)
+            assert link.session is None
+            assert not await link.send((stat(M, 0.0), stat(N, 0.0)))
+            assert not await link.send((stat(N, 1.0, 1),))
+            server.is_away = False
+            await until(lambda: link.is_open)
+            assert link.session is not before
+            assert await link.send((stat(N, 1.0),))
+            await server.until(lambda heard: len(heard.stats) == 4)
+            assert [(each.connection, each.revision, each.concurrency) for each in server.stats[2:]] == [
+                (1, "ns/m-1", 0.0),
+                (1, "ns/n-1", 1.0),
+            ]
+
+    play(scenario)
+
+
+def test_who_is_refused_comes_again() -> None:
+    """Later and later; from the moment on in which it is let in it is heard."""
+
+    async def scenario(server: StrictAutoscaler) -> None:
+        server.is_away = True
+        async with linked(server, told=False) as link:
+            for _ in range(3):
+                assert not await link.send((stat(M, 1.0),))
+                await asyncio.sleep(0.05)
+            server.is_away = False
+            await until(lambda: link.is_open)
+            assert await link.send((stat(M, 1.0),))
+            await server.until(lambda heard: len(heard.stats) == 1)
+
+    play(scenario)
+
+
+def test_one_that_answers_no_ping_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the socket says: it is asked whether it lives, and another connection is made where it does not."""
+    monkeypatch.setattr(autoscaler_link, "SILENCE_S", 0.3)
+
+    async def scenario(server: StrictAutoscaler) -> None:
+        async with linked(server):
+            await server.until(lambda heard: heard.pings >= 3)
+            server.is_mute, before = True, server.connections
+            await server.until(lambda heard: heard.connections > before)
+
+    play(scenario)
+
+
+def test_one_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't be sent within its time was not taken, and the connection is given up."""
+    monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.2)
+
+    async def scenario() -> None:
+        async with deaf() as port:
+            link = AutoscalerLink(f"ws://127.0.0.1:{port}", POD * 10_000, ROWS.get)
+            running = asyncio.create_task(link.run())
+            await until(lambda: link.is_open)
+            session = link.session
+            assert not await link.send((stat(M, 1.0),) * 400)  # 44 MB: more than sockets hold
+            assert link.session is not session
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())

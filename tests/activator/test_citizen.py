@@ -1,0 +1,103 @@
+"""An activator on a cluster: Knative's autoscaler is told what is asked for, and what it starts is used."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contracts.control import ReplicaRow, RevisionRow
+from tests.activator.control import VERSION, replica_row
+from tests.activator.knative_autoscaler import StrictAutoscaler
+from tests.activator.pod import FakePod
+from tests.activator.world import World, world
+
+REVISION = RevisionRow(tenant="default", model="m", version=VERSION, namespace="models", name="m-aa-00001")
+NAME = "models/m-aa-00001"
+
+
+@asynccontextmanager
+async def on_a_cluster(tmp_path: Path) -> AsyncIterator[tuple[World, StrictAutoscaler, FakePod]]:
+    """Ready, of a version at zero that Knative scales, and the pod that it will have."""
+    autoscaler, pod = StrictAutoscaler(NAME), FakePod()
+    await autoscaler.start()
+    await pod.start()
+    try:
+        async with world(tmp_path, autoscaler=autoscaler.url) as here:
+            here.control.publish(revisions=(REVISION,))
+            await here.settled()
+            yield here, autoscaler, pod
+            assert here.control.posts == [], "there is one decider"
+    finally:
+        await autoscaler.stop()
+        await pod.stop()
+    assert autoscaler.wrong == []
+    assert pod.wrong == []
+
+
+def row_of(pod: FakePod) -> ReplicaRow:
+    """As the control plane tells of a pod that isn't ready."""
+    return msgspec.structs.replace(replica_row("m-aa-1", 2), address="", url=pod.url, restore=(), unproven=True)
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["it was told once", "it was started anew meanwhile"])
+def test_from_zero_and_back(tmp_path: Path, forgets: bool) -> None:
+    """The first request is told at once, as one; its pod is used once it answers for itself; then comes a zero, then
+    nothing. Who waits while the autoscaler is restarted is told of again.
+    """
+
+    async def scenario() -> None:
+        async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
+            asking = asyncio.create_task(here.post())
+            await autoscaler.until(lambda heard: len(heard.stats) >= 1)
+            first = autoscaler.stats[0]
+            assert (first.revision, first.concurrency, first.requests) == (NAME, 1.0, 1.0)
+            assert first.pod.startswith("activator-")
+            if forgets:
+                await autoscaler.leave()
+                autoscaler.is_away = False
+                await autoscaler.until(lambda heard: any(each.connection and each.concurrency for each in heard.stats))
+            here.control.publish(row_of(pod))
+            async with asyncio.timeout(30):
+                while len(pod.probes) < 3:
+                    await asyncio.sleep(0.01)
+            assert not pod.replica.calls, "it has not said that it takes requests"
+            pod.is_ready = True
+            got = await asking
+            assert got.status == 200, got.body
+            assert pod.probes.count(200) == 1
+            told = len(autoscaler.stats)
+            await autoscaler.until(lambda heard: len(heard.stats) > told and heard.stats[-1].concurrency == 0)
+            assert {each.pod for each in autoscaler.stats} == {first.pod}
+
+    asyncio.run(scenario())
+
+
+def test_without_the_autoscaler_what_runs_serves_on(tmp_path: Path) -> None:
+    """It says that it is not ready, so that others are asked; who asks it all the same is answered. Then it is back."""
+
+    async def scenario() -> None:
+        async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
+            pod.is_ready = True
+            here.control.publish(row_of(pod))
+            assert (await here.post()).status == 200
+            ready = await here.own("/readyz")
+            assert (ready.status, ready.json["autoscaler"]) == (200, True)
+            await autoscaler.leave()
+            await until_ready(here, 503)
+            assert (await here.own("/readyz")).json["autoscaler"] is False
+            assert 'kelvin_autoscaler_connected{process="activator"} 0' in await here.page()
+            assert (await here.post()).status == 200
+            autoscaler.is_away = False
+            await until_ready(here, 200)
+
+    asyncio.run(scenario())
+
+
+async def until_ready(here: World, status: int) -> None:
+    """It says so."""
+    async with asyncio.timeout(30):
+        while (await here.own("/readyz")).status != status:
+            await asyncio.sleep(0.02)

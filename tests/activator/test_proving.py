@@ -1,0 +1,250 @@
+"""Pods that the cluster doesn't call ready: asked over real HTTP, used once they answer, forgotten when they go."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from activator import proving
+from activator.proving import Proving
+from contracts.control import Feed, ReplicaRow
+from service.unix import SocketDirectory
+from service.way import Ways
+from telemetry.policy.instruments import Page
+from tests.activator.control import replica_row
+from tests.activator.pod import FakePod
+
+
+class Told:
+    """What the activator would act on: replicas as they stand."""
+
+    def __init__(self, run: Path) -> None:
+        self.directory = SocketDirectory(run)
+        self.page = Page("activator")
+        self.used: dict[str, ReplicaRow] = {}
+        self.news = asyncio.Event()
+        self.proving = Proving(
+            Ways(self.directory, pods=True), lambda row: self.act(Feed(revision=0, replicas=(row,))), self.page
+        )
+
+    def hear(self, line: Feed) -> None:
+        """A line of the feed."""
+        self.act(self.proving.take(line))
+
+    def act(self, line: Feed) -> None:
+        """As the roster does."""
+        if line.full:
+            self.used.clear()
+        for runtime_id in line.removed_replicas:
+            self.used.pop(runtime_id, None)
+        for row in line.replicas:
+            assert not row.unproven
+            self.used[row.runtime_id] = row
+        self.news.set()
+        self.proving.check_integrity()
+
+    async def until_used(self, name: str) -> None:
+        """It is used."""
+        async with asyncio.timeout(30):
+            while name not in self.used:
+                self.news.clear()
+                await self.news.wait()
+
+
+def row_of(pod: FakePod, *, unproven: bool = True, draining: bool = False, max_streams: int = 8) -> ReplicaRow:
+    """As the control plane tells of it; in the activator's own terms."""
+    row = replica_row("p", max_streams, draining=draining)
+    return msgspec.structs.replace(row, address=pod.url, url=pod.url, unproven=unproven)
+
+
+def heard(*rows: ReplicaRow, full: bool = False, removed: tuple[str, ...] = ()) -> Feed:
+    return Feed(revision=1, full=full, replicas=rows, removed_replicas=removed)
+
+
+@asynccontextmanager
+async def placed(run: Path, *, listens: bool) -> AsyncIterator[tuple[Told, FakePod]]:
+    """A pod that isn't ready; in the end nobody asks it any more, and it was asked rightly."""
+    told, pod = Told(run), FakePod()
+    try:
+        if listens:
+            await pod.start()
+        yield told, pod
+    finally:
+        await told.proving.close()
+        assert repr(told.proving).startswith("<Proving asking=0 ")
+        told.directory.close()
+        await pod.stop()
+    assert pod.wrong == []
+
+
+def play(tmp_path: Path, scenario: Callable[[Told, FakePod], Awaitable[None]], *, listens: bool = True) -> None:
+    async def main() -> None:
+        async with placed(tmp_path, listens=listens) as (told, pod):
+            await scenario(told, pod)
+
+    asyncio.run(main())
+
+
+async def asked(pod: FakePod, more: int = 1) -> None:
+    """So many probes more were answered."""
+    wanted = len(pod.probes) + more
+    async with asyncio.timeout(30):
+        while len(pod.probes) < wanted:
+            pod.probed.clear()
+            await pod.probed.wait()
+
+
+def test_it_is_used_from_its_first_right_answer_on(tmp_path: Path) -> None:
+    """Not before; then as a ready one, and asked no more. What the feed says of it meanwhile counts."""
+
+    async def scenario(told: Told, pod: FakePod) -> None:
+        told.hear(heard(row_of(pod)))
+        await asked(pod, 3)
+        assert not told.used
+        told.hear(heard(row_of(pod, max_streams=3)))
+        pod.is_ready = True
+        await told.until_used("p")
+        assert told.used["p"] == row_of(pod, unproven=False, max_streams=3)
+        assert pod.probes.count(200) == 1
+        assert pod.probes[-1] == 200
+        told.hear(heard(row_of(pod, max_streams=4)))
+        assert told.used["p"] == row_of(pod, unproven=False, max_streams=4), "it was proven already"
+        told.hear(heard(row_of(pod), full=True))
+        assert told.used["p"].max_streams == 8
+        assert repr(told.proving) == "<Proving asking=0 proven=1 used=1>"
+
+    play(tmp_path, scenario)
+
+
+def test_nobody_listens_yet(tmp_path: Path) -> None:
+    """A container that has not begun refuses connections: asked on, at the same place."""
+
+    async def scenario(told: Told, pod: FakePod) -> None:
+        told.hear(heard(row_of(pod)))
+        await asyncio.sleep(0.05)
+        pod.is_ready = True
+        await pod.start()
+        await told.until_used("p")
+
+    play(tmp_path, scenario, listens=False)
+
+
+def test_an_answer_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within its time, then it is asked anew."""
+    monkeypatch.setattr(proving, "TIMEOUT_S", 0.05)
+
+    async def scenario(told: Told, pod: FakePod) -> None:
+        pod.is_hung = True
+        told.hear(heard(row_of(pod)))
+        await asyncio.wait_for(pod.probed.wait(), 30)
+        monkeypatch.setattr(proving, "TIMEOUT_S", 5.0)
+        pod.is_hung, pod.is_ready = False, True
+        await told.until_used("p")
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("body", [b"", b"queued", b"activator", b"queue" * 10_000])
+def test_another_word_proves_nothing(tmp_path: Path, body: bytes) -> None:
+    """Whoever answers 200 to everything is no pod of ours that takes requests."""
+
+    async def scenario(told: Told, pod: FakePod) -> None:
+        pod.is_ready, pod.body = True, body
+        told.hear(heard(row_of(pod)))
+        await asked(pod, 3)
+        assert not told.used
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_used"),
+    [
+        pytest.param(lambda pod: heard(row_of(pod, unproven=False)), True, id="the cluster calls it ready"),
+        pytest.param(lambda pod: heard(removed=("p",)), False, id="it was removed"),
+        pytest.param(lambda pod: heard(full=True), False, id="a snapshot knows none"),
+        pytest.param(lambda pod: heard(row_of(pod, draining=True)), False, id="it ends"),
+    ],
+)
+def test_asking_ends(tmp_path: Path, line: Callable[[FakePod], Feed], is_used: bool) -> None:
+    """With the feed's own word, whatever that is; what it is told last holds."""
+
+    async def scenario(told: Told, pod: FakePod) -> None:
+        told.hear(heard(row_of(pod)))
+        await asked(pod)
+        told.hear(line(pod))
+        assert ("p" in told.used) is is_used
+        assert "asking=0" in repr(told.proving)
+        pod.is_ready = True
+        probes = len(pod.probes)
+        await asyncio.sleep(0.1)
+        assert len(pod.probes) <= probes + 1, "one may have been on its way"
+        assert ("p" in told.used) is is_used
+
+    play(tmp_path, scenario)
+
+
+def test_one_that_is_ready_no_more_is_proven_anew(tmp_path: Path) -> None:
+    """The cluster called it ready, and takes that back: it is used again once it answers."""
+
+    async def scenario(told: Told, pod: FakePod) -> None:
+        told.hear(heard(row_of(pod, unproven=False)))
+        assert told.used
+        assert not pod.probes, "whom the cluster calls ready is not asked"
+        told.hear(heard(row_of(pod)))
+        assert not told.used
+        await asked(pod, 2)
+        pod.is_ready = True
+        await told.until_used("p")
+        told.hear(heard(row_of(pod, draining=True)))
+        assert told.used["p"].draining, "what it has it finishes"
+
+    play(tmp_path, scenario)
+
+
+def test_another_address_is_another_pod(tmp_path: Path) -> None:
+    """What was proven was proven of the place."""
+
+    async def scenario(told: Told, pod: FakePod) -> None:
+        other = FakePod()
+        await other.start()
+        pod.is_ready = True
+        told.hear(heard(row_of(pod)))
+        await told.until_used("p")
+        told.hear(heard(row_of(other)))
+        assert not told.used
+        await asked(other, 2)
+        other.is_ready = True
+        await told.until_used("p")
+        assert told.used["p"].address == other.url
+        await other.stop()
+
+    play(tmp_path, scenario)
+
+
+def test_a_line_without_pods_is_handed_on_as_it_is(tmp_path: Path) -> None:
+    """No copy, no task."""
+
+    async def scenario(told: Told, _: FakePod) -> None:
+        line = heard(replica_row("a"), replica_row("b"), full=True)
+        assert told.proving.take(line) is line
+
+    play(tmp_path, scenario)
+
+
+def test_one_that_can_t_be_reached_so_is_never_used(tmp_path: Path) -> None:
+    """Where pods are not spoken to plainly, an http:// is not followed."""
+
+    async def scenario(told: Told, pod: FakePod) -> None:
+        pod.is_ready = True
+        strict = Proving(Ways(told.directory), told.used.setdefault, Page("activator"))  # type: ignore[arg-type]
+        strict.take(heard(row_of(pod)))
+        await asyncio.sleep(0.05)
+        assert not told.used
+        assert not pod.probes
+        await strict.close()
+
+    play(tmp_path, scenario)

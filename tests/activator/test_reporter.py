@@ -1,0 +1,214 @@
+"""When the decider is told what, in virtual time: by a post each, or by a connection that may be away."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from activator.keys import VersionKey
+from activator.reporter import Reporter
+from activator.wake import Waker
+from contracts.control import ConcurrencyStat
+from tests.virtual_loop import run_virtually
+
+M, N = VersionKey("t", "m", "v" * 64), VersionKey("t", "n", "w" * 64)
+ALONE = "each telling stands for itself"
+HEARD = "it hears all of a session"
+
+
+class Decider:
+    """Writes down at which second it was told what; away, it takes nothing."""
+
+    def __init__(self, kind: str) -> None:
+        self.told: list[tuple[float, str, float, int]] = []
+        self.is_there = True
+        self._kind = kind
+        self._session = object()
+
+    @property
+    def session(self) -> object | None:
+        return self._session if self.is_there and self._kind == HEARD else None
+
+    async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
+        now = round(asyncio.get_running_loop().time(), 3)
+        if self.is_there:
+            self.told += [(now, stat.model, round(stat.concurrency, 3), stat.requests) for stat in stats]
+        return self.is_there
+
+    def restart(self) -> None:
+        """Another connection; it remembers nothing."""
+        self._session = object()
+
+
+def play(
+    kind: str, scenario: Callable[[Decider, Reporter, Waker], Awaitable[None]]
+) -> list[tuple[float, str, float, int]]:
+    """What the decider was told meanwhile."""
+
+    async def main() -> list[tuple[float, str, float, int]]:
+        decider = Decider(kind)
+        clock = asyncio.get_running_loop().time
+        reporter = Reporter(decider, clock=clock)
+        waker = Waker(reporter, clock=clock)
+        running = asyncio.create_task(reporter.run())
+        try:
+            await asyncio.sleep(0.25)
+            await scenario(decider, reporter, waker)
+        finally:
+            await waker.close()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        return decider.told
+
+    return run_virtually(main())
+
+
+both = pytest.mark.parametrize("kind", [ALONE, HEARD])
+
+
+@both
+def test_a_request_at_a_ready_version(kind: str) -> None:
+    """The first is told at once, then each second what the second was, less what was told; a zero, and no more."""
+
+    async def scenario(_: Decider, reporter: Reporter, __: Waker) -> None:
+        reporter.began(M, lambda key: False)
+        await asyncio.sleep(1.0)
+        reporter.began(M, lambda key: False)
+        await asyncio.sleep(1.25)
+        reporter.ended(M)
+        reporter.ended(M)
+        await asyncio.sleep(10)
+
+    assert play(kind, scenario) == [
+        (0.25, "m", 1.0, 1),
+        (1.0, "m", 0.0, 0),
+        (2.0, "m", 1.75, 1),
+        (3.0, "m", 1.0, 0),
+        (4.0, "m", 0.0, 0),
+    ]
+
+
+@both
+def test_the_next_request_after_the_zero_is_a_first_one(kind: str) -> None:
+    """It was forgotten; so it is told at once again."""
+
+    async def scenario(_: Decider, reporter: Reporter, __: Waker) -> None:
+        for _again in range(2):
+            reporter.began(M, lambda key: False)
+            reporter.ended(M)
+            await asyncio.sleep(3)
+
+    assert [each[:3] for each in play(kind, scenario)] == [
+        (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 0.0), (3.25, "m", 1.0), (4.0, "m", 0.0), (5.0, "m", 0.0),
+    ]  # fmt: skip
+
+
+def test_who_hears_each_second_is_poked_once() -> None:
+    """Reports of one second add where they are heard: while somebody waits there is one a second, and no other."""
+
+    async def scenario(_: Decider, reporter: Reporter, waker: Waker) -> None:
+        reporter.began(M, lambda key: True)
+        waker.ensure(M)
+        await asyncio.sleep(4.5)
+        waker.rest(M)
+        reporter.ended(M)
+        await asyncio.sleep(3)
+
+    told = play(HEARD, scenario)
+    assert told == [
+        (0.25, "m", 1.0, 1), (1.0, "m", 0.0, 0), (2.0, "m", 1.0, 0), (3.0, "m", 1.0, 0), (4.0, "m", 1.0, 0),
+        (5.0, "m", 0.75, 0), (6.0, "m", 0.0, 0),
+    ]  # fmt: skip
+
+
+def test_who_is_posted_to_is_poked_again() -> None:
+    """Negative control of the last: a post each stands for itself, and is taken off the next."""
+
+    async def scenario(_: Decider, reporter: Reporter, waker: Waker) -> None:
+        reporter.began(M, lambda key: True)
+        waker.ensure(M)
+        await asyncio.sleep(3)
+
+    told = play(ALONE, scenario)
+    assert [each[:3] for each in told] == [
+        (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 1.0), (2.25, "m", 1.0), (3.0, "m", 0.0),
+    ]  # fmt: skip
+
+
+@both
+def test_a_poke_waits_for_who_is_away(kind: str) -> None:
+    """It is repeated ten times a second until it is taken; what could not be told is not told late, nor taken off."""
+
+    async def scenario(decider: Decider, reporter: Reporter, waker: Waker) -> None:
+        decider.is_there = False
+        for _ in range(3):
+            reporter.began(M, lambda key: True)
+        waker.ensure(M)
+        await asyncio.sleep(2.5)
+        decider.is_there = True
+        await asyncio.sleep(1.5)
+
+    told = play(kind, scenario)
+    assert told == [(pytest.approx(2.8, abs=0.06), "m", 1.0, 0), (3.0, "m", 2.0, 0), (4.0, "m", 3.0, 0)]
+
+
+def test_a_poke_is_told_again_to_who_has_forgotten() -> None:
+    """Another connection is another session: whoever waits is told of anew."""
+
+    async def scenario(decider: Decider, reporter: Reporter, waker: Waker) -> None:
+        reporter.began(M, lambda key: True)
+        waker.ensure(M)
+        await asyncio.sleep(1.5)
+        decider.restart()
+        await asyncio.sleep(1.4)
+
+    assert [each[:3] for each in play(HEARD, scenario)] == [
+        (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 1.0), (2.25, "m", 1.0), (3.0, "m", 0.0),
+    ]  # fmt: skip
+
+
+def test_a_first_request_that_nobody_heard_of_is_in_the_next_report() -> None:
+    """The announcement was lost: nothing is taken off for it."""
+
+    async def scenario(decider: Decider, reporter: Reporter, _: Waker) -> None:
+        decider.is_there = False
+        reporter.began(M, lambda key: False)
+        await asyncio.sleep(0.25)
+        decider.is_there = True
+        await asyncio.sleep(1.0)
+
+    assert play(HEARD, scenario) == [(1.0, "m", 1.0, 1)]
+
+
+def test_who_could_not_wait_leaves_a_zero_behind() -> None:
+    """Somebody wants it for three seconds, and nobody is inside: each poke ends with a zero where that is heard."""
+
+    async def scenario(_: Decider, __: Reporter, waker: Waker) -> None:
+        waker.nudge(M, 3.0)
+        await asyncio.sleep(6)
+
+    assert play(HEARD, scenario) == [(0.25, "m", 1.0, 0), (1.0, "m", 0.0, 0), (2.25, "m", 1.0, 0), (3.0, "m", 0.0, 0)]
+    assert play(ALONE, scenario) == [(0.25, "m", 1.0, 0), (2.25, "m", 1.0, 0)]
+
+
+def test_all_versions_are_told_together() -> None:
+    """One telling a second, however many there are."""
+    tellings: list[int] = []
+
+    class Counting(Decider):
+        async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
+            tellings.append(len(stats))
+            return True
+
+    async def main() -> None:
+        reporter = Reporter(Counting(HEARD), clock=asyncio.get_running_loop().time)
+        running = asyncio.create_task(reporter.run())
+        await asyncio.sleep(0.25)
+        reporter.began(M, lambda key: False)
+        reporter.began(N, lambda key: False)
+        await asyncio.sleep(2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    run_virtually(main())
+    assert tellings == [2, 2, 2]
