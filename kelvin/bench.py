@@ -16,6 +16,7 @@ BENCHES: Final[Mapping[str, str]] = {
     "burst": "A thousand requests at once for a model at zero",
     "flood": "A quiet tenant's wait while another one asks a thousand times",
     "overload": "More load than the replicas can do: what is answered, who is refused",
+    "fleet": "Ten thousand models, few of them in use: what each of them costs",
     "soak": "Load while processes die, clients stall and the clock is stepped",
     "trace": "A published trace as a load, and how close it came",
     "integrity": "Damaged chunks: healed, refused, or served",

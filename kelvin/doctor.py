@@ -12,7 +12,7 @@ import click
 from kelvin.client import DoorClosed, target
 from kelvin.policy.configuration import Place, judge_names, judge_values
 from kelvin.policy.findings import Finding, Level, fails
-from kelvin.policy.guarding import judge_backups, judge_certificate, judge_files
+from kelvin.policy.guarding import OF_POSTGRESQL, judge_backups, judge_certificate, judge_files
 from kelvin.policy.machine import judge_clock, judge_devices, judge_disk, judge_kernel, judge_limits, judge_memory
 from kelvin.probes.devices import look_at_devices
 from kelvin.probes.disk import READ_BYTES, look_at_disk
@@ -55,8 +55,11 @@ def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iter
         yield judge_certificate(
             "that callers see", leaf_left_s(data), "restart `kelvin up`: it should have been renewed"
         )
-    every_s = float(_whole(environment, "KELVIN_BACKUP_S", 240))
-    yield from judge_backups(look_at_backups(data, environment.get("KELVIN_BACKUP") or None, every_s, running))
+    if environment.get("KELVIN_DATABASE"):
+        yield OF_POSTGRESQL
+    else:
+        every_s = float(_whole(environment, "KELVIN_BACKUP_S", 240))
+        yield from judge_backups(look_at_backups(data, environment.get("KELVIN_BACKUP") or None, every_s, running))
     yield from judge_clock(look_at_clock(before_s, data))
 
 

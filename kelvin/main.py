@@ -12,6 +12,7 @@ from contracts.settings import BadSetting
 from kelvin.audit import audit_command
 from kelvin.bench import bench_command
 from kelvin.billing import billing_command
+from kelvin.cache import cache_command
 from kelvin.client import DoorClosed, Target, target
 from kelvin.collect import collect_command
 from kelvin.doctor import doctor_command
@@ -121,6 +122,7 @@ def _located(command: click.Command) -> click.Command:
 main.add_command(bench_command)  # it brings an installation of its own
 main.add_command(drill_command)  # likewise
 main.add_command(runtime_command)  # it is none
+main.add_command(cache_command)  # likewise
 for _command in (
     audit_command,
     backup_command,

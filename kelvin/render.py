@@ -6,7 +6,7 @@ import threading
 import click
 
 from contracts.names import dns_label
-from controlplane.policy.knative_service import FEATURES, TIMEOUT_S, Cluster, PodVersion, service
+from controlplane.policy.knative_service import FEATURES, TIMEOUT_S, Cluster, Control, PodVersion, service
 from kelvin.export import ExportCalls, resolve
 from kelvin.policy.configuration import DEFAULTS
 from kelvin.push_calls import Patience, open_door
@@ -33,6 +33,10 @@ from kelvin.push_calls import Patience, open_door
     type=click.Choice([each.flag for each in FEATURES]),
     help="A key of config-features that is on there.",
 )
+@click.option("--control", metavar="URL", help="https://HOST:PORT of the control plane, which pods tell their lives.")
+@click.option("--snapshotter", metavar="URL", help="And of the snapshotter; needed with it.")
+@click.option("--inner-secret", metavar="NAME", help="Of tls.crt, tls.key and ca.crt of the role runtime; likewise.")
+@click.option("--cache", metavar="DIR", help="Of the nodes: `kelvin cache` keeps a tenant's versions in DIR/TENANT.")
 @click.option("--timeout", "timeout_s", type=click.IntRange(1), default=TIMEOUT_S, show_default=True)
 def render_command(
     reference: str,
@@ -49,6 +53,10 @@ def render_command(
     tolerate: tuple[str, ...],
     priority_class: str | None,
     features: tuple[str, ...],
+    control: str | None,
+    snapshotter: str | None,
+    inner_secret: str | None,
+    cache: str | None,
     timeout_s: int,
 ) -> None:
     """Print a Knative Service for M, M@ALIAS or M@HEX, scaled as the model is here: JSON, which is YAML, too."""
@@ -85,9 +93,19 @@ def render_command(
             node_selector=dict(_pair(each) for each in node),
             tolerations=tuple({"key": key, "operator": "Exists"} for key in tolerate),
             priority_class=priority_class,
+            control=_control(control, snapshotter, inner_secret),
+            cache=cache,
         ),
     )
     click.echo(json.dumps(rendered, indent=2))
+
+
+def _control(url: str | None, snapshotter: str | None, secret: str | None) -> Control | None:
+    if url is None and snapshotter is None and secret is None:
+        return None
+    if url is None or snapshotter is None or secret is None:
+        raise click.UsageError("--control, --snapshotter and --inner-secret go together")
+    return Control(url=url, snapshotter_url=snapshotter, secret=secret)
 
 
 def _pair(value: str) -> tuple[str, str]:

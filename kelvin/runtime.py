@@ -30,7 +30,8 @@ def _version(_: click.Context, __: click.Parameter, value: str) -> str:
     return value
 
 
-def _label(_: click.Context, parameter: click.Parameter, value: str) -> str:
+def label(_: click.Context, parameter: click.Parameter, value: str) -> str:
+    """An option that is a DNS label."""
     try:
         return dns_label(value, parameter.name or "")
     except Refused as refused:
@@ -39,8 +40,8 @@ def _label(_: click.Context, parameter: click.Parameter, value: str) -> str:
 
 @click.command("runtime")
 @click.argument("version", callback=_version)
-@click.option("--tenant", required=True, callback=_label, help="Whose version it is.")
-@click.option("--model", required=True, callback=_label, help="The model's name, for messages and records.")
+@click.option("--tenant", required=True, callback=label, help="Whose version it is.")
+@click.option("--model", required=True, callback=label, help="The model's name, for messages and records.")
 @click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
 @click.option("--host", default="0.0.0.0", show_default=True, help="The address at which requests are taken.")  # noqa: S104
 @click.option("--port", type=click.IntRange(1, 65535), help="And the port. [default: $PORT, else 8080]")
@@ -50,6 +51,11 @@ def _label(_: click.Context, parameter: click.Parameter, value: str) -> str:
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     help="Cache, sockets and records. [default: $KELVIN_DATA, else a directory that ends with it]",
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="DATA/run of the node's `kelvin cache`. [default: $KELVIN_CACHE_AGENT, else an agent of its own]",
 )
 def runtime_command(
     version: str,
@@ -61,6 +67,7 @@ def runtime_command(
     threads: int | None,
     device_class: str | None,
     data: Path | None,
+    cache: Path | None,
 ) -> None:
     """Restore VERSION (64 hexadecimal digits) from the store and serve it until SIGTERM; exit 0 after a drain."""
     from kelvin.supervisor.pod import run_pod
@@ -76,7 +83,7 @@ def runtime_command(
     )
     with _data(data) as place:
         try:
-            status = run_pod(load_pod(place, bind, _runtime_id(), host, store, port))
+            status = run_pod(load_pod(place, bind, _runtime_id(), host, store, port, cache))
         except AlreadyRunning as error:
             raise DoorClosed(str(error)) from error
     sys.exit(128 - status if status < 0 else status)  # as a shell says that a signal ended it

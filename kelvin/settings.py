@@ -10,8 +10,10 @@ import msgspec
 
 from contracts.jobs import Bind, Pod
 from contracts.machine import available_bytes, kv_bytes_for
-from contracts.settings import choice, integer, text
+from contracts.roles import Role
+from contracts.settings import BadSetting, choice, integer, text
 from contracts.wire import encode
+from service.inner_settings import ALONE, Between, read_between
 
 DEFAULT_PORT: Final = 8443
 DEFAULT_POD_PORT: Final = 8080  # Knative's, where nothing says another
@@ -38,11 +40,17 @@ class UpSettings:
 
 @dataclass(frozen=True, slots=True)
 class PodSettings:
-    """Of `kelvin runtime`: where it keeps things, how long it drains, and what its processes are told beside."""
+    """Of `kelvin runtime`: where it keeps things, how long it drains, and what its processes are told beside.
+
+    `between` says where the ledger is, if there is one, and `life_s` how often that is told of the life so far.
+    """
 
     data: Path
     drain_s: int
     told: Mapping[str, str]
+    between: Between = ALONE
+    life_s: int = 30
+    has_agent: bool = True  # of its own
 
 
 def load_pod(
@@ -52,9 +60,13 @@ def load_pod(
     host: str,
     store: str | None,
     port: int | None,
+    cache: Path | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> PodSettings:
-    """Raises BadSetting. Without a store there is nothing to restore from."""
+    """Raises BadSetting. Without a store there is nothing to restore from, unless a `cache` agent has one."""
+    agent = str(cache or env.get("KELVIN_CACHE_AGENT", ""))
+    if agent and not Path(agent).is_absolute():
+        raise BadSetting("KELVIN_CACHE_AGENT", agent, "must be an absolute path")
     wanted = integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20)
     available = available_bytes(Path("/proc/meminfo").read_text())
     bind = msgspec.structs.replace(bind, kv_bytes=kv_bytes_for(wanted, available))
@@ -63,10 +75,26 @@ def load_pod(
         data=data.absolute(),
         drain_s=integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
         told={
-            "KELVIN_STORE": store or text(env, "KELVIN_STORE"),
-            "KELVIN_POD": encode(Pod(runtime_id=runtime_id, bind=bind, host=host, port=listens)).decode(),
+            **({} if agent else {"KELVIN_STORE": store or text(env, "KELVIN_STORE")}),
+            "KELVIN_POD": encode(Pod(runtime_id=runtime_id, bind=bind, host=host, port=listens, agent=agent)).decode(),
         },
+        between=read_between(env, Role.RUNTIME),
+        life_s=integer(env, "KELVIN_LIFE_S", 30, low=1, high=45),  # and the time to tell it: less than SO_FAR_S
+        has_agent=not agent,
     )
+
+
+def agent_environment(
+    data: Path, tenant: str, store: str | None, env: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Of a cache agent for a node. Raises BadSetting."""
+    return {
+        **env,
+        "KELVIN_DATA": str(data.absolute()),
+        "KELVIN_STORE": store or text(env, "KELVIN_STORE"),
+        "KELVIN_CACHE_TENANT": tenant,
+        **_QUIET_LIBRARIES,
+    }
 
 
 def chosen_data(env: Mapping[str, str] = os.environ) -> Path | None:

@@ -80,6 +80,15 @@ def judge_certificate(name: str, left_s: float | None, mend: str) -> Finding:
     return Finding(check, level, seen, "then every caller refuses it" if days < 30 else "", mend if days < 30 else "")
 
 
+OF_POSTGRESQL: Final = Finding(
+    "backups",
+    Level.NOTE,
+    "KELVIN_DATABASE is set: nothing of it is backed up here",
+    "what is lost with it is what its own backups leave",
+    "pg_dump, or its archive; and a copy of the secrets in DATA",
+)
+
+
 def judge_backups(facts: BackupFacts) -> list[Finding]:
     """Whether what the documentation states of losses holds here."""
     if facts.place is None:

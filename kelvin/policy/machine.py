@@ -6,6 +6,7 @@ Costs are in a caller's terms. Thresholds are where a cost becomes visible besid
 from dataclasses import dataclass
 from typing import Final
 
+from contracts.gpu import Degraded, GpuFacts, Healthy, Unhealthy, judge
 from kelvin.policy.findings import Finding, Level, as_bytes
 
 MODEL_BYTES: Final = 8_000_000_000  # what costs are told of
@@ -87,6 +88,7 @@ class DeviceFacts:
     torch: str
     criu: str | None
     criu_works: bool
+    gpus: tuple[GpuFacts, ...] = ()  # those that can be asked
 
 
 def judge_disk(facts: DiskFacts) -> list[Finding]:
@@ -272,4 +274,27 @@ def judge_devices(facts: DeviceFacts) -> list[Finding]:
     if not facts.torch:
         gpu = Finding("GPU", Level.FAIL, gpu.seen, "no model can run", "pip install 'kelvin-serving[runtime]'")
     seen = "not installed" if facts.criu is None else f"{'works' if facts.criu_works else 'refuses'}: {facts.criu}"
-    return [gpu, Finding("CRIU", Level.NOTE, seen, "none: processes are forked, not restored")]
+    return [
+        gpu,
+        *map(_judge_gpu, facts.gpus),
+        Finding("CRIU", Level.NOTE, seen, "none: processes are forked, not restored"),
+    ]
+
+
+def _judge_gpu(facts: GpuFacts) -> Finding:
+    """What a runtime in a pod would make of it."""
+    check = f"{facts.name} health"
+    match judge(facts):
+        case Unhealthy(reason):
+            return Finding(check, Level.FAIL, reason, "a runtime in a pod serves nothing on it", "reset or replace it")
+        case Degraded(reason):
+            return Finding(check, Level.WARN, reason, "none yet", "drain its node when it suits, and reset it")
+        case Healthy():
+            known = (f"{facts.temperature_c} C" if facts.temperature_c is not None else "", _memory_of(facts))
+            return Finding(check, Level.OK, ", ".join(each for each in known if each) or "nothing is known against it")
+
+
+def _memory_of(facts: GpuFacts) -> str:
+    if facts.memory_used_bytes is None or facts.memory_total_bytes is None:
+        return ""
+    return f"{as_bytes(facts.memory_used_bytes)} of {as_bytes(facts.memory_total_bytes)} in use"

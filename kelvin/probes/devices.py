@@ -9,6 +9,7 @@ from typing import Final
 
 from kelvin.policy.machine import DeviceFacts
 from kelvin.probes.kernel import try_text
+from service.nvml import opened
 
 CHECK_S: Final = 10.0
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -18,7 +19,11 @@ def look_at_devices() -> DeviceFacts:
     """CRIU's own check runs for CHECK_S at most."""
     driver = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", try_text(_DRIVER))
     said, works = _criu()
-    return DeviceFacts(nvidia=driver[1] if driver else "", torch=_version("torch"), criu=said, criu_works=works)
+    with opened() as gpus:
+        seen = () if gpus is None else gpus.look()
+    return DeviceFacts(
+        nvidia=driver[1] if driver else "", torch=_version("torch"), criu=said, criu_works=works, gpus=seen
+    )
 
 
 def _version(distribution: str) -> str:

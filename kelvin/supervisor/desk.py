@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from contracts.control import LifetimeBatch, RequestBatch
+from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import decode
 from kelvin.supervisor.graves import LIFETIME_PREFIX
@@ -37,16 +37,24 @@ class LedgerDesk:
         batch = RequestBatch(records=tuple(decode(raw, RequestRecord, what="spooled request") for raw in records))
         await self._post("requests", batch)
 
+    async def post_so_far(self, record: LifetimeRecord) -> None:
+        """How a replica that lives has lived until now. Raises Refused; the next word says more than this one."""
+        await self._post("lives", LivesSoFar(records=(record,)))
+
+    async def recover(self) -> None:
+        """Ship what dead processes left. Raises OSError."""
+        for found in await recover(self._spools, self._post_for):
+            if found.lost:
+                log.error("records of a dead process are lost", extra={"source": found.source, "lost": found.lost})
+
     async def recover_forever(self) -> None:
-        """Again and again ship what dead processes left; ends by being cancelled."""
+        """Again and again; ends by being cancelled."""
         while True:
-            for found in await recover(self._spools, self._post_for):
-                if found.lost:
-                    log.error("records of a dead process are lost", extra={"source": found.source, "lost": found.lost})
+            await self.recover()
             await asyncio.sleep(RECOVER_EVERY_S)
 
     def _post_for(self, source: str) -> Post:
         return self.post_lifetimes if source.startswith(LIFETIME_PREFIX) else self.post_requests
 
-    async def _post(self, kind: str, batch: LifetimeBatch | RequestBatch) -> None:
+    async def _post(self, kind: str, batch: LifetimeBatch | RequestBatch | LivesSoFar) -> None:
         await self._control.call("POST", f"/internal/v1/usage/{kind}", type(None), body=batch, timeout_s=SHIP_TIMEOUT_S)

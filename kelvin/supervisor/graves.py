@@ -11,9 +11,11 @@ import msgspec
 
 from contracts.errors import Refused
 from contracts.meter import Meter, decode_meter
+from contracts.usage import LifetimeRecord
 from contracts.wire import decoder, encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
 from kelvin.supervisor.reaper import Reaped
+from service.processes import age_ns
 from spool.recovery import left_records
 from spool.spool import Spool
 
@@ -56,6 +58,19 @@ class Graves:
             except Refused as refused:
                 failure = refused.failure.message
                 log.error("a lifetime is not recorded yet", extra={"runtime": runtime_id, "failure": failure})
+
+    def so_far(self, pid: int) -> LifetimeRecord | None:
+        """How a replica has lived until now, as if it ended; None where it is nobody's yet, or gone. A child."""
+        for page in self._meters.glob(f"{pid}.*"):
+            meter = _try_read(page)
+            if meter is None or not meter.tenant:
+                return None
+            with suppress(OSError):
+                runtime_id, lived_us = page.name.partition(".")[2], age_ns(pid) // 1000
+                now = time.monotonic_ns(), time.time_ns() // 1000
+                death = Death(runtime_id, pid, *now, lived_us, exit_status=0, cpu_us=0, max_rss_kb=0)
+                return lifetime_of(meter, death, self._source, 0)
+        return None
 
     def recover(self, recorded: Collection[str]) -> None:
         """Write the lifetimes of replicas that ended with an earlier supervisor.

@@ -1,4 +1,4 @@
-"""`kelvin runtime`: one version, served by one process over TCP, with a cache agent of its own beside it.
+"""`kelvin runtime`: one version, served by one process over TCP, with a cache agent of its own or its node's beside it.
 
 What `kelvin up` is to a machine this is to a pod: it starts both, brings the agent back where it dies, and ends as the
 runtime ends, with its status. Nothing here is on the path of a request.
@@ -13,11 +13,13 @@ import time
 import uuid
 from typing import Final
 
+from contracts.usage import LifetimeRecord
 from kelvin.settings import PodSettings, pod_environment
 from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, ChildSpec
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import reap
+from kelvin.supervisor.telling import telling
 from service.log import configure_logging
 from service.settings import log_level
 from spool.spool import Spool
@@ -30,7 +32,7 @@ _LAST_FRAMES_S: Final = 10.0  # that a runtime takes beyond its drain, for what 
 
 
 class Pod:
-    """Both processes. `over` is set once the runtime is dead, for whatever reason."""
+    """Both processes, or the runtime alone where the node has an agent."""
 
     def __init__(self, settings: PodSettings, graves: Graves, lifeline_fd: int) -> None:
         self._settings = settings
@@ -45,9 +47,13 @@ class Pod:
     def __repr__(self) -> str:
         return f"<Pod {self._runtime} {self._cache}>"
 
+    def so_far(self) -> LifetimeRecord | None:
+        """How the runtime has lived until now; None before it is somebody's, and once it is dead."""
+        return None if self._runtime.pid is None else self._graves.so_far(self._runtime.pid)
+
     def start(self) -> None:
         """Both at once: the runtime imports while the agent makes its slabs."""
-        for child in (self._cache, self._runtime):
+        for child in (self._cache, self._runtime) if self._settings.has_agent else (self._runtime,):
             self._start(child)
 
     def _start(self, child: Child) -> None:
@@ -123,8 +129,9 @@ async def _supervise(settings: PodSettings) -> int:
     loop.add_signal_handler(signal.SIGCHLD, pod.collect)
     began_s = time.monotonic()
     try:
-        pod.start()
-        await pod.until_over(stop)
+        async with telling(settings, spool, pod.so_far):
+            pod.start()
+            await pod.until_over(stop)
     finally:
         spool.close()
         os.close(lifeline_read)

@@ -108,6 +108,15 @@ def test_a_store_that_does_not_answer(data: Path) -> None:
     assert "service" not in doctor(data, 0, "--store", (data / "store").as_uri())
 
 
+@pytest.mark.deep
+def test_a_database_elsewhere(data: Path) -> None:
+    """A password in its URL is refused and not told; what lies there is not ours to back up."""
+    found = doctor(data, 1, env={"KELVIN_DATABASE": "postgresql://kelvin:hunter2@db.example/kelvin"})
+    assert "KELVIN_DATABASE=postgresql://...: must hold no password" in found["service"]["seen"]
+    assert found["backups"]["level"] == "note"
+    assert "hunter2" not in json.dumps(found)
+
+
 def test_a_full_disk_is_told(data: Path) -> None:
     """Files of at most a megabyte stand in for it: the probe says so, and leaves nothing."""
     script = (

@@ -1,108 +1,25 @@
 """`kelvin runtime` as a kubelet sees it: a command line, a port, probes, a signal, an exit status."""
 
-import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from coldstart_bench.installation import free_port
 from contracts.frames import FrameDecoder, FrameKind
 from kelvin.supervisor.graves import recorded_lives
-from tests.runtime.processes import DEADLINE_S, Installation, installation, poll_until
-from tests.runtime.versions import make_llama
-from tests.weightcache.kit import TENANT, Version
-
-PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
+from tests.kelvin.pods import PROMPT, pod, sealed_version
+from tests.runtime.processes import DEADLINE_S, Installation, poll_until
+from tests.weightcache.kit import Version
 
 
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Installation, Version]]:
     """A store with a sealed version."""
-    with installation(tmp_path_factory.mktemp("store") / "data") as house:
-        version = house.publish(make_llama(seed=5))
-        standby = house.fork()
-        standby.seal(version)
-        standby.reap()
-        yield house, version
-
-
-@dataclass
-class Pod:
-    """A running `kelvin runtime`."""
-
-    process: "subprocess.Popen[bytes]"
-    port: int
-    data: Path
-
-    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-        return self._ask("GET", path, None, headers or {})
-
-    def ask(self, body: dict[str, Any]) -> tuple[int, bytes]:
-        return self._ask("POST", "/v1/completions", json.dumps(body).encode(), {"x-kelvin-request-id": "r1"})
-
-    def open(self, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """An answer whose head was read."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
-        connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"x-kelvin-request-id": "r2"})
-        return connection, connection.getresponse()
-
-    def is_ready(self) -> bool | None:
-        try:
-            return self.get("/readyz")[0] == 200 or None
-        except OSError:
-            assert self.process.poll() is None, "it ended"
-            return None
-
-    def child(self, module: str) -> int:
-        """The process id of one of its processes."""
-        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
-                return int(pid)
-        raise AssertionError(f"{module} is not there")
-
-    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
-        try:
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-
-@contextmanager
-def pod(house: Installation, version: str, data: Path, *options: str) -> Iterator[Pod]:
-    """Nothing of it lives on."""
-    port = free_port()
-    env = os.environ | {
-        "PORT": str(port),
-        "KELVIN_HOST_BYTES": str(16 << 20),
-        "KELVIN_SLAB_BYTES": str(4 << 20),
-        "KELVIN_NVME_BYTES": str(64 << 20),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    store = (house.data / "store").as_uri()
-    command = [sys.executable, "-m", "kelvin.main", "runtime", version, "--tenant", TENANT, "--model", "m"]
-    process = subprocess.Popen(
-        [*command, "--store", store, "--host", "127.0.0.1", "--data", str(data), *options],
-        env=env,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        yield Pod(process, port, data)
-    finally:
-        process.kill()  # its children see the end of their lifeline
-        process.communicate(timeout=DEADLINE_S)
+    with sealed_version(tmp_path_factory.mktemp("store") / "data") as found:
+        yield found
 
 
 def text_of(raw: bytes) -> str:

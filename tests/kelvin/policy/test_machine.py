@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from contracts.gpu import GpuFacts
 from kelvin.policy.findings import Finding, Level, as_bytes, fails
 from kelvin.policy.machine import (
     GB,
@@ -150,6 +151,23 @@ def test_clock(changed: dict[str, object], check: str, level: Level) -> None:
         pytest.param({}, "GPU", Level.NOTE, "no NVIDIA driver", id="no GPU"),
         pytest.param({"nvidia": "570.1"}, "GPU", Level.NOTE, "NVIDIA driver 570.1", id="a GPU"),
         pytest.param({"torch": ""}, "GPU", Level.FAIL, "torch is not installed", id="no torch"),
+        pytest.param(
+            {"gpus": (GpuFacts("GPU 0", temperature_c=50, memory_used_bytes=10**9, memory_total_bytes=8 * 10**10),)},
+            "GPU 0 health",
+            Level.OK,
+            "50 C, 1 GB of 80 GB in use",
+            id="a healthy GPU",
+        ),
+        pytest.param(
+            {"gpus": (GpuFacts("GPU 0"), GpuFacts("GPU 1", xids=(79,)))},
+            "GPU 1 health",
+            Level.FAIL,
+            "XID 79",
+            id="one of two is not",
+        ),
+        pytest.param(
+            {"gpus": (GpuFacts("GPU 0", remap_pending=True),)}, "GPU 0 health", Level.WARN, "rows", id="a degraded one"
+        ),
         pytest.param({}, "CRIU", Level.NOTE, "not installed", id="no CRIU"),
         pytest.param({"criu": "Looks good.", "criu_works": True}, "CRIU", Level.NOTE, "works: Looks", id="CRIU"),
     ],

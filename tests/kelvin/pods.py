@@ -1,0 +1,105 @@
+"""A `kelvin runtime` of a test's: its command line, its port, its processes."""
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from coldstart_bench.installation import free_port
+from contracts.manifest import Limits
+from tests.runtime.processes import DEADLINE_S, Installation, installation
+from tests.runtime.versions import make_llama
+from tests.weightcache.kit import TENANT, Version
+
+LONG: Final = 16_384  # tokens: seconds of steps on any machine
+PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
+
+
+@contextmanager
+def sealed_version(data: Path) -> Iterator[tuple[Installation, Version]]:
+    """A store with a sealed version, of which an answer may take long."""
+    with installation(data) as house:
+        version = house.publish(make_llama(seed=5, max_position_embeddings=LONG, limits=Limits(400, LONG, 8)))
+        standby = house.fork()
+        standby.seal(version)
+        standby.reap()
+        yield house, version
+
+
+@dataclass
+class Pod:
+    """A running `kelvin runtime`."""
+
+    process: "subprocess.Popen[bytes]"
+    port: int
+    data: Path
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        return self._ask("GET", path, None, headers or {})
+
+    def ask(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        return self._ask("POST", "/v1/completions", json.dumps(body).encode(), {"x-kelvin-request-id": "r1"})
+
+    def open(self, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """An answer whose head was read."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"x-kelvin-request-id": "r2"})
+        return connection, connection.getresponse()
+
+    def is_ready(self) -> bool | None:
+        try:
+            return self.get("/readyz")[0] == 200 or None
+        except OSError:
+            assert self.process.poll() is None, "it ended"
+            return None
+
+    def child(self, module: str) -> int:
+        """The process id of one of its processes."""
+        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
+                return int(pid)
+        raise AssertionError(f"{module} is not there")
+
+    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def pod(
+    house: Installation, version: str, data: Path, *options: str, tenant: str = TENANT, **more: str
+) -> Iterator[Pod]:
+    """Nothing of it lives on. `more` is of its environment, without the prefix."""
+    port = free_port()
+    env = os.environ | {
+        "PORT": str(port),
+        "KELVIN_HOST_BYTES": str(16 << 20),
+        "KELVIN_SLAB_BYTES": str(4 << 20),
+        "KELVIN_NVME_BYTES": str(64 << 20),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **{f"KELVIN_{name}": value for name, value in more.items()},
+    }
+    store = (house.data / "store").as_uri()
+    command = [sys.executable, "-m", "kelvin.main", "runtime", version, "--tenant", tenant, "--model", "m"]
+    process = subprocess.Popen(
+        [*command, "--store", store, "--host", "127.0.0.1", "--data", str(data), *options],
+        env=env,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield Pod(process, port, data)
+    finally:
+        process.kill()  # its children see the end of their lifeline
+        process.communicate(timeout=DEADLINE_S)
