@@ -1,0 +1,211 @@
+"""A strict Kubernetes API server in this process, on a real port: for tests of whoever speaks to one.
+
+It imitates kube-apiserver 1.36.2 with Knative Serving's kinds and webhooks, as recorded in knative-recorded and read in
+the sources that each module names:
+- `objects`, `schemas`: decoding, strict field validation, metadata, generations (api_exchanges, api_more, leases)
+- `ownership`, `fields`: server-side apply, conflicts, removal of what is no longer applied (api_exchanges)
+- `store`, `watches`, `selectors`: lists and their pages, watches, expiry (list_paging, watch_semantics)
+- `cluster`, `deletions`, `collector`: preconditions, finalizers, propagation, namespaces (api_exchanges, finalizers)
+- `knative_webhook`: defaults and refusals (webhook_defaults, webhook_validation, webhook_updates, feature_flags)
+The replay suite (`test_replay_*.py`) holds it to the recordings and lists what it does not imitate. There is no
+kubelet, scheduler, Deployment controller or Knative controller here: what those write, a test writes itself, or
+`knative.Knative` plays them.
+"""
+
+import asyncio
+import base64
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import yaml
+from aiohttp import web
+
+from tests.cluster.answers import Json
+from tests.cluster.certificates import certified
+from tests.cluster.cluster import Cluster
+from tests.cluster.collector import collect
+from tests.cluster.deletions import Deletion, delete, finish
+from tests.cluster.front import Fault, Front, Seen
+from tests.cluster.kinds import Kind, knative
+from tests.cluster.objects import Options
+from tests.loops import HOST, looping
+
+NAMESPACES: Final = ("default", "kube-system", "knative-serving")
+
+
+@dataclass(slots=True)
+class ApiServer:
+    """The server while its block runs. Its methods may be called from any thread."""
+
+    url: str
+    cluster: Cluster
+    front: Front
+    trusted: bytes = b""  # the PEM of its certificate, where it speaks TLS
+    features: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.features = self.cluster.webhook.features  # Knative's flags: config-features
+
+    # -- what is there
+
+    def create(self, obj: Json, *, manager: str = "test") -> Json:
+        """As an administrator creates it; with its status, if it has one."""
+        kind, namespace = self.kind(obj), obj["metadata"].get("namespace", "")
+        made = self.cluster.create(kind, namespace, obj, Options(manager)).body
+        if kind.has_status and "status" in obj:
+            made = self.set_status(made, obj["status"])
+        return made
+
+    def get(self, api_version: str, kind: str, name: str, namespace: str = "") -> Json:
+        """Raises Refused (404)."""
+        return self.cluster.get(self.cluster.kinds.of(api_version, kind), namespace, name)
+
+    def objects(self, api_version: str, kind: str, namespace: str | None = None) -> list[Json]:
+        of = self.cluster.kinds.of(api_version, kind)
+        said = {"apiVersion": api_version, "kind": kind}
+        return [said | each for each in self.cluster.listed(of, namespace)["items"]]
+
+    def set_status(self, obj: Json, status: Json, *, manager: str = "controller") -> Json:
+        """The whole status, as a controller writes it."""
+        kind, metadata = self.kind(obj), obj["metadata"]
+        namespace, name = metadata.get("namespace", ""), metadata["name"]
+        with self.cluster.lock:
+            now = self.cluster.get(kind, namespace, name)
+            sub = "status" if kind.has_status else ""
+            return self.cluster.update(kind, namespace, name, now | {"status": status}, Options(manager), sub=sub).body
+
+    def change(self, obj: Json, patch: Json, *, manager: str = "test") -> Json:
+        """By a merge patch."""
+        kind, metadata = self.kind(obj), obj["metadata"]
+        namespace, name = metadata.get("namespace", ""), metadata["name"]
+        return self.cluster.patch(kind, namespace, name, patch, "merge-patch+json", Options(manager)).body
+
+    def delete(self, obj: Json, policy: str = "Background") -> None:
+        """Raises Refused (404)."""
+        metadata = obj["metadata"]
+        delete(self.cluster, self.kind(obj), metadata.get("namespace", ""), metadata["name"], Deletion(policy))
+
+    def finish(self, obj: Json) -> None:
+        """Gone, whatever held it: as a kubelet ends a pod."""
+        finish(self.cluster, self.kind(obj), obj)
+
+    def kind(self, obj: Json) -> Kind:
+        return self.cluster.kinds.of(obj["apiVersion"], obj["kind"])
+
+    def namespace(self, name: str) -> None:
+        self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+    # -- what befalls its clients
+
+    @property
+    def seen(self) -> list[Seen]:
+        """Every request, in the order in which they came."""
+        return self.front.seen
+
+    @property
+    def watching(self) -> int:
+        """How many watches are open."""
+        return len(self.front.streams)
+
+    def fail(self, *faults: Fault) -> None:
+        """What befalls the next requests that match, each once."""
+        with self.cluster.lock:
+            self.front.faults.extend(faults)
+
+    def drop_watches(self) -> None:
+        """Every watch ends, without a last chunk."""
+        self.front.cut()
+
+    def bookmark(self) -> None:
+        """Every watch that takes bookmarks is sent one."""
+        self.front.book()
+
+    def expire(self, *, as_status: bool = False) -> None:
+        """Every resource version until now is too old to watch or to go on listing from.
+
+        A watch is then told 410 by an ERROR event, or with `as_status` by the status of HTTP.
+        """
+        self.front.gone_as_status = as_status
+        with self.cluster.lock:
+            self.cluster.store.expire()
+
+    def collect(self) -> None:
+        """The garbage collector, now, and not before this returns."""
+        collect(self.cluster)
+
+    @contextmanager
+    def no_collector(self) -> Iterator[None]:
+        """The garbage collector does nothing but what `collect` asks for."""
+        self.front.collecting = False
+        try:
+            yield
+        finally:
+            self.front.collecting = True
+            self.front.awake()
+
+    def service_account(self, directory: Path, namespace: str = "default") -> Path:
+        """What a pod finds in /var/run/secrets/kubernetes.io/serviceaccount, written there."""
+        for name, text in (
+            ("token", self.front.token.encode()),
+            ("ca.crt", self.trusted),
+            ("namespace", namespace.encode()),
+        ):
+            (directory / name).write_bytes(text)
+        return directory
+
+    def kubeconfig(self, path: Path, namespace: str = "default") -> Path:
+        """Written there, for this server and its administrator."""
+        about = {"server": self.url}
+        if self.trusted:
+            about["certificate-authority-data"] = base64.b64encode(self.trusted).decode()
+        context = {"cluster": "tests", "user": "admin", "namespace": namespace}
+        text = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "tests", "cluster": about}],
+            "users": [{"name": "admin", "user": {"token": self.front.token}}],
+            "contexts": [{"name": "tests", "context": context}],
+            "current-context": "tests",
+        }
+        path.write_text(yaml.safe_dump(text))
+        return path
+
+
+def installed(*, with_knative: bool = True) -> Cluster:
+    """A cluster with a few namespaces, and Knative Serving's definitions unless it is said to be without."""
+    cluster = Cluster()
+    for definition in knative() if with_knative else ():
+        cluster.create(cluster.kinds.of("apiextensions.k8s.io/v1", "CustomResourceDefinition"), "", definition)
+    spaces = cluster.kinds.of("v1", "Namespace")
+    for name in NAMESPACES:
+        cluster.create(spaces, "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return cluster
+
+
+@contextmanager
+def serving(cluster: Cluster | None = None, *, tls: Path | None = None) -> Iterator[ApiServer]:
+    """The server on a port of this machine, on a loop in a thread of its own; with TLS if `tls`, where its key lies."""
+    front = Front(installed() if cluster is None else cluster)
+    context, trusted = (None, b"") if tls is None else certified(HOST, tls)
+
+    async def main(stop: asyncio.Event) -> None:
+        server = web.Server(front.answer, access_log=None, handler_cancellation=True)
+        runner = web.ServerRunner(server, shutdown_timeout=0.05)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener, ssl_context=context).start()
+            await front.run(stop)
+        finally:
+            front.cut()
+            await runner.cleanup()
+
+    with socket.create_server((HOST, 0)) as listener, looping(main):
+        scheme = "https" if context else "http"
+        yield ApiServer(f"{scheme}://{HOST}:{listener.getsockname()[1]}", front.cluster, front, trusted)
+
+
+__all__ = ["ApiServer", "Fault", "installed", "serving"]

@@ -1,0 +1,96 @@
+"""What a kube-controller-manager does about deletion: the garbage collector and the end of namespaces.
+
+A dependent goes with the last of its owners, or first where the owner was deleted in the foreground; an orphan is let
+go. An object that holds others is deleted in the foreground itself, as the real collector does while an owner waits.
+"""
+
+from tests.cluster.answers import Json
+from tests.cluster.cluster import Cluster
+from tests.cluster.deletions import Deletion, delete, finish
+from tests.cluster.kinds import Kind
+
+ROUNDS = 50
+
+
+def collect(cluster: Cluster) -> None:
+    """Until nothing more is to be done. Everything that happens has happened when this returns."""
+    with cluster.lock:
+        for _ in range(ROUNDS):
+            if not _round(cluster):
+                return
+        raise AssertionError("the garbage collector goes round in circles")
+
+
+def _round(cluster: Cluster) -> bool:
+    kinds = {each.stored: each for each in cluster.kinds.all()}
+    objects = [(kinds[stored], obj) for stored, obj in cluster.store.every() if stored in kinds]
+    owners = {obj["metadata"]["uid"]: obj for _, obj in objects}
+    before = cluster.store.version
+    dependents: dict[str, list[tuple[Kind, Json]]] = {}
+    for kind, obj in objects:
+        for reference in obj["metadata"].get("ownerReferences", []):
+            dependents.setdefault(reference["uid"], []).append((kind, obj))
+    for kind, obj in objects:
+        metadata = obj["metadata"]
+        finalizers = metadata.get("finalizers", [])
+        if metadata.get("deletionTimestamp") and "foregroundDeletion" in finalizers:
+            _foreground(cluster, kind, obj, dependents)
+        if metadata.get("deletionTimestamp") and "orphan" in finalizers:
+            for held, dependent in dependents.get(metadata["uid"], []):
+                _release(cluster, held, dependent, metadata["uid"])
+            _unfinalize(cluster, kind, obj, "orphan")
+        references = metadata.get("ownerReferences", [])
+        alone = references and not any(each["uid"] in owners for each in references)
+        if alone and not metadata.get("deletionTimestamp"):
+            _delete(cluster, kind, obj, "Background")
+        if kind.stored == ("", "namespaces") and metadata.get("deletionTimestamp"):
+            _empty(cluster, kind, metadata["name"], objects)
+    return cluster.store.version != before
+
+
+def _foreground(cluster: Cluster, kind: Kind, obj: Json, dependents: dict[str, list[tuple[Kind, Json]]]) -> None:
+    uid = obj["metadata"]["uid"]
+    blocking = [
+        (held, each)
+        for held, each in dependents.get(uid, [])
+        if any(it["uid"] == uid and it.get("blockOwnerDeletion") for it in each["metadata"]["ownerReferences"])
+    ]
+    if not blocking:
+        _unfinalize(cluster, kind, obj, "foregroundDeletion")
+    for held, each in blocking:
+        if not each["metadata"].get("deletionTimestamp"):
+            _delete(cluster, held, each, "Foreground" if each["metadata"]["uid"] in dependents else "Background")
+
+
+def _delete(cluster: Cluster, kind: Kind, obj: Json, policy: str) -> None:
+    metadata = obj["metadata"]
+    if cluster.store.get(kind, metadata.get("namespace", ""), metadata["name"]) is not None:
+        delete(cluster, kind, metadata.get("namespace", ""), metadata["name"], Deletion(policy))
+
+
+def _unfinalize(cluster: Cluster, kind: Kind, obj: Json, name: str) -> None:
+    metadata = obj["metadata"]
+    now = cluster.store.get(kind, metadata.get("namespace", ""), metadata["name"])
+    if now is None:
+        return
+    left = [each for each in now["metadata"].get("finalizers", []) if each != name]
+    if left:
+        cluster.store.put(kind, now | {"metadata": now["metadata"] | {"finalizers": left}})
+    else:
+        finish(cluster, kind, now)
+
+
+def _release(cluster: Cluster, kind: Kind, obj: Json, owner: str) -> None:
+    metadata = dict(obj["metadata"])
+    left = [each for each in metadata.pop("ownerReferences") if each["uid"] != owner]
+    cluster.store.put(kind, obj | {"metadata": metadata | ({"ownerReferences": left} if left else {})})
+
+
+def _empty(cluster: Cluster, kind: Kind, name: str, objects: list[tuple[Kind, Json]]) -> None:
+    inside = [(held, obj) for held, obj in objects if obj["metadata"].get("namespace") == name]
+    for held, obj in inside:
+        if not obj["metadata"].get("deletionTimestamp"):
+            _delete(cluster, held, obj, "Background")
+    found = cluster.store.get(kind, "", name)
+    if not inside and found is not None:
+        finish(cluster, kind, found)

@@ -1,0 +1,107 @@
+"""How an object ends: its preconditions, its finalizers, its owner's policy, and a pod's time to end."""
+
+import copy
+from dataclasses import dataclass
+from typing import Final
+
+from tests.cluster import answers
+from tests.cluster.answers import Json
+from tests.cluster.cluster import Answer, Cluster
+from tests.cluster.kinds import Kind
+from tests.cluster.objects import now, tidy
+
+HOLDING: Final = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What a DELETE says."""
+
+    policy: str = ""
+    uid: str = ""
+    version: str = ""
+    grace_s: int | None = None
+    dry_run: bool = False
+
+
+PLAIN: Final = Deletion()
+
+
+def delete(cluster: Cluster, kind: Kind, namespace: str, name: str, how: Deletion = PLAIN) -> Answer:
+    """Gone, or marked to go where something holds it. Raises Refused: 404, 409 for a precondition."""
+    with cluster.lock:
+        old = cluster.stored(kind, namespace, name)
+        _check(kind, old, how)
+        if kind.stored == ("", "namespaces"):
+            return _terminate(cluster, kind, old, how)
+        metadata = dict(old["metadata"])
+        finalizers = metadata.get("finalizers", [])
+        if how.policy:
+            finalizers = [each for each in finalizers if each not in HOLDING.values()]
+            finalizers += [HOLDING[how.policy]] if how.policy in HOLDING else []
+        grace = _grace_s(kind, old, how)
+        if not finalizers and not grace:
+            if not how.dry_run:
+                cluster.drop(kind, old)
+            return Answer(200, copy.deepcopy(old) if kind.returned else _success(kind, old))
+        if not metadata.get("deletionTimestamp"):
+            metadata |= {"deletionTimestamp": now(), "deletionGracePeriodSeconds": grace}
+            if metadata.get("generation"):
+                metadata["generation"] += 1
+        new = old | {"metadata": tidy(metadata | {"finalizers": finalizers})}
+        if new != old and not how.dry_run:
+            new = cluster.store.put(kind, new)
+        return Answer(200, copy.deepcopy(new))
+
+
+def delete_all(
+    cluster: Cluster, kind: Kind, namespace: str | None, query: dict[str, str], how: Deletion = PLAIN
+) -> Answer:
+    """Those that the selectors of the query choose."""
+    with cluster.lock:
+        found = cluster.listed(kind, namespace, {key: query[key] for key in query if key.endswith("Selector")})
+        for each in found["items"]:
+            delete(cluster, kind, each["metadata"].get("namespace", ""), each["metadata"]["name"], how)
+        return Answer(200, found)
+
+
+def finish(cluster: Cluster, kind: Kind, obj: Json) -> None:
+    """Gone at once, whatever held it: what the namespace controller and a kubelet do in the end."""
+    with cluster.lock:
+        metadata = obj["metadata"]
+        found = cluster.store.get(kind, metadata.get("namespace", ""), metadata["name"])
+        if found is not None:
+            cluster.drop(kind, found)
+
+
+def _check(kind: Kind, old: Json, how: Deletion) -> None:
+    about, metadata = kind.named(old["metadata"]["name"]), old["metadata"]
+    if how.uid and how.uid != metadata["uid"]:
+        what = f"the UID in the precondition ({how.uid}) does not match the UID in record ({metadata['uid']})"
+        raise answers.precondition(about, what, "The object might have been deleted and then recreated")
+    if how.version and how.version != metadata["resourceVersion"]:
+        is_, was = metadata["resourceVersion"], how.version
+        what = f"the ResourceVersion in the precondition ({was}) does not match the ResourceVersion in record ({is_})"
+        raise answers.precondition(about, what, "The object might have been modified")
+
+
+def _terminate(cluster: Cluster, kind: Kind, old: Json, how: Deletion) -> Answer:
+    """A namespace ends when what is in it has ended."""
+    new = old | {"metadata": {"deletionTimestamp": now()} | old["metadata"], "status": {"phase": "Terminating"}}
+    if new != old and not how.dry_run:
+        new = cluster.store.put(kind, new)
+    return Answer(200, copy.deepcopy(new))
+
+
+def _grace_s(kind: Kind, obj: Json, how: Deletion) -> int:
+    """A pod on a node has time to end; nothing else does."""
+    spec = obj.get("spec") or {}
+    if kind.stored != ("", "pods") or not spec.get("nodeName"):
+        return 0
+    lasts_s: int = spec.get("terminationGracePeriodSeconds", 30)
+    return lasts_s if how.grace_s is None else how.grace_s
+
+
+def _success(kind: Kind, obj: Json) -> Json:
+    details = kind.named(obj["metadata"]["name"]).detailed(kind.plural, uid=obj["metadata"]["uid"])
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

@@ -1,0 +1,100 @@
+"""A control plane as a program beside a cluster in which a test does what Knative and a kubelet would."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from controlplane.policy.knative_service import service_name
+from tests.cluster.answers import Json
+from tests.cluster.api_server import ApiServer
+from tests.controlplane.builders import digest
+from tests.controlplane.door import Door, knocking, program
+from tests.controlplane.ground import eventually
+
+SERVING: Final = "serving.knative.dev/v1"
+SLICES: Final = "discovery.k8s.io/v1"
+NAMESPACE: Final = "kelvin-default"
+IMAGE: Final = "registry.example/kelvin@sha256:" + "0" * 64
+PARTS: Final = ("nodeselector", "tolerations", "priorityclassname", "volumes-hostpath")
+FEATURES: Final = tuple(f"kubernetes.podspec-{part}" for part in PARTS)
+SETTINGS: Final = {
+    "scaling": "knative", "cluster_image": IMAGE, "cluster_store": "s3://models/prod", "threads": "2",
+    "cluster_secret": "store", "cluster_timeout_s": "300",
+    "cluster_features": ",".join(FEATURES), "cluster_cache": "/var/lib/kelvin-cache",
+    "cluster_control": "https://control:7500", "cluster_snapshotter": "https://snapshotter:7501",
+    "cluster_inner_secret": "inner",
+    "cluster_nodes": "gpu=h100", "cluster_tolerations": "spot", "cluster_priority_class": "models",
+    "cluster_device": "nvidia.com/gpu", "cluster_device_class": "h100", "cluster_namespace": "platform",
+}  # fmt: skip
+
+
+class Knative:
+    """Plays what is not there."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+
+    def services(self) -> set[str]:
+        """Names of those that are there."""
+        return {each["metadata"]["name"] for each in self.server.objects(SERVING, "Service")}
+
+    def service(self, letter: str = "a") -> Json:
+        """That of a version."""
+        return self.server.get(SERVING, "Service", service_name("m", digest(letter)), NAMESPACE)
+
+    def becomes_ready(self, letter: str = "a") -> str:
+        """Its first revision was: its name."""
+        found = self.service(letter)
+        name = f"{found['metadata']['name']}-00001"
+        condition = {"type": "Ready", "status": "True"}
+        status = {"conditions": [condition], "latestCreatedRevisionName": name, "latestReadyRevisionName": name}
+        self.server.set_status(found, status)
+        return name
+
+    def pods(self, *names: str, letter: str = "a", is_ready: bool = True) -> Json:
+        """Those of its first revision, from now on."""
+        service = service_name("m", digest(letter))
+        about = {
+            "name": f"{service}-00001-private-x",
+            "namespace": NAMESPACE,
+            "labels": {
+                "networking.internal.knative.dev/serviceType": "Private",
+                "serving.knative.dev/service": service,
+            },
+        }
+        endpoints = [
+            {
+                "addresses": ["10.0.0.1"],
+                "conditions": {"ready": is_ready, "serving": is_ready, "terminating": False},
+                "targetRef": {"kind": "Pod", "name": name, "namespace": NAMESPACE},
+            }
+            for name in names
+        ]
+        ports = [{"name": "http", "port": 8012, "protocol": "TCP"}]
+        found = {"apiVersion": SLICES, "kind": "EndpointSlice", "metadata": about}
+        full = {**found, "addressType": "IPv4", "endpoints": endpoints, "ports": ports}
+        if self.server.objects(SLICES, "EndpointSlice", NAMESPACE):
+            return self.server.change(full, {"endpoints": endpoints, "ports": ports})
+        return self.server.create(full)
+
+    def forget_the_lease(self) -> None:
+        """As if its time were over: who held it was killed."""
+        for lease in self.server.objects("coordination.k8s.io/v1", "Lease", "platform"):
+            self.server.change(lease, {"spec": {"holderIdentity": None}})
+
+
+@contextmanager
+def running(tmp_path: Path) -> Iterator[Any]:
+    """The program, over the same data each time."""
+    (tmp_path / "data" / "run" / "control.sock").unlink(missing_ok=True)
+    with program(tmp_path / "data", **SETTINGS) as process:
+        yield process
+
+
+@asynccontextmanager
+async def inside(tmp_path: Path) -> AsyncIterator[Door]:
+    """Its door, once it is open."""
+    await eventually(lambda: (tmp_path / "data" / "run" / "control.sock").exists(), "the socket")
+    async with knocking(tmp_path / "data") as door:
+        yield door

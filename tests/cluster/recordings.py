@@ -1,0 +1,225 @@
+"""The recordings of a real API server, and how an answer of ours is compared with a recorded one.
+
+Uids, resource versions and continue tokens are other ones here: each recorded one stands for the one that took its
+place, which a comparison learns when it first sees the pair, and then holds to. A time is only a time. Where a
+recording leaves `managedFields` out, they are not compared.
+"""
+
+import http.client
+import json
+import re
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.cluster.answers import Json, Refused
+from tests.cluster.api_server import ApiServer
+from tests.cluster.front import TOKEN
+
+RECORDED: Final = Path(__file__).parents[2].parent / "shared" / "knative-recorded"
+NAMESPACE: Final = "kelvin-models"
+needs_recordings = pytest.mark.skipif(not RECORDED.exists(), reason="the recordings are not beside the checkout")
+AGENT: Final = "python-requests/2.32"
+TIMES: Final = ("creationTimestamp", "deletionTimestamp", "time", "lastTransitionTime", "lastUpdateTime")
+UNORDERED: Final = ("causes", "verbs", "resources")
+DRAWN: Final = re.compile(r"gen-\w{5}")
+RENAMED: Final = ("uid", "resourceVersion", "continue")
+TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+POD_SUFFIX: Final = re.compile(r'"dry-run-validation\w{5}"')
+
+
+def recorded(name: str) -> Any:
+    """A file of the recordings; an empty list where there are none, so that nothing is parametrised."""
+    path = RECORDED / name
+    if not path.exists():
+        return []
+    if name.endswith(".jsonl"):
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    return json.loads(path.read_text())
+
+
+@dataclass(slots=True)
+class Said:
+    """An answer of ours."""
+
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+
+class Client:
+    """One connection to the server, as `python-requests` would use it."""
+
+    def __init__(self, server: ApiServer) -> None:
+        parts = urllib.parse.urlsplit(server.url)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        """What is answered to a GET, line by line, as it comes."""
+        self._connection.request("GET", path, headers={"User-Agent": AGENT, "Authorization": f"Bearer {TOKEN}"})
+        answer = self._connection.getresponse()
+        rest = b""
+        while piece := answer.read1():  # unlike `readline` it tells an end from a connection that broke
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from lines
+
+    def send(self, request: Json) -> Said:
+        """A recorded request. A body that is text is sent as it is."""
+        query, body = request.get("query") or {}, request.get("body")
+        path = request["path"] + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        given: dict[str, str | None] = {"User-Agent": AGENT, "Authorization": f"Bearer {TOKEN}"}
+        given |= {name.title(): value for name, value in (request.get("headers") or {}).items()}
+        headers = {name: value for name, value in given.items() if value is not None}
+        if request.get("content_type"):
+            headers["Content-Type"] = request["content_type"]
+        raw = None if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self._connection.request(request["method"], path, raw, headers)
+        answer = self._connection.getresponse()
+        text = answer.read()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        is_json = "json" in found.get("content-type", "") and "transfer-encoding" not in found
+        return Said(answer.status, found, json.loads(text) if is_json else text.decode())
+
+
+@dataclass(slots=True)
+class Names:
+    """Which of ours took the place of which recorded uid, version or token."""
+
+    ours: dict[str, str] = field(default_factory=dict)
+    theirs: dict[str, str] = field(default_factory=dict)
+
+    def learn(self, theirs: str, ours: str) -> bool:
+        """Whether the two can stand for each other."""
+        return self.ours.setdefault(theirs, ours) == ours and self.theirs.setdefault(ours, theirs) == theirs
+
+    def translated(self, value: Any, key: str = "") -> Any:
+        """What was recorded, in our names."""
+        if isinstance(value, dict):
+            return {name: self.translated(each, name) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self.translated(each, key) for each in value]
+        if isinstance(value, str) and key in RENAMED:
+            return self.ours.get(value, value)
+        return self.in_text(value) if isinstance(value, str) else value
+
+    def in_text(self, text: str) -> str:
+        """Uids anywhere."""
+        for theirs, ours in self.ours.items():
+            if "-" in theirs:
+                text = text.replace(theirs, ours)
+        return text
+
+
+def differences(want: Any, got: Any, names: Names, at: str = "", key: str = "") -> list[str]:
+    """What keeps ours from being the recorded one, path by path."""
+    if isinstance(want, dict) and isinstance(got, dict):
+        found = []
+        want = {names.in_text(name): each for name, each in want.items()}  # k:{"uid":...}
+        if "managedFields" in got and "managedFields" not in want:
+            got = {name: each for name, each in got.items() if name != "managedFields"}
+        for name in sorted(want.keys() | got.keys()):
+            if name not in want or name not in got:
+                side = f"missing, should be {want[name]!r}" if name in want else f"too much: {got[name]!r}"
+                found.append(f"{at}.{name}: {side}")
+            else:
+                found += differences(want[name], got[name], names, f"{at}.{name}", name)
+        return found
+    if isinstance(want, list) and isinstance(got, list):
+        if key in UNORDERED:
+            want, got = (sorted(each, key=lambda item: json.dumps(item, sort_keys=True)) for each in (want, got))
+        if want and str(want[0]).startswith("("):  # "(1 item)"
+            want = want * len(got)
+            return [] if want[0].startswith(f"({len(got)} item") else [f"{at}: {len(got)} items, not {want[0]}"]
+        if len(want) != len(got):
+            return [f"{at}: {len(got)} of {len(want)}: {got!r}"]
+        pairs = enumerate(zip(want, got, strict=True))
+        return [fault for index, (one, other) in pairs for fault in differences(one, other, names, f"{at}[{index}]")]
+    if key in TIMES and isinstance(got, str):
+        return [] if TIME.fullmatch(got) else [f"{at}: {got!r} is no time"]
+    if key in RENAMED and isinstance(want, str) and isinstance(got, str):
+        same = (want == got == "") or (bool(want) and bool(got) and names.learn(want, got))
+        return [] if same else [f"{at}: {want!r} was {names.ours.get(want)!r}, is {got!r}"]
+    if isinstance(want, str) and isinstance(got, str):
+        want, got = (_settled(names.in_text(each)) for each in (want, got))
+    return [] if want == got else [f"{at}: {want!r}, got {got!r}"]
+
+
+def _settled(text: str) -> str:
+    """Without what is drawn by lot: names, the order in which Go walks a map; nor with a version of the cluster."""
+    text = re.sub(r"in record \(\d+\)", "in record", text)
+    text = DRAWN.sub("gen-", POD_SUFFIX.sub('"dry-run-validation"', text))
+    return "\n".join(sorted(text.splitlines())) if text.startswith("failed to create typed") else text
+
+
+def warnings(headers: Json) -> str:
+    return str(headers.get("warning", ""))
+
+
+def compared(exchange: Json, said: Said, names: Names) -> list[str]:
+    """What differs between a recorded answer and ours: status, warnings, body."""
+    want = exchange["response"]
+    found = [] if want["status"] == said.status else [f"status {want['status']}, got {said.status}: {said.body}"]
+    if warnings(want["headers"]) != warnings(said.headers):
+        found.append(f"warning {warnings(want['headers'])!r}, got {warnings(said.headers)!r}")
+    if want["headers"]["content-type"].partition(";")[0] != said.headers["content-type"].partition(";")[0]:
+        found.append(f"content type {said.headers['content-type']}")
+    return found + differences(want["body"], said.body, names)
+
+
+Sent = Mapping[str, Callable[[Json], Json]]
+Before = Mapping[str, Callable[["Replay"], None]]
+
+
+class Replay:
+    """A server that nobody else writes to, and which of its names took the place of the recorded ones.
+
+    `sent`: what a request really had for a body; `before`: what happened meanwhile; `partly`: what of an answer counts.
+    """
+
+    def __init__(
+        self, server: ApiServer, client: Client, sent: Sent, before: Before, partly: Sent | None = None
+    ) -> None:
+        self.server, self.client, self.names = server, client, Names()
+        self._sent, self._before, self._partly = sent, before, partly or {}
+
+    def all(self, exchanges: list[Json]) -> dict[str, list[str]]:
+        """Every exchange in its order: what differs, by name."""
+        found = {each["name"]: self.step(each) for each in exchanges}
+        return {name: faults for name, faults in found.items() if faults}
+
+    def step(self, exchange: Json) -> list[str]:
+        name = exchange["name"]
+        if before := self._before.get(name):
+            before(self)
+        self._controllers(exchange["response"]["body"])
+        request = self.names.translated(exchange["request"])
+        if name in self._sent:
+            request["body"] = self._sent[name](request["body"])
+        said = self.client.send(request)
+        if part := self._partly.get(name):
+            wanted = part(exchange["response"]["body"])
+            exchange = exchange | {"response": exchange["response"] | {"body": wanted}}
+            said.body = part(said.body)
+        return compared(exchange, said, self.names)
+
+    def _controllers(self, body: Any) -> None:
+        """The status that controllers had written by then, as the recorded answer shows it."""
+        if not isinstance(body, dict) or not isinstance(body.get("status"), dict) or "name" not in body["metadata"]:
+            return
+        try:
+            metadata = body["metadata"]
+            found = self.server.get(body["apiVersion"], body["kind"], metadata["name"], metadata.get("namespace", ""))
+        except (Refused, KeyError):
+            return
+        if found.get("status") != body["status"] and found["kind"] != "Namespace":
+            self.server.set_status(found, body["status"], manager="knative-controller")

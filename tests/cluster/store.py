@@ -1,0 +1,221 @@
+"""What lies in etcd and the watch cache: objects, their one sequence of versions, and every event since the beginning.
+
+Nothing is locked here: the cluster does that. Objects are never changed in place, so an event may keep them.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tests.cluster.answers import CONTINUE_TOO_OLD, TOO_OLD, Cause, Json, Refused, failure, options, refused
+from tests.cluster.kinds import Kind
+from tests.cluster.selectors import Test, by_field, by_label
+
+Key = tuple[str, str]  # namespace ("" where there is none), name
+FIRST_VERSION: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event: what an object is now, and was before."""
+
+    version: int
+    type: str  # "ADDED" | "MODIFIED" | "DELETED"
+    obj: Json
+    before: Json | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a list or a watch is asked for, from its query."""
+
+    namespace: str | None
+    wanted: Test
+    selected: bool  # by labels or fields, so not all there is
+    version: str = ""
+    match: str = ""
+    limit: int = 0
+    token: str = ""
+
+    @classmethod
+    def read(cls, kind: Kind, namespace: str | None, query: dict[str, str]) -> "Asked":
+        """Raises Refused."""
+        label = by_label(query.get("labelSelector", ""))
+        field = by_field(query.get("fieldSelector", ""), kind.plural, kind.group)
+        version, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
+        if match and not version and not query.get("watch"):
+            why = "resourceVersionMatch is forbidden unless resourceVersion is provided"
+            raise options("ListOptions", Cause("resourceVersionMatch", "FieldValueForbidden", f"Forbidden: {why}"))
+        token = query.get("continue", "")
+        if token and version not in ("", "0"):
+            raise refused(400, "specifying resource version is not allowed when using continue")
+        return cls(
+            namespace,
+            lambda obj: label(obj) and field(obj),
+            bool(query.get("labelSelector") or query.get("fieldSelector")),
+            version,
+            match,
+            max(0, int(query.get("limit") or 0)),
+            token,
+        )
+
+    def about(self, obj: Json) -> bool:
+        here = self.namespace is None or obj["metadata"].get("namespace") == self.namespace
+        return here and self.wanted(obj)
+
+
+def number(text: str) -> int:
+    """A resource version. Raises Refused (500, as recorded)."""
+    if text.isdigit():
+        return int(text)
+    why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+    raise refused(500, why, reason=None)
+
+
+def token(version: int, start: str) -> str:
+    text = json.dumps({"v": "meta.k8s.io/v1", "rv": version, "start": start + "\0"}, separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def opened(text: str) -> tuple[int, str]:
+    """The version of a continue token, and the last key before it. Raises Refused."""
+    why = "invalid character"
+    try:
+        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+        off = next((index for index, (has, wants) in enumerate(zip(raw, "null", strict=False)) if has != wants), 0)
+        first = f"'{raw[:1]}' looking for beginning of value"
+        why += f" '{raw[off]}' in literal null (expecting '{'null'[off]}')" if off else f" {first}"
+        found = json.loads(raw)
+        return int(found["rv"]), str(found["start"]).removesuffix("\0")
+    except (binascii.Error, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+        raise refused(400, f"invalid continue token: continue key is not valid: {why}") from error
+
+
+class Store:
+    """All objects, and what became of each."""
+
+    def __init__(self) -> None:
+        self.version = FIRST_VERSION
+        self._objects: dict[tuple[str, str], dict[Key, Json]] = {}
+        self._events: dict[tuple[str, str], list[Entry]] = {}
+        self._oldest: dict[tuple[str, str], int] = {}
+        self._lists_from = FIRST_VERSION
+        self.changed: list[Callable[[], None]] = []
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        found = self._objects.get(kind.stored, {}).get((namespace, name))
+        return None if found is None else as_version(kind, found)
+
+    def every(self) -> Iterator[tuple[tuple[str, str], Json]]:
+        for stored, objects in self._objects.items():
+            for obj in list(objects.values()):
+                yield stored, obj
+
+    def put(self, kind: Kind, obj: Json) -> Json:
+        """Stored under the next version."""
+        metadata = obj["metadata"]
+        key = (metadata.get("namespace", ""), metadata["name"])
+        self.version += 1
+        found = obj | {"metadata": metadata | {"resourceVersion": str(self.version)}}
+        objects = self._objects.setdefault(kind.stored, {})
+        before = objects.get(key)
+        objects[key] = found
+        self._note(kind, Entry(self.version, "MODIFIED" if before else "ADDED", found, before))
+        return found
+
+    def drop(self, kind: Kind, obj: Json) -> None:
+        """Gone; its event has the last state under a new version."""
+        metadata = obj["metadata"]
+        before = self._objects[kind.stored].pop((metadata.get("namespace", ""), metadata["name"]))
+        self.version += 1
+        last = before | {"metadata": before["metadata"] | {"resourceVersion": str(self.version)}}
+        self._note(kind, Entry(self.version, "DELETED", last, before))
+
+    def _note(self, kind: Kind, entry: Entry) -> None:
+        self._events.setdefault(kind.stored, []).append(entry)
+        for told in self.changed:
+            told()
+
+    def events(self, kind: Kind) -> list[Entry]:
+        return self._events.setdefault(kind.stored, [])
+
+    def oldest(self, kind: Kind) -> int:
+        """A watch can begin after this version, not before."""
+        return self._oldest.get(kind.stored, 0)
+
+    def expire(self, kind: Kind | None = None) -> None:
+        """Versions until now are compacted: what continues from one of them is told 410."""
+        for stored in list(self._events) if kind is None else [kind.stored]:
+            self._oldest[stored] = self.version
+        if kind is None:
+            self._lists_from = self.version + 1
+
+    def begin(self, kind: Kind) -> None:
+        """The watch cache of a kind that was just defined."""
+        self._oldest[kind.stored] = self.version
+
+    def _at(self, kind: Kind, version: int) -> list[Json]:
+        state: dict[Key, Json] = {}
+        for entry in self.events(kind):
+            if entry.version > version:
+                break
+            metadata = entry.obj["metadata"]
+            key = (metadata.get("namespace", ""), metadata["name"])
+            if entry.type == "DELETED":
+                state.pop(key, None)
+            else:
+                state[key] = entry.obj
+        return [state[key] for key in sorted(state)]
+
+    def listed(self, kind: Kind, asked: Asked) -> Json:
+        """A list as it is answered. Raises Refused: 410 for what expired, 504 for a version that is not yet."""
+        version, start = self.version, ""
+        if asked.token:
+            version, start = opened(asked.token)
+            if version < 0:
+                version = self.version
+            elif version < self._lists_from:
+                again = token(-1, start.removeprefix("/"))
+                raise Refused(410, failure(410, CONTINUE_TOO_OLD) | {"metadata": {"continue": again}})
+        elif asked.version not in ("", "0"):
+            wanted = number(asked.version)
+            if wanted > self.version:
+                raise _too_large(wanted, self.version)
+            if asked.match == "Exact":
+                if wanted < self._lists_from:
+                    raise refused(410, TOO_OLD)
+                version = wanted
+        found = [each for each in self._at(kind, version) if asked.about(each)]
+        rest = [each for each in found if not start or _start(asked, each).lstrip("/") > start.lstrip("/")]
+        page = rest[: asked.limit] if asked.limit else rest
+        metadata: Json = {"resourceVersion": str(version)}
+        if len(page) < len(rest):
+            metadata["continue"] = token(version, _start(asked, page[-1]))
+            if not asked.selected:
+                metadata["remainingItemCount"] = len(rest) - len(page)
+        items = [as_version(kind, each) for each in page]
+        if kind.custom:
+            metadata.setdefault("continue", "")
+        else:
+            items = [{key: value for key, value in each.items() if key not in ("kind", "apiVersion")} for each in items]
+        return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
+
+
+def _start(asked: Asked, obj: Json) -> str:
+    """Where in the order of keys an object lies, as continue tokens have it."""
+    metadata = obj["metadata"]
+    name = str(metadata["name"])
+    return f"/{name}" if asked.namespace is not None else f"{metadata.get('namespace', '')}/{name}"
+
+
+def _too_large(wanted: int, current: int) -> Refused:
+    causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
+    details = {"causes": causes, "retryAfterSeconds": 1}
+    return refused(504, f"Timeout: Too large resource version: {wanted}, current: {current}", details=details)
+
+
+def as_version(kind: Kind, obj: Json) -> Json:
+    return obj if obj["apiVersion"] == kind.api_version else obj | {"apiVersion": kind.api_version}

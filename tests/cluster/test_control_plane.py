@@ -1,0 +1,227 @@
+"""The control plane as a program, and a cluster: what a registration makes there, and what is told of it then.
+
+Where Knative and a kubelet would act, the test does.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from contracts.control import Feed
+from contracts.jobs import GateJob, SealJob
+from contracts.wire import encode
+from controlplane.policy.convergence import differences
+from controlplane.policy.knative_service import Cluster, Control, PodVersion, service, service_name
+from service.listener import listen
+from tests.cluster.answers import Json
+from tests.cluster.api_server import ApiServer
+from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, Knative, inside, running
+from tests.controlplane.builders import digest, registration
+from tests.controlplane.door import Door, program
+from tests.controlplane.ground import Run, eventually, fake_zygote
+from tests.controlplane.test_internal_api import FeedReader, feed
+
+CLUSTER: Final = Cluster(
+    image=IMAGE, store_url="s3://models/prod", cores=2, secret="store", timeout_s=300,
+    features=frozenset(FEATURES), node_selector={"gpu": "h100"},
+    tolerations=({"key": "spot", "operator": "Exists"},), priority_class="models", device="nvidia.com/gpu",
+    device_class="h100", cache="/var/lib/kelvin-cache",
+    control=Control(url="https://control:7500", snapshotter_url="https://snapshotter:7501", secret="inner"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Knative":
+    """A cluster that allows what the settings ask for, and the way to it."""
+    api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
+    api_server.namespace("platform")
+    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
+    return Knative(api_server)
+
+
+async def register(door: Door, letter: str = "a") -> None:
+    """As the snapshotter does."""
+    assert (await door.ask("POST", "/internal/v1/versions", encode(registration("m", letter))))[0] == 201
+
+
+async def until(reader: FeedReader, holds: Callable[[Feed], bool]) -> Feed:
+    """The line that says so."""
+    while not holds(line := await reader.line()):
+        pass
+    return line
+
+
+def test_from_a_registration_to_its_deletion(knative: Knative, tmp_path: Path) -> None:
+    """A Service as rendered; a revision; a pod not ready, ready, gone; a scale; a deletion, and nothing is left.
+    What only a machine can answer is refused by a failure of its own.
+    """
+
+    async def main() -> None:
+        async with inside(tmp_path) as door, feed(door) as reader:
+            assert (await reader.line()).machine is None
+            await register(door)
+            name = service_name("m", digest("a"))
+            await eventually(lambda: knative.services() == {name}, "its Service")
+            of = registration()
+            wanted = service(
+                PodVersion(
+                    tenant="default", model="m", version=of.version, weight_bytes=of.total_bytes, kv_bytes=512 << 20,
+                    max_streams=64,
+                ),
+                CLUSTER,
+            )  # fmt: skip
+            assert differences(wanted, knative.service()) == ()
+            revision = knative.becomes_ready()
+            told = await until(reader, lambda line: bool(line.revisions))
+            assert [(row.namespace, row.name) for row in told.revisions] == [(NAMESPACE, revision)]
+            for is_ready in (False, True):
+                knative.pods("one", is_ready=is_ready)
+                (row,) = (await until(reader, lambda line: bool(line.replicas))).replicas
+                assert (row.runtime_id, row.url, row.unproven) == ("one", "http://10.0.0.1:8012", not is_ready)
+            _, shown = await door.admin("GET", "/models/m")
+            assert (shown["state"], shown["versions"][0]["replicas"][0]["runtime_id"]) == ("ready", "one")
+            assert (await door.admin("PUT", "/models/m/scale", {"min": 1, "max": 3}))[0] == 200
+            template = ("spec", "template", "metadata", "annotations", "autoscaling.knative.dev/max-scale")
+            await eventually(lambda: _at(knative.service(), template) == "3", "the scale")
+            status, problem = await door.admin("PUT", "/models/m/scale", {"idle": "sleep"})
+            assert (status, problem["detail"]) == (400, "idle=sleep: must be zero on a cluster; `min` keeps replicas")
+            status, problem = await door.admin("POST", "/models/m/stop")
+            assert (status, problem["code"]) == (501, "one_machine_only")
+            status, processes = await door.admin("GET", "/status")
+            assert (status, [each["ready"] for each in processes["processes"]]) == (200, [True])
+            slice_ = knative.pods()
+            assert (await until(reader, lambda line: bool(line.removed_replicas))).removed_replicas == ("one",)
+            assert (await door.admin("DELETE", "/models/m?force=true"))[0] == 200
+            assert (await until(reader, lambda line: bool(line.removed_revisions))).removed_revisions
+            knative.server.delete(slice_)
+            await eventually(lambda: not knative.services(), "the deletion")
+
+    with running(tmp_path) as process:
+        asyncio.run(main())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def _at(obj: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        obj = obj[step]
+    return obj
+
+
+def test_killed_in_between(knative: Knative, tmp_path: Path) -> None:
+    """The next one goes on: what was edited and deleted meanwhile is as it was, what was deployed is there, the first
+    snapshot has the pod that ran throughout, and the old version goes once the new one was ready.
+    """
+    old, new = service_name("m", digest("a")), service_name("m", digest("b"))
+
+    async def begin() -> None:
+        async with inside(tmp_path) as door:
+            await register(door)
+            await eventually(lambda: knative.services() == {old}, "its Service")
+            knative.becomes_ready()
+            knative.pods("one")
+            await register(door, "b")
+            assert (await door.admin("POST", "/models/m/deploy", {"version": digest("b")}))[0] == 200
+
+    async def go_on() -> None:
+        async with inside(tmp_path) as door, feed(door) as reader:
+            snapshot = await reader.line()
+            assert [row.runtime_id for row in snapshot.replicas] == ["one"]
+            await eventually(lambda: knative.services() == {old, new}, "both")
+            await eventually(lambda: _image(knative.service()) == IMAGE, "the repair")
+            knative.becomes_ready("b")
+            await eventually(lambda: knative.services() == {new}, "only the new one")
+
+    with running(tmp_path) as process:
+        asyncio.run(begin())
+        process.kill()
+        process.wait(60)
+    edited = knative.service()
+    edited["spec"]["template"]["spec"]["containers"][0]["image"] = "somebody/elses:1"
+    knative.server.change(edited, {"spec": edited["spec"]})
+    if new in knative.services():
+        knative.server.delete(knative.service("b"))
+    knative.forget_the_lease()
+    with running(tmp_path):
+        asyncio.run(go_on())
+
+
+def _image(obj: Json) -> str:
+    image: str = obj["spec"]["template"]["spec"]["containers"][0]["image"]
+    return image
+
+
+def test_the_second_waits(knative: Knative, tmp_path: Path) -> None:
+    """Alive and not ready, with neither socket nor database; it goes on when the first one ends."""
+    with closing(listen("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    other = tmp_path / "other"
+
+    async def waits() -> None:
+        async with aiohttp.ClientSession() as session:
+
+            async def says(path: str) -> int:
+                try:
+                    async with session.get(f"http://127.0.0.1:{port}{path}") as answer:
+                        return answer.status
+                except aiohttp.ClientError:
+                    return 0
+
+            async with asyncio.timeout(60):
+                while await says("/healthz") != 200:
+                    await asyncio.sleep(0.01)
+            assert await says("/readyz") == 503
+            assert not (other / "kelvin.db").exists()
+            assert not (other / "run" / "control.sock").exists()
+            first.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(60):
+                while await says("/readyz") != 200:
+                    await asyncio.sleep(0.01)
+            assert (other / "kelvin.db").exists()
+
+    with running(tmp_path) as first:
+        asyncio.run(_open(tmp_path))
+        with program(other, **SETTINGS, health_listen=f"127.0.0.1:{port}") as second:
+            asyncio.run(waits())
+            assert first.wait(60) == 0
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(60) == 0
+
+
+async def _open(tmp_path: Path) -> None:
+    async with inside(tmp_path):
+        pass
+
+
+def test_a_push_needs_a_zygote_beside(knative: Knative, tmp_path: Path) -> None:
+    """With one that came later its jobs are done, and no standby stays."""
+    where = Run(tmp_path / "data" / "run")
+    gate, seal = encode(GateJob(config_json="{}", tensors={})), encode(SealJob(tenant="default", version=digest("a")))
+
+    async def beside() -> None:
+        async with inside(tmp_path) as door:
+            status, facts = await door.ask("POST", "/internal/v1/jobs/gate", gate)
+            assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
+            status, attestation = await door.ask("POST", "/internal/v1/jobs/seal", seal)
+            assert (status, attestation["version"]) == (200, digest("a"))
+            await eventually(lambda: not where.sockets(), "the end of the standbys")
+            assert knative.services() == set()
+
+    with running(tmp_path):
+        asyncio.run(_open(tmp_path))
+        with fake_zygote(where):
+            asyncio.run(beside())
+
+
+def test_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which setting, and ends."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with running(tmp_path) as process:
+        assert process.wait(60) == 2
+    assert "KELVIN_SCALING=knative: no cluster to speak to" in (tmp_path / "controlplane.log").read_text()

@@ -1,0 +1,101 @@
+"""Models and tenants declared as objects of a cluster, to the control plane as a program."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.cluster.answers import Json
+from tests.cluster.api_server import ApiServer
+from tests.cluster.playing import NAMESPACE, Knative, inside, running
+from tests.cluster.test_control_plane import knative as knative
+from tests.cluster.test_control_plane import register
+from tests.controlplane.builders import digest
+from tests.controlplane.ground import eventually
+
+OURS: Final = "kelvin.dev/v1alpha1"
+CRDS: Final = Path(__file__).parents[2] / "manifests" / "crds"
+
+
+@pytest.fixture
+def declaring(knative: Knative) -> ApiServer:
+    """The cluster, with our kinds."""
+    for name in ("models", "modelversions", "tenants"):
+        knative.server.create(yaml.safe_load((CRDS / f"{name}.yaml").read_text()))
+    return knative.server
+
+
+def declare(server: ApiServer, kind: str, name: str, **spec: Any) -> Json:
+    """As `kubectl create` does."""
+    about = {"name": name} if kind == "Tenant" else {"name": name, "namespace": NAMESPACE}
+    return server.create({"apiVersion": OURS, "kind": kind, "metadata": about, "spec": spec})
+
+
+def said(server: ApiServer, kind: str, name: str) -> dict[str, tuple[str, str]]:
+    """Conditions of its status."""
+    namespace = "" if kind == "Tenant" else NAMESPACE
+    status = server.get(OURS, kind, name, namespace).get("status") or {}
+    return {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions") or ()}
+
+
+def scale_of(knative: Knative, letter: str) -> str | None:
+    """The least that a version's Service has Knative keep."""
+    notes = knative.service(letter)["spec"]["template"]["metadata"]["annotations"]
+    found: str | None = notes.get("autoscaling.knative.dev/min-scale")
+    return found
+
+
+def test_what_is_declared_is_served(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
+    """A model that is declared before it is pushed scales as its object says, which tells how it fares; what the admin
+    API changes then holds, too, and is told.
+    """
+
+    async def main() -> None:
+        with running(tmp_path):
+            async with inside(tmp_path) as door:
+                declaring.namespace(NAMESPACE)
+                declare(declaring, "Model", "m", tenant="default", scale={"min": 1, "max": 3})
+                await eventually(lambda: said(declaring, "Model", "m").get("Ready") == ("False", "NotPushed"), "told")
+                await register(door)
+                await eventually(lambda: said(declaring, "Model", "m").get("Applied") == ("True", "Applied"), "done")
+                await eventually(lambda: bool(knative.services()) and scale_of(knative, "a") == "1", "its Service")
+                await eventually(lambda: bool(declaring.objects(OURS, "ModelVersion", NAMESPACE)), "its version")
+                (version,) = declaring.objects(OURS, "ModelVersion", NAMESPACE)
+                assert version["spec"] == {"tenant": "default", "model": "m", "version": digest("a")}
+                assert said(declaring, "Model", "m")["InSync"] == ("True", "InSync")
+                answer = await door.admin("PUT", "/models/m/scale", {"min": 0})
+                assert answer[0] == 200
+                await eventually(
+                    lambda: said(declaring, "Model", "m").get("InSync") == ("False", "ChangedElsewhere"), "it differs"
+                )
+                await eventually(lambda: scale_of(knative, "a") in (None, "0"), "the other door's word")
+
+    asyncio.run(main())
+
+
+def test_a_tenant_is_made_and_goes(declaring: ApiServer, tmp_path: Path) -> None:
+    """With its object, as that says."""
+
+    async def main() -> None:
+        with running(tmp_path):
+            async with inside(tmp_path):
+                made = declare(declaring, "Tenant", "acme", limits={"rpm": 60}, deletionPolicy="Delete")
+                await eventually(lambda: said(declaring, "Tenant", "acme").get("Ready") == ("True", "Active"), "made")
+                declaring.delete(made)
+                await eventually(lambda: not declaring.objects(OURS, "Tenant"), "gone")
+
+    asyncio.run(main())
+
+
+def test_a_cluster_without_our_kinds(knative: Knative, tmp_path: Path) -> None:
+    """Serves all the same."""
+
+    async def main() -> None:
+        with running(tmp_path):
+            async with inside(tmp_path) as door:
+                await register(door)
+                await eventually(lambda: len(knative.services()) == 1, "its Service")
+
+    asyncio.run(main())

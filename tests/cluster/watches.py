@@ -1,0 +1,98 @@
+"""A watch: which events somebody is told who asked from a version on, as the watch cache tells them."""
+
+from typing import Final
+
+from tests.cluster.answers import Cause, Json, failure, options, refused
+from tests.cluster.kinds import Kind
+from tests.cluster.store import Asked, Entry, Store, as_version, number
+
+INITIAL_END: Final = "k8s.io/initial-events-end"
+
+
+def expired(version: int, oldest: int) -> Json:
+    return failure(410, f"too old resource version: {version} ({oldest})")
+
+
+class Watch:
+    """Not locked; `due` is asked again whenever the store changed."""
+
+    def __init__(self, store: Store, kind: Kind, namespace: str | None, query: dict[str, str]) -> None:
+        """Raises Refused for a query that is wrong."""
+        self.kind = kind
+        self.bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
+        self._store = store
+        self._asked = asked = Asked.read(kind, namespace, query)
+        initial = query.get("sendInitialEvents") in ("true", "1")
+        if initial and asked.match != "NotOlderThan":
+            why = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+            raise options("ListOptions", Cause("resourceVersionMatch", "FieldValueForbidden", why))
+        anew = initial or asked.version in ("", "0")
+        self._after = store.version if anew else number(asked.version)
+        events = store.events(kind)
+        first = next((index for index, each in enumerate(events) if each.version > self._after), len(events))
+        self._next = self._booked = first
+        self._told: list[Json] = []
+        self.over = not anew and self._after < store.oldest(kind)
+        if self.over:
+            self._told = [{"type": "ERROR", "object": expired(self._after, store.oldest(kind))}]
+        if anew:
+            self._told = [self._event("ADDED", each) for each in self._now()]
+        if initial and self.bookmarks:
+            self._told.append(self.bookmark(ended=True))
+
+    def _now(self) -> list[Json]:
+        plain = Asked(self._asked.namespace, self._asked.wanted, False)
+        kind = self.kind
+        items = self._store.listed(kind, plain)["items"]
+        return [{"kind": kind.kind, "apiVersion": kind.api_version} | each for each in items]
+
+    def _event(self, type_: str, obj: Json) -> Json:
+        return {"type": type_, "object": as_version(self.kind, obj)}
+
+    def timely(self) -> bool:
+        """Whether a bookmark would say anything new: on a watch that saw nothing happen none was recorded."""
+        return self._next > self._booked
+
+    def bookmark(self, *, ended: bool = False) -> Json:
+        """That nothing was missed until now: the version of the last event of the kind, or of all at the beginning."""
+        events = self._store.events(self.kind)
+        version = self._store.version if ended or not events else max(self._after, events[-1].version)
+        self._booked = len(events)
+        metadata: Json = {"resourceVersion": str(version)}
+        if ended:
+            metadata["annotations"] = {INITIAL_END: "true"}
+        return {
+            "type": "BOOKMARK",
+            "object": {"kind": self.kind.kind, "apiVersion": self.kind.api_version, "metadata": metadata},
+        }
+
+    def due(self) -> list[Json]:
+        """What happened since the last call."""
+        told, self._told = self._told, []
+        if self.over:
+            return told
+        events = self._store.events(self.kind)
+        for entry in events[self._next :]:
+            if entry.version > self._after and (event := self._seen(entry)):
+                told.append(event)
+        self._next = len(events)
+        return told
+
+    def _seen(self, entry: Entry) -> Json | None:
+        """An object that a selector begins or ceases to match is added or deleted to who selects."""
+        about = self._asked.about
+        was = entry.before is not None and about(entry.before)
+        is_ = entry.type != "DELETED" and about(entry.obj)
+        if entry.type == "DELETED" or entry.before is None:
+            return self._event(entry.type, entry.obj) if was or is_ else None
+        if is_:
+            return self._event("MODIFIED" if was else "ADDED", entry.obj)
+        if not was:
+            return None
+        metadata = entry.before["metadata"] | {"resourceVersion": str(entry.version)}
+        return self._event("DELETED", entry.before | {"metadata": metadata})
+
+
+def gone(version: str, store: Store, kind: Kind) -> Exception:
+    """The same as an answer of HTTP, as an API server with a cold watch cache gives it."""
+    return refused(410, expired(int(version), store.oldest(kind))["message"])
