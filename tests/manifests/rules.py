@@ -1,0 +1,206 @@
+"""What each object has to be, beyond its schema. Each rule gives what is wrong, nothing where all is well."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from tests.manifests.built import containers, pod_of
+
+Json = dict[str, Any]
+Rule = Callable[[list[Json]], Iterator[str]]
+
+DIGEST: Final = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)+@sha256:[0-9a-f]{64}")
+SPEAKS_TO_THE_CLUSTER: Final = frozenset({"controlplane"})
+_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
+_OWN_RIGHTS: Final = frozenset({"secrets", "roles", "clusterroles", "rolebindings", "clusterrolebindings"})
+_RAISING: Final = frozenset({"escalate", "bind", "impersonate"})
+
+
+def _name(obj: Json) -> str:
+    return f"{obj['kind']} {obj['metadata']['name']}"
+
+
+def limits(objects: list[Json]) -> Iterator[str]:
+    """A container that takes more than it was thought to is ended, not its neighbour."""
+    for each in containers(objects):
+        for which in ("requests", "limits"):
+            given = each.get("resources", {}).get(which, {})
+            yield from (f"{each['name']}: no {which} of {one}" for one in _RESOURCES if one not in given)
+
+
+def probes(objects: list[Json]) -> Iterator[str]:
+    """Whoever hangs is started again, and who isn't ready is not asked. What ends by itself needs none."""
+    for obj in objects:
+        pod = pod_of(obj)
+        for each in pod["containers"] if pod is not None and obj["kind"] not in ("Job", "CronJob") else ():
+            asked = ("startupProbe", "readinessProbe", "livenessProbe")
+            yield from (f"{each['name']}: no {one}" for one in asked if one not in each)
+
+
+def containment(objects: list[Json]) -> Iterator[str]:
+    """No root, no rights, nothing to write but what is mounted, nothing of the node."""
+    wanted = {
+        "allowPrivilegeEscalation": False, "privileged": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    for each in containers(objects):
+        given = each.get("securityContext", {})
+        yield from (f"{each['name']}: {name} is not {want}" for name, want in wanted.items() if given.get(name) != want)
+        yield from (f"{each['name']}: a port of the node" for port in each.get("ports", ()) if "hostPort" in port)
+    for pod in filter(None, map(pod_of, objects)):
+        given = pod.get("securityContext", {})
+        if given.get("runAsNonRoot") is not True or not given.get("runAsUser") or not given.get("fsGroup"):
+            yield "a pod of root"
+        yield from (f"{name} of the node" for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name))
+        yield from (f"{each['name']}: a directory of the node" for each in pod.get("volumes", ()) if "hostPath" in each)
+        yield from (
+            f"{each['name']}: without a bound"
+            for each in pod.get("volumes", ())
+            if "emptyDir" in each and "sizeLimit" not in each["emptyDir"]
+        )
+
+
+def images(objects: list[Json]) -> Iterator[str]:
+    """By digest: what was tried is what runs."""
+    yield from (
+        f"{each['name']}: {each['image']}" for each in containers(objects) if not DIGEST.fullmatch(each["image"])
+    )
+
+
+def rights(objects: list[Json]) -> Iterator[str]:
+    """Nothing by a wildcard, nobody's secrets, no way to more rights; a binding has both its ends."""
+    there = {(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects}
+    for obj in objects:
+        for rule in obj.get("rules", ()) if obj["kind"] in ("Role", "ClusterRole") else ():
+            said = [
+                *rule.get("apiGroups", ()),
+                *rule.get("resources", ()),
+                *rule["verbs"],
+                *rule.get("nonResourceURLs", ()),
+            ]
+            if any("*" in each for each in said):
+                yield f"{_name(obj)}: a wildcard"
+            if _OWN_RIGHTS & set(rule.get("resources", ())) or _RAISING & set(rule["verbs"]):
+                yield f"{_name(obj)}: a way to more rights"
+        if obj["kind"] in ("RoleBinding", "ClusterRoleBinding"):
+            role, home = obj["roleRef"], obj["metadata"].get("namespace")
+            if (role["kind"], home if role["kind"] == "Role" else None, role["name"]) not in there:
+                yield f"{_name(obj)}: no such role"
+            for each in obj["subjects"]:
+                if (each["kind"], each["namespace"], each["name"]) not in there or each["name"] == "default":
+                    yield f"{_name(obj)}: no service account of ours"
+
+
+def accounts(objects: list[Json]) -> Iterator[str]:
+    """Each pod has an account of its own, and a token only where it speaks to the API server."""
+    there = {
+        (each["metadata"]["namespace"], each["metadata"]["name"])
+        for each in objects
+        if each["kind"] == "ServiceAccount"
+    }
+    for obj in objects:
+        if obj["kind"] == "ServiceAccount" and obj.get("automountServiceAccountToken") is not False:
+            yield f"{_name(obj)}: a token for everybody"
+        if (pod := pod_of(obj)) is not None:
+            name = pod.get("serviceAccountName", "default")
+            if (obj["metadata"]["namespace"], name) not in there:
+                yield f"{_name(obj)}: no account {name}"
+            if pod.get("automountServiceAccountToken") is not (name in SPEAKS_TO_THE_CLUSTER):
+                yield f"{_name(obj)}: its token"
+            if pod.get("enableServiceLinks") is not False:
+                yield f"{_name(obj)}: names of services in its environment"
+
+
+def secrets(objects: list[Json]) -> Iterator[str]:
+    """By reference alone, and never readable by all in the container."""
+    for obj in objects:
+        if obj["kind"] == "Secret":
+            yield f"{_name(obj)}: lies in a repository"
+        for volume in (pod_of(obj) or {}).get("volumes", ()):
+            if "secret" in volume and volume["secret"].get("defaultMode", 0o644) & 0o007:
+                yield f"{_name(obj)}: {volume['name']} is readable by all"
+    for each in containers(objects):
+        for variable in each.get("env", ()):
+            if re.search(r"(PASSWORD|SECRET|TOKEN|KEY|REDIS)$", variable["name"]) and "value" in variable:
+                yield f"{each['name']}: {variable['name']} is written out"
+
+
+def availability(objects: list[Json]) -> Iterator[str]:
+    """What there are several of stays through a drain of its node, and is not all on one."""
+    scaled = {each["spec"]["scaleTargetRef"]["name"] for each in objects if each["kind"] == "HorizontalPodAutoscaler"}
+    budgets = [each["spec"]["selector"]["matchLabels"] for each in objects if each["kind"] == "PodDisruptionBudget"]
+    for obj in (each for each in objects if each["kind"] == "Deployment"):
+        name, spec = obj["metadata"]["name"], obj["spec"]
+        if name not in scaled and spec["replicas"] < 2:
+            continue
+        if name in scaled and "replicas" in spec:
+            yield f"{name}: an apply undoes its autoscaler's work"
+        if spec["selector"]["matchLabels"] not in budgets:
+            yield f"{name}: no PodDisruptionBudget"
+        pod = spec["template"]["spec"]
+        if "podAntiAffinity" not in pod.get("affinity", {}) or "topologySpreadConstraints" not in pod:
+            yield f"{name}: all on one node"
+
+
+def references(objects: list[Json]) -> Iterator[str]:
+    """What an object names is there: settings, classes, claims, ports, labels."""
+    there = {(each["kind"], each["metadata"]["name"]) for each in objects}
+    for obj in objects:
+        pod = pod_of(obj)
+        if pod is not None:
+            labels = obj["spec"].get("template", {}).get("metadata", {}).get("labels", {})
+            chosen = obj["spec"].get("selector", {}).get("matchLabels", {})
+            if not chosen.items() <= labels.items():
+                yield f"{_name(obj)}: chooses other pods"
+            if ("PriorityClass", pod.get("priorityClassName")) not in there:
+                yield f"{_name(obj)}: no such priority"
+            yield from _mounts(obj, pod, there)
+        if obj["kind"] == "Service":
+            yield from _ports(obj, objects)
+        if obj["kind"] == "HorizontalPodAutoscaler":
+            target = obj["spec"]["scaleTargetRef"]
+            if (target["kind"], target["name"]) not in there:
+                yield f"{_name(obj)}: scales nothing"
+
+
+def _mounts(obj: Json, pod: Json, there: set[tuple[str, str]]) -> Iterator[str]:
+    volumes = {each["name"]: each for each in pod.get("volumes", ())}
+    volumes |= {each["metadata"]["name"]: {} for each in obj["spec"].get("volumeClaimTemplates", ())}
+    mounted = set()
+    for each in (*pod.get("initContainers", ()), *pod["containers"]):
+        mounted |= {mount["name"] for mount in each.get("volumeMounts", ())}
+        for source in each.get("envFrom", ()):
+            if "configMapRef" in source and ("ConfigMap", source["configMapRef"]["name"]) not in there:
+                yield f"{_name(obj)}: no settings {source['configMapRef']['name']}"
+    yield from (f"{_name(obj)}: {name} is not both mounted and there" for name in mounted ^ volumes.keys())
+    for each in volumes.values():
+        claim = each.get("persistentVolumeClaim", {}).get("claimName")
+        if claim and ("PersistentVolumeClaim", claim) not in there:
+            yield f"{_name(obj)}: no claim {claim}"
+        settings = each.get("configMap", {}).get("name")
+        if settings and ("ConfigMap", settings) not in there:
+            yield f"{_name(obj)}: no settings {settings}"
+
+
+def _ports(service: Json, objects: list[Json]) -> Iterator[str]:
+    chosen = service["spec"]["selector"].items()
+    found = [
+        {port.get("name") for each in pod["containers"] for port in each.get("ports", ())}
+        for obj in objects
+        if (pod := pod_of(obj)) and chosen <= obj["spec"]["template"]["metadata"]["labels"].items()
+    ]
+    if not found:
+        yield f"{_name(service)}: leads nowhere"
+    for port in service["spec"]["ports"]:
+        if not all(port["targetPort"] in names for names in found):
+            yield f"{_name(service)}: no port {port['targetPort']}"
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    limits, probes, containment, images, rights, accounts, secrets, availability, references,
+)  # fmt: skip
+
+
+def broken(objects: list[Json]) -> list[str]:
+    """All that is wrong, each with its rule."""
+    return [f"{rule.__name__}: {each}" for rule in RULES for each in rule(objects)]

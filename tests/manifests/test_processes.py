@@ -1,0 +1,131 @@
+"""What the manifests start does start: each Deployment's own command, environment and files, until its probes pass."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contracts.roles import Role
+from controlplane.key_files import new_key_text
+from tests.activator.knative_autoscaler import StrictAutoscaler
+from tests.activator.redis_server import RedisServer
+from tests.cluster.api_server import serving as api_server
+from tests.controlplane.postgres_server import PostgresServer
+from tests.faults.buckets import CREDENTIALS, serving
+from tests.loops import looping
+from tests.manifests.built import MANIFESTS, Json, built, find, kustomize, of_base
+from tests.manifests.pods import Here, free_ports, running
+from tests.service.pki import Authority
+
+AUTHORITY = Authority()
+
+
+def given(redis: str) -> dict[str, dict[str, bytes]]:
+    """The secrets that operations.md has an operator make."""
+    pairs = {role: AUTHORITY.of(role) for role in Role}
+    return {
+        **{
+            f"kelvin-inner-{role}": {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": AUTHORITY.pem}
+            for role, pair in pairs.items()
+        },
+        "kelvin-front": {"tls.crt": pairs[Role.AGENT].certificate, "tls.key": pairs[Role.AGENT].key},
+        "kelvin-once": {"once.key": secrets.token_hex(32).encode()},
+        "kelvin-keys": {name: new_key_text().encode() for name in ("admin.key", "default.key")},
+        "kelvin-redis": {"url": redis.encode()},
+        "kelvin-database": {"password": b"unused"},
+        "kelvin-store": {name: value.encode() for name, value in CREDENTIALS.items()},
+    }
+
+
+@contextlib.contextmanager
+def autoscaler() -> Iterator[str]:
+    """Where one listens."""
+    listening, there = StrictAutoscaler(), threading.Event()
+
+    async def main(stop: asyncio.Event) -> None:
+        await listening.start()
+        there.set()
+        await stop.wait()
+        await listening.stop()
+
+    with looping(main):
+        assert there.wait(30)
+        yield listening.url
+
+
+@contextlib.contextmanager
+def cluster(objects: list[Json], place: Path) -> Iterator[Here]:
+    """What lies outside of our Deployments: a real PostgreSQL and Redis, an S3 server, an API server, what hears an
+    activator's reports.
+    """
+    with (
+        PostgresServer() as postgres,
+        RedisServer() as redis,
+        serving() as buckets,
+        autoscaler() as hears,
+        api_server() as api,
+    ):
+        database = find(objects, "ConfigMap", "kelvin-controlplane")["data"]["KELVIN_DATABASE"]
+        instead = {
+            "s3://kelvin/versions": buckets.url(buckets.make(), "versions"),
+            database: postgres.database(migrated=False).url,
+            "ws://autoscaler.knative-serving.svc:8080": hears,
+        }
+        for each in (each for each in objects if each["kind"] == "Namespace"):
+            api.create(each)
+        beside = {"KUBECONFIG": str(api.kubeconfig(place / "kubeconfig"))}
+        yield Here(place, given(redis.url), free_ports(objects), instead, beside)
+
+
+@pytest.mark.timeout(300)
+def test_probes(tmp_path: Path) -> None:
+    """All together: an activator is ready once it has heard the control plane, over mutual TLS by role."""
+    objects = of_base()
+    with (
+        cluster(objects, tmp_path) as here,
+        running(objects, "activator", here) as activator,
+        running(objects, "snapshotter", here) as snapshotter,
+    ):
+        activator.until("livenessProbe")
+        assert activator.probe("readinessProbe") == 503  # it has heard nobody yet
+        with running(objects, "controlplane", here) as controlplane:
+            for each in (controlplane, activator, snapshotter):
+                each.until("readinessProbe")
+
+
+@pytest.mark.timeout(300)
+def test_a_certificate_of_another_role(tmp_path: Path) -> None:
+    """Is refused by its process: the check above would not pass with just any files."""
+    objects = of_base()
+    with cluster(objects, tmp_path) as here:
+        wrong = {**here.secrets, "kelvin-inner-activator": here.secrets["kelvin-inner-runtime"]}
+        with (
+            pytest.raises(AssertionError, match=r"activator ended with 2:\s+KELVIN_INNER_TLS"),
+            running(objects, "activator", replace(here, secrets=wrong)) as activator,
+        ):
+            activator.until("livenessProbe")
+
+
+@pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
+@pytest.mark.timeout(300)
+def test_a_cache_agent(tmp_path: Path) -> None:
+    """By its command and its probes, which are programs; it isn't ready before it is there, nor after it was."""
+    (tmp_path / "built").mkdir()
+    there = os.path.relpath(MANIFESTS.resolve(), (tmp_path / "built").resolve())
+    text = f"resources: [{there}/base]\ncomponents: [{there}/components/cache-agent]\n"
+    (tmp_path / "built" / "kustomization.yaml").write_text(text)
+    objects = built(tmp_path / "built")
+    small = {"KELVIN_HOST_BYTES": 16 << 20, "KELVIN_SLAB_BYTES": 4 << 20, "KELVIN_NVME_BYTES": 64 << 20}
+    with cluster(objects, tmp_path) as here:
+        smaller = replace(here, beside={name: str(value) for name, value in small.items()})
+        with running(objects, "cache-agent", smaller) as agent:
+            agent.until("startupProbe")
+            agent.until("readinessProbe")
+            agent.until("livenessProbe")
+        assert agent.probe("livenessProbe") is None

@@ -1,0 +1,127 @@
+"""Every object is contained, bounded, probed and by reference; and each rule goes red for an object that breaks it."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.manifests import rules
+from tests.manifests.built import Json, find, of_base, plain, pod_of
+
+Harm = Callable[[list[Json]], object]
+
+
+def _pod(objects: list[Json], name: str = "activator") -> Json:
+    found = pod_of(find(objects, "Deployment", name))
+    assert found is not None
+    return found
+
+
+def _one(objects: list[Json], name: str = "activator") -> Json:
+    found: Json = _pod(objects, name)["containers"][0]
+    return found
+
+
+def _drop(objects: list[Json], kind: str, name: str) -> None:
+    objects.remove(find(objects, kind, name))
+
+
+def _set(target: Json, **values: Any) -> None:
+    target.update(values)
+
+
+def test_base() -> None:
+    """All of it, as plain YAML and as it is built."""
+    assert rules.broken(plain()) == []
+    assert rules.broken(of_base()) == []
+
+
+RIGHTS = "kelvin-controlplane"
+HARMS: tuple[tuple[Harm, str], ...] = (
+    (lambda o: _one(o)["resources"]["limits"].pop("memory"), "limits: activator: no limits of memory"),
+    (lambda o: _one(o)["resources"].pop("requests"), "limits: activator: no requests of cpu"),
+    (lambda o: _pod(o).update(initContainers=[{"name": "x", "image": "y"}]), "limits: x: no limits of cpu"),
+    (lambda o: _one(o).pop("livenessProbe"), "probes: activator: no livenessProbe"),
+    (lambda o: _one(o, "snapshotter").pop("startupProbe"), "probes: snapshotter: no startupProbe"),
+    (lambda o: _one(o).pop("securityContext"), "containment: activator: readOnlyRootFilesystem is not True"),
+    (lambda o: _set(_one(o)["securityContext"], privileged=True), "containment: activator: privileged is not False"),
+    (
+        lambda o: _set(_one(o)["securityContext"], capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}),
+        "containment: activator: capabilities is not {'drop': ['ALL']}",
+    ),
+    (lambda o: _set(_one(o)["ports"][0], hostPort=443), "containment: activator: a port of the node"),
+    (lambda o: _set(_pod(o)["securityContext"], runAsUser=0), "containment: a pod of root"),
+    (lambda o: _set(_pod(o), hostNetwork=True), "containment: hostNetwork of the node"),
+    (lambda o: _set(_pod(o)["volumes"][0], hostPath={"path": "/"}), "containment: data: a directory of the node"),
+    (lambda o: _pod(o)["volumes"][0]["emptyDir"].clear(), "containment: data: without a bound"),
+    (
+        lambda o: _set(_one(o), image="registry.example.com/kelvin:latest"),
+        "images: activator: registry.example.com/kel",
+    ),
+    (lambda o: _set(_one(o), image="kelvin"), "images: activator: kelvin"),
+    (
+        lambda o: find(o, "Role", "controlplane")["rules"][0]["verbs"].append("*"),
+        "rights: Role controlplane: a wildcard",
+    ),
+    (
+        lambda o: find(o, "ClusterRole", RIGHTS)["rules"][0].update(resources=["services/*"]),
+        "rights: ClusterRole kelvin-controlplane: a wildcard",
+    ),
+    (
+        lambda o: find(o, "ClusterRole", RIGHTS)["rules"][0].update(apiGroups=[""], resources=["secrets"]),
+        "rights: ClusterRole kelvin-controlplane: a way to more rights",
+    ),
+    (lambda o: _drop(o, "Role", "controlplane"), "rights: RoleBinding controlplane: no such role"),
+    (
+        lambda o: find(o, "ClusterRoleBinding", RIGHTS)["subjects"][0].update(name="default"),
+        "rights: ClusterRoleBinding kelvin-controlplane: no service account of ours",
+    ),
+    (lambda o: _set(_pod(o), automountServiceAccountToken=True), "accounts: Deployment activator: its token"),
+    (lambda o: _pod(o).pop("serviceAccountName"), "accounts: Deployment activator: no account default"),
+    (
+        lambda o: find(o, "ServiceAccount", "activator").pop("automountServiceAccountToken"),
+        "accounts: ServiceAccount activator: a token for everybody",
+    ),
+    (lambda o: _pod(o).pop("enableServiceLinks"), "accounts: Deployment activator: names of services"),
+    (
+        lambda o: o.append({"kind": "Secret", "metadata": {"name": "x"}, "data": {}}),
+        "secrets: Secret x: lies in a repository",
+    ),
+    (lambda o: _pod(o)["volumes"][2]["secret"].pop("defaultMode"), "secrets: Deployment activator: inner is readable"),
+    (
+        lambda o: _one(o)["env"].append({"name": "KELVIN_REDIS", "value": "redis://:x@y"}),
+        "secrets: activator: KELVIN_REDIS is written out",
+    ),
+    (lambda o: _drop(o, "PodDisruptionBudget", "activator"), "availability: activator: no PodDisruptionBudget"),
+    (lambda o: _pod(o, "controlplane").pop("affinity"), "availability: controlplane: all on one node"),
+    (
+        lambda o: find(o, "Deployment", "activator")["spec"].update(replicas=2),
+        "availability: activator: an apply undoes its autoscaler's work",
+    ),
+    (lambda o: _drop(o, "PriorityClass", "kelvin-platform"), "references: Deployment activator: no such priority"),
+    (lambda o: _drop(o, "ConfigMap", "kelvin-common"), "references: Deployment activator: no settings kelvin-common"),
+    (lambda o: _drop(o, "PersistentVolumeClaim", "snapshotter"), "references: Deployment snapshotter: no claim snap"),
+    (lambda o: _one(o)["volumeMounts"].pop(), "references: Deployment activator: once is not both"),
+    (
+        lambda o: find(o, "Deployment", "activator")["spec"]["selector"]["matchLabels"].update(x="y"),
+        "references: Deployment activator: chooses other pods",
+    ),
+    (
+        lambda o: find(o, "Service", "activator")["spec"]["selector"].update(x="y"),
+        "references: Service activator: leads nowhere",
+    ),
+    (
+        lambda o: find(o, "Service", "activator")["spec"]["ports"][0].update(targetPort="http"),
+        "references: Service activator: no port http",
+    ),
+    (lambda o: _drop(o, "Deployment", "activator"), "references: HorizontalPodAutoscaler activator: scales nothing"),
+)
+
+
+@pytest.mark.parametrize(("harm", "said"), HARMS, ids=[said for _, said in HARMS])
+def test_a_rule_that_is_broken(harm: Harm, said: str) -> None:
+    """Is told, with the object."""
+    objects = copy.deepcopy(plain())
+    harm(objects)
+    assert [each for each in rules.broken(objects) if each.startswith(said)]

@@ -1,0 +1,158 @@
+"""Every name in an environment is one that the product knows, with a value that it takes; every command is ours."""
+
+import re
+
+import click
+import pytest
+
+from contracts.roles import Role
+from controlplane.policy.knative_service import FEATURES, HOST_PATH, TIMEOUT_S
+from kelvin.main import main
+from kelvin.policy.configuration import DEFAULTS, KNOWN
+from tests.manifests.built import ROOT, Json, containers, find, of_base, plain, pod_of
+from tests.manifests.pods import environment_of
+from tests.manifests.rules import DIGEST
+
+OTHERS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+NOT_OURS_TO_SET = {"KELVIN_LIFELINE_FD", "KELVIN_LISTENER_FD", "KELVIN_POD"}
+
+
+def unknown(objects: list[Json]) -> list[str]:
+    """Names in the environments of our processes that have no effect."""
+    good = (KNOWN | OTHERS) - NOT_OURS_TO_SET
+    return [name for each in containers(objects) for name in environment_of(objects, each) if name not in good]
+
+
+def unused(objects: list[Json]) -> list[str]:
+    """Settings of a process that another one would read: a misplaced one has no effect either."""
+    found = []
+    for each in containers(objects):
+        package = ROOT / each["command"][-1] if each.get("command", [""])[0] == "python" else None
+        if package is None:
+            continue
+        shared = [ROOT / name for name in ("service", "telemetry", "contracts")]
+        read = "".join(path.read_text() for place in (package, *shared) for path in place.glob("*.py"))
+        given = (name for name in environment_of(objects, each) if name not in OTHERS)
+        found += [f"{each['name']}: {name}" for name in given if name not in read]
+    return found
+
+
+def commands(objects: list[Json]) -> list[str]:
+    """Those that would not start, with what is wrong."""
+    found = []
+    for each in containers(objects):
+        words = [*each.get("command", ()), *each.get("args", ())]
+        if words[:2] == ["python", "-m"] and len(words) == 3:
+            if not (ROOT / words[2] / "__main__.py").exists():
+                found.append(f"{each['name']}: no program {words[2]}")
+        elif words[:1] == ["kelvin"]:
+            found += _refused(each["name"], words[1:])
+        else:
+            found.append(f"{each['name']}: {words}")
+    return found
+
+
+def _refused(name: str, words: list[str]) -> list[str]:
+    """By the command's own parser: nothing is run."""
+    command: click.Command = main
+    try:
+        context = click.Context(main)
+        while isinstance(command, click.Group):
+            _, found, words = command.resolve_command(context, words)
+            assert found is not None
+            command = found
+        command.make_context(name, list(words))
+    except click.ClickException as error:
+        return [f"{name}: {error.format_message()}"]
+    return []
+
+
+def test_names() -> None:
+    """Known, and read by the process that is given them."""
+    assert unknown(of_base()) == []
+    assert unused(of_base()) == []
+
+
+def test_names_that_are_none() -> None:
+    """Are found: a misspelt one, one of another process, one that is a supervisor's."""
+    objects = plain()
+    settings = find(objects, "ConfigMap", "kelvin-activator")["data"]
+    settings |= {"KELVIN_QUEUE_REQUEST": "1", "KELVIN_LIFELINE_FD": "3", "KELVIN_SEAL_S": "600"}
+    assert unknown(objects) == ["KELVIN_QUEUE_REQUEST", "KELVIN_LIFELINE_FD"]
+    assert "activator: KELVIN_SEAL_S" in unused(objects)
+
+
+def test_commands() -> None:
+    """Each is a program of ours."""
+    assert commands(of_base()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        pytest.param(["python", "-m", "activater"], "x: no program activater", id="no such program"),
+        pytest.param(["python", "-m", "activator", "--fast"], "x: ['python'", id="an argument of a process"),
+        pytest.param(["kelvin", "serve"], "x: No such command", id="no such command"),
+        pytest.param(["kelvin", "status", "--fast"], "x: No such option", id="no such option"),
+        pytest.param(["sh", "-c", "true"], "x: ['sh'", id="somebody else's"),
+    ],
+)
+def test_commands_that_are_none(command: list[str], said: str) -> None:
+    """Are found without running anything."""
+    objects = plain()
+    next(containers(objects)).update(name="x", command=command)
+    assert commands(objects)[0].startswith(said)
+
+
+def test_a_drain_is_let_end() -> None:
+    """The time until a kill covers the pause before it, the drain, and the last records."""
+    objects = of_base()
+    pod = pod_of(find(objects, "Deployment", "activator"))
+    assert pod is not None
+    (container,) = pod["containers"]
+    drain_s = int(environment_of(objects, container)["KELVIN_ACTIVATOR_DRAIN_S"])
+    pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + 10
+
+
+def test_memory_holds_what_is_let_in() -> None:
+    """Bodies and queues of an activator at their bounds fit, with as much again for the process."""
+    limit = next(containers(of_base()))["resources"]["limits"]["memory"]
+    assert limit.endswith("Gi")
+    held = DEFAULTS["KELVIN_BODY_BYTES_IN_ALL"] + DEFAULTS["KELVIN_QUEUE_BYTES_IN_ALL"]
+    assert 2 * held <= int(limit.removesuffix("Gi")) << 30
+
+
+def test_every_role_has_its_certificate() -> None:
+    """A process that is one of the roles mounts that role's files."""
+    for obj in of_base():
+        if (pod := pod_of(obj)) is not None:
+            role = Role(obj["metadata"]["name"])
+            (files,) = [each for each in pod["volumes"] if each["name"] == "inner"]
+            assert files["secret"]["secretName"] == f"kelvin-inner-{role}"
+
+
+def test_what_replicas_are_told() -> None:
+    """The image by its digest; the store, the addresses and the fields that others of these objects name."""
+    objects = of_base()
+    told = find(objects, "ConfigMap", "kelvin-controlplane")["data"]
+    assert DIGEST.fullmatch(told["KELVIN_CLUSTER_IMAGE"])
+    assert told["KELVIN_CLUSTER_STORE"] == find(objects, "ConfigMap", "kelvin-snapshotter")["data"]["KELVIN_STORE"]
+    others = find(objects, "ConfigMap", "kelvin-activator")["data"]
+    assert told["KELVIN_CLUSTER_CONTROL"] == others["KELVIN_CONTROL"]
+    assert told["KELVIN_CLUSTER_SNAPSHOTTER"] == others["KELVIN_SNAPSHOTTER"]
+    on = find(objects, "ConfigMap", "config-features", "knative-serving")["data"]
+    assert set(told["KELVIN_CLUSTER_FEATURES"].split(",")) == on.keys()
+    assert find(objects, "PriorityClass", told["KELVIN_CLUSTER_PRIORITY_CLASS"])
+
+
+def test_what_knative_has_to_allow() -> None:
+    """The renderer's fields are on, but for directories of the nodes, and its longest timeout is taken."""
+    objects = of_base()
+    on = find(objects, "ConfigMap", "config-features", "knative-serving")["data"]
+    wanted = {each.flag for each in FEATURES if each is not HOST_PATH}
+    assert wanted == {name for name, value in on.items() if value == "enabled"}
+    limits = find(objects, "ConfigMap", "config-defaults", "knative-serving")["data"]
+    assert int(limits["max-revision-timeout-seconds"]) >= TIMEOUT_S
+    assert int(limits["revision-response-start-timeout-seconds"]) <= int(limits["revision-timeout-seconds"])
+    assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in on)
