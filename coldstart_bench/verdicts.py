@@ -29,8 +29,9 @@ def ratio(over: float | None, under: float | None) -> float | None:
 
 
 def line_of(verdict: Verdict) -> str:
-    """For people."""
+    """For people; without a size where the line is of none."""
     word = {True: "pass", False: "FAIL", None: ""}[verdict.passed]
     value = "not measured" if verdict.value is None else f"{verdict.value:.3f}"
     rule = f"{'at least' if verdict.at_least else 'at most'} {verdict.limit:g}"
-    return f"{word:4}  {verdict.size_bytes / 1e9:5.2f} GB  {verdict.state:<4}  {verdict.claim}: {value} ({rule})"
+    size = f"{verdict.size_bytes / 1e9:5.2f} GB  " if verdict.size_bytes else ""
+    return f"{word:4}  {size}{verdict.state:<4}  {verdict.claim}: {value} ({rule})"

@@ -8,6 +8,9 @@ from typing import TypeVar
 import click
 import msgspec
 
+from coldstart_bench.fleet import bench as fleet_bench
+from coldstart_bench.fleet import rows as fleet_rows
+from coldstart_bench.fleet.rows import FleetReport
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.traffic import burst as burst_bench
@@ -26,7 +29,7 @@ from coldstart_bench.verdicts import Verdict
 _JSON = click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
 )
-AnyReport = BurstReport | FloodReport | OverloadReport | SoakReport | TraceReport
+AnyReport = BurstReport | FleetReport | FloodReport | OverloadReport | SoakReport | TraceReport
 R = TypeVar("R")
 
 
@@ -136,6 +139,23 @@ def soak(json_file: Path | None, seconds: float, rate: float, every: float, seed
     _end(json_file, report, soak_rows.table(report))
 
 
+@click.command("fleet")
+@_JSON
+@click.option("--sizes", default="100,1000,3000,10000", show_default=True, help="Models, separated by commas.")
+@click.option("--active", default=200, show_default=True, type=click.IntRange(1, 100_000), help="In use, of these.")
+@click.option("--ticks", default=30, show_default=True, type=click.IntRange(1, 10_000), help="Of the scaler.")
+def fleet(json_file: Path | None, sizes: str, active: int, ticks: int) -> None:
+    """Many models, few of them in use: what a tick, a look-up, a start and an idle model take, and how that grows.
+    Exit 1 where a line does not hold.
+    """
+    try:
+        wanted = fleet_bench.sizes_of(sizes)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--sizes") from None
+    report = _tried(lambda: fleet_bench.run(fleet_bench.FleetPlan(wanted, active, ticks, tell)))
+    _end(json_file, report, fleet_rows.table(report))
+
+
 def _read(file: Path, parse: Callable[[str], R]) -> R:
     try:
         return parse(file.read_text())
@@ -171,4 +191,4 @@ def is_red(verdicts: tuple[Verdict, ...]) -> bool:
     return any(verdict.passed is False for verdict in verdicts)
 
 
-ALL: tuple[click.Command, ...] = (burst, flood, overload, soak, trace)
+ALL: tuple[click.Command, ...] = (burst, fleet, flood, overload, soak, trace)

@@ -83,5 +83,7 @@ def test_a_line_says_figure_and_rule() -> None:
     """As it is printed."""
     verdict = Verdict("x to y", SIZE, "cold", 0.931, 0.9, at_least=True, passed=True)
     assert line_of(verdict) == "pass   2.00 GB  cold  x to y: 0.931 (at least 0.9)"
+    of_none = Verdict("x to y", 0, "200", 0.931, 0.9, at_least=True, passed=False)
+    assert line_of(of_none) == "FAIL  200   x to y: 0.931 (at least 0.9)"
     missing = Verdict("x to y", SIZE, "cold", None, 0.9, at_least=False, passed=None)
     assert "not measured (at most 0.9)" in line_of(missing)

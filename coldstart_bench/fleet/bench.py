@@ -1,0 +1,84 @@
+"""`kelvin bench fleet`: what ten thousand models cost one control plane and one activator while few are asked for."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.fleet.names import EACH
+from coldstart_bench.fleet.rows import FleetReport, Size, judge
+from coldstart_bench.footprint import pss_of
+from coldstart_bench.installation import free_port
+from coldstart_bench.lone_activator import activator
+from coldstart_bench.programs import Program
+from coldstart_bench.scratch import scratch_directory
+from coldstart_bench.statistics import median_of
+
+LOOKUPS: Final = 20_000
+REPLICAS_NOTE: Final = "replicas are only counted; time of the tick is virtual, what it takes is a processor's"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """What to measure: sizes in rising order. `tell` hears how far it is."""
+
+    sizes: tuple[int, ...]
+    active: int
+    ticks: int
+    tell: Callable[[str], None]
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """Numbers of models separated by commas, put in order. Raises ValueError with the rule."""
+    try:
+        sizes = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise ValueError(f"{text!r}: must be whole numbers separated by commas") from None
+    if len(sizes) < 2 or not 1 <= sizes[0] <= sizes[-1] <= 1000 * EACH:
+        raise ValueError(f"{text!r}: must be two or more from 1 to {1000 * EACH}")
+    return tuple(sizes)
+
+
+def run(plan: FleetPlan) -> FleetReport:
+    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
+    before, sizes = load_1m(), []
+    with scratch_directory() as scratch:
+        for models in plan.sizes:
+            sizes.append(_measured(plan, scratch, models))
+            plan.tell(f"{models:,} models measured")
+    verdicts = judge(sizes)
+    return FleetReport(plan.active, tuple(sizes), verdicts, machine(), before, commit(), (REPLICAS_NOTE,))
+
+
+def _measured(plan: FleetPlan, scratch: Path, models: int) -> Size:
+    database = str(scratch / "kelvin.db")
+    with Program("fleet_fill", database) as fill:
+        fill.ask(models=models)
+    with Program("fleet_decide", database) as decide:
+        scaled = decide.ask(active=min(plan.active, models), ticks=plan.ticks)
+    with Program("fleet_route") as route:
+        routed = route.ask(models=models, lookups=LOOKUPS)
+    start_s, activator_bytes = _activator(scratch / f"data-{models}", models)
+    return Size(
+        models=scaled["models"],
+        load_s=scaled["load_s"],
+        tick_median_s=median_of(scaled["ticks_s"]).median,
+        tick_most_s=max(scaled["ticks_s"]),
+        lookup_s=routed["lookup_s"],
+        key_s=routed["key_s"],
+        table_s=routed["table_s"],
+        activator_start_s=start_s,
+        controlplane_bytes=scaled["bytes"],
+        activator_bytes=activator_bytes,
+    )
+
+
+def _activator(data: Path, models: int) -> tuple[float, int]:
+    """Seconds until it is ready, as its clients see it, and its memory then."""
+    (data / "run").mkdir(parents=True, mode=0o700)
+    with Program("fleet_feed", str(data), str(models)):
+        began = time.perf_counter()
+        with activator(data, free_port()) as pid:
+            return time.perf_counter() - began, pss_of(pid)

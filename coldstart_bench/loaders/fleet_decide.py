@@ -1,0 +1,125 @@
+"""The control plane's registry, feed and autoscaler over a fleet, with replicas that are only counted: what memory and
+a tick take. Argument: the database. Says `ready`; one line `{"active": A, "ticks": T}` is answered.
+
+The `active` first models have a replica each and are asked for all the time; each second is reported as an activator
+reports it. Time is virtual, and what is measured is time of a processor.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from coldstart_bench.fleet.names import model_of, tenant_of, version_of
+from coldstart_bench.footprint import pss_of
+from contracts.control import ConcurrencyStat, Stats
+from controlplane.autoscaler import Autoscaler
+from controlplane.facts import Model, Version, VersionKey
+from controlplane.feed import FeedHub
+from controlplane.policy.breakeven import Level, Step
+from controlplane.policy.kpa import TICK_S
+from controlplane.registry import Registry
+from controlplane.store import Database, sqlite_engine
+from controlplane.tasks import Tasks
+
+
+class Counted:
+    """One replica of each version in use, whatever is applied."""
+
+    def __init__(self, used: Sequence[VersionKey]) -> None:
+        self._used = dict.fromkeys(used)
+        self.applied: dict[VersionKey, int] = {}
+
+    def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
+        self.applied[key] = replicas
+
+    def sleep(self, key: VersionKey, level: Level) -> None:
+        self.applied[key] = 0
+
+    def ready(self, key: VersionKey) -> int:
+        return int(key in self._used)
+
+    live = present = ready
+
+    def in_use(self) -> tuple[VersionKey, ...]:
+        return tuple(self._used)
+
+    def has_room(self) -> bool:
+        return True
+
+    def leaving(self) -> int:
+        return 0
+
+
+class Virtual:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_000_000
+
+    def monotonic_us(self) -> int:
+        return self.now_us
+
+    def wall_s(self) -> int:
+        return 1_700_000_000
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_us += int(seconds * 1e6)
+
+
+class Unpriced:
+    """Nothing is worth staying warm for."""
+
+    def steps(self, model: Model, version: Version) -> Sequence[Step]:
+        return (Step(Level.WARM, 0.0),)
+
+
+async def measured(database: Database, active: int, ticks: int) -> dict[str, Any]:
+    """Seconds of a processor, and bytes."""
+    feed, clock = FeedHub(), Virtual()
+    registry = Registry(database, feed)
+    gc.collect()
+    before = pss_of(os.getpid())
+    began = time.process_time()
+    await registry.load()
+    load_s = time.process_time() - began
+    gc.collect()
+    grown = pss_of(os.getpid()) - before
+    used = [VersionKey(tenant_of(n), model_of(n), version_of(n)) for n in range(active)]
+    actuator = Counted(used)
+    every = tuple(
+        ConcurrencyStat(tenant=key.tenant, model=key.model, version=key.version, concurrency=1.0, requests=1)
+        for key in used
+    )
+    took = []
+    async with Tasks() as tasks:
+        scaler = Autoscaler(registry, actuator, clock, tasks, Unpriced())
+        for _ in range(ticks):
+            for _ in range(int(TICK_S)):
+                clock.now_us += 1_000_000
+                scaler.observe(Stats(activator="activator-0", stats=every))
+            began = time.process_time()
+            scaler.tick()
+            took.append(time.process_time() - began)
+    decided = sum(replicas == 1 for replicas in actuator.applied.values())
+    return {
+        "models": len(registry.every_model()), "decided": decided, "load_s": load_s, "ticks_s": took, "bytes": grown,
+    }  # fmt: skip
+
+
+def main(path: Path) -> None:
+    """One measurement: memory that was let go of would be in the next one."""
+    with closing(Database(sqlite_engine(path))) as database:
+        print("ready", flush=True)
+        asked = json.loads(sys.stdin.readline())
+        print(json.dumps(asyncio.run(measured(database, asked["active"], asked["ticks"]))), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

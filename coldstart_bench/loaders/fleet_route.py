@@ -1,0 +1,50 @@
+"""An activator's table of a fleet: what taking the feed's first line over costs, and looking a model up. Says `ready`;
+`{"models": N, "lookups": L}` is answered with seconds of a processor, `lookup_s` and `key_s` of one of them.
+"""
+
+import json
+import random
+import sys
+import time
+from typing import Any
+
+from activator.policy.traffic import resolve, which_model
+from activator.table import Table
+from coldstart_bench.fleet.names import feed_of, key_of, model_of, tenant_of, version_of
+from contracts.control import Feed
+from contracts.wire import decoder, encode
+
+
+def measured(models: int, lookups: int) -> dict[str, Any]:
+    """Names in no order, each as a request has it. Raises where a look-up finds another version."""
+    line = encode(feed_of(models))
+    decoder(Feed)  # made once in a process
+    began = time.process_time()
+    table = Table()
+    table.apply(decoder(Feed).decode(line))
+    table_s = time.process_time() - began
+    draw = random.Random(1)  # noqa: S311 - the same names each time
+    asked = [(tenant_of(n), model_of(n), version_of(n)) for n in draw.choices(range(models), k=lookups)]
+    keys = [key_of(tenant) for tenant, _, _ in asked]
+    found = []
+    began = time.process_time()
+    for tenant, model, _ in asked:
+        reference = which_model(None, model)
+        entry = table.callable(tenant, reference.owner or tenant, reference.model)
+        assert entry is not None
+        found.append(resolve(reference, entry, tenant))
+    lookup_s = (time.process_time() - began) / lookups
+    began = time.process_time()
+    holders = [table.principal(key, 0.0) for key in keys]
+    key_s = (time.process_time() - began) / lookups
+    wrong = sum(row.version != version for row, (_, _, version) in zip(found, asked, strict=True))
+    wrong += sum(who is None or who.tenant != tenant for who, (tenant, _, _) in zip(holders, asked, strict=True))
+    if wrong:
+        return {"error": f"{wrong} of {lookups} look-ups were wrong"}
+    return {"table_s": table_s, "lookup_s": lookup_s, "key_s": key_s}
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    for question in sys.stdin:
+        print(json.dumps(measured(**json.loads(question))), flush=True)
