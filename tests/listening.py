@@ -1,4 +1,4 @@
-"""A fake's server on a Unix socket, whose end loses no connection on the way in."""
+"""A fake's server on a Unix socket or a port, whose end loses no connection on the way in."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from aiohttp import web
 
 
 class Listening:
-    """An aiohttp application at a path.
+    """An aiohttp application at a path, or at a port of this machine.
 
     asyncio before 3.12 breaks, unclosed, a connection whose server closes between the accept and its transport
     (https://github.com/python/cpython/issues/109564): so `stop` accepts no more, lets those on the way arrive,
@@ -17,14 +17,20 @@ class Listening:
 
     def __init__(self, app: web.Application, shutdown_s: float = 0.05) -> None:
         self._runner = web.AppRunner(app, shutdown_timeout=shutdown_s, handler_cancellation=True)
-        self._socket = socket.socket(socket.AF_UNIX)
 
     async def start(self, path: Path) -> None:
         """Listen there; what lay at the path goes."""
         path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
-        await self._runner.setup()
-        await web.SockSite(self._runner, self._socket).start()
+        await self._serve()
+
+    async def start_at(self, held: socket.socket | None = None) -> int:
+        """Listen at a port that nobody has, or the one that is held (see `hold`); it is returned."""
+        self._socket = held or hold()
+        await self._serve()
+        chosen: int = self._socket.getsockname()[1]
+        return chosen
 
     async def stop(self) -> None:
         """No connection is left, and nobody listens."""
@@ -32,3 +38,14 @@ class Listening:
         await asyncio.sleep(0)  # the transports of what was accepted are made,
         await asyncio.sleep(0)  # and told of their protocols
         await self._runner.cleanup()
+
+    async def _serve(self) -> None:
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket).start()
+
+
+def hold() -> socket.socket:
+    """A port of this machine that is ours from now on, and refuses connections until somebody listens there."""
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    return held

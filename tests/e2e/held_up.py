@@ -78,7 +78,8 @@ def _activator() -> None:
 
     async def held_finish(self: Exchange, data: bytes) -> None:
         await finish(self, data)
-        _stop_at("finished")
+        if settled:  # a question about the bill ends here, too, and its asker may go on before that
+            _stop_at("finished")
 
     def seen_begin(self: Desk) -> None:
         desks.add(self)

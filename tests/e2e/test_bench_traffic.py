@@ -62,6 +62,16 @@ def test_a_small_overload(tmp_path: Path) -> None:
     assert most["memory_last"] > 0
 
 
+def test_a_small_fleet(tmp_path: Path) -> None:
+    """Each figure is there at each size, and of as many models as were asked for."""
+    found = bench(tmp_path, "fleet", "--sizes", "50,120", "--active", "60", "--ticks", "3")
+    assert [size["models"] for size in found["sizes"]] == [50, 120]
+    few = {"controlplane_bytes"}  # of so few models it may be less than what was free before
+    assert all(figure > 0 for size in found["sizes"] for name, figure in size.items() if name not in few)
+    assert len(found["verdicts"]) == 5
+    assert all(verdict["passed"] is not None for verdict in found["verdicts"])
+
+
 def test_a_small_burst(tmp_path: Path) -> None:
     """Every request of both tenants has the text that it has by itself, after one start."""
     found = bench(tmp_path, "burst", "--requests", "30")

@@ -18,3 +18,8 @@ def test_rendered_for_a_cluster(kelvin: Installation) -> None:
     assert annotations["autoscaling.knative.dev/max-scale"] == str(kelvin.model("llama")["scale"]["max"])
     assert "kubernetes.podspec-nodeselector" in run(kelvin, *words, "--node", "gpu=h100", code=1)
     assert "must be KEY=VALUE" in run(kelvin, *words, "--node", "gpu", code=2)
+    inner = ("--control", "https://c:7500", "--snapshotter", "https://s:7501", "--inner-secret", "inner")
+    (container,) = json.loads(run(kelvin, *words, *inner))["spec"]["template"]["spec"]["containers"]
+    assert {"name": "KELVIN_CONTROL", "value": "https://c:7500"} in container["env"]
+    assert "go together" in run(kelvin, *words, *inner[:4], code=2)
+    assert "kubernetes.podspec-volumes-hostpath" in run(kelvin, *words, "--cache", "/c", code=1)

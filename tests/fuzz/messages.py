@@ -11,7 +11,7 @@ from activator.routes import Wrong, host_of, route
 from blobstore.s3_place import parse_place
 from contracts import settings
 from contracts.artifact_errors import ArtifactRejected
-from contracts.control import Feed, KeyRow, Principal, RequestBatch, Scope, Stats
+from contracts.control import Feed, KeyRow, Principal, RequestBatch, RevisionRow, Scope, Stats
 from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.filters import read_policy
 from contracts.frames import Counts, End, Frame, FrameDecoder, FrameKind, encode_frame, failed_frame
@@ -147,6 +147,7 @@ WORDS: Final = (
     Layout(total_bytes=4096, extents=((0, 0, 0, 4096),), attestations=()),
     Bind(tenant="t", model="m", version="a" * 64, device_class="cpu-1", threads=1, kv_bytes=1 << 26),
     GateJob(config_json="{}", tensors={"a": ("F32", (2, 3))}), Feed(revision=1, full=True), Receipts(receipts=()),
+    Feed(revision=2, revisions=(RevisionRow(tenant="t", model="m", version="a" * 64, namespace="n", name="r-1"),)),
     Principal(key_id="k", tenant="t", scopes=(Scope.INFER,), models=("m",)), ScaleChange(min=1, target=2.5),
     WireFailure(code="overloaded", status=503, message="full", retryable=True, retry_after_s=1.0),
 )  # fmt: skip

@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import importlib
-import inspect
 import re
 import subprocess
 import tomllib
@@ -15,10 +14,12 @@ from typing import Any, TypeVar, cast
 from activator.routes import Asked, ListModels, Wrong, route
 from blobstore.memory import MemoryStore
 from contracts import artifact_errors, errors, traffic_errors
+from controlplane import one_machine
 from controlplane.app import compose
 from service.openapi import describe
 from snapshotter.app import open_app
 from snapshotter.settings import SnapshotterSettings
+from tests.controlplane.routes_of import Nothing
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -120,10 +121,11 @@ def described_routes(scratch: Path) -> set[Route]:
 
 def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
     """What is seen of the applications behind the activator: the control plane's, the snapshotter's."""
-    parts = ("feed", "registry", "autoscaler", "named", "forecasts", "economy", "clock", "database", "tenants", "keys")
-    nothing = cast(Any, SimpleNamespace(**dict.fromkeys(parts)))
+    nothing = cast(Any, Nothing())
     # Building routers touches nothing: what they act on is needed only when one is called.
-    control = cast(Any, compose)(*[nothing] * len(inspect.signature(compose).parameters))
+    running = SimpleNamespace(**dict.fromkeys(("replicas", "outcomes", "decider", "alive"), nothing))
+    running.routers = one_machine.routers(*[nothing] * 4)
+    control = compose(nothing, cast(Any, running), nothing)
 
     async def of_snapshotter() -> T:
         settings = SnapshotterSettings(data=scratch, store_url="memory:")
@@ -131,6 +133,20 @@ def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
             return look(app)
 
     return look(control), asyncio.run(of_snapshotter())
+
+
+# Layers.
+
+
+def rules_of_docs(text: str) -> list[str]:
+    """What bullets of the page of the architecture begin with, in italics; a star of a name is escaped there."""
+    return [name.replace("\\*", "*") for name in re.findall(r"^- \*((?:[^*\\]|\\\*)+)\*(?=:|$)", text, re.MULTILINE)]
+
+
+def rules_of_imports() -> list[str]:
+    """Names of import-linter's contracts."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return [each["name"] for each in told]
 
 
 # Settings.

@@ -28,6 +28,8 @@ TAKEN_AWAY: Final = {
     | {
         "waking": "test_stand_in.py::test_a_failure_is_told_to_who_waits",
         "accounts": "test_stand_in.py::test_never_over_the_slots",
+        "autoscaler": "test_citizen.py::test_without_the_autoscaler_what_runs_serves_on",
+        "pod": "test_proving.py::test_nobody_listens_yet",
     },
     "controlplane": {
         "zygote": "test_local.py::test_without_a_zygote_callers_are_told",
@@ -41,6 +43,9 @@ TAKEN_AWAY: Final = {
         "examination": "test_dependencies.py::test_without_a_cache_agent_models_start",
         "readers": "test_internal_api.py::test_a_reader_that_does_not_read_is_dropped",
         "database": "test_locked.py::test_models_wake_and_records_wait",
+        "cluster": "test_converge.py::test_a_cluster_that_is_away_is_not_asked_for_each_object",
+        "watch": "test_cluster_watch.py::test_a_watch_that_says_nothing_is_begun_again",
+        "lease": "test_lease.py::test_who_can_t_renew_stops_before_another_begins",
     },
     "runtime": {
         "weights": "test_replica.py::test_a_failed_restore_is_the_end",

@@ -24,6 +24,8 @@ from tests.house.pages import (
     read,
     routes_of_code,
     routes_of_docs,
+    rules_of_docs,
+    rules_of_imports,
     settings_of_code,
     tracked,
     unknown_names,
@@ -63,6 +65,11 @@ def test_commands() -> None:
     assert differences(commands_of_docs(read("api.md")), main.commands) == []
     spoken = {command for path in DOCS.rglob("*.md") for command in commands_of_docs(path.read_text())}
     assert spoken <= set(main.commands)
+
+
+def test_layers() -> None:
+    """Every rule of who may import what, by its name, and none that there is not."""
+    assert differences(rules_of_docs(read("architecture.md")), rules_of_imports()) == []
 
 
 def test_stages() -> None:
@@ -115,6 +122,7 @@ PORT_ROW = "| `KELVIN_PORT` | 8443 | 0 to 65535 | the port |"
         pytest.param(lambda: differences(failures_of_docs("| `gone` | 410 | no | x |"), ()), id="an invented code"),
         pytest.param(lambda: differences(routes_of_docs("`GET /v1/models`"), {("POST", "/v1/models")}), id="a method"),
         pytest.param(lambda: differences(routes_of_docs("`GET /v1/{any}`"), {("GET", "/v1/models")}), id="a path"),
+        pytest.param(lambda: differences(rules_of_docs("- *Policy*"), ["Policy is pure"]), id="a rule's name"),
         pytest.param(lambda: wrong_settings("", SETTINGS), id="a setting without a row"),
         pytest.param(lambda: wrong_settings("`KELVIN_PORT`", SETTINGS), id="a setting in prose alone"),
         pytest.param(lambda: wrong_settings(PORT_ROW.replace("8443", "8080"), SETTINGS), id="another default"),

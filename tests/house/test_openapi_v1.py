@@ -14,7 +14,7 @@ DOCUMENT: Any = json.loads((DOCS / "openapi-v1.json").read_text())
 PARTS: Any = DOCUMENT["components"]
 INFERENCE = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 # What predictions, admins and pushes are told: none of it below /v1.
-ELSEWHERE = {"schema_mismatch", "conflict", "artifact_rejected", "storage_quota_exceeded"}
+ELSEWHERE = {"schema_mismatch", "conflict", "one_machine_only", "artifact_rejected", "storage_quota_exceeded"}
 
 
 def described_routes() -> set[Route]:

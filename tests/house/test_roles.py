@@ -40,6 +40,8 @@ def test_every_route_has_a_rule(tmp_path: Path) -> None:
         pytest.param(CONTROL, "/internal/v1/feed", {Role.ACTIVATOR}, id="the digests of keys"),
         pytest.param(CONTROL, "/admin/v1/keys", {Role.ACTIVATOR}, id="on behalf of a caller"),
         pytest.param(CONTROL, "/internal/v1/usage/requests", {Role.ACTIVATOR, Role.RUNTIME}, id="records"),
+        pytest.param(CONTROL, "/internal/v1/usage/lifetimes", {Role.RUNTIME}, id="lives of pods"),
+        pytest.param(CONTROL, "/internal/v1/usage/lives", {Role.RUNTIME}, id="while they last"),
         pytest.param(CONTROL, "/internal/v1/jobs/seal", {Role.SNAPSHOTTER}, id="jobs"),
         pytest.param(CONTROL, BACKUP, set(), id="the installation's secrets"),
         pytest.param(SNAPSHOTTER, "/push/v1/plans", {Role.ACTIVATOR}, id="pushes"),
