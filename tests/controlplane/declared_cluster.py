@@ -19,14 +19,19 @@ from controlplane.scaling.knative.cluster import (
 
 
 class DeclaredCluster:
-    """Implements `ClusterApi` as far as custom resources of ours need it. `away` refuses every call."""
+    """Implements `ClusterApi` as far as custom resources of ours need it. `away` refuses every call; while `answered`
+    is not set, what is asked is done, and nobody hears that it was.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[Ref, Json] = {}
         self.writes: list[tuple[str, Ref]] = []
         self.away = False
+        self.answered = asyncio.Event()
+        self.answered.set()
         self._watching: list[tuple[str, asyncio.Queue[Change]]] = []
         self._uid = 0
+        self._version = 100
 
     def declare(self, kind: str, name: str, namespace: str | None = None, **spec: Any) -> Ref:
         """As somebody's `kubectl apply` does."""
@@ -50,11 +55,11 @@ class DeclaredCluster:
         held = deepcopy(self.objects.get(ref)) or self._new(obj)
         finalizers = obj["metadata"].get("finalizers", [])
         held["metadata"] = {**held["metadata"], **deepcopy(obj["metadata"]), "finalizers": finalizers}
-        return self._put({**held, **({"spec": obj["spec"]} if "spec" in obj else {})})
+        return await self._answer(self._put({**held, **({"spec": obj["spec"]} if "spec" in obj else {})}))
 
     async def apply_status(self, obj: Json) -> Json:
         ref = self._write("status", obj)
-        return self._put({**deepcopy(self.objects[ref]), "status": deepcopy(obj["status"])})
+        return await self._answer(self._put({**deepcopy(self.objects[ref]), "status": deepcopy(obj["status"])}))
 
     async def delete(self, ref: Ref, *, uid: str | None = None) -> None:
         self.writes.append(("delete", ref))
@@ -68,7 +73,8 @@ class DeclaredCluster:
     ) -> AsyncIterator[Change]:
         mine: asyncio.Queue[Change] = asyncio.Queue()
         self._watching.append((kind, mine))
-        yield Synced(tuple(deepcopy(obj) for ref, obj in self.objects.items() if ref.kind == kind))
+        shown = tuple(deepcopy(obj) for ref, obj in self.objects.items() if ref.kind == kind)
+        yield Synced(shown, str(self._version))
         while True:
             yield await mine.get()
 
@@ -80,6 +86,10 @@ class DeclaredCluster:
     def of(self, kind: str) -> list[Json]:
         """All of that kind."""
         return [obj for ref, obj in self.objects.items() if ref.kind == kind]
+
+    async def _answer(self, obj: Json) -> Json:
+        await self.answered.wait()
+        return obj
 
     def _write(self, what: str, obj: Json) -> Ref:
         if self.away:
@@ -99,6 +109,8 @@ class DeclaredCluster:
         if "deletionTimestamp" in about and not about.get("finalizers"):
             self._drop(ref)
         elif obj != self.objects.get(ref):
+            self._version += 1
+            about["resourceVersion"] = str(self._version)
             self.objects[ref] = obj
             self._tell(ref.kind, Upsert(deepcopy(obj)))
         return deepcopy(obj)
@@ -106,7 +118,8 @@ class DeclaredCluster:
     def _drop(self, ref: Ref) -> None:
         gone = self.objects.pop(ref, None)
         if gone is not None:
-            self._tell(ref.kind, Gone(ref, gone["metadata"]["uid"]))
+            self._version += 1
+            self._tell(ref.kind, Gone(ref, gone["metadata"]["uid"], str(self._version)))
             for owned in [each for each, obj in self.objects.items() if _is_owned(obj, gone)]:
                 self._drop(owned)
 

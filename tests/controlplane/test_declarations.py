@@ -14,6 +14,7 @@ from controlplane.facts import Model, ScaleChange, ScaleSettings, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
 from controlplane.policy.access import TenantState
+from controlplane.policy.knative_service import service_name
 from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
@@ -24,6 +25,7 @@ from controlplane.store import Database, sqlite_engine
 from controlplane.tenants import Tenant, TenantStore
 from tests.controlplane.builders import BY, NOW_S, digest, registration
 from tests.controlplane.declared_cluster import DeclaredCluster
+from tests.controlplane.virtual_time import settle
 
 A, B = digest("a"), digest("b")
 LIMIT_S = 20.0
@@ -202,6 +204,28 @@ def test_a_model_goes_with_its_object_where_that_says_so(tmp_path: Path) -> None
             w.cluster.withdraw(stays)
             await w.until(lambda: not w.cluster.of("Model") and not w.cluster.of("ModelVersion"))
             assert [model.model for model in w.registry.models("acme")] == ["stays"]
+
+    asyncio.run(main())
+
+
+def test_an_answer_after_the_end_brings_nothing_back(tmp_path: Path) -> None:
+    """Its deletion is told before the answer to what was written of it: no version is shown of an owner that is gone,
+    which would be collected and written again for ever.
+    """
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            await acme(w, "a")
+            await w.registry.register(registration("other", "a", tenant="acme"), NOW_S)
+            w.cluster.answered.clear()
+            chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
+            await w.until(lambda: ("status", chat) in w.cluster.writes)
+            w.cluster.withdraw(chat)
+            w.cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
+            await settle()  # the watch tells of both
+            w.cluster.answered.set()
+            await w.until(lambda: any(each["spec"]["model"] == "other" for each in w.cluster.of("ModelVersion")))
+            assert {ref.name for what, ref in w.cluster.writes if what == "apply"} == {service_name("other", A)}
 
     asyncio.run(main())
 

@@ -83,7 +83,8 @@ def test_news_of_long_ago_is_none() -> None:
     """An answer may overtake the watch; a name may be given anew before the end of the first is told."""
     view = View()
     assert view.take(Synced((_at(5),))) == {M}
-    assert view.put(_at(9))
+    with view.asking(M) as put:
+        assert put(_at(9))
     assert view.take(Upsert(_at(7))) == set()
     assert view.take(Gone(M, "another")) == set()
     assert view.objects[M]["metadata"]["resourceVersion"] == "9"
@@ -105,8 +106,9 @@ def test_an_answer_that_comes_late(change: Change, answer: int, want: bool) -> N
     """What went while it was on its way is not brought back by it; a later one is taken."""
     view = View()
     view.take(Synced((_at(5),), "6"))
-    with view.asking(M):
+    with view.asking(M) as put:
         view.take(change)
-        assert view.put(_at(answer)) is want
+        assert put(_at(answer)) is want
         assert (M in view.objects) is want
-    assert view.put(_at(11))
+    with view.asking(M) as put:
+        assert put(_at(11))

@@ -240,9 +240,9 @@ class Converger:
             match self._judge(ref, self._now()):
                 case Apply():
                     assert wanted is not None
-                    with view.asking(ref):
+                    with view.asking(ref) as put:
                         answer = await self._api.apply(wanted)
-                        view.put(answer)
+                        put(answer)
                 case Delete(uid):
                     await self._api.delete(ref, uid=uid)
                     view.doom(ref, uid)

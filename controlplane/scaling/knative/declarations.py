@@ -84,11 +84,11 @@ class Declarations:
                 for obj in tenants:
                     with self._trying(Ref.of(obj)):
                         await self._tenant(obj, held.get(obj["metadata"]["name"]))
-        mirrored: list[Json] = []
-        for obj in tuple(self._views[policy.MODEL].objects.values()):
+        models = self._views[policy.MODEL].objects
+        for obj in tuple(models.values()):
             with self._trying(Ref.of(obj)):
                 await self._model(obj)
-            mirrored.extend(self._versions(obj))
+        mirrored = [each for obj in models.values() for each in self._versions(obj)]  # of those still there
         self._mirror.want(mirrored)
         for wanted in mirrored:
             with self._trying(Ref.of(wanted)):
@@ -204,7 +204,7 @@ class Declarations:
     async def _hold(self, obj: Json, wanted: bool) -> None:
         """With a finalizer an object stays until what it is for is gone."""
         if policy.holds(obj) is not wanted:
-            self._put(await self._api.apply(policy.head(obj, finalizer=wanted)))
+            await self._write(self._api.apply, policy.head(obj, finalizer=wanted))
 
     async def _forget(self, obj: Json, delete: Callable[[], Awaitable[object]]) -> None:
         """It is being deleted, and what it is for with it where it holds on. A refusal is told until it is none."""
@@ -218,7 +218,7 @@ class Declarations:
             if not _is_gone(refused.failure):
                 await self._tell_conditions(obj, policy.done_of(obj), (policy.applied(refused.failure),))
                 return
-        self._put(await self._api.apply(policy.head(obj, finalizer=False)))
+        await self._write(self._api.apply, policy.head(obj, finalizer=False))
 
     async def _tell_conditions(
         self, obj: Json, done: int, conditions: Iterable[policy.Condition], **rest: object
@@ -227,11 +227,15 @@ class Declarations:
 
     async def _tell(self, obj: Json, status: Mapping[str, object]) -> None:
         if obj.get("status") != status:
-            self._put(await self._api.apply_status({**policy.head(obj, finalizer=False), "status": status}))
+            await self._write(self._api.apply_status, {**policy.head(obj, finalizer=False), "status": status})
 
-    def _put(self, answer: Json) -> None:
-        if (view := self._views.get(answer["kind"])) is not None:
-            view.put(answer)
+    async def _write(self, call: Callable[[Json], Awaitable[Json]], obj: Json) -> None:
+        """What it became is known at once; a mirror's is heard of by its watch."""
+        if (view := self._views.get(obj["kind"])) is None:
+            await call(obj)
+            return
+        with view.asking(Ref.of(obj)) as put:
+            put(await call(obj))
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

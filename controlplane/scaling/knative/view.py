@@ -1,6 +1,6 @@
 """What was last seen of a kind of object. Older news of the same object is not taken for newer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from controlplane.scaling.knative.cluster import Change, Gone, Json, Ref, Synced, Upsert
@@ -24,7 +24,7 @@ class View:
                     self._went[ref] = version
                 return set(before) | set(self.objects)
             case Upsert(obj):
-                return {Ref.of(obj)} if self.put(obj) else set()
+                return {Ref.of(obj)} if self._put(obj) else set()
             case Gone(ref, uid, version):
                 if ref in self._went:
                     self._went[ref] = version
@@ -34,8 +34,19 @@ class View:
                 del self.objects[ref]
                 return {ref}
 
-    def put(self, obj: Json) -> bool:
-        """An object as somebody says that it is now. False where a newer state of it is known."""
+    @contextmanager
+    def asking(self, ref: Ref) -> Iterator[Callable[[Json], bool]]:
+        """For as long as an answer about it is on its way; what is yielded takes it in, and says False where a newer
+        state is known: of what is not asked for, it is not kept up to when it is known to be gone.
+        """
+        self._went[ref] = ""
+        try:
+            yield self._put
+        finally:
+            del self._went[ref]
+
+    def _put(self, obj: Json) -> bool:
+        """An object as somebody says that it is now."""
         ref = Ref.of(obj)
         held = self.objects.get(ref)
         if held is not None and _older(obj, _version(held)):
@@ -44,15 +55,6 @@ class View:
             return False
         self.objects[ref] = obj
         return True
-
-    @contextmanager
-    def asking(self, ref: Ref) -> Iterator[None]:
-        """An answer about it is on its way, and to be `put`: that it has gone since may be heard of first."""
-        self._went[ref] = ""
-        try:
-            yield
-        finally:
-            del self._went[ref]
 
     def doom(self, ref: Ref, uid: str) -> None:
         """It was just asked to go, and may take its time."""
