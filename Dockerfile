@@ -3,6 +3,8 @@
 #   control  activator, control plane, snapshotter: nothing that computes
 #   cpu      replicas on processors
 #   cuda     replicas on NVIDIA's devices: torch's wheels bring CUDA's libraries, the node its driver
+# The base: Debian's glibc, as the wheels of torch and ONNX Runtime are built for it alone; the Python that the tests run
+# on; the roots of public authorities; and neither a compiler nor headers.
 # For a release name the base by its digest, too: --build-arg BASE=python:3.11-slim-bookworm@sha256:…
 ARG BASE=python:3.11-slim-bookworm
 
@@ -34,6 +36,7 @@ FROM ${BASE} AS final
 RUN groupadd --gid 65532 kelvin \
  && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin kelvin \
  && install -d -o 65532 -g 65532 -m 0700 /var/lib/kelvin \
+ && test -s /etc/ssl/certs/ca-certificates.crt \
  && python -m pip uninstall -qy pip setuptools wheel \
  && python -m compileall -q --invalidation-mode unchecked-hash -x '/(lib2to3|test|idlelib)/' /usr/local/lib/python3.11
 ENV PATH=/opt/kelvin/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

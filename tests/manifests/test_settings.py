@@ -4,6 +4,7 @@ import re
 
 import click
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from contracts.roles import Role
 from controlplane.policy.knative_service import FEATURES, HOST_PATH, TIMEOUT_S
@@ -144,6 +145,14 @@ def test_what_replicas_are_told() -> None:
     on = find(objects, "ConfigMap", "config-features", "knative-serving")["data"]
     assert set(told["KELVIN_CLUSTER_FEATURES"].split(",")) == on.keys()
     assert find(objects, "PriorityClass", told["KELVIN_CLUSTER_PRIORITY_CLASS"])
+
+
+def test_how_a_database_is_trusted() -> None:
+    """By its name, and by roots that are in the image: where psycopg's libpq takes the system's to be is nothing."""
+    told = find(of_base(), "ConfigMap", "kelvin-controlplane")["data"]
+    asked = conninfo_to_dict(told["KELVIN_DATABASE"])
+    assert asked["sslmode"] == "verify-full"
+    assert f"test -s {asked['sslrootcert']} " in (ROOT / "Dockerfile").read_text()
 
 
 def test_what_knative_has_to_allow() -> None:
