@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 
 import aiohttp
@@ -67,7 +67,13 @@ class FeedClient:
             self.synced.set()
 
     async def _follow(self) -> None:
-        async with self._control.open("GET", PATH, headers=self._headers) as answer:
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    opening = self._control.open("GET", PATH, headers=self._headers)
+                    answer = await stack.enter_async_context(opening)
+            except TimeoutError:
+                raise BrokenFeed(f"no answer for {SILENCE_S:g} s") from None
             full = False
             async for raw in _lines(answer.content):
                 try:

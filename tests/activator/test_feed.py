@@ -21,12 +21,16 @@ CHANGE = encode(Feed(revision=2)) + b"\n"
 
 
 async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tuple[list[int], FeedClient]:
-    """Each connection gets the next script, a write for each item; the last one stays open."""
+    """Each connection gets the next script, a write for each item, or with an empty one no answer; the last one stays
+    open.
+    """
     turn = 0
 
     async def serve(request: web.Request) -> web.StreamResponse:
         nonlocal turn
         script, turn = scripts[min(turn, len(scripts) - 1)], turn + 1
+        if not script:
+            await asyncio.Event().wait()
         answer = web.StreamResponse()
         await answer.prepare(request)
         for data in script:
@@ -95,3 +99,10 @@ def test_silence_is_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(feed, "SILENCE_S", 0.1)
     seen, _ = asyncio.run(_follow(tmp_path, [[FULL]], 2))
     assert seen == [1, 1]
+
+
+def test_who_takes_the_call_and_does_not_answer_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been stopped before the head of its answer, or its host be gone with the connection."""
+    monkeypatch.setattr(feed, "SILENCE_S", 0.1)
+    seen, _ = asyncio.run(_follow(tmp_path, [[], [FULL]], 1))
+    assert seen == [1]
