@@ -19,8 +19,8 @@ from tests.runtime.encoder.models import write_encoder
 pytestmark = pytest.mark.deep
 
 DOCUMENT = json.loads((DOCS / "openapi-v1.json").read_text())
-CHAT = {"model": "llama", "messages": [{"role": "user", "content": "w1 w2"}], "max_tokens": 2}
-TEXT = {"model": "llama", "prompt": "w1 w2", "max_tokens": 2}
+CHAT = {"model": "llama", "messages": [{"role": "user", "content": "w1 w2"}], "max_tokens": 2, "temperature": 0}
+TEXT = {"model": "llama", "prompt": "w1 w2", "max_tokens": 2, "temperature": 0}  # a sampled end could come first
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/chat/completions"): CHAT,
     ("POST", "/v1/completions"): TEXT,
