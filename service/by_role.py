@@ -88,6 +88,12 @@ class _Server(Server):
         await super().shutdown(sockets)
         await self._greeter.end()
 
+    async def cut(self, sockets: list[socket.socket]) -> None:
+        if self.started:
+            await self._greeter.close()
+        await super().cut(sockets)
+        await self._greeter.end()
+
 
 class _Connection(HttpToolsProtocol):
     """Knows who is at the other end before the first request."""

@@ -37,6 +37,26 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, which leaves its port open and its connections served where it is cancelled."""
+        try:
+            await super().serve(sockets)
+        except asyncio.CancelledError:
+            await self.cut(sockets or [])
+            raise
+
+    async def cut(self, sockets: list[socket.socket]) -> None:
+        """End at once, whatever is under way."""
+        for each in (*getattr(self, "servers", ()), *sockets):  # there are none before it has begun
+            each.close()
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        if under_way := set(self.server_state.tasks):
+            for task in under_way:
+                task.cancel()
+            await asyncio.wait(under_way)
+
 
 def config_of(app: ASGIApp, drain_s: int) -> uvicorn.Config:
     """How each service of ours speaks HTTP/1.1."""

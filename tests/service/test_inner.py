@@ -143,6 +143,39 @@ def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
     uvloop.run(scenario())
 
 
+@pytest.mark.parametrize("way", [pytest.param("", id="by its socket"), pytest.param("https", id="from another host")])
+def test_who_is_cut_serves_no_more(way: str, tmp_path: Path) -> None:
+    """Streams under way end with it, nobody is let in after, and another may serve there in the same process."""
+
+    async def scenario() -> None:
+        files, stop = write(tmp_path / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
+        between = Between(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
+        port = 0
+        for _ in range(2):
+            with contextlib.closing(SocketDirectory(tmp_path / "run")) as directory:
+                async with (
+                    open_inner(directory, Between(files, (CONTROL, port)), Role.CONTROLPLANE, NAME) as control,
+                    opened(tmp_path, Role.ACTIVATOR, between) as inner,
+                ):
+                    work = control.serve(_app(), directory.listen("control.sock"), RULES, stop, 1)
+                    serving = asyncio.create_task(work)
+                    port = int(control.url.rsplit(":", 1)[1])
+                    address = control.url if way else "control.sock"
+                    client = ServiceClient.by(inner.ways.to(address, Role.CONTROLPLANE), "x")
+                    async with client.open("GET", "/feed") as stream:
+                        assert await stream.content.readline() == b"line\n"
+                        serving.cancel()
+                        await asyncio.wait([serving])
+                        assert serving.cancelled()
+                        with pytest.raises(aiohttp.ClientError):
+                            async with asyncio.timeout(20):
+                                await stream.read()
+                    assert await asked(inner, address) == "unavailable"
+                    await client.close()
+
+    uvloop.run(scenario())
+
+
 def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
     """Who connected asks the other one's kernel after a silence, by whichever client it was."""
 
