@@ -22,17 +22,19 @@ from controlplane.policy.knative_service import (
 )
 
 SCALING: Final = "KELVIN_SCALING"
+MOST_DEVICES: Final = 1_000_000
 _KEY: Final = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # of a label or a taint
 _VALUE: Final = re.compile(r"[A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """Where the pods of versions run, and the namespace in which Kelvin itself does."""
+    """Where the pods of versions run, the namespace in which Kelvin itself does, and how many devices there are."""
 
     pods: Cluster
     namespace: str
     kubeconfig: Path | None = None  # None: by the service account of our own pod
+    devices: int | None = None  # None: nothing bounds all versions together
 
 
 def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
@@ -60,7 +62,9 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     )
     _check_features(env, pods)
     kubeconfig = Path(env["KUBECONFIG"]) if env.get("KUBECONFIG") else None
-    return ClusterSettings(pods, _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin")), kubeconfig)
+    namespace = _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin"))
+    devices = settings.integer(env, "KELVIN_CLUSTER_DEVICES", 0, low=0, high=MOST_DEVICES) or None
+    return ClusterSettings(pods, namespace, kubeconfig, devices)
 
 
 def _namespace(value: str) -> str:

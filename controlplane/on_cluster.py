@@ -63,7 +63,7 @@ async def on_cluster(
         lambda: by((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
     )  # fmt: skip
     outcomes = Outcomes(inst.registry, inst.tasks)
-    rendering = Rendering(settings.pods, settings.namespace, inst.settings.kv_bytes)
+    rendering = Rendering(settings.pods, settings.namespace, inst.settings.kv_bytes, settings.devices)
     plane = Plane(api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, inst.feed.is_suspended)
     inst.registry.on_changed = plane.tick
     tenants = inst.access.tenants

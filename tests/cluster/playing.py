@@ -85,10 +85,10 @@ class Knative:
 
 
 @contextmanager
-def running(tmp_path: Path) -> Iterator[Any]:
+def running(tmp_path: Path, **more: str) -> Iterator[Any]:
     """The program, over the same data each time."""
     (tmp_path / "data" / "run" / "control.sock").unlink(missing_ok=True)
-    with program(tmp_path / "data", **SETTINGS) as process:
+    with program(tmp_path / "data", **(SETTINGS | more)) as process:
         yield process
 
 

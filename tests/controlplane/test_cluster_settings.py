@@ -36,6 +36,7 @@ def test_all_of_them() -> None:
             "KELVIN_CLUSTER_CACHE": "/var/lib/kelvin-cache/",
             "KELVIN_CLUSTER_DEVICE": "nvidia.com/mig-1g.10gb",
             "KELVIN_CLUSTER_DEVICE_CLASS": "h100-1g",
+            "KELVIN_CLUSTER_DEVICES": "64",
             "KELVIN_CLUSTER_TIMEOUT_S": "1800",
             "KELVIN_CLUSTER_NODES": "example.com/gpu=h100,zone=a",
             "KELVIN_CLUSTER_TOLERATIONS": "nvidia.com/gpu,spot",
@@ -65,6 +66,7 @@ def test_all_of_them() -> None:
         ),
         "platform",
         Path("/home/me/.kube/config"),
+        64,
     )
 
 
@@ -77,6 +79,7 @@ def test_all_of_them() -> None:
         pytest.param({"KELVIN_CLUSTER_NAMESPACE": "Not One"}, "must be a DNS label", id="namespace"),
         pytest.param({"KELVIN_CLUSTER_FEATURES": "gpu"}, "each must be of kubernetes.podspec-", id="a feature"),
         pytest.param({"KELVIN_CLUSTER_DEVICE": "tpu"}, "must be nvidia.com/gpu", id="a device"),
+        pytest.param({"KELVIN_CLUSTER_DEVICES": "-1"}, "KELVIN_CLUSTER_DEVICES=-1: must be 0 or more", id="devices"),
         pytest.param({"KELVIN_CLUSTER_NODES": "gpu"}, "each must be KEY=VALUE", id="a label without a value"),
         pytest.param({"KELVIN_CLUSTER_TOLERATIONS": "a b"}, "each must be a taint's key", id="a taint"),
         pytest.param(

@@ -21,8 +21,8 @@ def model(prod: str = "a", versions: str = "ab", *, tenant: str = "default", nam
     return replace(Model(tenant, name, NOW_S, aliases={"prod": digest(prod)}, versions=made), **more)
 
 
-def rendering(own: str = "kelvin") -> Rendering:
-    return Rendering(CLUSTER, own, kv_bytes=512 << 20)
+def rendering(own: str = "kelvin", devices: int | None = None) -> Rendering:
+    return Rendering(CLUSTER, own, kv_bytes=512 << 20, devices=devices)
 
 
 def _letters(it: Model, there: str = "", ready: str = "") -> str:
@@ -96,6 +96,34 @@ def test_a_suspended_tenant() -> None:
         assert notes["autoscaling.knative.dev/min-scale"] == least
 
 
+def most_of(it: Rendering, *models: Model, old: str = "") -> list[str]:
+    """The `max-scale` of each version that is served, in the order of the models."""
+    every = list(served(models, lambda key: key.version[0] in old, lambda key: False))
+    objects, failed = it.objects(every, lambda tenant: False)
+    assert not failed
+    services = [each for each in objects if each["kind"] == "Service"]
+    return [
+        each["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/max-scale"] for each in services
+    ]
+
+
+def test_devices() -> None:
+    """The oldest model has its part first, whatever it is called; who comes later has what is left, and one; a deploy
+    changes nobody's part.
+    """
+    first = model(name="z", scale=ScaleSettings(max=6))
+    second = model(name="b", created_at_s=NOW_S + 1, scale=ScaleSettings(max=4))
+    third = model(name="a", created_at_s=NOW_S + 2, scale=ScaleSettings(max=4))
+    assert most_of(rendering(), third, second, first) == ["4", "4", "6"], "without a bound each has its own"
+    it = rendering(devices=8)
+    assert most_of(it, first, second) == ["6", "2"]
+    assert most_of(it, third, second, first) == ["1", "2", "6"]
+    deployed = replace(first, aliases={"prod": digest("b")})
+    assert most_of(it, third, second, deployed, old="a") == ["1", "2", "6", "6"], "the one that leaves is not counted"
+    split = replace(first, split={digest("a"): 9, digest("b"): 1})
+    assert most_of(it, third, second, split) == ["1", "1", "6", "2"], "a second that stays is"
+
+
 @pytest.mark.parametrize(
     ("it", "says"),
     [
@@ -120,10 +148,11 @@ def test_scale_settings() -> None:
     rendering().check(model(), ScaleSettings(min=1, max=2, window_s=30.0))
     for scale, says in (
         (ScaleSettings(idle="sleep"), "idle=sleep: must be zero on a cluster"),
+        (ScaleSettings(min=9, max=9), "min=9: must be 8 or less: there are no more devices"),
         (ScaleSettings(window_s=30.5), "window_s=30.5: must be whole seconds"),
         (ScaleSettings(grace_s=0.5), "grace_s=0.5: must be whole seconds"),
     ):
         with pytest.raises(Refused) as refused:
-            rendering().check(model(), scale)
+            rendering(devices=8).check(model(), scale)
         assert says in refused.value.failure.message
     assert key() == model().versions[0].key

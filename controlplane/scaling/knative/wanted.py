@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from contracts.errors import Conflict, Failure, InvalidRequest, Refused
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.policy.device_budget import Claim, divide
 from controlplane.policy.knative_service import Cluster, PodVersion, namespace_of, service, service_name
 from controlplane.scaling.knative.cluster import OURS, Json
 
@@ -36,13 +37,28 @@ def served(
             yield from ((model, version) for version in old)
 
 
+def claims(every: Iterable[tuple[Model, Version]]) -> Iterator[Claim[VersionKey]]:
+    """What each may take of the devices: the oldest model first, and of a model the version that came first."""
+
+    def came(each: tuple[Model, Version]) -> tuple[int, str, str, int]:
+        model, version = each
+        return model.created_at_s, model.tenant, model.model, model.versions.index(version)
+
+    for model, version in sorted(every, key=came):
+        leaving = version.registration.version not in model.named
+        yield Claim(version.key, model.scale.min, model.scale.max, leaving)
+
+
 @dataclass(slots=True)
 class Rendering:
-    """Renders Services, each once for the same facts. `own` is the namespace in which Kelvin itself runs."""
+    """Renders Services, each once for the same facts. `own` is the namespace in which Kelvin itself runs, `devices` how
+    many there are for all of them, where that is a bound.
+    """
 
     cluster: Cluster
     own: str
     kv_bytes: int
+    devices: int | None = None
     places: dict[Place, VersionKey] = field(default_factory=dict)  # of what was rendered last
     _kept: dict[VersionKey, tuple[PodVersion, Json]] = field(default_factory=dict)
 
@@ -53,10 +69,12 @@ class Rendering:
         found: dict[VersionKey, tuple[PodVersion, Json]] = {}
         places: dict[Place, VersionKey] = {}
         failed: dict[VersionKey, Failure] = {}
+        every = tuple(every)
+        parts = {} if self.devices is None else divide(self.devices, claims(every))
         for model, version in every:
             key = version.key
             try:
-                pod = self._pod(model, version, is_suspended(key.tenant))
+                pod = self._pod(model, version, is_suspended(key.tenant), parts.get(key, model.scale.max))
                 found[key] = self._rendered(key, pod)
                 holder = places.setdefault(place_of(key, self.cluster), key)
                 if holder != key:
@@ -72,8 +90,12 @@ class Rendering:
         """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
         if scale.idle != "zero":
             raise Refused(InvalidRequest("idle", scale.idle, "must be zero on a cluster; `min` keeps replicas"))
+        if self.devices is not None and scale.min > self.devices:
+            rule = f"must be {self.devices} or less: there are no more devices"
+            raise Refused(InvalidRequest("min", str(scale.min), rule))
         for version in model.versions[-1:]:
-            service(self._pod(replace(model, scale=scale), version, is_suspended=False), self.cluster)
+            pod = self._pod(replace(model, scale=scale), version, is_suspended=False, most=scale.max)
+            service(pod, self.cluster)
 
     def _rendered(self, key: VersionKey, pod: PodVersion) -> tuple[PodVersion, Json]:
         known = self._kept.get(key)
@@ -83,7 +105,7 @@ class Rendering:
             raise Refused(Conflict("the tenant's namespace", "is the one in which Kelvin itself runs"))
         return pod, service(pod, self.cluster)
 
-    def _pod(self, model: Model, version: Version, is_suspended: bool) -> PodVersion:
+    def _pod(self, model: Model, version: Version, is_suspended: bool, most: int) -> PodVersion:
         of, scale = version.registration, model.scale
         return PodVersion(
             tenant=of.tenant,
@@ -93,7 +115,7 @@ class Rendering:
             kv_bytes=self.kv_bytes,
             max_streams=of.limits.max_streams,
             min_scale=0 if is_suspended else scale.min,
-            max_scale=scale.max,
+            max_scale=most,
             target=scale.target,
             window_s=scale.window_s,
             grace_s=scale.grace_s,

@@ -1,0 +1,34 @@
+"""How many devices there are, to the control plane as a program: what its Services may order together."""
+
+import asyncio
+from pathlib import Path
+
+from contracts.wire import encode
+from controlplane.policy.knative_service import service_name
+from tests.cluster.playing import NAMESPACE, SERVING, Knative, inside, running
+from tests.cluster.test_control_plane import knative as knative
+from tests.controlplane.builders import digest, registration
+from tests.controlplane.ground import eventually
+
+
+def test_all_together_order_no_more_than_there_is(knative: Knative, tmp_path: Path) -> None:
+    """The first model has its `max`, the second what is left; a `min` that no devices are there for is refused."""
+
+    def most() -> list[str]:
+        found = (knative.server.get(SERVING, "Service", service_name(each, digest("a")), NAMESPACE) for each in "mn")
+        notes = (each["spec"]["template"]["metadata"]["annotations"] for each in found)
+        return [each["autoscaling.knative.dev/max-scale"] for each in notes]
+
+    async def main() -> None:
+        async with inside(tmp_path) as door:
+            for name in "mn":
+                assert (await door.ask("POST", "/internal/v1/versions", encode(registration(name, "a"))))[0] == 201
+                assert (await door.admin("PUT", f"/models/{name}/scale", {"max": 1000}))[0] == 200
+            await eventually(lambda: len(knative.services()) == 2 and most() == ["8", "1"], "all of them, and one")
+            assert (await door.admin("PUT", "/models/m/scale", {"max": 6}))[0] == 200
+            await eventually(lambda: most() == ["6", "2"], "what is left")
+            status, problem = await door.admin("PUT", "/models/n/scale", {"min": 9})
+            assert (status, problem["detail"]) == (400, "min=9: must be 8 or less: there are no more devices")
+
+    with running(tmp_path, cluster_devices="8"):
+        asyncio.run(main())
