@@ -13,6 +13,7 @@ from contracts.wire import Wire
 
 ACK_TOKENS: Final = 64  # an activator acknowledges a stream's delivered tokens this often
 SO_FAR_S: Final = 60  # the longest that a replica in a pod lives between two words of how it has lived so far
+KILLED: Final = -9  # by SIGKILL, as an exit status; also of a life whose end nobody saw
 CUT: Final = "cut-"  # what the source of a life begins with whose end was never told: its last word counts
 
 

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, bindparam, delete, select
 
 from contracts.errors import InvalidRequest, Refused
-from contracts.usage import CUT, LifetimeRecord
+from contracts.usage import CUT, KILLED, LifetimeRecord
 from contracts.wire import decoder, encode
 from controlplane.arrivals import chunks
 from controlplane.clock import Clock
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 CUT_S: Final = 3600.0  # a pod that can't reach us for so long is gone; a month can't be closed sooner
 LOOK_S: Final = 60.0
-KILLED: Final = -9  # as the exit status of a life whose end nobody saw
 _MOST: Final = 500  # that end at once
 _LIVES: Final = decoder(LifetimeRecord)
 _NOTE: Final = upserts(

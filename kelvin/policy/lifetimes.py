@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from contracts.meter import Meter
-from contracts.usage import LifetimeRecord
+from contracts.usage import KILLED, LifetimeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +53,4 @@ def abandoned(meter: Meter, runtime_id: str, pid: int, now_ns: int, now_at_us: i
         return None
     died_at_us = now_at_us - (now_ns - meter.since_ns) // 1000
     total_us = (meter.since_ns - meter.born_ns) // 1000
-    return Death(runtime_id, pid, meter.since_ns, died_at_us, total_us, exit_status=-9, cpu_us=0, max_rss_kb=0)
+    return Death(runtime_id, pid, meter.since_ns, died_at_us, total_us, exit_status=KILLED, cpu_us=0, max_rss_kb=0)

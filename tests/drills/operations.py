@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 from coldstart_bench.endings import ANSWERED, CUT, FAILED, GONE, Ending, Outcome, refused
+from contracts.usage import KILLED
 
 END_S: Final = 120.0
-KILLED: Final = -9
 ROOT: Final = Path(__file__).parents[2]
 
 
