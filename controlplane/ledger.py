@@ -18,7 +18,7 @@ from contracts.billing import ClosingReport
 from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.timeline import Stage
-from contracts.usage import LifetimeRecord, RequestRecord
+from contracts.usage import CUT, LifetimeRecord, RequestRecord
 from controlplane import open_lives
 from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
@@ -71,20 +71,20 @@ class Ledger:
         return self._database
 
     async def append_requests(self, batch: RequestBatch) -> None:
-        """Enter the records in one transaction. Raises Refused(InvalidRequest) for more than MAX_BATCH."""
-        _check_size(batch.records)
+        """Enter the records in one transaction. Raises Refused(InvalidRequest) for too many, or a source of ours."""
+        _check_batch(batch.records)
         enter = partial(self._noted, append_requests, records=batch.records)
         _tell(await self._database.write(enter, repeated=True))
 
     async def append_lifetimes(self, batch: LifetimeBatch) -> None:
         """Likewise."""
-        _check_size(batch.records)
+        _check_batch(batch.records)
         enter = partial(self._noted, append_lifetimes, records=batch.records)
         _tell(await self._database.write(enter, repeated=True))
 
     async def note_lives(self, batch: LivesSoFar, now_us: int) -> None:
         """How replicas have lived so far, at `now_us` by the wall. Raises Refused(InvalidRequest)."""
-        _check_size(batch.records)
+        _check_batch(batch.records)
         note = partial(open_lives.note, records=batch.records, now_us=now_us)
         await self._database.write(note, repeated=True)
 
@@ -216,9 +216,12 @@ def _tell(appended: Appended) -> None:
         log.error("usage records contradict the ledger; they are kept aside", extra={"count": appended.conflicting})
 
 
-def _check_size(records: Sequence[object]) -> None:
+def _check_batch(records: Sequence[RequestRecord | LifetimeRecord]) -> None:
     if len(records) > MAX_BATCH:
         raise Refused(InvalidRequest("records", str(len(records)), f"must be at most {MAX_BATCH}"))
+    for record in records:
+        if record.source.startswith(CUT):  # ours: another's could take the place of a life that we end
+            raise Refused(InvalidRequest("source", record.source[:128], f"must not begin with {CUT!r}"))
 
 
 def _known_lifetimes(connection: Connection, names: Collection[str]) -> dict[str, LifetimeRecord]:

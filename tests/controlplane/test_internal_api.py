@@ -13,13 +13,14 @@ import pytest
 from contracts.control import Feed, RequestBatch
 from contracts.jobs import GateJob, SealJob
 from contracts.timeline import Stage, Stamp
-from contracts.usage import Origin, RequestRecord
+from contracts.usage import LifetimeRecord, Origin, RequestRecord
 from contracts.wire import encode
 from controlplane.feed import FeedHub
 from controlplane.internal_api import FeedStream
 from tests.controlplane.builders import digest, key, registration, stats
 from tests.controlplane.door import Door, opened
 from tests.controlplane.ground import Run, eventually, fake_zygote
+from tests.controlplane.usage_records import lifetime_record, request_record
 
 
 @pytest.fixture
@@ -121,6 +122,28 @@ def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
                 assert (path, status, problem["code"]) == (path, 400, "invalid_request")
                 status, problem = await door.ask("PATCH", f"/internal/v1/{path}")
                 assert (path, status, problem["code"]) == (path, 405, "method_not_allowed")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "record"),
+    [
+        pytest.param("requests", request_record(1), id="of requests"),
+        pytest.param("lifetimes", lifetime_record(1), id="of lives"),
+        pytest.param("lives", lifetime_record(1), id="of lives so far"),
+    ],
+)
+def test_nobody_writes_as_the_control_plane(data: Path, kind: str, record: RequestRecord | LifetimeRecord) -> None:
+    """What it records itself of lives that ended unseen has sources of its own. The control: any other is taken."""
+
+    async def main() -> None:
+        path, ours = f"/internal/v1/usage/{kind}", msgspec.structs.replace(record, source="cut-rt-7")
+        async with opened(data) as door:
+            status, problem = await door.ask("POST", path, encode({"records": (record, ours)}))
+            assert (status, problem["code"], problem["param"]) == (400, "invalid_request", "source")
+            assert problem["detail"] == "source=cut-rt-7: must not begin with 'cut-'"
+            assert (await door.ask("POST", path, encode({"records": (record,)})))[0] == 204
 
     asyncio.run(main())
 
