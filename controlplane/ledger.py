@@ -89,14 +89,18 @@ class Ledger:
         await self._database.write(note, repeated=True)
 
     async def cut_lives(self, before_us: int) -> int:
-        """Record the lives of replicas that have said nothing since then; how many."""
+        """Record the lives of replicas that have said nothing since then; how many. One that contradicts the ledger is
+        kept aside like any other, and ends here, too.
+        """
 
-        def cut(connection: Connection) -> int:
+        def cut(connection: Connection) -> Appended:
             records = open_lives.cut_off(connection, before_us)
-            self._noted(append_lifetimes, connection, records)
-            return len(records)
+            appended = self._noted(append_lifetimes, connection, records)
+            open_lives.forget(connection, {record.runtime_id for record in records})
+            return appended
 
-        return await self._database.write(cut, repeated=True)
+        _tell(ended := await self._database.write(cut, repeated=True))
+        return ended.new
 
     async def close_month(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
         """Run `close` in a transaction, and note what it froze."""

@@ -8,15 +8,18 @@ import msgspec
 import pytest
 from sqlalchemy import Engine, select
 
+from contracts.control import LivesSoFar
 from contracts.errors import Refused
 from contracts.usage import CUT, SO_FAR_S, LifetimeRecord
 from controlplane import open_lives
-from controlplane.ledger import append_lifetimes
+from controlplane.ledger import Ledger, append_lifetimes
+from controlplane.ledger_schema import conflicts
 from controlplane.ledger_schema import open_lives as table
 from controlplane.open_lives import CUT_S, LOOK_S, cut_forever, cut_off
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import Backend
 from tests.controlplane.test_billing import enter, report
+from tests.controlplane.test_ledger import with_ledger
 from tests.controlplane.test_reconcile import found, whole_engine
 from tests.controlplane.usage_records import END_US, HOUR_US, lifetime_record, request_record
 from tests.controlplane.virtual_time import VirtualClock
@@ -76,6 +79,28 @@ def test_the_last_word_counts_where_no_end_is_told(engine: Engine) -> None:
     assert open_ones(engine) == [], "who is recorded has nothing more to say"
     with engine.connect() as connection:
         assert verify_ledger(connection, "acme", None).sound
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_life_that_contradicts_the_ledger_ends_once(
+    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture, taken: bool
+) -> None:
+    """Kept aside, counted and named, and not tried for ever: here its record's place is another's. The control: where
+    it isn't, the life is recorded.
+    """
+    other = lifetime_record(2, source=f"{CUT}rt-1", sequence=1)  # as only an older control plane let in
+
+    async def scenario(ledger: Ledger) -> None:
+        if taken:
+            await ledger.database.write(lambda connection: append_lifetimes(connection, [other]))
+        await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US)
+        assert [await ledger.cut_lives(NOW_US + 1) for _ in range(2)] == [0 if taken else 1, 0]
+        assert await ledger.database.read(lambda c: c.execute(select(table.c.runtime_id)).all()) == []
+        kept = await ledger.database.read(lambda c: list(c.execute(select(conflicts.c.subject)).scalars()))
+        assert kept == ["rt-1 (cut-rt-1#1)"] * taken
+
+    with_ledger(tmp_path, scenario)
+    assert [vars(each)["count"] for each in caplog.records] == [1] * taken
 
 
 def test_the_end_takes_the_place_of_all_that_was_said(engine: Engine) -> None:
