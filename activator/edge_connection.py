@@ -12,6 +12,7 @@ from uvicorn.server import ServerState
 
 from activator.edge_cycle import Cycle
 from activator.gate import Gate
+from contracts.errors import Unavailable
 
 EXTENSION: Final = "kelvin.connection"
 
@@ -51,14 +52,26 @@ class EdgeConnection(asyncio.Protocol):
 
     def _serve(self, cycle: Cycle) -> None:
         """In a task of its own, as soon as it may begin."""
-        whose = next((value for name, value in cycle.scope["headers"] if name == b"authorization"), b"")
-        self._gate.porch.enter(lambda: self._server.tasks.add(self._loop.create_task(cycle.run(self._app))), whose)
+        self._gate.porch.enter(_Guest(self, cycle))
+
+    def begin(self, cycle: Cycle) -> None:
+        """Now."""
+        self._server.tasks.add(self._loop.create_task(cycle.run(self._app)))
+
+    def refuse(self, cycle: Cycle) -> None:
+        """Answer what nothing behind the edge has seen: the drain's time is over."""
+        over = Unavailable("this activator")
+        self._gate.meters.refused(over)
+        cycle.refuse(over)
 
     def left(self) -> None:
         """The task that served a request ends."""
         task = asyncio.current_task(self._loop)
         assert task is not None
         self._server.tasks.discard(task)
+
+    def unserved(self) -> None:
+        """Nothing: a connection is no request."""
 
     # What the transports tell.
 
@@ -120,3 +133,33 @@ class EdgeConnection(asyncio.Protocol):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
+
+
+class _Guest:
+    """A request before its task; see porch.Guest."""
+
+    __slots__ = ("_connection", "_cycle")
+
+    def __init__(self, connection: EdgeConnection, cycle: Cycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+
+    @property
+    def source(self) -> str | None:
+        return self._connection.source
+
+    def credential(self) -> bytes:
+        return next((value for name, value in self._cycle.scope["headers"] if name == b"authorization"), b"")
+
+    def try_begin(self) -> bool:
+        if self._cycle.disconnected:
+            self._cycle.dismiss()
+            return False
+        self._connection.begin(self._cycle)
+        return True
+
+    def refuse(self) -> None:
+        if self._cycle.disconnected:
+            self._cycle.dismiss()
+        else:
+            self._connection.refuse(self._cycle)

@@ -10,6 +10,9 @@ from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
+from activator.refusal import rendered
+from contracts.errors import Failure
+
 log = logging.getLogger(__name__)
 
 READ_AHEAD: Final = 64 << 10  # bytes of a body that wait here; more are left to the socket
@@ -37,6 +40,10 @@ class Wire(Protocol):
 
     def left(self) -> None:
         """Called by the task that served the request, as the last that it does."""
+        ...
+
+    def unserved(self) -> None:
+        """Called instead where there will be no task."""
         ...
 
 
@@ -89,6 +96,19 @@ class Cycle(ABC):
         if not self.response_complete and not self.disconnected:
             self._fail()
         self._wire.left()
+
+    def refuse(self, failure: Failure) -> None:
+        """In the place of `run`: answered here, and the connection ends with it."""
+        status, kind, body, more = rendered(failure, self.scope["raw_path"], None)
+        length = (b"content-length", b"%d" % len(body))
+        self._begin(status, [(b"content-type", kind), length, *more, (b"connection", b"close")])
+        self.response_started, self.invites = True, False
+        self._send_body(body, more_body=False)
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        """In the place of `run`: nobody serves it."""
+        self._wire.unserved()
 
     # What the connection tells.
 

@@ -143,6 +143,10 @@ class Stream(Client):
         self._streams.left()
         self._streams.ended(self)
 
+    def unserved(self) -> None:
+        """There will be none."""
+        self._streams.ended(self)
+
     def say(self, head: Headers | None, body: bytes, *, ends: bool) -> None:
         """A head, where it was not said, and the next bytes."""
         if self.is_lost or self.is_said:

@@ -1,5 +1,5 @@
-"""How many requests begin in one round of the loop: those beyond stand here until the next, each credential's in the
-order in which they came, and the credentials in turn: whose connections were accepted first is not ahead of others.
+"""How many requests begin in one round of the loop: those beyond stand here until the next. Addresses take turns, of
+each the credentials, of each the requests in the order in which they came: who was accepted first is not ahead.
 
 A loop that is behind finds hundreds of them at once. Would it begin them all before it looks at its sockets again, then
 replicas' answers waited behind them, and with these the slots that others wait for: the more came, the less was done.
@@ -7,10 +7,32 @@ replicas' answers waited behind them, and with these the slots that others wait 
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
+K = TypeVar("K")
+V = TypeVar("V")
 ROUND: Final = 8  # a millisecond or so of them
+
+
+class Guest(Protocol):
+    """A request. Nothing of it is asked where it need not wait."""
+
+    @property
+    def source(self) -> str | None:
+        """Whom it counts for by its address; None: one of our own."""
+        ...
+
+    def credential(self) -> bytes:
+        """As it came, good or not."""
+        ...
+
+    def try_begin(self) -> bool:
+        """Have it served; False of one whose client has left, which takes nobody's place. Called once, or `refuse`."""
+        ...
+
+    def refuse(self) -> None:
+        """Answer it here: it is served no more."""
+        ...
 
 
 class Porch:
@@ -19,36 +41,54 @@ class Porch:
     def __init__(self, most: int = ROUND) -> None:
         self._most = most
         self._left = most  # of this round
-        self._waiting: OrderedDict[bytes, deque[Callable[[], object]]] = OrderedDict()
+        self._lines: OrderedDict[str | None, OrderedDict[bytes, deque[Guest]]] = OrderedDict()
         self._count = 0
+        self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Porch waiting={self._count}>"
+        return f"<Porch waiting={self._count}{' closed' if self._is_closed else ''}>"
 
-    def enter(self, begin: Callable[[], object], whose: bytes = b"") -> None:
-        """Call it: now, or in one of the next rounds. `whose` is a credential as it came, good or not."""
+    def enter(self, guest: Guest) -> None:
+        """Begin it now, or in one of the next rounds."""
+        if self._is_closed:
+            guest.refuse()
+            return
         if self._left == self._most:
             asyncio.get_running_loop().call_soon(self._next_round)
         if self._left:
             self._left -= 1
-            begin()
+            guest.try_begin()
         else:
-            self._waiting.setdefault(whose, deque()).append(begin)
+            lines = self._lines.setdefault(guest.source, OrderedDict())
+            lines.setdefault(guest.credential(), deque()).append(guest)
             self._count += 1
 
-    def _next_round(self) -> None:
-        some = [self._next() for _ in range(min(self._most, self._count))]
-        self._left = self._most - len(some)
-        if some:
-            asyncio.get_running_loop().call_soon(self._next_round)
-        for begin in some:
-            begin()
+    def close(self) -> None:
+        """The time to serve anybody is over: who waits is refused, and so is whoever comes."""
+        self._is_closed = True
+        while self._count:
+            self._next().refuse()
 
-    def _next(self) -> Callable[[], object]:
-        whose, line = next(iter(self._waiting.items()))
-        if len(line) == 1:
-            del self._waiting[whose]
-        else:
-            self._waiting.move_to_end(whose)
+    def _next_round(self) -> None:
+        self._left = self._most
+        if self._count:
+            asyncio.get_running_loop().call_soon(self._next_round)
+        while self._left and self._count:
+            self._left -= self._next().try_begin()
+
+    def _next(self) -> Guest:
+        source, lines = next(iter(self._lines.items()))
+        credential, line = next(iter(lines.items()))
+        guest = line.popleft()
         self._count -= 1
-        return line.popleft()
+        _turn(lines, credential, is_empty=not line)
+        _turn(self._lines, source, is_empty=not lines)
+        return guest
+
+
+def _turn(lines: OrderedDict[K, V], whose: K, *, is_empty: bool) -> None:
+    """It was their turn: they are the last now, where they have more."""
+    if is_empty:
+        del lines[whose]
+    else:
+        lines.move_to_end(whose)

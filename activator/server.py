@@ -31,13 +31,18 @@ class _Server(uvicorn.Server):
         yield
 
     async def _wait_tasks_to_complete(self) -> None:
-        while self._gate.shaking:  # noqa: ASYNC110 -- accepted, and not yet among those that uvicorn polls likewise
-            await asyncio.sleep(SHAKING_S)
-        await super()._wait_tasks_to_complete()
+        try:
+            while self._gate.shaking:  # noqa: ASYNC110 -- accepted, and not yet among those that uvicorn polls likewise
+                await asyncio.sleep(SHAKING_S)
+            await super()._wait_tasks_to_complete()
+        except asyncio.CancelledError:  # the time is over, for every front: tasks are cancelled next, none may be new
+            self._gate.porch.close()
+            raise
 
 
 async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Stop, drain_s: int) -> None:
-    """Accept until `stop`, then finish what is in flight for at most `drain_s` seconds, then cancel the rest.
+    """Accept until `stop`, then finish what is in flight for at most `drain_s` seconds, then cancel the rest; what has
+    not begun by then is refused.
 
     An orphan has less time, and every request under way must be told and recorded in it. With `gate.relieved` set
     before `stop`, another process accepts from the same socket: clients are told before a connection ends.

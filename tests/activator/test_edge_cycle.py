@@ -44,6 +44,9 @@ class FakeWire:
     def left(self) -> None:
         self.said.append("left")
 
+    def unserved(self) -> None:
+        self.said.append("unserved")
+
 
 def _start(status: int = 200, *headers: tuple[bytes, bytes]) -> Message:
     return {"type": "http.response.start", "status": status, "headers": list(headers)}

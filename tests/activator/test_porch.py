@@ -2,12 +2,17 @@
 
 import asyncio
 import ssl
+from collections.abc import Callable
 
 import pytest
 import uvicorn
+from hpack import Encoder
+from hyperframe.frame import HeadersFrame, RstStreamFrame
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from activator.edge_frames import PREFACE
+from activator.edge_h2 import Http2Protocol
 from activator.edge_http import HttpProtocol
 from activator.exchange import ARRIVED, now_us
 from activator.gate import Gate
@@ -20,18 +25,48 @@ from tests.activator.test_edge_h2_fuzz import Socket
 CAME = 20
 
 
-async def _begun(porch: Porch) -> list[list[int]]:
+async def _never(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("its turn never comes")
+
+
+class Caller:
+    """One who tells that it began, or was refused."""
+
+    def __init__(self, tell: Callable[[str], None], name: str, source: str | None = None, whose: bytes = b"") -> None:
+        self.source = source
+        self.has_left = False
+        self.looks = 0
+        self._tell, self._name, self._whose = tell, name, whose
+
+    def credential(self) -> bytes:
+        self.looks += 1
+        return self._whose
+
+    def try_begin(self) -> bool:
+        if not self.has_left:
+            self._tell(self._name)
+        return not self.has_left
+
+    def refuse(self) -> None:
+        self._tell(f"no {self._name}")
+
+
+async def _begun(porch: Porch) -> list[list[str]]:
     """Of twenty that come at once, and one that comes a round later: who begins in which round."""
-    rounds: list[list[int]] = [[]]
+    rounds: list[list[str]] = [[]]
+
+    def tell(name: str) -> None:
+        rounds[-1].append(name)
+
     for number in range(CAME):
-        porch.enter(lambda number=number: rounds[-1].append(number))  # type: ignore[misc]
+        porch.enter(Caller(tell, str(number)))
     late = False
     while sum(map(len, rounds)) <= CAME:
         rounds.append([])
         await asyncio.sleep(0)
         if not late:
             late = True
-            porch.enter(lambda: rounds[-1].append(CAME))
+            porch.enter(Caller(tell, str(CAME)))
     return rounds
 
 
@@ -47,7 +82,7 @@ def test_a_few_begin_in_each_round(most: int, want: list[int]) -> None:
         for _ in range(3):  # it is as it was
             rounds = await _begun(porch)
             assert [len(each) for each in rounds] == want
-            assert [number for each in rounds for number in each] == list(range(CAME + 1))
+            assert [number for each in rounds for number in each] == [str(number) for number in range(CAME + 1)]
             for _ in range(2):
                 await asyncio.sleep(0)
         assert repr(porch) == "<Porch waiting=0>"
@@ -61,9 +96,9 @@ def test_credentials_take_turns() -> None:
     async def scenario() -> None:
         porch, begun = Porch(2), list[str]()
         for number in range(20):
-            porch.enter(lambda number=number: begun.append(f"a{number}"), b"a")  # type: ignore[misc]
+            porch.enter(Caller(begun.append, f"a{number}", whose=b"a"))
         for number in range(3):
-            porch.enter(lambda number=number: begun.append(f"b{number}"), b"b")  # type: ignore[misc]
+            porch.enter(Caller(begun.append, f"b{number}", whose=b"b"))
         while len(begun) < 23:
             await asyncio.sleep(0)
         assert begun[:9] == ["a0", "a1", "a2", "b0", "a3", "b1", "a4", "b2", "a5"]
@@ -72,13 +107,82 @@ def test_credentials_take_turns() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("most", "want"), [
-    pytest.param(ROUND, ROUND, id="as it is"),
-    pytest.param(1000, CAME, id="the control: all at once"),
+def test_addresses_take_turns_before_their_credentials() -> None:
+    """A stranger with a credential of its own for each request has no more turns than who has one for all."""
+
+    async def scenario() -> None:
+        porch, begun = Porch(1), list[str]()
+        for number in range(6):
+            porch.enter(Caller(begun.append, f"many{number}", "203.0.113.1", b"%d" % (number % 3)))
+        for number in range(3):
+            porch.enter(Caller(begun.append, f"one{number}", "203.0.113.2", b"one"))
+        porch.enter(Caller(begun.append, "ours"))
+        while len(begun) < 10:
+            await asyncio.sleep(0)
+        assert begun == ["many0", "many1", "one0", "ours", "many2", "one1", "many3", "one2", "many4", "many5"]
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_asked_of_who_need_not_wait() -> None:
+    """A head is looked through for its credential where there is a queue, and once."""
+
+    async def scenario() -> None:
+        porch, begun = Porch(2), list[str]()
+        callers = [Caller(begun.append, str(number)) for number in range(5)]
+        for caller in callers:
+            porch.enter(caller)
+        while len(begun) < 5:
+            await asyncio.sleep(0)
+        assert [caller.looks for caller in callers] == [0, 0, 1, 1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_who_has_left_takes_nobodys_place() -> None:
+    """Of twelve that wait, eight leave: the four others begin in the next two rounds, two in each."""
+
+    async def scenario() -> None:
+        porch, begun = Porch(2), list[str]()
+        callers = [Caller(begun.append, str(number)) for number in range(14)]
+        for caller in callers:
+            porch.enter(caller)
+        for caller in callers[2:10]:
+            caller.has_left = True
+        rounds = [list(begun)]
+        for _ in range(4):
+            await asyncio.sleep(0)
+            rounds.append(begun[sum(map(len, rounds)) :])
+        assert rounds == [["0", "1"], ["10", "11"], ["12", "13"], [], []]
+        assert repr(porch) == "<Porch waiting=0>"
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_one_lets_nobody_in() -> None:
+    """Who waits is refused at once, and so is whoever comes later."""
+
+    async def scenario() -> None:
+        porch, told = Porch(2), list[str]()
+        for number in range(4):
+            porch.enter(Caller(told.append, str(number)))
+        porch.close()
+        porch.enter(Caller(told.append, "late"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert told == ["0", "1", "no 2", "no 3", "no late"]
+        assert repr(porch) == "<Porch waiting=0 closed>"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("most", "want", "gone"), [
+    pytest.param(ROUND, ROUND, 1, id="as it is"),
+    pytest.param(1000, CAME, 0, id="the control: all at once"),
 ])  # fmt: skip
-def test_an_answer_does_not_stand_behind_all_who_come(most: int, want: int) -> None:
+def test_an_answer_does_not_stand_behind_all_who_come(most: int, want: int, gone: int) -> None:
     """Twenty connections' requests were read in one go: what is due then is done when no more than eight have begun.
-    All are answered, also one whose client has gone meanwhile, without a word; their time runs from when they came.
+    All are answered, but for one whose client has gone meanwhile; their time runs from when they came.
     """
     begun: list[str] = []
     came_us: list[int] = []
@@ -104,13 +208,47 @@ def test_an_answer_does_not_stand_behind_all_who_come(most: int, want: int) -> N
         await asyncio.sleep(0)
         assert len(begun) == want
         async with asyncio.timeout(30):
-            while len(begun) < CAME or server.tasks:
+            while len(begun) < CAME - gone or server.tasks:
                 await asyncio.sleep(0)
-        assert begun == [f"/{number}" for number in range(CAME)]
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert begun == [f"/{number}" for number in range(CAME - gone)]
         assert max(came_us) <= read_us
         assert [socket.written[:12] for socket in sockets[:-1]] == [b"HTTP/1.1 204"] * (CAME - 1)
         assert not sockets[-1].written
         for here in lines[:-1]:
             here.connection_lost(None)
+
+    asyncio.run(scenario())
+
+
+def test_streams_that_wait_are_forgotten_or_told() -> None:
+    """Of two on a connection one is reset while it waits: no place is kept for it. The other is told when time is over,
+    and its connection ends.
+    """
+
+    async def scenario() -> None:
+        edge = read_settings({"KELVIN_DATA": "/x", "KELVIN_HTTP2": "on"}).edge
+        assert edge.http2 is not None
+        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=Porch(1))
+        config = uvicorn.Config(_never, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
+        server, socket = ServerState(), Socket()
+        here = Http2Protocol(gate, config, server, edge.http2)
+        here.raw, here.source = socket, None
+        here.connection_made(socket)
+        gate.porch.enter(Caller(lambda _: None, "first in this round"))
+        head = [(":method", "GET"), (":scheme", "https"), (":authority", "a"), (":path", "/a")]
+        encoder, flags = Encoder(), ("END_HEADERS", "END_STREAM")
+        asked = [HeadersFrame(number, encoder.encode(head), flags=flags).serialize() for number in (1, 3)]
+        here.data_received(PREFACE + b"".join(asked) + RstStreamFrame(1).serialize())
+        assert repr(gate.porch) == "<Porch waiting=2>"
+        assert "streams=2 " in repr(here)
+        before = len(socket.written)
+        gate.porch.close()
+        assert "streams=0 " in repr(here)
+        assert not server.tasks
+        assert socket.written[before:].count(b'"code":"unavailable"') == 1
+        assert socket.closing
+        here.connection_lost(None)
 
     asyncio.run(scenario())

@@ -1,0 +1,105 @@
+"""The end of a listener, over real sockets: whoever it let in hears something, also who stood in the porch."""
+
+import asyncio
+import ssl
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from activator.gate import Gate
+from activator.meters import Meters
+from activator.porch import Porch
+from activator.server import serve_plain
+from activator.settings import read_settings
+from service.listener import listen
+from service.run import Stop
+from telemetry.policy.instruments import Page
+
+CALLERS = 30
+FOREVER = 30.0
+ASKED = b"GET /%d HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+class Ended:
+    """An application that counts who enters. Its answers wait for `release`, and end with the drain's time."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.release = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.begun += 1
+        status = 204
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            status = 503
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Stuck(Porch):
+    """Of a loop that is so far behind that nobody's turn comes after the first ones'; until it is freed."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(first)
+        self.is_stuck = True
+
+    def _next_round(self) -> None:
+        if self.is_stuck:
+            asyncio.get_running_loop().call_later(0.01, self._next_round)
+        else:
+            super()._next_round()
+
+
+async def drained(first: int, *, frees: bool) -> tuple[list[bytes], int]:
+    """What each of the callers heard, and how many entered the application: a drain begins as most of them wait. With
+    `frees` their turn comes then, and the answers with it.
+    """
+    edge = read_settings({"KELVIN_DATA": "/x"}).edge
+    porch = Stuck(first)
+    gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=porch)
+    app, stop, listener = Ended(), Stop(), listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    async with asyncio.timeout(FOREVER):
+        serving = asyncio.create_task(serve_plain(app, gate, listener, stop, 20 if frees else 1))
+        lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CALLERS)]
+        for number, (_, writer) in enumerate(lines):
+            writer.write(ASKED % number)
+        while repr(porch) != f"<Porch waiting={CALLERS - first}>" or app.begun < first:
+            await asyncio.sleep(0.005)
+        stop.set()
+        if frees:
+            while listener.fileno() >= 0:  # the drain has begun
+                await asyncio.sleep(0.005)
+            porch.is_stuck = False
+            while app.begun < CALLERS:
+                await asyncio.sleep(0.005)
+            app.release.set()
+        await serving
+        heard = [await reader.read() for reader, _ in lines]
+        for _, writer in lines:
+            writer.close()
+    return heard, app.begun
+
+
+def test_a_drain_waits_for_who_stands_in_the_porch() -> None:
+    """Their turn comes as ever: each of them is served, and its connection ends."""
+    heard, begun = asyncio.run(drained(3, frees=True))
+    assert [answer[:12] for answer in heard] == [b"HTTP/1.1 204"] * CALLERS
+    assert begun == CALLERS
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_whose_turn_has_not_come_in_time_is_told(first: int) -> None:
+    """With the drain's time those who have begun are ended, and the others refused: a 503 that may be tried again, in
+    the API's form, of what nothing has seen.
+    """
+    heard, begun = asyncio.run(drained(first, frees=False))
+    assert [answer[:12] for answer in heard] == [b"HTTP/1.1 503"] * CALLERS
+    assert begun == first
+    for answer in heard[first:]:
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"\r\nconnection: close" in head
+        assert b"\r\nretry-after: 1" in head.lower()
+        assert b'"code":"unavailable"' in body.replace(b" ", b"")
