@@ -1,9 +1,11 @@
 """The manifests as objects: built by kustomize 5 where there is one, and the base as plain YAML anywhere."""
 
 import functools
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -40,9 +42,26 @@ def _built(place: Path) -> str:
     return done.stdout
 
 
+@functools.cache
+def _with(components: tuple[str, ...], more: str) -> str:
+    with tempfile.TemporaryDirectory() as place:
+        there = os.path.relpath(MANIFESTS.resolve(), Path(place).resolve())
+        Path(place, "kustomization.yaml").write_text(
+            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+            f"resources: [{there}/base]\n"
+            f"components: [{', '.join(f'{there}/components/{each}' for each in components)}]\n{more}"
+        )
+        return _built(Path(place))
+
+
 def built(place: Path) -> list[Json]:
     """The objects of a directory, each time new ones. A cell of YAML that stands twice in a mapping is an error."""
     return [each for each in yaml.load_all(_built(place), Loader=_Strict) if each]
+
+
+def built_with(*components: str, more: str = "") -> list[Json]:
+    """Those of an overlay that names the base and these, in this order; `more` is the rest of it. Likewise."""
+    return [each for each in yaml.load_all(_with(components, more), Loader=_Strict) if each]
 
 
 def plain(place: Path = BASE) -> list[Json]:

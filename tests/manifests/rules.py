@@ -145,6 +145,7 @@ def availability(objects: list[Json]) -> Iterator[str]:
 def references(objects: list[Json]) -> Iterator[str]:
     """What an object names is there: settings, classes, claims, ports, labels."""
     there = {(each["kind"], each["metadata"]["name"]) for each in objects}
+    yield from _idle(objects)
     for obj in objects:
         pod = pod_of(obj)
         if pod is not None:
@@ -161,6 +162,14 @@ def references(objects: list[Json]) -> Iterator[str]:
             target = obj["spec"]["scaleTargetRef"]
             if (target["kind"], target["name"]) not in there:
                 yield f"{_name(obj)}: scales nothing"
+
+
+def _idle(objects: list[Json]) -> Iterator[str]:
+    """Priorities that no pod has, and that no replica is told to have."""
+    used = {pod.get("priorityClassName") for pod in filter(None, map(pod_of, objects))}
+    used |= {each["data"].get("KELVIN_CLUSTER_PRIORITY_CLASS") for each in objects if each["kind"] == "ConfigMap"}
+    there = (each for each in objects if each["kind"] == "PriorityClass")
+    yield from (f"{_name(each)}: nobody has it" for each in there if each["metadata"]["name"] not in used)
 
 
 def _mounts(obj: Json, pod: Json, there: set[tuple[str, str]]) -> Iterator[str]:

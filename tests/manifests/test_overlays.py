@@ -1,18 +1,28 @@
 """Every overlay is built by kustomize 5 (kubectl 1.27 or later), and is held to what the base is held to."""
 
 import contextlib
-import os
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from typing import Final
 
 import pytest
 
 from controlplane.cluster_settings import read_cluster
-from controlplane.policy.knative_service import Cluster
 from tests.manifests import rules
-from tests.manifests.built import BASE, MANIFESTS, OVERLAYS, Json, built, find, kustomize, plain, pod_of
-from tests.manifests.pods import environment_of
+from tests.manifests.built import (
+    BASE,
+    MANIFESTS,
+    OVERLAYS,
+    ROOT,
+    Json,
+    built,
+    built_with,
+    containers,
+    find,
+    kustomize,
+    plain,
+    pod_of,
+)
+from tests.manifests.effects import AGENT, EFFECTS, Effect, pod, renders, told
 from tests.manifests.reach import Pod, may
 from tests.manifests.schemas import problems
 from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, REPLICA, SNAPSHOTTER
@@ -20,6 +30,7 @@ from tests.manifests.test_settings import commands, unknown, unused
 
 pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
 
+OPERATIONS: Final = ROOT / "docs" / "operations.md"
 COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
 # By version where nobody here knows a digest: what trials stand on, and what was loaded into nodes.
 VERSIONED = re.compile(r"(docker\.io/library|quay\.io/minio)/[a-z]+:\D*\d[\w.-]+|kelvin\.local/kelvin:trial")
@@ -55,13 +66,9 @@ def test_its_settings(name: str) -> None:
     assert unknown(ours) == []
     assert unused(ours) == []
     assert commands(ours) == []
-    assert read_cluster(_told(ours, "controlplane"), 1) is not None
-    stores = [_told(ours, "controlplane")["KELVIN_CLUSTER_STORE"], _told(ours, "snapshotter")["KELVIN_STORE"]]
+    assert read_cluster(told(ours, "controlplane"), 1) is not None
+    stores = [told(ours, "controlplane")["KELVIN_CLUSTER_STORE"], told(ours, "snapshotter")["KELVIN_STORE"]]
     assert stores[0] == stores[1]
-
-
-def _told(objects: list[Json], name: str) -> Mapping[str, str]:
-    return environment_of(objects, _pod(objects, name)["containers"][0])
 
 
 def test_without_kustomize() -> None:
@@ -80,78 +87,52 @@ def test_without_kustomize() -> None:
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_each_component_is_tried(name: str, tmp_path: Path) -> None:
+def test_each_component_is_tried(name: str) -> None:
     """With the base; those that need other projects' kinds have no overlay, as a cluster may lack these."""
     if name in OVERLAYS:
         text = (MANIFESTS / "overlays" / name / "kustomization.yaml").read_text()
         assert f"../../components/{name}" in text
         return
-    there = os.path.relpath(MANIFESTS.resolve(), tmp_path.resolve())
-    (tmp_path / "kustomization.yaml").write_text(
-        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-        f"resources: [{there}/base]\ncomponents: [{there}/components/{name}]\n"
-    )
-    objects = built(tmp_path)
+    objects = built_with(name)
     assert [each for obj in objects for each in problems(obj)] == []
     assert rules.broken(objects) == GIVEN_UP.get(name, [])
     assert (unknown(objects), unused(objects), commands(objects)) == ([], [], [])
-    assert read_cluster(_told(objects, "controlplane"), 1) is not None
-
-
-def _database(objects: list[Json]) -> bool:
-    return may(objects, CONTROLPLANE, Pod("kelvin", {"app.kubernetes.io/name": "postgres"}), 5432)
+    assert read_cluster(told(objects, "controlplane"), 1) is not None
 
 
 def test_what_trials_stand_on() -> None:
     """Each is reached by who uses it, and by nobody else."""
     objects = _overlay("trial")
     inside = {name: Pod("kelvin", {"app.kubernetes.io/name": name}) for name in ("postgres", "redis", "s3")}
-    used = {("postgres", 5432): [CONTROLPLANE], ("redis", 6379): [ACTIVATOR], ("s3", 9000): [SNAPSHOTTER, REPLICA]}
+    used = {
+        ("postgres", 5432): [CONTROLPLANE],
+        ("redis", 6379): [ACTIVATOR],
+        ("s3", 9000): [SNAPSHOTTER, REPLICA, AGENT],
+    }
     for (name, port), users in used.items():
-        for each in (ACTIVATOR, CONTROLPLANE, SNAPSHOTTER, REPLICA, Pod("elsewhere")):
+        for each in (ACTIVATOR, CONTROLPLANE, SNAPSHOTTER, REPLICA, AGENT, Pod("elsewhere")):
             assert may(objects, each, inside[name], port) is (each in users), (each, name)
 
 
-ZONES = "topology.kubernetes.io/zone"
-DOES: tuple[tuple[str, Callable[[list[Json]], bool]], ...] = (
-    (
-        "multi-zone",
-        lambda o: all(
-            [(each["topologyKey"], each["whenUnsatisfiable"]) for each in _pod(o, name)["topologySpreadConstraints"]]
-            == [(ZONES, "DoNotSchedule")]
-            for name in ("activator", "controlplane")
-        ),
-    ),
-    ("multi-zone", lambda o: find(o, "HorizontalPodAutoscaler", "activator")["spec"]["minReplicas"] == 3),
-    ("mesh", lambda o: find(o, "Namespace", "kelvin")["metadata"]["labels"]["istio-injection"] == "enabled"),
-    ("mesh", lambda o: find(o, "PeerAuthentication", "kelvin")["spec"]["mtls"]["mode"] == "STRICT"),
-    ("kind", lambda o: find(o, "Service", "activator")["spec"]["ports"][0].get("nodePort") == 30443),
-    ("kind", lambda o: _pod(o, "activator")["containers"][0]["resources"]["requests"]["cpu"] == "100m"),
-    ("trial", _database),
-    ("gpu", lambda o: _renders(o).device == "nvidia.com/gpu"),
-    ("mig", lambda o: _renders(o).device == "nvidia.com/mig-1g.10gb"),
-    ("spot", lambda o: _renders(o).node_selector == {"kelvin.dev/capacity": "spot"}),
-    ("gpu", lambda o: "nodeAffinity" in _pod(o, "snapshotter").get("affinity", {})),
-    ("spot", lambda o: "nodeAffinity" in _pod(o, "activator")["affinity"]),
+@pytest.mark.parametrize(
+    ("name", "does"), EFFECTS, ids=[f"{name} {number}" for number, (name, _) in enumerate(EFFECTS)]
 )
-
-
-def _renders(objects: list[Json]) -> Cluster:
-    """Where replicas are to run, as the control plane reads it."""
-    found = read_cluster(_told(objects, "controlplane"), 1)
-    assert found is not None
-    return found.pods
-
-
-def _pod(objects: list[Json], name: str) -> Json:
-    found = pod_of(find(objects, "Deployment", name))
-    assert found is not None
-    return found
-
-
-@pytest.mark.parametrize(("name", "does"), DOES, ids=[f"{name} {number}" for number, (name, _) in enumerate(DOES)])
-def test_what_an_overlay_does(name: str, does: Callable[[list[Json]], bool]) -> None:
+def test_what_a_component_does(name: str, does: Effect) -> None:
     """It is there with it, and not without."""
-    assert does(_overlay(name))
+    assert does(built_with(name))
     with contextlib.suppress(KeyError, ValueError):  # the object is not there either
         assert not does(built(BASE))
+
+
+def test_what_kind_adds() -> None:
+    """A door of the machine, less reserved, and images that were loaded: of replicas, too."""
+    objects = _overlay("kind")
+    assert find(objects, "Service", "activator")["spec"]["ports"][0]["nodePort"] == 30443
+    assert pod(objects, "activator")["containers"][0]["resources"]["requests"]["cpu"] == "100m"
+    images = {each["image"] for each in containers(objects) if VERSIONED.fullmatch(each["image"]) is None}
+    skipped = find(objects, "ConfigMap", "config-deployment")["data"]["registries-skipping-tag-resolving"]
+    loaded = {pod(objects, "activator")["containers"][0]["image"], renders(objects).image}
+    assert images == set()
+    assert {each.partition("/")[0] for each in loaded} <= set(skipped.split(","))
+    (command,) = re.findall(r"^kind load docker-image (.*)$", OPERATIONS.read_text(), re.MULTILINE)
+    assert set(command.split()) == loaded

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from tests.cluster.api_server import serving as api_server
 from tests.controlplane.postgres_server import PostgresServer
 from tests.faults.buckets import CREDENTIALS, serving
 from tests.loops import looping
-from tests.manifests.built import MANIFESTS, Json, built, find, kustomize, of_base
+from tests.manifests.built import Json, built_with, find, kustomize, of_base
 from tests.manifests.pods import Here, free_ports, running
 from tests.service.pki import Authority
 
@@ -116,11 +115,7 @@ def test_a_certificate_of_another_role(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_cache_agent(tmp_path: Path) -> None:
     """By its command and its probes, which are programs; it isn't ready before it is there, nor after it was."""
-    (tmp_path / "built").mkdir()
-    there = os.path.relpath(MANIFESTS.resolve(), (tmp_path / "built").resolve())
-    text = f"resources: [{there}/base]\ncomponents: [{there}/components/cache-agent]\n"
-    (tmp_path / "built" / "kustomization.yaml").write_text(text)
-    objects = built(tmp_path / "built")
+    objects = built_with("cache-agent")
     small = {"KELVIN_HOST_BYTES": 16 << 20, "KELVIN_SLAB_BYTES": 4 << 20, "KELVIN_NVME_BYTES": 64 << 20}
     with cluster(objects, tmp_path) as here:
         smaller = replace(here, beside={name: str(value) for name, value in small.items()})

@@ -100,6 +100,10 @@ HARMS: tuple[tuple[Harm, str], ...] = (
         "availability: activator: an apply undoes its autoscaler's work",
     ),
     (lambda o: _drop(o, "PriorityClass", "kelvin-platform"), "references: Deployment activator: no such priority"),
+    (
+        lambda o: find(o, "ConfigMap", "kelvin-controlplane")["data"].pop("KELVIN_CLUSTER_PRIORITY_CLASS"),
+        "references: PriorityClass kelvin-runtime: nobody has it",
+    ),
     (lambda o: _drop(o, "ConfigMap", "kelvin-common"), "references: Deployment activator: no settings kelvin-common"),
     (lambda o: _drop(o, "PersistentVolumeClaim", "snapshotter"), "references: Deployment snapshotter: no claim snap"),
     (lambda o: _one(o)["volumeMounts"].pop(), "references: Deployment activator: once is not both"),

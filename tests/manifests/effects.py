@@ -1,0 +1,91 @@
+"""What each component is there for, as questions to whatever it was built into."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from controlplane.cluster_settings import read_cluster
+from controlplane.policy.knative_service import Cluster
+from tests.manifests.built import Json, find, pod_of
+from tests.manifests.pods import environment_of
+from tests.manifests.reach import Pod, may
+from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, STRANGER
+
+Effect = Callable[[list[Json]], bool]
+
+ZONES: Final = "topology.kubernetes.io/zone"
+POSTGRES: Final = Pod("kelvin", {"app.kubernetes.io/name": "postgres"})
+AGENTS: Final = "DaemonSet"
+AGENT: Final = Pod("kelvin-default", {"app.kubernetes.io/name": "cache-agent"})
+PROMETHEUS: Final = Pod("monitoring", {"app.kubernetes.io/name": "prometheus"})
+
+
+def pod(objects: list[Json], name: str, kind: str = "Deployment") -> Json:
+    """The pod's spec of the workload of that name."""
+    found = pod_of(find(objects, kind, name))
+    assert found is not None
+    return found
+
+
+def told(objects: list[Json], name: str, kind: str = "Deployment") -> Mapping[str, str]:
+    """The environment of its first container."""
+    return environment_of(objects, pod(objects, name, kind)["containers"][0])
+
+
+def renders(objects: list[Json]) -> Cluster:
+    """Where replicas are to run, as the control plane reads it."""
+    found = read_cluster(told(objects, "controlplane"), 1)
+    assert found is not None
+    return found.pods
+
+
+def _platform_keeps(objects: list[Json], kind: str, key: str) -> bool:
+    """Whether no pod of the platform's own goes, or goes willingly, to nodes with that label."""
+    pods = [pod_of(each) for each in objects if each["kind"] in ("Deployment", "StatefulSet")]
+    return all(each and key in str(each.get("affinity", {}).get("nodeAffinity", {}).get(kind, "")) for each in pods)
+
+
+def _off_devices(objects: list[Json]) -> bool:
+    return _platform_keeps(objects, "preferredDuringSchedulingIgnoredDuringExecution", "nvidia.com/gpu.present")
+
+
+def _sidecar(objects: list[Json], name: str) -> Mapping[str, str]:
+    found: Mapping[str, str] = find(objects, "Deployment", name)["spec"]["template"]["metadata"]["annotations"]
+    return found
+
+
+def _tolerated(objects: list[Json]) -> set[str]:
+    return {each["key"] for each in renders(objects).tolerations}
+
+
+EFFECTS: Final[tuple[tuple[str, Effect], ...]] = (
+    (
+        "multi-zone",
+        lambda o: all(
+            [(each["topologyKey"], each["whenUnsatisfiable"]) for each in pod(o, name)["topologySpreadConstraints"]]
+            == [(ZONES, "DoNotSchedule")]
+            for name in ("activator", "controlplane")
+        ),
+    ),
+    ("multi-zone", lambda o: find(o, "HorizontalPodAutoscaler", "activator")["spec"]["minReplicas"] == 3),
+    ("mesh", lambda o: find(o, "Namespace", "kelvin")["metadata"]["labels"]["istio-injection"] == "enabled"),
+    ("mesh", lambda o: find(o, "PeerAuthentication", "kelvin")["spec"]["mtls"]["mode"] == "STRICT"),
+    # A scraper without a sidecar would be refused, and the front door would see its own sidecar's address.
+    ("mesh", lambda o: _sidecar(o, "activator")["traffic.sidecar.istio.io/excludeInboundPorts"] == "8443,7480"),
+    ("trial", lambda o: may(o, CONTROLPLANE, POSTGRES, 5432)),
+    ("trial", lambda o: told(o, "snapshotter")["KELVIN_STORE"].endswith("http://s3.kelvin.svc:9000")),
+    ("gpu", lambda o: renders(o).device == "nvidia.com/gpu"),
+    ("gpu", lambda o: "nvidia.com/gpu" in _tolerated(o)),
+    ("gpu", _off_devices),
+    ("mig", lambda o: renders(o).device == "nvidia.com/mig-1g.10gb"),
+    ("mig", lambda o: "nvidia.com/gpu" in _tolerated(o)),
+    ("mig", _off_devices),
+    ("spot", lambda o: renders(o).node_selector == {"kelvin.dev/capacity": "spot"}),
+    ("spot", lambda o: "kelvin.dev/capacity" in _tolerated(o)),
+    ("spot", lambda o: _platform_keeps(o, "requiredDuringSchedulingIgnoredDuringExecution", "kelvin.dev/capacity")),
+    ("cache-agent", lambda o: renders(o).cache is not None),
+    # Where replicas are, and with their store.
+    ("cache-agent", lambda o: _tolerated(o) <= {each["key"] for each in pod(o, "cache-agent", AGENTS)["tolerations"]}),
+    ("cache-agent", lambda o: told(o, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(o).store_url),
+    ("monitoring", lambda o: may(o, PROMETHEUS, ACTIVATOR, 7480) and not may(o, STRANGER, ACTIVATOR, 7480)),
+    ("certificates", lambda o: find(o, "Certificate", "kelvin-inner-runtime", "kelvin-default") is not None),
+)  # fmt: skip
