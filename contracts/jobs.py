@@ -26,14 +26,47 @@ class Bind(Wire, frozen=True):
     kv_bytes: int
 
 
+class Parked(Wire, frozen=True):
+    """What a pod that waits for a version would take: what computes on its class, lies in its store, and fits it."""
+
+    device_class: str
+    threads: int
+    kv_bytes: int
+    store: str
+    weight_bytes: int = 0  # of a version, at most; 0: whatever there is memory for
+
+
 class Pod(Wire, frozen=True):
-    """What `kelvin runtime` tells the process that it starts: what to take, and where to be asked for it."""
+    """What `kelvin runtime` tells the process that it starts: what to take, or as what to wait for it, and where to be
+    asked for it.
+    """
 
     runtime_id: str
-    bind: Bind
     host: str
     port: int
+    bind: Bind | None = None
+    parked: Parked | None = None
     agent: str = ""  # the directory of a cache agent's sockets; "": our own is beside us
+
+    @property
+    def device_class(self) -> str:
+        """What it computes on. One of `bind` and `parked` is there."""
+        said = self.bind or self.parked
+        return "" if said is None else said.device_class
+
+
+class Take(Wire, frozen=True):
+    """`POST /control/bind` to a pod that is parked. Answered by `Bound` when ready; so is the same again.
+
+    `POST /control/release` takes the same, and is answered 202 before the drain has ended, 204 where nothing is bound.
+    """
+
+    tenant: str
+    model: str
+    version: str
+    device_class: str
+    store: str
+    weight_bytes: int
 
 
 class Bound(Wire, frozen=True):

@@ -1,4 +1,6 @@
-"""`kelvin runtime VERSION`: serve one version on a port, as a pod does, without an installation around it."""
+"""`kelvin runtime VERSION`: serve one version on a port, as a pod does, without an installation around it; or, with
+`--standby`, wait for the installation to say which one.
+"""
 
 import os
 import re
@@ -14,7 +16,7 @@ from typing import Final
 import click
 
 from contracts.errors import Refused
-from contracts.jobs import Bind
+from contracts.jobs import Bind, Parked
 from contracts.names import dns_label
 from kelvin.client import DoorClosed
 from kelvin.settings import chosen_data, load_pod
@@ -24,14 +26,16 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _NAME: Final = 40  # characters of the host's name that go into the runtime's
 
 
-def _version(_: click.Context, __: click.Parameter, value: str) -> str:
-    if not _DIGEST.fullmatch(value):
+def _version(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not _DIGEST.fullmatch(value):
         raise click.BadParameter(f"{value[:80]!r}: must be 64 lowercase hexadecimal digits")
     return value
 
 
-def label(_: click.Context, parameter: click.Parameter, value: str) -> str:
+def label(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """An option that is a DNS label."""
+    if value is None:
+        return None
     try:
         return dns_label(value, parameter.name or "")
     except Refused as refused:
@@ -39,9 +43,13 @@ def label(_: click.Context, parameter: click.Parameter, value: str) -> str:
 
 
 @click.command("runtime")
-@click.argument("version", callback=_version)
-@click.option("--tenant", required=True, callback=label, help="Whose version it is.")
-@click.option("--model", required=True, callback=label, help="The model's name, for messages and records.")
+@click.argument("version", required=False, callback=_version)
+@click.option("--tenant", callback=label, help="Whose version it is.")
+@click.option("--model", callback=label, help="The model's name, for messages and records.")
+@click.option(
+    "--standby", metavar="CLASS", help="In place of a version: wait, on this device class, to be told of one."
+)
+@click.option("--weights", type=click.IntRange(0), help="With --standby: the largest version to take. [default: any]")
 @click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
 @click.option("--host", default="0.0.0.0", show_default=True, help="The address at which requests are taken.")  # noqa: S104
 @click.option("--port", type=click.IntRange(1, 65535), help="And the port. [default: $PORT, else 8080]")
@@ -58,9 +66,11 @@ def label(_: click.Context, parameter: click.Parameter, value: str) -> str:
     help="DATA/run of the node's `kelvin cache`. [default: $KELVIN_CACHE_AGENT, else an agent of its own]",
 )
 def runtime_command(
-    version: str,
-    tenant: str,
-    model: str,
+    version: str | None,
+    tenant: str | None,
+    model: str | None,
+    standby: str | None,
+    weights: int | None,
     store: str | None,
     host: str,
     port: int | None,
@@ -69,21 +79,39 @@ def runtime_command(
     data: Path | None,
     cache: Path | None,
 ) -> None:
-    """Restore VERSION (64 hexadecimal digits) from the store and serve it until SIGTERM; exit 0 after a drain."""
+    """Restore VERSION (64 hexadecimal digits) from the store and serve it until SIGTERM; exit 0 after a drain.
+
+    With --standby wait instead, at $KELVIN_STANDBY_LISTEN, until the control plane binds a version to this process, and
+    again once that was released.
+    """
     from kelvin.supervisor.pod import run_pod
 
     threads = threads or len(os.sched_getaffinity(0))
-    bind = Bind(
-        tenant=tenant,
-        model=model,
-        version=version,
-        device_class=device_class or f"cpu-{threads}",
-        threads=threads,
-        kv_bytes=0,  # by what there is, see `load_pod`
-    )
+    what: Bind | Parked
+    if standby is not None:
+        for name, value in (
+            ("VERSION", version),
+            ("--tenant", tenant),
+            ("--model", model),
+            ("--device-class", device_class),
+        ):
+            if value is not None:
+                raise click.UsageError(f"{name} and --standby: only one of them can be said")
+        what = Parked(device_class=standby, threads=threads, kv_bytes=0, store="", weight_bytes=weights or 0)
+    else:
+        if version is None or tenant is None or model is None:
+            raise click.UsageError("VERSION, --tenant and --model are needed, or --standby")
+        what = Bind(
+            tenant=tenant,
+            model=model,
+            version=version,
+            device_class=device_class or f"cpu-{threads}",
+            threads=threads,
+            kv_bytes=0,  # by what there is, see `load_pod`
+        )
     with _data(data) as place:
         try:
-            status = run_pod(load_pod(place, bind, _runtime_id(), host, store, port, cache))
+            status = run_pod(load_pod(place, what, _runtime_id(), host, store, port, cache))
         except AlreadyRunning as error:
             raise DoorClosed(str(error)) from error
     sys.exit(128 - status if status < 0 else status)  # as a shell says that a signal ended it

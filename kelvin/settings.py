@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from contracts.jobs import Bind, Pod
+from contracts.jobs import Bind, Parked, Pod
 from contracts.machine import available_bytes, kv_bytes_for
 from contracts.roles import Role
 from contracts.settings import BadSetting, choice, integer, text
@@ -16,6 +16,7 @@ from contracts.wire import encode
 from service.inner_settings import ALONE, Between, read_between
 
 DEFAULT_PORT: Final = 8443
+STANDBY_LISTEN: Final = "KELVIN_STANDBY_LISTEN"  # where a pod that waits is told what to take
 DEFAULT_POD_PORT: Final = 8080  # Knative's, where nothing says another
 _QUIET_LIBRARIES: Final = {
     "OMP_NUM_THREADS": "1",
@@ -48,6 +49,7 @@ class PodSettings:
     data: Path
     drain_s: int
     told: Mapping[str, str]
+    pod: Pod
     between: Between = ALONE
     life_s: int = 30
     has_agent: bool = True  # of its own
@@ -55,7 +57,7 @@ class PodSettings:
 
 def load_pod(
     data: Path,
-    bind: Bind,
+    what: Bind | Parked,
     runtime_id: str,
     host: str,
     store: str | None,
@@ -63,21 +65,28 @@ def load_pod(
     cache: Path | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> PodSettings:
-    """Raises BadSetting. Without a store there is nothing to restore from, unless a `cache` agent has one."""
+    """Raises BadSetting. Without a store there is nothing to restore from, unless a `cache` agent has one; who waits
+    for a version needs to hear of it, and to know which store is meant.
+    """
     agent = str(cache or env.get("KELVIN_CACHE_AGENT", ""))
     if agent and not Path(agent).is_absolute():
         raise BadSetting("KELVIN_CACHE_AGENT", agent, "must be an absolute path")
     wanted = integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20)
     available = available_bytes(Path("/proc/meminfo").read_text())
-    bind = msgspec.structs.replace(bind, kv_bytes=kv_bytes_for(wanted, available))
+    what = msgspec.structs.replace(what, kv_bytes=kv_bytes_for(wanted, available))
     listens = integer(env, "PORT", DEFAULT_POD_PORT, low=1, high=65535) if port is None else port
+    if isinstance(what, Parked):
+        what = msgspec.structs.replace(what, store=store or text(env, "KELVIN_STORE"))
+        text(env, STANDBY_LISTEN)
+        read_between(env, Role.RUNTIME, STANDBY_LISTEN)
+        pod = Pod(runtime_id=runtime_id, parked=what, host=host, port=listens, agent=agent)
+    else:
+        pod = Pod(runtime_id=runtime_id, bind=what, host=host, port=listens, agent=agent)
     return PodSettings(
         data=data.absolute(),
         drain_s=integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
-        told={
-            **({} if agent else {"KELVIN_STORE": store or text(env, "KELVIN_STORE")}),
-            "KELVIN_POD": encode(Pod(runtime_id=runtime_id, bind=bind, host=host, port=listens, agent=agent)).decode(),
-        },
+        told={} if agent else {"KELVIN_STORE": store or text(env, "KELVIN_STORE")},
+        pod=pod,
         between=read_between(env, Role.RUNTIME),
         life_s=integer(env, "KELVIN_LIFE_S", 30, low=1, high=45),  # and the time to tell it: less than SO_FAR_S
         has_agent=not agent,
@@ -129,12 +138,13 @@ def doctor_environment(data: Path, store: str | None, env: Mapping[str, str] = o
 
 
 def pod_environment(
-    settings: PodSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
+    settings: PodSettings, lifeline_fd: int, runtime_id: str, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Likewise for the processes of a pod."""
+    """Likewise for the processes of a pod, whose runtime lives under that name."""
     return {
         **_kept(env, uses_store=uses_store),
         **settings.told,
+        "KELVIN_POD": encode(msgspec.structs.replace(settings.pod, runtime_id=runtime_id)).decode(),
         "KELVIN_DATA": str(settings.data),
         "KELVIN_LIFELINE_FD": str(lifeline_fd),
         **_QUIET_LIBRARIES,

@@ -8,11 +8,12 @@ from typing import Final
 
 import torch
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from contracts.errors import Refused
 from contracts.filters import SOCKET
-from contracts.jobs import Bind, SealAttestation, SealJob
-from contracts.roles import Role
+from contracts.jobs import Bind, Pod, SealAttestation, SealJob
+from contracts.roles import Role, Rules
 from runtime import jobs
 from runtime.api import ServingApi
 from runtime.control_api import attach
@@ -21,14 +22,15 @@ from runtime.gpu_watch import GpuWatch
 from runtime.keeping import keep_what_was_recorded, keeper
 from runtime.lanes import Lanes
 from runtime.metering import MeterPage
+from runtime.orders import Orders, build_orders
 from runtime.orphans import Orphans, batch_of, orphanage
-from runtime.policy.roles import RULES
+from runtime.policy.roles import ORDERS, RULES
 from runtime.predictor.session import installed
 from runtime.replica import Replica, Work
 from runtime.restore import restore
 from runtime.screening import FilterProcess
 from runtime.serving import Served, Wiring
-from runtime.settings import LISTEN, RuntimeSettings
+from runtime.settings import LISTEN, STANDBY_LISTEN, RuntimeSettings
 from runtime.warmup import WarmUp
 from runtime.weights import Acquire, Weights, device_of, engine_of
 from service.client import ServiceClient
@@ -55,25 +57,30 @@ async def serve(
     meter: MeterPage,
     control: FastAPI,
     stop: asyncio.Event,
-    own: Bind | None = None,
+    pod: Pod | None = None,
     gpus: GpuWatch | None = None,
     agent: SocketDirectory | None = None,
 ) -> None:
-    """Park, take a version when told to, or at once where it is its `own`, serve, until `stop` or a drain, which an
-    unhealthy one of `gpus` begins. `agent` is where the cache agent listens, if not in `directory`. Raises `Refused`
+    """Park, take a version when told to, or at once where the `pod` is for one, serve, until `stop` or a drain, which
+    an unhealthy one of `gpus` begins. `agent` is where the cache agent listens, if not in `directory`. Raises `Refused`
     after a failure.
     """
+    own, parked = (None, None) if pod is None else (pod.bind, pod.parked)
     async with (
-        open_inner(directory, settings.between, Role.RUNTIME, LISTEN) as inner,
+        open_inner(directory, settings.between, Role.RUNTIME, LISTEN if parked is None else STANDBY_LISTEN) as inner,
         filters_over(directory, settings.filters) as filters,
         orphanage(
             settings.spools, runtime_id, _poster(inner.ways.to(settings.between.control, Role.CONTROLPLANE))
         ) as orphans,
     ):
-        replica = Replica(runtime_id, meter, work_over(agent or directory, settings.restore_s, filters), inner.url)
+        url = inner.url if parked is None else ""  # where a pod serves others know
+        replica = Replica(runtime_id, meter, work_over(agent or directory, settings.restore_s, filters), url)
         keep = keeper(inner.ways.to(settings.between.snapshotter, Role.SNAPSHOTTER))
         attach(control, replica)
-        api = ServingApi(replica, orphans, control, in_pod=own is not None)
+        api = ServingApi(replica, orphans, control, in_pod=pod is not None)
+        beyond: tuple[ASGIApp, Rules] = api, RULES
+        if parked is not None:
+            beyond = build_orders(Orders(parked, replica, stop, settings.restore_s), replica), ORDERS
         try:
             async with asyncio.TaskGroup() as tasks:
                 beside = (
@@ -87,7 +94,7 @@ async def serve(
                 tasks.create_task(_end_with(replica, orphans, ended), name="end")
                 if own is not None:
                     tasks.create_task(_take(replica, own), name="take")
-                await inner.serve(api, listener, RULES, ended, _LAST_FRAMES_S)
+                await inner.serve(api, listener, beyond[1], ended, _LAST_FRAMES_S, beyond=beyond[0])
                 for task in beside:
                     task.cancel()
         finally:

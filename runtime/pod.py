@@ -1,5 +1,6 @@
-"""A runtime that nobody forked: a process that imports, takes the one version that it was started for, and serves it
-over TCP. Started as `python -m runtime.pod` by `kelvin runtime`, beside a cache agent of its own.
+"""A runtime that nobody forked: a process that imports, takes the one version that it was started for, or waits to be
+told of one, and serves it over TCP. Started as `python -m runtime.pod` by `kelvin runtime`, beside a cache agent of its
+own.
 """
 
 import logging
@@ -7,6 +8,7 @@ import os
 import socket
 import time
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +16,7 @@ from contracts.errors import Refused
 from contracts.gpu import Unhealthy
 from contracts.jobs import Pod
 from runtime.gpu_watch import GpuWatch
-from runtime.settings import RuntimeSettings, from_environment, read_pod
+from runtime.settings import RuntimeSettings, from_environment, read_parked, read_pod
 from service.listener import listen
 from service.log import configure_logging
 from service.nvml import Gpus, opened
@@ -45,7 +47,7 @@ def run(settings: RuntimeSettings, pod: Pod) -> int:
         return BAD_SETTING_STATUS
     with ExitStack() as ladder:
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
-        devices = ladder.enter_context(opened_for(pod.bind.device_class))
+        devices = ladder.enter_context(opened_for(pod.device_class))
         gpus = None if devices is None else GpuWatch(devices)
         if _is_unhealthy(gpus):
             return 1
@@ -55,12 +57,11 @@ def run(settings: RuntimeSettings, pod: Pod) -> int:
         ladder.enter_context(closing(agent))
         born_ns = time.monotonic_ns() - age_ns(os.getpid())  # imports are of its life, too
         meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=born_ns)
-        probes = build_probes(settings.step_s, gpus)
+        probes = build_probes(settings.step_s, gpus, parks=pod.parked is not None)
         try:
             run_service(
                 lambda stop: app.serve(
-                    pod.runtime_id, settings, directory, listener, meter, probes, stop, own=pod.bind, gpus=gpus,
-                    agent=agent,
+                    pod.runtime_id, settings, directory, listener, meter, probes, stop, pod=pod, gpus=gpus, agent=agent
                 ),
                 settings.lifeline_fd,
             )  # fmt: skip
@@ -110,6 +111,8 @@ def main() -> None:
         settings = from_environment()
         configure_logging("runtime", log_level())
         pod = read_pod()
+        if pod.parked is not None:
+            settings = replace(settings, between=read_parked(settings.between))
     status = run(settings, pod)
     logging.shutdown()
     os._exit(status)  # as a forked one: nothing in the libraries is worth tearing down, and threads may be in them

@@ -1,5 +1,5 @@
-"""What a runtime in a pod answers beside requests: probes, and its figures. Nobody tells it anything: it has no control
-routes, since whoever reaches its port could use them.
+"""What a runtime in a pod answers beside requests: probes, and its figures. Nobody tells it anything here: there are no
+control routes, since whoever reaches this port could use them.
 """
 
 from typing import Final, cast
@@ -17,11 +17,13 @@ from telemetry.policy.exposition import CONTENT_TYPE
 NETWORK_PROBE: Final = "k-network-probe"  # knative/serving, pkg/queue/health: the header of probes along the path
 QUEUE: Final = "queue"  # what an activator asks for, and reads back
 HANGS: Final = "the engine hangs in a step"
+_ON_THE_WAY: Final = (RuntimeState.STANDBY, RuntimeState.RESTORING)
 
 
-def build_probes(step_s: float, gpus: GpuWatch | None = None) -> FastAPI:
+def build_probes(step_s: float, gpus: GpuWatch | None = None, *, parks: bool = False) -> FastAPI:
     """The application without its replica; see `control_api.attach`. An engine that is at one step for longer than
-    `step_s` hangs: whoever asks whether this lives is told no, and starts another in its place.
+    `step_s` hangs: whoever asks whether this lives is told no, and starts another in its place. One that `parks` is as
+    the cluster wants it also while it waits for a version or restores it.
     """
     app = FastAPI(openapi_url=None)
 
@@ -30,6 +32,9 @@ def build_probes(step_s: float, gpus: GpuWatch | None = None) -> FastAPI:
 
     def is_ready(request: Request) -> bool:
         return _replica(request).state is RuntimeState.READY and moves(request)
+
+    def is_fine(request: Request) -> bool:
+        return is_ready(request) or (parks and _replica(request).state in _ON_THE_WAY)
 
     install_failure_handlers(app)
 
@@ -45,8 +50,8 @@ def build_probes(step_s: float, gpus: GpuWatch | None = None) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz(request: Request) -> Response:
-        """200 while requests may come; the body says, either way, how far the restore is."""
-        status = 200 if is_ready(request) else 503
+        """200 while requests may come, or an order that has them come; the body says how far the restore is."""
+        status = 200 if is_fine(request) else 503
         return Response(encode(_replica(request).report()), status_code=status, media_type="application/json")
 
     @app.get("/metrics")

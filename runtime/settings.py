@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from runtime.dependencies import WEIGHTS
 from service.inner_settings import ALONE, Between, read_between
 
 LISTEN: Final = "KELVIN_RUNTIME_LISTEN"
+STANDBY_LISTEN: Final = "KELVIN_STANDBY_LISTEN"
 
 # An OpenMP pool that lives in the parent hangs the child that computes; rayon's pool would too.
 _ONE_THREAD: Final = {
@@ -76,6 +77,13 @@ def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
         return decode(raw.encode(), Pod)
     except Refused as refused:
         raise BadSetting("KELVIN_POD", raw, refused.failure.message) from refused
+
+
+def read_parked(between: Between, env: Mapping[str, str] = os.environ) -> Between:
+    """The same for a pod that waits: where it is told what to take. Raises `BadSetting`."""
+    settings.text(env, STANDBY_LISTEN)
+    told = read_between(env, Role.RUNTIME, STANDBY_LISTEN)
+    return replace(between, files=told.files, listen=told.listen)
 
 
 def from_environment() -> RuntimeSettings:

@@ -43,12 +43,22 @@ class Inner:
         return f"<Inner {self.url or 'here'} {self.identity or 'alone'}>"
 
     async def serve(
-        self, app: ASGIApp, here: socket.socket, rules: Rules, stop: asyncio.Event, drain_s: int = DRAIN_S
+        self,
+        app: ASGIApp,
+        here: socket.socket,
+        rules: Rules,
+        stop: asyncio.Event,
+        drain_s: int = DRAIN_S,
+        *,
+        beyond: ASGIApp | None = None,
     ) -> None:
-        """All of `app` on this host, by `rules` to others, its health to anybody, until `stop` and a drain."""
+        """All of `app` on this host, by `rules` to others, its health to anybody, until `stop` and a drain. Others get
+        `beyond` in its place, where there is one.
+        """
         async with asyncio.TaskGroup() as tasks:
             if self.identity is not None and self._listener is not None:
-                tasks.create_task(serve_by_role(app, self._listener, self.identity.server(), rules, stop, drain_s))
+                tls = self.identity.server()
+                tasks.create_task(serve_by_role(beyond or app, self._listener, tls, rules, stop, drain_s))
             if self._health is not None:
                 tasks.create_task(serve_health(app, self._health, stop, drain_s))
             await serve_until(app, here, stop, drain_s)

@@ -1,19 +1,23 @@
 """`kelvin runtime`: one version, served by one process over TCP, with a cache agent of its own or its node's beside it.
 
 What `kelvin up` is to a machine this is to a pod: it starts both, brings the agent back where it dies, and ends as the
-runtime ends, with its status. Nothing here is on the path of a request.
+runtime ends, with its status; but one that waits for versions has a fresh runtime follow each that ends, and nothing of
+what that had. Nothing here is on the path of a request.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import time
 import uuid
+from pathlib import Path
 from typing import Final
 
 from contracts.usage import LifetimeRecord
+from kelvin.policy.restarts import Restarts
 from kelvin.settings import PodSettings, pod_environment
 from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, ChildSpec
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
@@ -41,6 +45,8 @@ class Pod:
         self._runtime = Child(RUNTIME)
         self._cache = Child(CACHE)
         self._bringing_back: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._lives = 0
         self._deaths = asyncio.Event()
         self.status: int | None = None  # of the runtime, as Popen has it
 
@@ -53,11 +59,20 @@ class Pod:
 
     def start(self) -> None:
         """Both at once: the runtime imports while the agent makes its slabs."""
+        if self._parks and self._settings.has_agent:
+            forget(self._settings.data)  # a container that ended may have left something here
+        self._lives += 1
         for child in (self._cache, self._runtime) if self._settings.has_agent else (self._runtime,):
             self._start(child)
 
+    @property
+    def _parks(self) -> bool:
+        return self._settings.pod.parked is not None
+
     def _start(self, child: Child) -> None:
-        environment = pod_environment(self._settings, self._lifeline_fd, uses_store=child.spec.uses_store)
+        first = self._settings.pod.runtime_id
+        name = first if self._lives == 1 else f"{first}-{self._lives}"  # each life of a runtime is another one's
+        environment = pod_environment(self._settings, self._lifeline_fd, name, uses_store=child.spec.uses_store)
         child.start(None, environment, self._lifeline_fd)
 
     def collect(self) -> None:
@@ -66,8 +81,13 @@ class Pod:
             if reaped.pid == self._runtime.pid:
                 self._graves.bury(reaped)
                 self._runtime.buried(reaped.status)
-                self.status = reaped.status
                 log.info("the runtime ended", extra={"status": reaped.status})
+                if self._parks and not (self._runtime.refused or self._cache.refused) and self._runtime.is_kept:
+                    if reaped.status == 0:
+                        self._runtime.restarts = Restarts()  # it was released
+                    self._renewing = asyncio.get_running_loop().create_task(self._renew())
+                else:
+                    self.status = reaped.status
             elif reaped.pid == self._cache.pid:
                 self._cache.buried(reaped.status)
                 log.warning("the cache agent died", extra={"status": reaped.status})
@@ -82,20 +102,48 @@ class Pod:
         if self.status is None and self._cache.is_kept:
             self._start(self._cache)
 
+    async def _renew(self) -> None:
+        """Another runtime in the place of one that is dead, with another agent, whose cache is empty."""
+        try:
+            await asyncio.sleep(self._runtime.restarts.delay_s)
+            self._cache.is_kept = False
+            await self._end(self._cache, KILL_AFTER_S)
+            self._cache.is_kept = True
+            self.start()
+        except Exception:  # a full disk: who started us is to begin again
+            log.exception("no runtime follows")
+            self._over(1)
+
+    def _over(self, status: int) -> None:
+        self.status = status
+        self._deaths.set()
+
     async def until_over(self, stop: asyncio.Event) -> None:
-        """Returns when the runtime is dead: by itself, or after `stop` and its drain. The agent outlives it."""
+        """Returns when the runtime is dead and none follows: by itself, or after `stop` and its drain. The agent
+        outlives it.
+        """
         ending = asyncio.ensure_future(self._end_with(stop))
         try:
-            await self._gone(self._runtime)
+            while self.status is None:
+                self._deaths.clear()
+                await self._deaths.wait()
         finally:
             ending.cancel()
             self._cache.is_kept = False
+            if self._renewing is not None:
+                self._renewing.cancel()
             if self._bringing_back is not None:
                 self._bringing_back.cancel()
             await self._end(self._cache, KILL_AFTER_S)
 
     async def _end_with(self, stop: asyncio.Event) -> None:
         await stop.wait()
+        self._runtime.is_kept = False
+        if self._renewing is not None:
+            self._renewing.cancel()
+        if self._runtime.pid is None:
+            self._over(0)  # between two lives
+            return
         await self._end(self._runtime, self._settings.drain_s + _LAST_FRAMES_S)
 
     async def _end(self, child: Child, patience_s: float) -> None:
@@ -112,6 +160,12 @@ class Pod:
         while child.pid is not None:
             self._deaths.clear()
             await self._deaths.wait()
+
+
+def forget(data: Path) -> None:
+    """All that a cache agent, which is dead, kept there. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(data / "cache")
 
 
 async def _supervise(settings: PodSettings) -> int:

@@ -15,7 +15,7 @@ from contracts.control import Feed, KeyRow, Principal, RequestBatch, RevisionRow
 from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.filters import read_policy
 from contracts.frames import Counts, End, Frame, FrameDecoder, FrameKind, encode_frame, failed_frame
-from contracts.jobs import Bind, GateJob, SealAttestation
+from contracts.jobs import Bind, GateJob, SealAttestation, Take
 from contracts.names import parse_address, parse_reference
 from contracts.problem import WireFailure, sse_error, to_wire
 from contracts.push import CommitRequest, MissingRequest
@@ -139,7 +139,7 @@ def _inputs_hold(_: bytes, ask: EmbeddingAsk) -> None:
 KINDS: Final[tuple[Any, ...]] = (
     Fork | Ping, Reply, _Reply, LeaseRequest, LeaseReply, Layout, Bind, GateJob, Feed, Stats, RequestBatch,
     LifetimeRecord, Receipts, Principal, KeyRow, SealAttestation, WireFailure, MissingRequest, CommitRequest,
-    ScaleChange, CompletionBody, PredictionBody,
+    ScaleChange, CompletionBody, PredictionBody, Take,
 )  # fmt: skip
 WORDS: Final = (
     Fork(runtime_id="r1"), Reply(ok=True, pid=4), LeaseRequest(tenant="t", version="a" * 64),
@@ -150,6 +150,7 @@ WORDS: Final = (
     Feed(revision=2, revisions=(RevisionRow(tenant="t", model="m", version="a" * 64, namespace="n", name="r-1"),)),
     Principal(key_id="k", tenant="t", scopes=(Scope.INFER,), models=("m",)), ScaleChange(min=1, target=2.5),
     WireFailure(code="overloaded", status=503, message="full", retryable=True, retry_after_s=1.0),
+    Take(tenant="t", model="m", version="a" * 64, device_class="cpu-1", store="s3://b/p", weight_bytes=9),
 )  # fmt: skip
 
 

@@ -81,6 +81,19 @@ def pod(
     house: Installation, version: str, data: Path, *options: str, tenant: str = TENANT, **more: str
 ) -> Iterator[Pod]:
     """Nothing of it lives on. `more` is of its environment, without the prefix."""
+    with _running(house, data, (version, "--tenant", tenant, "--model", "m", *options), more) as each:
+        yield each
+
+
+@contextmanager
+def standby(house: Installation, data: Path, *options: str, **more: str) -> Iterator[Pod]:
+    """One that waits on `cpu-1`; likewise."""
+    with _running(house, data, ("--standby", "cpu-1", "--threads", "1", *options), more) as each:
+        yield each
+
+
+@contextmanager
+def _running(house: Installation, data: Path, what: tuple[str, ...], more: dict[str, str]) -> Iterator[Pod]:
     port = free_port()
     env = os.environ | {
         "PORT": str(port),
@@ -91,9 +104,9 @@ def pod(
         **{f"KELVIN_{name}": value for name, value in more.items()},
     }
     store = (house.data / "store").as_uri()
-    command = [sys.executable, "-m", "kelvin.main", "runtime", version, "--tenant", tenant, "--model", "m"]
+    command = [sys.executable, "-m", "kelvin.main", "runtime", *what]
     process = subprocess.Popen(
-        [*command, "--store", store, "--host", "127.0.0.1", "--data", str(data), *options],
+        [*command, "--store", store, "--host", "127.0.0.1", "--data", str(data)],
         env=env,
         stderr=subprocess.PIPE,
         start_new_session=True,

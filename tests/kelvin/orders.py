@@ -1,0 +1,84 @@
+"""What a test's parked pod is told over mutual TLS, in any role."""
+
+import http.client
+import json
+import ssl
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coldstart_bench.installation import free_port
+from contracts.jobs import Take
+from contracts.roles import Role
+from contracts.wire import encode
+from tests.runtime.processes import DEADLINE_S, Installation
+from tests.service.pki import Authority, write
+from tests.weightcache.kit import TENANT, Version
+
+
+def take_of(house: Installation, version: Version, weight_bytes: int = 1000) -> Take:
+    """That version, for a pod on `cpu-1` over the same store."""
+    store = (house.data / "store").as_uri()
+    return Take(
+        tenant=TENANT, model="m", version=version.id, device_class="cpu-1", store=store, weight_bytes=weight_bytes
+    )
+
+
+@dataclass(frozen=True)
+class Orders:
+    """To the pod at `port`, as `role`."""
+
+    inner: Path
+    port: int
+    role: Role = Role.CONTROLPLANE
+
+    @classmethod
+    def made(cls, place: Path) -> "Orders":
+        """With certificates of its own for all roles."""
+        inner, authority = place / "inner", Authority()
+        for role in Role:
+            write(inner / role, authority.of(role), authority)
+        return cls(inner, free_port())
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The pod's, without their prefix."""
+        return {"STANDBY_LISTEN": f"127.0.0.1:{self.port}", "INNER_TLS": str(self.inner)}
+
+    def by(self, role: Role) -> "Orders":
+        return replace(self, role=role)
+
+    def state(self) -> dict[str, Any] | None:
+        """None while nobody listens."""
+        try:
+            return self.ask("GET", "/control/state")[1]
+        except OSError:
+            return None
+
+    def tell(self, what: str, take: Take) -> tuple[int, dict[str, Any]]:
+        """To bind or release it."""
+        return self.ask("POST", f"/control/{what}", encode(take))
+
+    def open(self, what: str, take: Take) -> http.client.HTTPSConnection:
+        """The same, sent whole and not waited for."""
+        connection = self._connection()
+        connection.request("POST", f"/control/{what}", encode(take))
+        return connection
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+        connection = self._connection()
+        try:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            raw = answer.read()
+            return answer.status, json.loads(raw) if raw else {}
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.check_hostname = False
+        own = self.inner / self.role
+        tls.load_verify_locations(own / "ca.crt")
+        tls.load_cert_chain(own / "tls.crt", own / "tls.key")
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=DEADLINE_S, context=tls)
