@@ -24,7 +24,6 @@ from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
 from controlplane.closings import closing_entry
 from controlplane.journal import LedgerJournal
-from controlplane.ledger_migrations import ensure_ledger
 from controlplane.ledger_schema import LIFETIME_VALUES, lifetime_records, request_records
 from controlplane.months import Closed
 from controlplane.policy.booking import Booked
@@ -60,7 +59,6 @@ class Ledger:
         """With a journal whatever is entered is in it, too, before it is acknowledged."""
         self._database = database
         self._journal = journal
-        ensure_ledger(database.engine)
 
     def __repr__(self) -> str:
         return f"<Ledger {self._database!r}>"

@@ -24,13 +24,12 @@ from controlplane.audit_verify import ALL, verify_audit
 from controlplane.backup_place import backups_in
 from controlplane.backups import DATABASE, NAMES, UNSHIPPED
 from controlplane.journal import Entry, entries_after, entry_of, extent_of
-from controlplane.ledger import Ledger
 from controlplane.ledger_migrations import NewerLedger
 from controlplane.ledger_schema import chains
 from controlplane.migrations import NewerDatabase
 from controlplane.placing import STAGING, place
 from controlplane.replay import replay
-from controlplane.store import Database, sqlite_engine
+from controlplane.store import Database, open_database
 from controlplane.verify import verify_ledger
 from service.private import keep_secrets
 from spool.frame import decode_frame
@@ -115,15 +114,10 @@ def _unpacked(source: Path, staging: Path) -> tuple[Path, BackupIndex, list[str]
 
 def _opened(path: Path) -> Database:
     """Migrated to this program's schema, as at any start."""
-    database = None
     try:
-        database = Database(sqlite_engine(path))
-        Ledger(database)
+        return open_database(path)
     except (NewerDatabase, NewerLedger) as newer:
-        if database is not None:
-            database.close()
         raise CannotRestore(str(newer)) from newer
-    return database
 
 
 def _check_pages(database: Database) -> None:

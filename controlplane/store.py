@@ -10,7 +10,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,6 +21,7 @@ from sqlalchemy.exc import TimeoutError as NoSession
 
 from contracts.errors import Conflict, Refused, Unavailable
 from controlplane import dependencies
+from controlplane.ledger_migrations import ensure_ledger
 from controlplane.migrations import migrate
 from controlplane.postgres_place import PostgresPlace
 
@@ -101,10 +102,11 @@ def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int)
 
 
 class Database:
-    """Owns the engine and its threads. Migrated when constructed; close it where you opened it."""
+    """Owns the engine and its threads. Migrated when constructed, the ledger too; close it where you opened it."""
 
     def __init__(self, engine: Engine, postgres: "Postgres | None" = None) -> None:
         migrate(engine)
+        ensure_ledger(engine)
         self.engine = engine
         self.writes = 0  # transactions that were committed
         self.on_superseded: Callable[[], None] = lambda: None  # another writes to it: what is known here is not all
@@ -178,17 +180,19 @@ class Database:
 
 
 def open_database(place: Path | PostgresPlace) -> Database:
-    """Migrated. Raises OperationalError where PostgreSQL is away or another control plane writes to it; BadSetting."""
-    if isinstance(place, Path):
-        return Database(sqlite_engine(place))
-    from controlplane.postgres import Postgres
+    """Migrated. Raises OperationalError where PostgreSQL is away or another control plane writes to it; BadSetting;
+    NewerDatabase, NewerLedger.
+    """
+    with ExitStack() as unless_opened:
+        if isinstance(place, Path):
+            opened = Database(unless_opened.enter_context(disposing(sqlite_engine(place))))
+        else:
+            from controlplane.postgres import Postgres
 
-    postgres = Postgres(place, READERS)
-    try:
-        return Database(postgres.writing, postgres)
-    except BaseException:
-        postgres.close()
-        raise
+            postgres = unless_opened.enter_context(closing(Postgres(place, READERS)))
+            opened = Database(postgres.writing, postgres)
+        unless_opened.pop_all()
+        return opened
 
 
 def reading_engine(place: Path | PostgresPlace) -> Engine:

@@ -25,7 +25,7 @@ from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level, Step
 from controlplane.policy.kpa import TICK_S
 from controlplane.registry import Registry
-from controlplane.store import Database, sqlite_engine
+from controlplane.store import Database, open_database
 from controlplane.tasks import Tasks
 
 
@@ -115,7 +115,7 @@ async def measured(database: Database, active: int, ticks: int) -> dict[str, Any
 
 def main(path: Path) -> None:
     """One measurement: memory that was let go of would be in the next one."""
-    with closing(Database(sqlite_engine(path))) as database:
+    with closing(open_database(path)) as database:
         print("ready", flush=True)
         asked = json.loads(sys.stdin.readline())
         print(json.dumps(asyncio.run(measured(database, asked["active"], asked["ticks"]))), flush=True)

@@ -12,7 +12,7 @@ from coldstart_bench.fleet.names import CREATED_S, registration_of, tenants_of
 from controlplane.audit import INSTALLATION
 from controlplane.feed import FeedHub
 from controlplane.registry import Registry
-from controlplane.store import Database, sqlite_engine
+from controlplane.store import Database, open_database
 from controlplane.tenants import TenantStore
 
 
@@ -31,7 +31,7 @@ async def fill(database: Database, models: int) -> None:
 
 def main(path: Path) -> None:
     """Until stdin ends."""
-    with closing(Database(sqlite_engine(path))) as database:
+    with closing(open_database(path)) as database:
         print("ready", flush=True)
         for line in sys.stdin:
             models = json.loads(line)["models"]

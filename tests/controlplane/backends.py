@@ -62,7 +62,7 @@ _chosen: list[Backend] = []
 
 def database(path: Path) -> Database:
     """The test's database of that path, migrated. Close it."""
-    return _chosen[-1].database(path) if _chosen else Database(sqlite_engine(path / "kelvin.db"))
+    return _chosen[-1].database(path) if _chosen else open_database(path / "kelvin.db")
 
 
 def place(path: Path) -> Path | PostgresPlace:

@@ -22,10 +22,8 @@ import psycopg
 from psycopg import sql
 
 from controlplane import postgres
-from controlplane.ledger_migrations import ensure_ledger
-from controlplane.postgres import Postgres
 from controlplane.postgres_place import PostgresPlace
-from controlplane.store import Database
+from controlplane.store import open_database
 
 USER: Final = "kelvin"
 SHIPPED: Final = postgres._SESSION  # how a session is set by the program itself
@@ -165,6 +163,4 @@ class PostgresServer:
 
     def _migrate(self) -> None:
         self.ask(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(_MIGRATED)))
-        opened = Postgres(self.place(_MIGRATED), 1)
-        with closing(Database(opened.writing, opened)):
-            ensure_ledger(opened.writing)
+        open_database(self.place(_MIGRATED)).close()

@@ -16,7 +16,6 @@ from contracts.traffic_errors import Overloaded
 from controlplane import examiner as subject
 from controlplane.examine import Order
 from controlplane.examiner import RUNNING_LIMIT, Examiner
-from controlplane.ledger import Ledger
 from controlplane.store import Database, snapshot, sqlite_engine
 from controlplane.verify import verify_ledger
 from tests.controlplane.ground import eventually
@@ -45,7 +44,6 @@ def order(kind: str = "verify", tenant: str = "acme", month: str | None = None) 
 async def examining(path: Path, program: tuple[str, ...] = subject.PROGRAM) -> AsyncIterator[Examiner]:
     """Over a good month."""
     database = Database(sqlite_engine(path / "kelvin.db"))
-    Ledger(database)
     enter(database.engine, good_month())
     it = Examiner(path / "kelvin.db", path / "spool", program)
     try:

@@ -77,7 +77,6 @@ def again(place: Path, path: Path, after: int = 0) -> Database:
     """A new database of a journal alone."""
     path.mkdir()
     database = Database(sqlite_engine(path / "kelvin.db"))
-    Ledger(database)
     replay(database.engine, (entry for _, entry in entries_after(place, after)))
     return database
 
@@ -109,7 +108,6 @@ def test_an_entry_less_is_another_ledger(tmp_path: Path) -> None:
     over(tmp_path / "a", scenario)
     place = tmp_path / "a" / "place"
     database = Database(sqlite_engine(tmp_path / "less.db"))
-    Ledger(database)
     replay(database.engine, [entry for _, entry in entries_after(place, 0)][:-1])
     assert chains(database) != wanted
     database.close()

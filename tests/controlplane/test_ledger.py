@@ -7,13 +7,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select, text
+from sqlalchemy import inspect, select, text
 
 from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
@@ -196,7 +197,6 @@ def test_holes_are_remembered_and_closed(tmp_path: Path) -> None:
 def test_what_a_batch_came_to(tmp_path: Path) -> None:
     """New, duplicate, conflicting: each record is one of them."""
     database = opened(tmp_path)
-    Ledger(database)
     with database.engine.begin() as connection:
         batch = [request_record(1), request_record(1), request_record(1, status=500), request_record(2)]
         assert append_requests(connection, batch) == Appended(new=2, duplicate=1, conflicting=1)
@@ -273,7 +273,7 @@ def test_timeline_of(tmp_path: Path, stamps: tuple[Stamp, ...] | None, cold: boo
 
 @both
 def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) -> None:
-    """Opening again changes nothing; a ledger of a newer program is not touched."""
+    """By whoever opens the database, with the registry's. Again changes nothing; of a newer program none is touched."""
 
     async def scenario(ledger: Ledger) -> None:
         await ledger.append_requests(requests(request_record(1)))
@@ -281,14 +281,16 @@ def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) 
     async def again(ledger: Ledger) -> None:
         assert len(await rows(ledger, request_records)) == 1
 
+    with closing(opened(tmp_path)) as fresh:
+        assert {*metadata.tables} <= {*inspect(fresh.engine).get_table_names()}
     with_ledger(tmp_path, scenario)
     with_ledger(tmp_path, again)
     database = opened(tmp_path)
     with database.engine.begin() as connection:
         connection.execute(text("INSERT INTO ledger_schema VALUES (:next)"), {"next": LEDGER_SCHEMA + 1})
-    with pytest.raises(NewerLedger):
-        Ledger(database)
     database.close()
+    with pytest.raises(NewerLedger):
+        opened(tmp_path)
 
 
 WRITER = """

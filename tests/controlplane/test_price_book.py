@@ -9,7 +9,6 @@ import pytest
 from contracts.settings import BadSetting
 from controlplane.app import run
 from controlplane.closings import currencies
-from controlplane.ledger import Ledger
 from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import ANY_CLASS, DevicePrices
@@ -127,7 +126,6 @@ def test_a_control_plane_refuses_to_start_without_its_book(tmp_path: Path, conte
 def test_the_currency_of_closed_months_is_that_of_the_book(tmp_path: Path) -> None:
     """What comes late for them is charged in it, on the bill of an open month: one bill has one currency."""
     database = Database(sqlite_engine(tmp_path / "kelvin.db"))
-    Ledger(database)
     with database.engine.begin() as connection:
         euros = parse_price_book(GOOD, "book.toml")
         close_month(connection, euros, "default", MONTH, live=None, now_us=END_US + LATE_US)
