@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 from contracts.settings import BadSetting
 from controlplane import dependencies
 from controlplane.postgres_place import PostgresPlace
+from service.listener import ASK_AGAIN_S, ASK_TIMES, QUIET_S
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,11 @@ _SESSION: Final = (
     f"lock_timeout={_WAIT_MS}",
     f"statement_timeout={_STATEMENT_MS}",
     f"idle_in_transaction_session_timeout={_STATEMENT_MS}",
-    # A machine that is gone holds the lock no longer than this: 10 + 3 * 5 seconds.
-    "tcp_keepalives_idle=10", "tcp_keepalives_interval=5", "tcp_keepalives_count=3",
-)  # fmt: skip
+    # The server's own: a machine of ours that is gone holds the lock no longer than connections between hosts last.
+    f"tcp_keepalives_idle={QUIET_S}",
+    f"tcp_keepalives_interval={ASK_AGAIN_S}",
+    f"tcp_keepalives_count={ASK_TIMES}",
+)
 _READ_ONLY: Final = "default_transaction_read_only=on"
 _TRANSACTION: Final = text("SELECT CAST(pg_current_xact_id_if_assigned() AS TEXT)")
 _OUTCOME: Final = "SELECT pg_xact_status(CAST(%s AS xid8))"
