@@ -1,5 +1,7 @@
 """A tenant's bill for a month, with the proof that nothing was lost or counted twice. Money is integer micro-units."""
 
+from msgspec import UNSET, UnsetType
+
 from contracts.wire import Wire
 
 
@@ -65,6 +67,9 @@ class BillingReport(Wire, frozen=True):
     open_runtimes: tuple[str, ...]  # served requests of the month; their device time comes with their death
     balance: Balance
     closed_at_us: int | None = None  # since then nothing of it changes
+    # Of the requests, those for which a ladder gave something up, by its step. Not set in a bill that was frozen before
+    # these were counted: its bytes stay what they were.
+    degraded: dict[str, int] | UnsetType = UNSET
 
 
 class LedgerDifference(Wire, frozen=True):

@@ -14,6 +14,7 @@ TOLD: Final = "x-kelvin-degraded"  # of an answer: the step
 RECORDED: Final = "x-kelvin-gave-up"  # of a request to a replica: what a record of it says, an orphan's, too
 MOST: Final = 8  # steps of one ladder
 MOST_PLANS: Final = 16  # with steps of their own
+OTHER: Final = "other"  # a step that nothing here takes
 LONGEST_WAIT_S: Final = 600
 OLDEST_S: Final = 86_400
 
@@ -46,6 +47,15 @@ Rung = CapOutput | Fallback | Cached
 
 Steps = Annotated[tuple[Rung, ...], Meta(max_length=MOST)]  # in the order of their waits
 PlanName = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$(?!\n)")]  # as a DNS label
+
+
+_STEPS: Final = {"cap-output": "cap-output", "fallback-of": "fallback", "cached": "cached"}
+
+
+def step_of(recorded: str) -> str:
+    """The step of a record's `degraded`, as metrics and bills name it; `OTHER` for what is none."""
+    word, has_value, _ = recorded.partition("=")
+    return _STEPS.get(word, OTHER) if has_value else OTHER
 
 
 class Ladder(Wire, frozen=True):

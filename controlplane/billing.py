@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Select, Table, select
 from contracts.billing import Balance, BillingReport, Imbalance
 from controlplane.accounts import OpenRuntime, kept_aside, lives, open_runtimes, received_ranges
 from controlplane.closings import frozen_report
-from controlplane.ledger_schema import device_totals, request_totals
+from controlplane.ledger_schema import device_totals, request_totals, step_totals
 from controlplane.policy.balance import SETTLE_US, conflict, holes, lifetime_problems, missing_lifetime
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
@@ -56,6 +56,8 @@ def _sheet(connection: Connection, book: PriceBook, tenant: str, month: str) -> 
     sheet = Sheet(Pricing(connection, book, tenant, month))
     for total in connection.execute(_of(request_totals, tenant, month)):
         sheet.add_requests(*total)
+    for total in connection.execute(_of(step_totals, tenant, month)):
+        sheet.add_step(*total)
     for total in connection.execute(_of(device_totals, tenant, month)):
         sheet.add_device_time(*total)
     return sheet

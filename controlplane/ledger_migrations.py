@@ -184,6 +184,25 @@ def _granted_models(connection: Connection) -> None:
             connection.execute(text(f"ALTER TABLE {table} ALTER COLUMN model TYPE VARCHAR(127)"))
 
 
+def _step_totals(connection: Connection) -> None:
+    """How many requests got less, by the ladder's step, as far as records say; less what was taken back of them."""
+    for statement in (
+        "CREATE TABLE ledger_step_totals (tenant VARCHAR(63) NOT NULL, month VARCHAR(7) NOT NULL, "
+        "day INTEGER NOT NULL, step VARCHAR(16) NOT NULL, requests BIGINT NOT NULL, "
+        "PRIMARY KEY (tenant, month, day, step))",
+        "INSERT INTO ledger_step_totals SELECT tenant, month, ended_at_us / 86400000000, "
+        "CASE WHEN SUBSTR(degraded, 1, 11) = 'cap-output=' THEN 'cap-output' "
+        "WHEN SUBSTR(degraded, 1, 12) = 'fallback-of=' THEN 'fallback' "
+        "WHEN SUBSTR(degraded, 1, 7) = 'cached=' THEN 'cached' ELSE 'other' END, SUM(sign) FROM "
+        "(SELECT tenant, month, ended_at_us, degraded, 1 AS sign FROM ledger_requests WHERE stands "
+        "UNION ALL SELECT it.tenant, it.month, other.ended_at_us, other.degraded, -1 FROM ledger_requests AS it "
+        "JOIN ledger_requests AS other ON other.tenant = it.tenant AND other.request_id = it.request_id "
+        "AND other.origin || ':' || other.orphan_of = it.replaces WHERE it.stands) AS counted "
+        "WHERE degraded IS NOT NULL GROUP BY 1, 2, 3, 4 HAVING SUM(sign) <> 0",
+    ):
+        connection.execute(text(statement))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "records", _records),
     Migration(2, "chains", _chains),
@@ -192,6 +211,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(5, "degraded", _degraded),
     Migration(6, "open lives", _open_lives),
     Migration(7, "granted models", _granted_models),
+    Migration(8, "step totals", _step_totals),
 )
 LEDGER_SCHEMA: Final = len(STEPS)
 

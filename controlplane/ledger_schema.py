@@ -177,6 +177,17 @@ request_totals = Table(
     Column("completion_tokens", BigInteger, nullable=False),
 )
 
+# Of these requests, those for which a ladder gave something up.
+step_totals = Table(
+    "ledger_step_totals",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("month", String(7), primary_key=True),
+    Column("day", Integer, primary_key=True),
+    Column("step", String(16), primary_key=True),  # as `contracts/ladder` names it
+    Column("requests", BigInteger, nullable=False),
+)
+
 device_totals = Table(
     "ledger_device_totals",
     metadata,

@@ -235,6 +235,8 @@ def _wrong_totals(
     prices = _prices_of(connection, tenant, around.book)
     for differing in recount.differing_requests():
         yield _wrong_requests(month, differing, prices)
+    for differing in recount.differing_steps():
+        yield _wrong_step(month, differing)
     for differing in recount.differing_devices():
         yield _wrong_device_time(month, differing, prices)
 
@@ -249,6 +251,13 @@ def _wrong_requests(month: str, differing: Differing, prices: Callable[[int], Pr
         _beside("requests, prompt, cached and completion tokens", differing),
         (count, prompt + completion, 0, micros),
     )
+
+
+def _wrong_step(month: str, differing: Differing) -> Difference:
+    """A count alone: no money."""
+    day, step = differing.key
+    what = _beside("requests that a ladder gave something up for", differing)
+    return wrong_total(f"{month}: {day_of(day * DAY_US)}, {step}", what, (abs(differing.off[0]), 0, 0, 0))
 
 
 def _wrong_device_time(month: str, differing: Differing, prices: Callable[[int], Prices]) -> Difference:

@@ -11,21 +11,23 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Table, select
 
+from contracts.ladder import step_of
 from contracts.usage import LifetimeRecord, Origin
-from controlplane.ledger_schema import device_totals, request_records, request_totals, runtime_totals
+from controlplane.ledger_schema import device_totals, request_records, request_totals, runtime_totals, step_totals
 from controlplane.policy.booking import device_sums, unpacked
 from controlplane.policy.month import DAY_US
 from controlplane.store import streamed
-from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES, USE_FIGURES
+from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES, STEP_FIGURES, USE_FIGURES
 
 # What is counted of a row of requests, in the order of `add_request`.
 COUNTED: Final = (
     "request_id", "origin", "runtime_id", "model", "outcome", "ended_at_us", "prompt_tokens", "cached_tokens",
-    "completion_tokens", "device_us", "stands", "billable", "replaces",
+    "completion_tokens", "device_us", "stands", "billable", "replaces", "degraded",
 )  # fmt: skip
 _ROWS: Final = 2_000
 
 RequestKey = tuple[int, str, str, bool]  # day, model, outcome, billable
+StepKey = tuple[int, str]  # day, step
 DeviceKey = tuple[int, str, str]  # day, model, device class
 Use = list[int]  # of a replica: USE_FIGURES, earliest and latest end
 
@@ -101,6 +103,7 @@ class Recount:
         self._month = month
         self._uses = uses
         self.requests: defaultdict[RequestKey, list[int]] = defaultdict(lambda: [0] * len(REQUEST_FIGURES))
+        self.steps: defaultdict[StepKey, list[int]] = defaultdict(lambda: [0] * len(STEP_FIGURES))
         self.devices: defaultdict[DeviceKey, list[int]] = defaultdict(lambda: [0] * len(DEVICE_FIGURES))
 
     def add_request(
@@ -118,6 +121,7 @@ class Recount:
         stands: bool,
         billable: bool,
         replaces: str | None,
+        degraded: str | None,
     ) -> None:
         """A row of requests, its columns as in COUNTED."""
         if stands:
@@ -126,6 +130,7 @@ class Recount:
             sums[1] += prompt_tokens
             sums[2] += cached_tokens
             sums[3] += completion_tokens
+            self._add_step(ended_at_us, degraded, 1)
             if replaces is not None:
                 self._take_back(request_id, replaces)
         if self._uses is not None and runtime_id is not None:
@@ -141,20 +146,30 @@ class Recount:
         """Kept sums of requests that the rows don't make."""
         return self._differing(request_totals, ("day", "model", "outcome", "billable"), REQUEST_FIGURES, self.requests)
 
+    def differing_steps(self) -> Iterator[Differing]:
+        """Likewise of what ladders gave up."""
+        return self._differing(step_totals, ("day", "step"), STEP_FIGURES, self.steps)
+
     def differing_devices(self) -> Iterator[Differing]:
         """Likewise of device time."""
         return self._differing(device_totals, ("day", "model", "device_class"), DEVICE_FIGURES, self.devices)
+
+    def _add_step(self, ended_at_us: int, degraded: str | None, sign: int) -> None:
+        if degraded is not None:
+            self.steps[ended_at_us // DAY_US, step_of(degraded)][0] += sign
 
     def _take_back(self, request_id: str, replaces: str) -> None:
         """What the record of a closed month was charged."""
         c = request_records.c
         origin, orphan_of = unpacked(replaces)
         query = select(
-            c.ended_at_us, c.model, c.outcome, c.billable, c.prompt_tokens, c.cached_tokens, c.completion_tokens
+            c.ended_at_us, c.degraded, c.model, c.outcome, c.billable, c.prompt_tokens, c.cached_tokens,
+            c.completion_tokens,
         ).where(
             c.tenant == self._tenant, c.request_id == request_id, c.origin == origin, c.orphan_of == orphan_of
         )  # fmt: skip
-        for ended_at_us, model, outcome, billable, *tokens in self._connection.execute(query):
+        for ended_at_us, degraded, model, outcome, billable, *tokens in self._connection.execute(query):
+            self._add_step(ended_at_us, degraded, -1)
             sums = self.requests[ended_at_us // DAY_US, model, outcome, billable]
             sums[:] = [old - new for old, new in zip(sums, (1, *tokens), strict=True)]
 

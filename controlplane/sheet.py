@@ -37,6 +37,7 @@ class Sheet:
     pricing: Pricing
     bill: Bill = field(default_factory=Bill)
     outcomes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    steps: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     tokens: tuple[int, int, int] = (0, 0, 0)
     device: dict[str, list[int]] = field(default_factory=dict)
 
@@ -58,6 +59,12 @@ class Sheet:
                 completion_tokens=completion,
                 adjusts=adjusts,
             )
+
+    def add_step(self, day: int, step: str, count: int) -> None:
+        """A row of totals by a ladder's step. No money: what answered is charged as it is."""
+        adjusts, _ = self.pricing.of(day)
+        if not adjusts:
+            self.steps[step] += count
 
     def add_device_time(
         self, day: int, model: str, device_class: str, lives: int, restore_us: int, active_us: int, idle_us: int
@@ -102,6 +109,7 @@ class Sheet:
             open_runtimes=open_runtimes,
             balance=balance,
             closed_at_us=closed_at_us,
+            degraded={step: count for step, count in sorted(self.steps.items()) if count},
         )
 
 

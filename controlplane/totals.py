@@ -12,11 +12,21 @@ from sqlalchemy import ColumnElement, Connection, Executable, Table, bindparam, 
 
 from contracts.names import owner_of
 from contracts.usage import LifetimeRecord
-from controlplane.ledger_schema import device_totals, request_totals, runtime_totals
-from controlplane.policy.booking import Booked, DeviceKey, SumKey, device_sums, request_sums, runtime_uses
+from controlplane.ledger_schema import device_totals, request_totals, runtime_totals, step_totals
+from controlplane.policy.booking import (
+    Booked,
+    DeviceKey,
+    StepKey,
+    SumKey,
+    device_sums,
+    request_sums,
+    runtime_uses,
+    step_sums,
+)
 from controlplane.upserts import Insert, upserts
 
 REQUEST_FIGURES: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+STEP_FIGURES: Final = ("requests",)
 DEVICE_FIGURES: Final = ("lifetimes", "restore_us", "active_us", "idle_us")
 USE_FIGURES: Final = ("requests", "answered", "device_us")
 
@@ -27,6 +37,7 @@ class Totals:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._requests: defaultdict[SumKey, list[int]] = defaultdict(lambda: [0] * len(REQUEST_FIGURES))
+        self._steps: defaultdict[StepKey, int] = defaultdict(int)
         self._devices: defaultdict[DeviceKey, list[int]] = defaultdict(lambda: [0] * len(DEVICE_FIGURES))
         self._uses: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0] * len(USE_FIGURES))
         self._spans: dict[tuple[str, str], tuple[int, int]] = {}
@@ -37,6 +48,8 @@ class Totals:
         for sign, group in ((-1, before), (1, after)) if before else ((1, after),):
             for key, figures in request_sums(group).items():
                 _add(self._requests[key], figures, sign)
+            for step, count in step_sums(group).items():
+                self._steps[step] += sign * count
             for runtime_id, use in runtime_uses(booked.record for booked in group).items():
                 _add(self._uses[runtime_id, after[0].record.tenant], use, sign)
         for booked in after[len(before) :]:
@@ -56,20 +69,19 @@ class Totals:
 
     def write(self) -> None:
         """Add all of it. A sum that comes to nothing has no row: order and repeats leave no trace."""
-        requests = {
-            tuple(getattr(key, name) for name in _REQUEST_NAMES): sums
-            for key, sums in self._requests.items()
-            if any(sums)
-        }
-        devices = {tuple(getattr(key, name) for name in _DEVICE_NAMES): sums for key, sums in self._devices.items()}
+        requests = {_request_name(key): sums for key, sums in self._requests.items() if any(sums)}
+        steps = {_step_name(key): (count,) for key, count in self._steps.items() if count}
+        devices = {_device_name(key): sums for key, sums in self._devices.items()}
         # Of a runtime without a span nothing is new.
         uses = {
             name: [*use, *self._spans[name], self._owners.get(name)]
             for name, use in self._uses.items()
             if name in self._spans
         }
-        for adding, sums in ((_REQUESTS, requests), (_DEVICES, devices), (_USES, uses)):
-            adding.run(self._connection, sums)
+        _REQUESTS.run(self._connection, requests)
+        _STEPS.run(self._connection, steps)
+        _DEVICES.run(self._connection, devices)
+        _USES.run(self._connection, uses)
 
 
 class _Adding:
@@ -115,8 +127,10 @@ def _add(sums: list[int], figures: Sequence[int], sign: int) -> None:
         sums[index] += sign * figure
 
 
-_REQUEST_NAMES: Final = tuple(SumKey.__slots__)
-_DEVICE_NAMES: Final = tuple(DeviceKey.__slots__)
-_REQUESTS: Final = _Adding(request_totals, _REQUEST_NAMES, REQUEST_FIGURES)
-_DEVICES: Final = _Adding(device_totals, _DEVICE_NAMES, DEVICE_FIGURES)
+_request_name: Final = operator.attrgetter(*SumKey.__slots__)
+_step_name: Final = operator.attrgetter(*StepKey.__slots__)
+_device_name: Final = operator.attrgetter(*DeviceKey.__slots__)
+_REQUESTS: Final = _Adding(request_totals, SumKey.__slots__, REQUEST_FIGURES)
+_STEPS: Final = _Adding(step_totals, StepKey.__slots__, STEP_FIGURES)
+_DEVICES: Final = _Adding(device_totals, DeviceKey.__slots__, DEVICE_FIGURES)
 _USES: Final = _Adding(runtime_totals, ("runtime_id", "tenant"), USE_FIGURES, ("first_at_us", "last_at_us"), ("owner",))

@@ -10,6 +10,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
 
+from msgspec import UNSET, structs
 from sqlalchemy import Column, Connection, Row, Table, func, select, union
 
 from contracts.billing import BillingReport, ChainReport, LedgerDifference, VerifyReport
@@ -30,6 +31,7 @@ from controlplane.ledger_schema import (
     owned_by,
     request_records,
     request_totals,
+    step_totals,
 )
 from controlplane.months import Closed
 from controlplane.policy.chain import Kind, digest_of, genesis
@@ -38,7 +40,7 @@ from controlplane.recount import COUNTED, Differing, Recount, Uses
 from controlplane.request_rows import book_all, kin_of, known_requests
 from controlplane.sheet import Pricing, Sheet
 from controlplane.store import streamed
-from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES
+from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES, STEP_FIGURES
 
 Tell = Callable[[int], None]  # that so many more rows are read
 
@@ -67,7 +69,8 @@ Link = tuple[int, Kind, Row[Any]]
 
 def months_of(connection: Connection, tenant: str) -> list[str]:
     """Every month of which anything is there: rows without a chain, or a chain without rows, are looked at, too."""
-    tables = (request_records, lifetime_records, conflicts, closings, chains, request_totals, device_totals)
+    records = (request_records, lifetime_records, conflicts, closings, chains)
+    tables = (*records, request_totals, step_totals, device_totals)
     parts = [select(table.c.month).where(owned_by(table, tenant)).distinct() for table in tables]
     return sorted(connection.execute(union(*parts)).scalars())
 
@@ -143,6 +146,7 @@ class _Month:
             )
         return (
             self._first(self._recount.differing_requests(), REQUEST_FIGURES)
+            or self._first(self._recount.differing_steps(), STEP_FIGURES)
             or self._first(self._recount.differing_devices(), DEVICE_FIGURES)
             or (None if self.closing is None else self._check_bill(self.closing))
         )
@@ -223,9 +227,13 @@ class _Month:
         sheet = Sheet(Pricing(self._connection, prices_of(closing["prices"]), self._tenant, self._month))
         for (day, model, outcome, billable), sums in self._recount.requests.items():
             sheet.add_requests(day, model, outcome, billable, *sums)
+        for (day, step), sums in self._recount.steps.items():
+            sheet.add_step(day, step, *sums)
         for (day, model, device_class), sums in self._recount.devices.items():
             sheet.add_device_time(day, model, device_class, *sums)
         wanted = sheet.report(self._tenant, self._month, report.balance, report.open_runtimes, report.closed_at_us)
+        if report.degraded is UNSET:
+            wanted = structs.replace(wanted, degraded=UNSET)
         if report != wanted:
             part = next(name for name in report.__struct_fields__ if getattr(report, name) != getattr(wanted, name))
             return self._differs("closing", f"the closed bill's {part} is not what the rows make at its prices")

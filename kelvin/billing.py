@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TextIO
 
 import click
+from msgspec import UNSET
 from rich.console import Console
 from rich.table import Table
 
@@ -120,11 +121,14 @@ def problem_lines(report: BillingReport) -> list[str]:
 
 
 def write_csv(report: BillingReport, out: TextIO) -> None:
-    """One table with all sections, so that a program can read it: requests, tokens, device, lines, total, problems."""
+    """One table with all sections, so that a program can read it: requests, what was less,
+    tokens, device, lines, total, problems."""
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(CSV_COLUMNS)
     for outcome, count in sorted(report.requests.items()):
         rows.writerow(["requests", outcome, "", "", "", count, "request", "", "", "", ""])
+    for step, count in _degraded(report):
+        rows.writerow(["degraded", step, "", "", "", count, "request", "", "", "", ""])
     for item in ("prompt_tokens", "cached_tokens", "completion_tokens"):
         rows.writerow(["tokens", item, "", "", "", getattr(report, item), "token", "", "", "", ""])
     for use in report.device:
@@ -140,6 +144,10 @@ def write_csv(report: BillingReport, out: TextIO) -> None:
     rows.writerow(["total", report.currency, "", "", "", "", "", "", "", report.total_micros, ""])
     for problem in report.balance.problems:
         rows.writerow(["problem", f"{problem.kind}: {problem.subject}: {problem.detail}", *[""] * 9])
+
+
+def _degraded(report: BillingReport) -> list[tuple[str, int]]:
+    return [] if report.degraded is UNSET else sorted(report.degraded.items())
 
 
 def _words(line: BillLine) -> tuple[str, str, str]:
@@ -159,6 +167,8 @@ def print_tables(report: BillingReport, console: Console) -> None:
     used = Table("", "", title=f"{report.tenant}, {report.month}: used", show_header=False)
     for outcome, count in sorted(report.requests.items()):
         used.add_row(f"requests, {outcome}", f"{count:,}")
+    for step, count in _degraded(report):
+        used.add_row(f"  of them less than asked, {step}", f"{count:,}")
     used.add_row("prompt tokens", f"{report.prompt_tokens:,}")
     used.add_row("  of them cached", f"{report.cached_tokens:,}")
     used.add_row("completion tokens", f"{report.completion_tokens:,}")

@@ -6,9 +6,10 @@ nothing. All of it depends on the set of records and on when months were closed,
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from contracts.ladder import step_of
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
 from controlplane.policy.month import DAY_US
 from controlplane.policy.rating import is_billable
@@ -48,6 +49,16 @@ class DeviceKey:
     day: int
     model: str
     device_class: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepKey:
+    """Likewise of requests for which a ladder gave something up, by its step."""
+
+    tenant: str
+    month: str
+    day: int
+    step: str
 
 
 Sums = tuple[int, int, int, int]  # requests and prompt, cached, completion tokens; or lives, restore, active, idle us
@@ -91,13 +102,28 @@ def book(group: Sequence[Booked], closed: Collection[str]) -> list[Booked]:
 def request_sums(group: Sequence[Booked]) -> dict[SumKey, Sums]:
     """What the records of one request add to the sums."""
     sums: defaultdict[SumKey, Sums] = defaultdict(lambda: (0, 0, 0, 0))
+    for month, record, sign in _charges(group):
+        _add(sums, month, record, sign)
+    return dict(sums)
+
+
+def step_sums(group: Sequence[Booked]) -> dict[StepKey, int]:
+    """Likewise of what was given up: of one request nothing, or one."""
+    sums: defaultdict[StepKey, int] = defaultdict(int)
+    for month, record, sign in _charges(group):
+        if record.degraded:
+            sums[StepKey(record.tenant, month, record.ended_at_us // DAY_US, step_of(record.degraded))] += sign
+    return dict(sums)
+
+
+def _charges(group: Sequence[Booked]) -> Iterator[tuple[str, RequestRecord, int]]:
+    """In which month which records count once, or (-1) are taken back."""
     for booked in group:
         if booked.stands:
-            _add(sums, booked.month, booked.record, 1)
+            yield booked.month, booked.record, 1
             if booked.replaces is not None:
                 (taken_back,) = (other.record for other in group if key_of(other.record) == booked.replaces)
-                _add(sums, booked.month, taken_back, -1)
-    return dict(sums)
+                yield booked.month, taken_back, -1
 
 
 def device_sums(record: LifetimeRecord, month: str) -> dict[DeviceKey, Sums]:

@@ -14,7 +14,7 @@ import pytest
 import safetensors
 
 from coldstart_bench.installation import Installation
-from tests.e2e.calls import Answer, complete, post
+from tests.e2e.calls import complete, post
 from tests.e2e.commands import run
 from tests.e2e.inside import at_rest, cache, is_recorded, reads
 from tests.e2e.models import make_tiny
@@ -108,55 +108,6 @@ def test_a_split_shares_a_model_until_a_deploy(kelvin: Installation, two: tuple[
     run(kelvin, "deploy", f"two@{first}")
     assert kelvin.model("two")["split"] == {}
     assert run(kelvin, "models", "split", "two") == "two: all is prod's\n"
-
-
-def test_a_ladder_is_set_and_shown(kelvin: Installation, two: tuple[str, str]) -> None:
-    """As it was given, by waits; what can't be in it is refused; nothing is given up where nothing is in the way."""
-    ladder = ("models", "ladder", "two")
-    shown = "cap-output 4: from 2 s of expected wait\ncap-output 2: instead of a refusal\n"
-    assert run(kelvin, *ladder, "--cap-output", "2", "--cap-output", "4@2") == shown
-    assert run(kelvin, *ladder) == shown
-    assert [step["tokens"] for step in kelvin.model("two")["ladder"]] == [4, 2]
-    assert "two" in run(kelvin, *ladder, "--fallback", "two", code=1)
-    body = {"model": "two", "prompt": "w1 w2 w3", "temperature": 0, "max_tokens": 6}
-    answer = post(kelvin, "/v1/completions", body)
-    assert answer.status == 200
-    assert "x-kelvin-degraded" not in answer.headers
-    own = "plan free:\n  cap-output 1: instead of a refusal\n"
-    assert run(kelvin, *ladder, "--plan", "free", "--cap-output", "1") == shown + own
-    assert run(kelvin, *ladder, "--plan", "free", "--as-others") == shown
-    assert run(kelvin, *ladder, "--off") == "two: gives up nothing\n"
-
-
-def test_another_model_answers_while_one_starts(kelvin: Installation, two: tuple[str, str]) -> None:
-    """By the forecast of its start, which begins all the same; on the bill the answer is the other model's."""
-    assert (
-        complete(kelvin, "two", "w1 w2", max_tokens=1).status == 200
-    )  # how long a start takes is known of one that was
-    run(kelvin, "models", "ladder", "two", "--fallback", "llama@0.001")
-    body = {"model": "two", "prompt": "w1 w2 w3", "temperature": 0, "max_tokens": 3}
-
-    answers: list[Answer] = []
-
-    def is_answered_at_zero() -> bool:  # else the activator had not heard of it yet
-        kelvin.to_zero("two")
-        assert complete(kelvin, "llama", "w1 w2", max_tokens=1).status == 200
-        answers.append(post(kelvin, "/v1/completions", body))
-        assert answers[-1].status == 200
-        return "x-kelvin-degraded" in answers[-1].headers
-
-    kelvin.wait(is_answered_at_zero, "another model answers")
-    answer = answers[-1]
-    assert answer.headers["x-kelvin-degraded"] == "fallback=llama"
-    assert answer.headers["x-kelvin-version"] == kelvin.model("llama")["version"]
-    kelvin.wait(lambda: kelvin.model("two")["state"] == "ready", "the model that was asked has started")
-    kelvin.wait(lambda: "x-kelvin-degraded" not in post(kelvin, "/v1/completions", body).headers, "and answers")
-    kelvin.wait(lambda: is_recorded(kelvin, answer.headers["x-request-id"]), "it is in the ledger")
-    with contextlib.closing(sqlite3.connect(kelvin.data / "kelvin.db")) as database:
-        query = "SELECT model, completion_tokens, degraded FROM ledger_requests WHERE request_id = ?"
-        (row,) = database.execute(query, (answer.headers["x-request-id"],)).fetchall()
-    assert row == ("llama", 3, "fallback-of=two")
-    run(kelvin, "models", "ladder", "two", "--off")
 
 
 def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two: tuple[str, str]) -> None:

@@ -41,6 +41,7 @@ GOOD = BillingReport(
     total_micros=131,
     open_runtimes=("rt-9",),
     balance=Balance(balanced=True, lifetimes=1, sources=2, problems=()),
+    degraded={"fallback": 3, "cap-output": 41},
 )  # fmt: skip
 BAD = msgspec.structs.replace(GOOD, balance=Balance(balanced=False, lifetimes=1, sources=2, problems=(HOLE,), more=4))
 
@@ -88,7 +89,16 @@ def test_the_table() -> None:
     assert result.exit_code == 0
     for text in ("requests, ok", "1,200", "1,030", "cpu-2", "0.250", "2.000", "0.000051", "0.000131", "EUR", "rt-9"):
         assert text in result.output
+    assert re.search("less than asked, cap-output .*41 ", result.output)
     assert "ledger: balanced; 1 replicas, 2 sources compared" in result.output
+
+
+@pytest.mark.parametrize("form", ["table", "csv"])
+def test_a_bill_of_before_says_nothing_of_what_was_less(form: str) -> None:
+    """A month that was closed before such requests were counted; the control of the figures above."""
+    result, _ = run(msgspec.structs.replace(GOOD, degraded=msgspec.UNSET), "--format", form)
+    assert result.exit_code == 0
+    assert "cap-output" not in result.output
 
 
 def test_json_is_the_answer_as_it_is() -> None:
@@ -106,6 +116,8 @@ def test_csv_has_one_row_per_figure() -> None:
     assert [(row["section"], row["item"], row["quantity"]) for row in rows if row["section"] != "line"] == [
         ("requests", "ok", "1200"),
         ("requests", "overloaded", "1"),
+        ("degraded", "cap-output", "41"),
+        ("degraded", "fallback", "3"),
         ("tokens", "prompt_tokens", "1030"),
         ("tokens", "cached_tokens", "12"),
         ("tokens", "completion_tokens", "17"),
