@@ -66,9 +66,10 @@ def load_pod(
     env: Mapping[str, str] = os.environ,
 ) -> PodSettings:
     """Raises BadSetting. Without a store there is nothing to restore from, unless a `cache` agent has one; who waits
-    for a version needs to hear of it, and to know which store is meant.
+    for a version needs to hear of it, and to know which store is meant. A `cache` may be relative to where we are; what
+    the environment names may not.
     """
-    agent = str(cache or env.get("KELVIN_CACHE_AGENT", ""))
+    agent = env.get("KELVIN_CACHE_AGENT", "") if cache is None else str(cache.absolute())
     if agent and not Path(agent).is_absolute():
         raise BadSetting("KELVIN_CACHE_AGENT", agent, "must be an absolute path")
     wanted = integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20)

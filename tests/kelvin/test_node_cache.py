@@ -71,7 +71,8 @@ def test_a_second_pod_costs_no_bytes(sealed: tuple[Installation, Version], tmp_p
         assert other.process.returncode == 1
         failed = [json.loads(line) for line in lines.splitlines() if b'"failed"' in line]
         assert failed[0]["why"] == f"version '{version.id}' does not exist"
-        with pod(house, version.id, tmp_path / "two", *shared) as two:
+        from_here = ("--threads", "1", "--cache", os.path.relpath(run))
+        with pod(house, version.id, tmp_path / "two", *from_here) as two:
             poll_until("the second one is ready", two.is_ready)
             after = told(run)
             assert (after.bytes_read, after.host.bytes) == (before.bytes_read, before.host.bytes)
