@@ -11,6 +11,7 @@ from contracts.ladder import Rung
 from contracts.wire import Wire
 from controlplane.policy.idle import check_local_window
 from controlplane.policy.lifecycle import VersionState
+from controlplane.policy.windows import Average
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,7 +35,7 @@ WaitPrice = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 class ScaleSettings(Wire, frozen=True):
     """How a model scales. `target` is concurrency per replica; None takes it from the version's streams. `wait_price`:
-    what a second is worth that a caller waits, in micro-units.
+    what a second is worth that a caller waits, in micro-units. `average`: over the windows.
     """
 
     min: Replicas = 0
@@ -44,6 +45,7 @@ class ScaleSettings(Wire, frozen=True):
     grace_s: GraceS = 30.0
     idle: Idle = "zero"
     wait_price: WaitPrice = 10_000
+    average: Average = "linear"
 
 
 class ScaleChange(Wire, frozen=True):
@@ -56,6 +58,7 @@ class ScaleChange(Wire, frozen=True):
     grace_s: GraceS | UnsetType = UNSET
     idle: Idle | UnsetType = UNSET
     wait_price: WaitPrice | UnsetType = UNSET
+    average: Average | UnsetType = UNSET
 
 
 def changed(settings: ScaleSettings, change: ScaleChange) -> ScaleSettings:

@@ -130,6 +130,10 @@ def _deadlines(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE tenants ADD COLUMN deadline_max_s BIGINT"))
 
 
+def _averages(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE models ADD COLUMN average VARCHAR(16) NOT NULL DEFAULT 'linear'"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -146,6 +150,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(13, "plans", _plans),
     Migration(14, "plan ladders", _plan_ladders),
     Migration(15, "deadlines", _deadlines),
+    Migration(16, "averages", _averages),
 )
 
 

@@ -28,6 +28,7 @@ def scale_columns(scale: ScaleSettings) -> dict[str, float | int | str | None]:
         "grace_s": scale.grace_s,
         "idle": scale.idle,
         "wait_price": scale.wait_price,
+        "average": scale.average,
     }
 
 
@@ -181,6 +182,7 @@ def load_models(connection: Connection) -> list[Model]:
             grace_s=row["grace_s"],
             idle=row["idle"],
             wait_price=row["wait_price"],
+            average=row["average"],
         )
         found = tuple(versions.get(name, ()))
         granted = tuple(grantees.get(name, ()))

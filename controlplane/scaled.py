@@ -11,7 +11,7 @@ from controlplane.policy import idle, kpa
 from controlplane.policy.breakeven import LEAST_GAP_S, Level, Step, level_at
 from controlplane.policy.idle import Activity, IdleFacts, IdleSpec
 from controlplane.policy.kpa import Observed, ScalingSpec
-from controlplane.policy.windows import LinearWindow, panic_window_s
+from controlplane.policy.windows import LinearWindow, of_kind, panic_window_s
 
 PANIC_WINDOW_PERCENT: Final = 10.0
 FAILURE_SPACING_S: Final = 1.0
@@ -109,6 +109,7 @@ class Scaled:
         if self._needs_poke and live == 0 and not self._may_retry(model.scale.min, now) and not may_sleep(model.scale):
             return 0  # nothing starts, and nothing sleeps on
         scale, reachable = model.scale, version.registration.version in model.named
+        self._stable, self._panic = of_kind(scale.average, self._stable), of_kind(scale.average, self._panic)
         self._resize(scale.window_s, now)
         seen = Observed(stable=self._stable.average(now), panic=self._panic.average(now), ready_pods=ready)
         streams = version.registration.limits.max_streams

@@ -98,6 +98,7 @@ models = Table(
     Column("grace_s", Float, nullable=False),
     Column("idle", String(16), nullable=False, server_default="zero"),  # where the last replica goes
     Column("wait_price", BigInteger, nullable=False, server_default="10000"),  # micro-units a second
+    Column("average", String(16), nullable=False, server_default="linear"),  # over the windows
     Column("split", Text, nullable=True),  # JSON: version -> weight; NULL: `prod` alone has what is asked of it
     Column("ladder", Text, nullable=True),  # JSON of a list of contracts.ladder.Rung; NULL: none
     Column("plan_ladders", Text, nullable=True),  # JSON of such lists by the name of a plan; NULL: none

@@ -79,6 +79,7 @@ def render_command(
             target=scale["target"],
             window_s=scale["window_s"],
             grace_s=scale["grace_s"],
+            average=scale["average"],
         ),
         Cluster(
             image=image,

@@ -14,6 +14,7 @@ from msgspec import Meta
 from contracts.errors import Failure, InvalidRequest, Refused
 from contracts.problem import code_of
 from contracts.wire import convert
+from controlplane.policy.windows import Average
 
 Json = dict[str, Any]
 
@@ -51,6 +52,7 @@ class Scale(_Spec, frozen=True):
     target: float | None = None
     window_s: float | None = None
     grace_s: float | None = None
+    average: Average | None = None
 
 
 class Limits(_Spec, frozen=True):
@@ -94,7 +96,7 @@ class ModelFacts:
 
     prod: str
     split: Mapping[str, int]
-    scale: Mapping[str, float | None]
+    scale: Mapping[str, float | str | None]
     is_servable: bool  # `prod` is, at zero too
     versions: int
     replicas: int

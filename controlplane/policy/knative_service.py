@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from contracts.errors import InvalidRequest, Refused
 from contracts.names import dns_label
+from controlplane.policy.windows import Average
 
 PORT: Final = 8080
 DATA: Final = "/var/lib/kelvin"
@@ -64,6 +65,7 @@ class PodVersion:
     target: float | None = None  # concurrency of a replica; None: by its streams
     window_s: float = 60.0
     grace_s: float = 30.0
+    average: Average = "linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,8 @@ def _scaling(version: PodVersion) -> dict[str, str]:
         "target-burst-capacity": -1,  # our activator is in the path always, and what it reports is all that counts
         "scale-to-zero-pod-retention-period": _whole_seconds("grace_s", version.grace_s),
     }
+    if version.average == "weighted":  # said then alone: where it is not, Knative's own is linear
+        told["metric-aggregation-algorithm"] = "weighted-exponential"
     # Said always: without it Knative would aim at what queue-proxy lets through.
     told["target"] = format(version.max_streams if version.target is None else version.target, "g")
     return {

@@ -4,12 +4,14 @@ Facts from knative/serving, pkg/autoscaler/aggregation/bucketing.go. Buckets add
 Times are seconds of one clock that is the same for all calls, from zero upwards; the caller says what time it is.
 """
 
+from collections.abc import Mapping
 from math import ceil, exp, floor, log
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from controlplane.policy.go_numbers import NANOSECONDS, nanoseconds, quotient, six_digits, whole_power
 
 BUCKET_S: Final = 1
+Average = Literal["linear", "weighted"]  # which kind of window a version is decided by
 MIN_SMOOTHING: Final = 0.2  # the slowest decay of a weighted window
 LEFT_OUT: Final = 0.0001  # the weights of a whole window sum up to all but this much
 _ZERO_TIME_NS: Final = 62_135_596_800 * NANOSECONDS  # from Go's zero time, at which its buckets begin, to the epoch's
@@ -160,6 +162,19 @@ class WeightedWindow(LinearWindow):
             result += self._buckets[(newest - age) % size] * weight
             weight *= 1 - smoothing
         return result
+
+
+KINDS: Final[Mapping[Average, type[LinearWindow]]] = {"linear": LinearWindow, "weighted": WeightedWindow}
+
+
+def of_kind(average: Average, window: LinearWindow) -> LinearWindow:
+    """The window, or one of that kind with what it holds: both keep the same, and differ in what they say of it."""
+    kind = KINDS[average]
+    if type(window) is kind:
+        return window
+    other = kind(BUCKET_S)
+    vars(other).update(vars(window))
+    return other
 
 
 def smoothing_coefficient(buckets: int) -> float:

@@ -87,6 +87,9 @@ def _class(found: dict[str, str], path: str) -> Iterator[Fault]:
     metric = found.get("metric")
     if metric is not None and name == KPA and metric not in ("concurrency", "rps"):
         yield f"invalid value: {metric}", f"{path}metric", ""
+    algorithm = found.get("metric-aggregation-algorithm", "")
+    if found.get("class") == KPA and algorithm not in ("", "linear", "weighted-exponential", "weightedExponential"):
+        yield f"invalid value: {algorithm}", f"{path}metric-aggregation-algorithm", ""
 
 
 def _whole(text: str) -> int | None:

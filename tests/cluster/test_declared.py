@@ -40,10 +40,10 @@ def said(server: ApiServer, kind: str, name: str) -> dict[str, tuple[str, str]]:
     return {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions") or ()}
 
 
-def scale_of(knative: Knative, letter: str) -> str | None:
-    """The least that a version's Service has Knative keep."""
+def scale_of(knative: Knative, letter: str, what: str = "min-scale") -> str | None:
+    """What a version's Service says to Knative, by default the least that is kept."""
     notes = knative.service(letter)["spec"]["template"]["metadata"]["annotations"]
-    found: str | None = notes.get("autoscaling.knative.dev/min-scale")
+    found: str | None = notes.get(f"autoscaling.knative.dev/{what}")
     return found
 
 
@@ -71,6 +71,31 @@ def test_what_is_declared_is_served(declaring: ApiServer, knative: Knative, tmp_
                     lambda: said(declaring, "Model", "m").get("InSync") == ("False", "ChangedElsewhere"), "it differs"
                 )
                 await eventually(lambda: scale_of(knative, "a") in (None, "0"), "the other door's word")
+
+    asyncio.run(main())
+
+
+def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
+    """Are declared of a model, and Knative is told by its own word; where they aren't, it is told nothing."""
+    word = "metric-aggregation-algorithm"
+
+    async def main() -> None:
+        with running(tmp_path):
+            async with inside(tmp_path) as door:
+                declaring.namespace(NAMESPACE)
+                with pytest.raises(Exception, match="average"):
+                    declare(declaring, "Model", "m", tenant="default", scale={"average": "mean"})
+                declare(declaring, "Model", "m", tenant="default", scale={"average": "weighted"})
+                await register(door)
+                await eventually(lambda: said(declaring, "Model", "m").get("Applied") == ("True", "Applied"), "done")
+                await eventually(
+                    lambda: bool(knative.services()) and scale_of(knative, "a", word) == "weighted-exponential", "told"
+                )
+                status, problem = await door.admin("PUT", "/models/m/scale", {"average": "mean"})
+                assert status == 400
+                assert "Invalid enum value 'mean'" in problem["detail"]
+                assert (await door.admin("PUT", "/models/m/scale", {"average": "linear"}))[0] == 200
+                await eventually(lambda: scale_of(knative, "a", word) is None, "not told")
 
     asyncio.run(main())
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from controlplane.facts import ScaleSettings
 from controlplane.registry import Registry
 from tests.controlplane.builders import digest, key, registration, stats
 from tests.controlplane.door import ADMIN, Door, opened
@@ -184,8 +185,7 @@ def test_scale_changes_what_is_given(data: Path) -> None:
     async def main() -> None:
         async with opened(data) as door:
             await push(door)
-            times, idle = {"window_s": 60.0, "grace_s": 30.0}, {"idle": "zero", "wait_price": 10_000}
-            defaults = {"min": 0, "max": 1, "target": None, **times, **idle}
+            defaults = msgspec.to_builtins(ScaleSettings())
             assert await door.admin("PUT", "/models/m/scale", {}) == (200, defaults)
             want = {**defaults, "min": 1, "window_s": 6.0}
             assert await door.admin("PUT", "/models/m/scale", {"min": 1, "window_s": 6}) == (200, want)

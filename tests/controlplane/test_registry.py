@@ -248,7 +248,7 @@ async def _forbid_inserts(registry: Registry) -> None:
 def test_scale_defaults_are_the_policys() -> None:
     """A model scales from zero to one replica, over Knative's window and grace, until told otherwise."""
     assert ScaleSettings() == ScaleSettings(
-        min=0, max=1, target=None, window_s=60.0, grace_s=30.0, idle="zero", wait_price=10_000
+        min=0, max=1, target=None, window_s=60.0, grace_s=30.0, idle="zero", wait_price=10_000, average="linear"
     )
 
 

@@ -135,6 +135,9 @@ def test_scale_sets_what_is_given(kelvin: Installation, two: tuple[str, str]) ->
     assert (told["max"], told["target"]) == (2, 3.5)
     told = json.loads(run(kelvin, "scale", "two", "--window", "8", "--grace", "1", "--json"))
     assert (told["max"], told["window_s"], told["grace_s"]) == (2, 8.0, 1.0)
+    told = json.loads(run(kelvin, "scale", "two", "--average", "weighted", "--json"))
+    assert (told["window_s"], told["average"]) == (8.0, "weighted")
+    run(kelvin, "scale", "two", "--average", "linear")
     assert "0" in run(kelvin, "scale", "two", "--max", "0", code=2)
 
 

@@ -119,6 +119,7 @@ class Rendering:
             target=scale.target,
             window_s=scale.window_s,
             grace_s=scale.grace_s,
+            average=scale.average,
         )
 
 

@@ -133,6 +133,9 @@ def test_scaled_as_on_one_machine() -> None:
         "serving.knative.dev/progress-deadline": f"{start_s(VERSION)}s",
         "kelvin.dev/version": VERSION.version,
     }
+    weighted = service(replace(VERSION, average="weighted"), CLUSTER)["spec"]["template"]["metadata"]["annotations"]
+    more = {"autoscaling.knative.dev/metric-aggregation-algorithm": "weighted-exponential"}
+    assert weighted == {**annotations, **more}
     assert rendered["spec"]["template"]["spec"]["containerConcurrency"] == 72, "a full pod hears of cancellations"
     assert rendered["metadata"]["annotations"]["kelvin.dev/streams"] == "64"
     assert all(isinstance(value, str) for value in annotations.values())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from controlplane.policy.windows import (
     LinearWindow,
     WeightedWindow,
+    of_kind,
     panic_window_s,
     smoothing_coefficient,
 )
@@ -169,6 +170,22 @@ def test_weighted_average() -> None:
     assert window.average(T0 + 6) == pytest.approx(want)
     assert window.average(T0 + 16) == 0
     assert window.average(T0 + 11) == 0, "a whole window later no bucket is left to weigh"
+
+
+def test_of_another_kind() -> None:
+    """With what it holds, there and back; one of that kind already is itself."""
+    window = filled(LinearWindow(5), 1, 2, 3, 4, 5, 6)
+    now, linear = T0 + 5, window.average(T0 + 5)
+    assert of_kind("linear", window) is window
+    weighted = of_kind("weighted", window)
+    assert type(weighted) is WeightedWindow
+    assert round(weighted.average(now), 3) == 5.812
+    weighted.record(now + 1, 7)
+    weighted.check_integrity()
+    back = of_kind("linear", weighted)
+    assert (linear, back.average(now + 1)) == (4, 5)
+    back.resize(2, now + 1)
+    assert back.average(now + 1) == 6.5
 
 
 def test_weighted_average_computed_by_hand() -> None:
