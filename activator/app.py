@@ -74,6 +74,7 @@ from service.run import Stop
 from service.unix import SocketDirectory
 from service.way import is_remote
 from spool import Post, Shipper, Spool, recover
+from telemetry.certificates import describe_certificates
 from telemetry.telemetry import open_telemetry
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         on_cluster = settings.autoscaler is not None  # replicas are pods, and Knative scales them
         inward = open_inner(directory, settings.between, Role.ACTIVATOR, pods=on_cluster)
         among = await ladder.enter_async_context(inward)
+        describe_certificates(telemetry.page, lambda: {**certificates.ends(), **among.ends()})
         ways = among.ways
         is_apart = is_remote(settings.between.control)  # from the control plane, and from what it decides on
         to_control = ways.to(settings.between.control, Role.CONTROLPLANE)

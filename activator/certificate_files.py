@@ -5,6 +5,7 @@ A directory, and each directory in it, may hold a pair: `tls.crt` and `tls.key` 
 """
 
 import asyncio
+import datetime
 import logging
 import ssl
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ class CertificateFiles:
         self._directory = directory
         self._protocols = list(protocols)
         self._state = _state(directory)
-        self._by_name = _load(directory, self._protocols)
+        self._by_name, self.ends = _load(directory, self._protocols)  # the end of the one that ends first
 
     def __repr__(self) -> str:
         return f"<CertificateFiles {self._directory} names={len(self._by_name)}>"
@@ -52,7 +53,7 @@ class CertificateFiles:
             return
         self._state = state  # as it was before it is read: what changes meanwhile is seen by the next look
         try:
-            self._by_name = await asyncio.to_thread(_load, self._directory, self._protocols)
+            self._by_name, self.ends = await asyncio.to_thread(_load, self._directory, self._protocols)
         except BadCertificate as bad:
             log.warning("certificates stay as they were", extra={"why": str(bad)})
         else:
@@ -84,9 +85,10 @@ def _state(directory: Path) -> _State:
     return tuple((name, stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in seen)
 
 
-def _load(directory: Path, protocols: list[str]) -> dict[str, ssl.SSLContext]:
+def _load(directory: Path, protocols: list[str]) -> tuple[dict[str, ssl.SSLContext], datetime.datetime]:
     """Raises BadCertificate."""
     found: dict[str, ssl.SSLContext] = {}
+    ends: list[datetime.datetime] = []
     try:
         pairs = list(_pairs(directory))
     except OSError as error:
@@ -96,16 +98,17 @@ def _load(directory: Path, protocols: list[str]) -> dict[str, ssl.SSLContext]:
     for certificate, key in pairs:
         try:
             chain = certificate.read_bytes()
-            names = _names(chain)
+            leaf = x509.load_pem_x509_certificates(chain)[0]
+            names = _names(leaf)
             context = server_context(key.read_bytes() + b"\n" + chain)
             context.set_alpn_protocols(protocols)
         except (OSError, ValueError, x509.ExtensionNotFound) as error:  # ssl.SSLError is an OSError
             raise BadCertificate(f"{certificate}: {error}") from error
         found |= dict.fromkeys(names, context)
-    return found
+        ends.append(leaf.not_valid_after_utc)
+    return found, min(ends)
 
 
-def _names(chain: bytes) -> list[str]:
-    leaf = x509.load_pem_x509_certificates(chain)[0]
+def _names(leaf: x509.Certificate) -> list[str]:
     alternative = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [name.lower() for name in alternative.get_values_for_type(x509.DNSName)]

@@ -52,6 +52,15 @@ class Certificates:
     def __repr__(self) -> str:
         return f"<Certificates {self._domain} tenants={len(self._by_tenant)}>"
 
+    def ends(self) -> dict[str, datetime.datetime]:
+        """Until when callers take what is shown: the `authority`, the first of its `leaves`, and of the `files`."""
+        made = min(shown.made for shown in (self._default, *self._by_tenant.values()))
+        found = {
+            "authority": self._authority.certificate.not_valid_after_utc,
+            "leaves": made + datetime.timedelta(days=LEAF_DAYS),
+        }
+        return found if self._files is None else {**found, "files": self._files.ends}
+
     async def ensure(self, tenants: frozenset[str]) -> None:
         """Have a leaf in its first half of life for each of these tenants, at most MAX_TENANTS, and for no other.
 

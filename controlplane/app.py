@@ -44,6 +44,7 @@ from service.failures import install_failure_handlers
 from service.inner import open_inner
 from service.openapi import add_description
 from service.unix import SocketDirectory
+from telemetry.certificates import describe_certificates
 from telemetry.telemetry import open_telemetry
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ async def _serve(
         database.on_superseded = stop.set  # whoever starts it again has it read anew what there is
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
         inner = await ladder.enter_async_context(open_inner(directory, settings.between, Role.CONTROLPLANE, LISTEN))
+        describe_certificates(telemetry.page, inner.ends)
         ladder.enter_context(closing(await hold(directory, DECIDER_S)))  # no activator decides from now on
         machine = None  # by which an activator that stands in starts replicas: on this machine alone
         if cluster is None:

@@ -65,9 +65,10 @@ class Identity:
         """For connections to processes of that role alone. Likewise."""
         return _Current(ssl.PROTOCOL_TLS_CLIENT, lambda: self._pair.client, frozenset((role,)))
 
-    def expires_in_s(self) -> float:
-        """Seconds for which our certificate counts."""
-        return (self._pair.ends - _now()).total_seconds()
+    @property
+    def ends(self) -> datetime.datetime:
+        """Until when our certificate counts."""
+        return self._pair.ends
 
     async def look(self) -> None:
         """Read again what has changed. What is not whole, not ours or not valid yet leaves what was there before it, is

@@ -4,6 +4,7 @@ A process opens this once. Without settings it is the run directory and nothing 
 """
 
 import asyncio
+import datetime
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -41,6 +42,10 @@ class Inner:
 
     def __repr__(self) -> str:
         return f"<Inner {self.url or 'here'} {self.identity or 'alone'}>"
+
+    def ends(self) -> dict[str, datetime.datetime]:
+        """Until when we are known to other hosts, as `inner`; nothing where we have no certificate."""
+        return {} if self.identity is None else {"inner": self.identity.ends}
 
     async def serve(
         self,

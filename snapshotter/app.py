@@ -37,6 +37,7 @@ from snapshotter.routes import push_routes
 from snapshotter.settings import LISTEN, SnapshotterSettings
 from snapshotter.staging import Staging
 from snapshotter.store_routes import inner_routes, store_routes
+from telemetry.certificates import describe_certificates
 from telemetry.telemetry import open_telemetry
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
         inner = await stack.enter_async_context(open_inner(directory, settings.between, Role.SNAPSHOTTER, LISTEN))
+        describe_certificates(telemetry.page, inner.ends)
         client = ServiceClient.by(inner.ways.to(settings.between.control, Role.CONTROLPLANE), "the control plane")
         stack.push_async_callback(client.close)
         store = VerifyingStore(await stack.enter_async_context(opened(settings.store_url, writes=True)))

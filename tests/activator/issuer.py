@@ -3,11 +3,14 @@
 import datetime
 import ssl
 from pathlib import Path
+from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+DAYS: Final = 30
 
 
 def _name(text: str) -> x509.Name:
@@ -28,11 +31,11 @@ class Issuer:
         """Trusts this issuer, and nobody else."""
         return ssl.create_default_context(cadata=self._root.public_bytes(serialization.Encoding.PEM).decode())
 
-    def pair(self, place: Path, *names: str, acme: bool = False) -> int:
+    def pair(self, place: Path, *names: str, acme: bool = False, days: int = DAYS) -> int:
         """A new certificate for these names, and its key, written over what was there; its serial number."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
-            self._builder(names[0], key)
+            self._builder(names[0], key, days)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -45,7 +48,7 @@ class Issuer:
         (place / ("fullchain.pem" if acme else "tls.crt")).write_bytes(chain)
         return certificate.serial_number
 
-    def _builder(self, name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(self, name: str, key: ec.EllipticCurvePrivateKey, days: int = DAYS) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
@@ -54,5 +57,5 @@ class Issuer:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=30))
+            .not_valid_after(now + datetime.timedelta(days=days))
         )

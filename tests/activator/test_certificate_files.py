@@ -2,15 +2,18 @@
 
 import asyncio
 import os
+import re
 import ssl
+import time
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from activator.authority import Authority
+from activator.authority import CA_DAYS, LEAF_DAYS, Authority
 from activator.certificate_files import BadCertificate, CertificateFiles
 from activator.certificates import Certificates
+from telemetry.certificates import NAME
 from tests.activator.handshakes import handshake
 from tests.activator.issuer import Issuer
 from tests.activator.world import World, world
@@ -136,5 +139,27 @@ def test_it_is_changed_under_connections(tmp_path: Path, issuer: Issuer) -> None
                 await ask(reader, writer)
                 assert _serial(writer.get_extra_info("ssl_object")) == old
                 writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_when_they_end_is_told(tmp_path: Path, issuer: Issuer) -> None:
+    """The first of the files, and our own beside it; a renewal is seen without a restart."""
+    place = tmp_path / "from"
+    issuer.pair(place / "a", "localhost", days=90)
+    issuer.pair(place / "b", "other.example.com", days=7)
+    (tmp_path / "world").mkdir()
+
+    async def days(here: World) -> dict[str, int]:
+        found = re.findall(rf'^{NAME}{{process="activator",of="(\w+)"}} (\S+)$', await here.page(), re.MULTILINE)
+        return {of: round((float(at) - time.time()) / 86_400) for of, at in found}
+
+    async def scenario() -> None:
+        async with world(tmp_path / "world", certificates=place) as here:
+            assert await days(here) == {"authority": CA_DAYS, "leaves": LEAF_DAYS, "files": 7}
+            issuer.pair(place / "b", "other.example.com", days=200)
+            async with asyncio.timeout(30):
+                while (await days(here))["files"] != 90:
+                    await asyncio.sleep(0.05)
 
     asyncio.run(scenario())

@@ -58,12 +58,21 @@ class Started:
             done = subprocess.run(words, capture_output=True, timeout=60, check=False)
             return 200 if done.returncode == 0 else None
         asked = self.container[which]["httpGet"]
-        connection = http.client.HTTPConnection("127.0.0.1", self.ports[asked["port"]], timeout=10)
         try:
-            connection.request("GET", asked["path"], headers={"User-Agent": "kube-probe/1.32"})
-            return connection.getresponse().status
+            return self._ask(asked["port"], asked["path"])[0]
         except (OSError, http.client.HTTPException):
             return None
+
+    def page(self) -> str:
+        """Its figures, where its health is told."""
+        return self._ask("health", "/metrics")[1].decode()
+
+    def _ask(self, port: str, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[port], timeout=10)
+        try:
+            connection.request("GET", path, headers={"User-Agent": "kube-probe/1.32"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         finally:
             connection.close()
 

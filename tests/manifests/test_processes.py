@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import secrets
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from contracts.roles import Role
 from controlplane.key_files import new_key_text
+from telemetry.certificates import NAME
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.redis_server import RedisServer
 from tests.cluster.api_server import serving as api_server
@@ -84,7 +86,9 @@ def cluster(objects: list[Json], place: Path) -> Iterator[Here]:
 
 @pytest.mark.timeout(300)
 def test_probes(tmp_path: Path) -> None:
-    """All together: an activator is ready once it has heard the control plane, over mutual TLS by role."""
+    """All together: an activator is ready once it has heard the control plane, over mutual TLS by role. Each tells when
+    the certificate ends that it has for that.
+    """
     objects = of_base()
     with (
         cluster(objects, tmp_path) as here,
@@ -96,6 +100,7 @@ def test_probes(tmp_path: Path) -> None:
         with running(objects, "controlplane", here) as controlplane:
             for each in (controlplane, activator, snapshotter):
                 each.until("readinessProbe")
+                assert re.search(rf'^{NAME}{{process="{each.name}",of="inner"}} \d', each.page(), re.MULTILINE)
 
 
 @pytest.mark.timeout(300)
