@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from sqlalchemy import Connection, insert, select, text
@@ -111,6 +112,29 @@ def test_one_control_plane_writes(place: PostgresPlace, impatient: None) -> None
         stop.set()
         assert await asyncio.wait_for(given_up, 60) is None
         second.close()
+
+    asyncio.run(main())
+
+
+def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresPlace) -> None:
+    """However much is asked at once: three, by the docs' own query, as the docs say."""
+    docs = Path(__file__).parents[2].joinpath("docs", "operations.md").read_text()
+    query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name_of(place)}'"
+    assert "*Size.* Three sessions" in docs
+    assert f"`{query.replace(name_of(place), 'kelvin')}`" in docs
+
+    async def main() -> None:
+        all_three = Barrier(3)
+
+        def work(connection: Connection) -> list[str]:
+            found = tenants(connection)
+            all_three.wait(60)
+            return found
+
+        with closing(open_database(place)) as database:
+            await asyncio.gather(database.write(work), *(database.read(work) for _ in range(2)))
+            await asyncio.gather(*(database.read(tenants) for _ in range(20)))
+            assert postgres.ask(query) == [(3,)]
 
     asyncio.run(main())
 
