@@ -10,7 +10,8 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 ROOT: Final = Path(__file__).parents[1]
 # Session fixtures that are processes, as tests and fixtures ask for them.
 _ASKED: Final = re.compile(
-    r"^(?:@pytest\.fixture[^\n]*\n)?def \w+\([^)]*?\b((?:kelvin|watched|house): Installation|buckets: Buckets)\b",
+    r"^(?:@pytest\.fixture[^\n]*\n)?def \w+\([^)]*?"
+    r"\b((?:kelvin|watched|house): Installation|sealed: tuple\[Installation, Version\]|buckets: Buckets)",
     re.MULTILINE,
 )
 _TEST: Final = re.compile(r"^(?:@pytest\.fixture[^\n]*\n)def |^def test_", re.MULTILINE)

@@ -14,17 +14,10 @@ import pytest
 
 from blobstore.files import FileStore
 from service.unix import SocketDirectory
-from tests.kelvin.pods import PROMPT, pod, sealed_version
+from tests.kelvin.pods import PROMPT, pod
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.weightcache.kit import TENANT, Version, publish, state_of
 from weightcache.api import State
-
-
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Installation, Version]]:
-    """A store with a sealed version."""
-    with sealed_version(tmp_path_factory.mktemp("store") / "data") as found:
-        yield found
 
 
 @contextmanager

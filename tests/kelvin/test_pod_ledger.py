@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,12 @@ from contracts.roles import Role
 from contracts.usage import LifetimeRecord
 from contracts.wire import decode
 from tests.controlplane.door import program
-from tests.kelvin.pods import LONG, PROMPT, pod, sealed_version
+from tests.kelvin.pods import LONG, PROMPT, pod
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.service.pki import Authority, write
 from tests.weightcache.kit import TENANT, Version
 
 LIFE_S = 1
-
-
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Installation, Version]]:
-    """A store with a sealed version."""
-    with sealed_version(tmp_path_factory.mktemp("store") / "data") as found:
-        yield found
 
 
 class Books:
@@ -118,49 +110,37 @@ def _active(books: Books) -> bool:
     return told is not None and told.active_us > 0
 
 
-def test_a_runtime_that_is_killed_is_recorded(
-    sealed: tuple[Installation, Version], books: Books, tmp_path: Path
-) -> None:
-    """By what keeps it, which ends as it did."""
-    house, version = sealed
-    with (
-        program(books.data, **books.listens),
-        pod(house, version.id, tmp_path / "data", "--threads", "1", **books.pods) as each,
-    ):
-        poll_until("it is ready", each.is_ready)
-        assert each.ask(PROMPT)[0] == 200
-        os.kill(each.child("runtime.pod"), signal.SIGKILL)
-        assert each.process.wait(DEADLINE_S) == 128 + signal.SIGKILL
-        (life,) = books.lives()
-        assert (life["exit_status"], life["requests"]) == (-signal.SIGKILL, 1)
-        assert life["active_us"] > 0
-
-
-def test_of_a_pod_that_is_killed_the_last_word_counts(
-    sealed: tuple[Installation, Version], books: Books, tmp_path: Path
-) -> None:
-    """All of its processes at once, and its directory with them: what it lived since is what is lost, and no more than
-    one interval of it. A pod that is told of no ledger tells nobody: the control.
+def test_what_is_killed(sealed: tuple[Installation, Version], books: Books, tmp_path: Path) -> None:
+    """A runtime alone: what keeps it records its end, and ends as it did. All of a pod at once, and its directory with
+    it: what it lived since its last word is what is lost, and no more than one interval of it. (Of one that is told of
+    no ledger the record stays in its spool: `test_a_pods_life`.)
     """
     house, version = sealed
     data = tmp_path / "data"
     with (
         program(books.data, **books.listens),
-        pod(house, version.id, data, "--threads", "1", **books.pods) as each,
-        pod(house, version.id, tmp_path / "other", "--threads", "1") as silent,
+        pod(house, version.id, data, "--threads", "1", **books.pods) as whole,
+        pod(house, version.id, tmp_path / "other", "--threads", "1", **books.pods) as part,
     ):
-        for both in (each, silent):
-            poll_until("it is ready", both.is_ready)
+        for each in (whole, part):
+            poll_until("it is ready", each.is_ready)
+        assert part.ask(PROMPT)[0] == 200
+        os.kill(part.child("runtime.pod"), signal.SIGKILL)
+        assert part.process.wait(DEADLINE_S) == 128 + signal.SIGKILL
+        (life,) = books.lives()
+        assert (life["exit_status"], life["requests"]) == (-signal.SIGKILL, 1)
+        assert life["active_us"] > 0
+
         poll_until("it tells of its idleness", lambda: ((told := books.so_far()) and told.idle_us) or None)
         before_us = poll_until("it speaks again", _newer(books, books.so_far()))
-        silent.process.kill()
-        each.process.kill()
-        each.process.wait(DEADLINE_S)
+        whole.process.kill()
+        whole.process.wait(DEADLINE_S)
         shutil.rmtree(data, ignore_errors=True)
         told = books.so_far()
         assert told is not None
+        assert told.runtime_id != life["runtime_id"]
         assert told.died_at_us >= before_us
-        assert books.lives() == []
+        assert books.lives() == [life]
         assert len(books.rows("SELECT * FROM ledger_open_lives")) == 1
 
 

@@ -3,23 +3,15 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contracts.frames import FrameDecoder, FrameKind
 from kelvin.supervisor.graves import recorded_lives
-from tests.kelvin.pods import PROMPT, pod, sealed_version
+from tests.kelvin.pods import PROMPT, pod
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.weightcache.kit import Version
-
-
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Installation, Version]]:
-    """A store with a sealed version."""
-    with sealed_version(tmp_path_factory.mktemp("store") / "data") as found:
-        yield found
 
 
 def text_of(raw: bytes) -> str:

@@ -17,18 +17,11 @@ from contracts.wire import decode
 from kelvin.supervisor.graves import LIFETIME_PREFIX
 from spool.recovery import left_records
 from tests.kelvin.orders import Orders, take_of
-from tests.kelvin.pods import PROMPT, Pod, sealed_version, standby
+from tests.kelvin.pods import PROMPT, Pod, standby
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.weightcache.kit import Version
 
 QUEUE = {"K-Network-Probe": "queue"}
-
-
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Installation, Version]]:
-    """A store with a sealed version."""
-    with sealed_version(tmp_path_factory.mktemp("store") / "data") as found:
-        yield found
 
 
 def parks(orders: Orders, other_than: str = "") -> str:

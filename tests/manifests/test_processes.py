@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import re
-import secrets
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
+from typing import Final
 
 import pytest
 
@@ -36,7 +36,7 @@ def given(redis: str) -> dict[str, dict[str, bytes]]:
             for role, pair in pairs.items()
         },
         "kelvin-front": {"tls.crt": pairs[Role.AGENT].certificate, "tls.key": pairs[Role.AGENT].key},
-        "kelvin-once": {"once.key": secrets.token_hex(32).encode()},
+        "kelvin-once": {"once.key": token_hex(32).encode()},
         "kelvin-keys": {name: new_key_text().encode() for name in ("admin.key", "default.key")},
         "kelvin-redis": {"url": redis.encode()},
         "kelvin-database": {"password": b"unused"},
@@ -60,6 +60,9 @@ def autoscaler() -> Iterator[str]:
         yield listening.url
 
 
+STORE: Final = "s3://kelvin/versions"
+
+
 @contextlib.contextmanager
 def cluster(objects: list[Json], place: Path) -> Iterator[Here]:
     """What lies outside of our Deployments: a real PostgreSQL and Redis, an S3 server, an API server, what hears an
@@ -74,7 +77,7 @@ def cluster(objects: list[Json], place: Path) -> Iterator[Here]:
     ):
         database = find(objects, "ConfigMap", "kelvin-controlplane")["data"]["KELVIN_DATABASE"]
         instead = {
-            "s3://kelvin/versions": buckets.url(buckets.make(), "versions"),
+            STORE: buckets.url(buckets.make(), "versions"),
             database: postgres.database(migrated=False).url,
             "ws://autoscaler.knative-serving.svc:8080": hears,
         }
@@ -106,14 +109,13 @@ def test_probes(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_certificate_of_another_role(tmp_path: Path) -> None:
     """Is refused by its process: the check above would not pass with just any files."""
-    objects = of_base()
-    with cluster(objects, tmp_path) as here:
-        wrong = {**here.secrets, "kelvin-inner-activator": here.secrets["kelvin-inner-runtime"]}
-        with (
-            pytest.raises(AssertionError, match=r"activator ended with 2:\s+KELVIN_INNER_TLS"),
-            running(objects, "activator", replace(here, secrets=wrong)) as activator,
-        ):
-            activator.until("livenessProbe")
+    objects, secrets = of_base(), given("unix:///nobody.sock")  # it ends before it asks anybody
+    wrong = {**secrets, "kelvin-inner-activator": secrets["kelvin-inner-runtime"]}
+    with (
+        pytest.raises(AssertionError, match=r"activator ended with 2:\s+KELVIN_INNER_TLS"),
+        running(objects, "activator", Here(tmp_path, wrong, free_ports(objects), {})) as activator,
+    ):
+        activator.until("livenessProbe")
 
 
 @pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
@@ -122,9 +124,11 @@ def test_a_cache_agent(tmp_path: Path) -> None:
     """By its command and its probes, which are programs; it isn't ready before it is there, nor after it was."""
     objects = built_with("cache-agent")
     small = {"KELVIN_HOST_BYTES": 16 << 20, "KELVIN_SLAB_BYTES": 4 << 20, "KELVIN_NVME_BYTES": 64 << 20}
-    with cluster(objects, tmp_path) as here:
-        smaller = replace(here, beside={name: str(value) for name, value in small.items()})
-        with running(objects, "cache-agent", smaller) as agent:
+    with serving() as buckets:
+        instead = {STORE: buckets.url(buckets.make(), "versions")}
+        beside = {name: str(value) for name, value in small.items()}
+        here = Here(tmp_path, given("unix:///nobody.sock"), free_ports(objects), instead, beside)
+        with running(objects, "cache-agent", here) as agent:
             agent.until("startupProbe")
             agent.until("readinessProbe")
             agent.until("livenessProbe")
