@@ -14,6 +14,7 @@ from activator.allowances import Allowances
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
 from activator.authority import Authority
+from activator.backlogs import Backlogs
 from activator.budgets import Budgets
 from activator.cache import ResponseCache
 from activator.certificate_files import BadCertificate, CertificateFiles
@@ -121,7 +122,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
         table, timelines, under_way = Table(), Timelines(), UnderWay()
         told = choose_sink(settings.autoscaler, control, name, table.revisions.of, telemetry.page)
-        reporter = Reporter(told.sink)
+        backlogs = Backlogs(table.backlog_s, lambda key: throttler.queued(key), lambda key: throttler.pace(key))
+        reporter = Reporter(told.sink, backlogs)
 
         def decided(line: Feed) -> None:
             line = msgspec.structs.replace(line, revision=table.revision)

@@ -58,6 +58,11 @@ class Call(msgspec.Struct):
         session = self.exchange.header(b"x-kelvin-session")
         return f"key {self.account.principal.key_id}" if session is None else f"session {read_session(session)}"
 
+    @property
+    def computed_tokens(self) -> int:
+        """Of prompt and answer so far, as the replica said."""
+        return self.account.seen.prompt_tokens + self.account.seen.completion_tokens
+
     def remaining_s(self) -> float:
         """Seconds until its deadline."""
         return self.deadline.remaining_s(time.monotonic())

@@ -155,10 +155,10 @@ class Completions:
         await self._allowances.reserve(call, most)
         call.account.timeline.stamp(Stage.ROUTED, now_us())
         # A version at zero is told by waking it: two stats would be added up.
-        self._reporter.began(key, self._throttler.is_asleep)
+        self._reporter.began(key, self._throttler.is_asleep, call)
         try:
             answer.hold()
             await self._attempts.serve(key, ask, call, answer)
             await answer.complete()
         finally:
-            self._reporter.ended(key)
+            self._reporter.ended(key, call)

@@ -6,8 +6,10 @@ Knative's rules, whoever decides (`policy/concurrency`); how the decider is told
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
+from activator.backlogs import Backlogs, Work
 from activator.keys import VersionKey
 from activator.policy.concurrency import ConcurrencyMeter, Report
 from contracts.control import ConcurrencyStat
@@ -31,10 +33,15 @@ class Sink(Protocol):
 
 
 class Reporter:
-    """All versions' meters. `run` is its loop; what can't be sent is dropped, as the next second tells anew."""
+    """All versions' meters. `run` is its loop; what can't be sent is dropped, as the next second tells anew. What is
+    reported of requests at once `backlogs` may weigh.
+    """
 
-    def __init__(self, sink: Sink, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, sink: Sink, backlogs: Backlogs | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._sink = sink
+        self._backlogs = backlogs or Backlogs()
         self._clock = clock
         self._meters: dict[VersionKey, ConcurrencyMeter] = {}
         self._told: dict[VersionKey, object] = {}  # the session in which a poke was taken
@@ -45,9 +52,13 @@ class Reporter:
         running = sum(meter.running for meter in self._meters.values())
         return f"<Reporter versions={len(self._meters)} running={running} {self._sink}>"
 
-    def began(self, key: VersionKey, is_told: Callable[[VersionKey], bool]) -> None:
-        """A request arrived. A first one is told at once, unless waking the version tells it: then `is_told`."""
+    def began(self, key: VersionKey, is_told: Callable[[VersionKey], bool], work: Work | None = None) -> None:
+        """A request arrived. A first one is told at once, unless waking the version tells it: then `is_told`. `work`:
+        what is to be computed for it, if anything is.
+        """
         now = self._clock()
+        if work is not None:
+            self._backlogs.enter(key, work)
         meter = self._meters.get(key)
         if meter is None:
             meter = self._meters[key] = ConcurrencyMeter.starting(now)
@@ -58,8 +69,10 @@ class Reporter:
         else:
             meter.begin(now)
 
-    def ended(self, key: VersionKey) -> None:
+    def ended(self, key: VersionKey, work: Work | None = None) -> None:
         """It left."""
+        if work is not None:
+            self._backlogs.leave(key, work)
         self._meters[key].end(self._clock())
 
     async def poke(self, key: VersionKey) -> bool:
@@ -95,7 +108,7 @@ class Reporter:
             if meter.idle_since_report():
                 del self._meters[key]
                 self._told.pop(key, None)
-            stats.append(_stat(key, meter.report(now)))
+            stats.append(_stat(key, meter.report(now, partial(self._backlogs.weigh, key))))
         return tuple(stats)
 
     async def _announce(self) -> None:

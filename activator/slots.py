@@ -27,8 +27,8 @@ class Slots(Protocol):
         """The slot is free again; what was asked for took so many tokens, where that is known."""
         ...
 
-    def give_back(self, key: VersionKey, replica: Replica, ask: Ask, *, answered: bool) -> None:
-        """Likewise, without a word on what the ask took: another slot of the same ask says that."""
+    def give_back(self, key: VersionKey, replica: Replica, ask: Ask, took: int) -> None:
+        """Likewise, where what the ask took is for another slot of it to say; 0: this one had no answer."""
         ...
 
 
@@ -79,9 +79,9 @@ class Slot:
         if replica is None:
             return
         if told is None:
-            self._slots.give_back(self._key, replica, self._ask, answered=False)
+            self._slots.give_back(self._key, replica, self._ask, 0)
         else:
-            told.add_done_callback(lambda _: self._slots.give_back(self._key, replica, self._ask, answered=False))
+            told.add_done_callback(lambda _: self._slots.give_back(self._key, replica, self._ask, 0))
 
 
 def take_slot(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
 
+from activator.keys import VersionKey
 from activator.policy.traffic import ModelEntry
 from activator.revisions import Revisions
 from contracts.control import Feed, KeyRow, ModelRow, Principal, TenantLimits, TenantRow, VersionRow
@@ -70,6 +71,11 @@ class Table:
     def model(self, tenant: str, model: str) -> ModelEntry | None:
         """The tenant's model of that name."""
         return self._models.get(tenant, {}).get(model)
+
+    def backlog_s(self, key: VersionKey) -> float:
+        """By how much the version's model scales by tokens; 0: not at all."""
+        entry = self.model(key.tenant, key.model)
+        return 0.0 if entry is None else entry.backlog_s
 
     def callable(self, caller: str, owner: str, model: str) -> ModelEntry | None:
         """The model where the caller's tenant may call it: its own, or one that was granted by a tenant in force."""
@@ -163,6 +169,7 @@ class Table:
                 split=dict(entry.split),
                 ladder=entry.ladder,
                 plan_ladders=dict(entry.plan_ladders),
+                backlog_s=entry.backlog_s,
             )
             for entry in entries
         )
@@ -186,7 +193,7 @@ class Table:
         grantees = frozenset(row.grantees)
         entry = models[row.model] = ModelEntry(
             row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees, row.split, row.ladder,
-            row.plan_ladders,
+            row.plan_ladders, row.backlog_s,
         )  # fmt: skip
         self._index(entry if before is None else before, grantees)
 

@@ -16,7 +16,7 @@ from activator.line import Line, Replica, Waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
 from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Crowd
-from activator.policy.expected import Outlook, Starts, comes_too_late, wait_s
+from activator.policy.expected import Outlook, Pace, Starts, comes_too_late, wait_s
 from activator.policy.fair import Counters, FairQueue, Place, cost
 from activator.policy.shed import Reason, ends_in_s
 from activator.policy.turns import SharedCounters
@@ -119,6 +119,11 @@ class Throttler:
         line = self._lines.get(key)
         return 0 if line is None else len(line.waiting)
 
+    def pace(self, key: VersionKey) -> Pace | None:
+        """How fast its slots come free, while there is anything of it."""
+        line = self._lines.get(key)
+        return None if line is None else line.pace
+
     def addresses(self) -> set[str]:
         """The sockets of all replicas."""
         return {replica.row.address for line in self._lines.values() for replica in line.replicas.values()}
@@ -174,10 +179,10 @@ class Throttler:
         line = self._lines.get(key)
         if line is not None and tokens is not None:
             line.waiting.settle(ask, tokens)
-        self.give_back(key, replica, ask, answered=tokens != 0)
+        self.give_back(key, replica, ask, cost(ask.tokens) if tokens is None else tokens)
 
-    def give_back(self, key: VersionKey, replica: Replica, ask: Ask, *, answered: bool) -> None:
-        """Likewise, without a word on what the ask took."""
+    def give_back(self, key: VersionKey, replica: Replica, ask: Ask, took: int) -> None:
+        """Likewise, where the queue was told, or hears of another slot, what the ask took."""
         assert replica.running > 0
         replica.running -= 1
         if replica.breaker is not None:
@@ -185,7 +190,7 @@ class Throttler:
         line = self._lines.get(key)
         if line is not None:
             if not replica.gone:
-                line.pace.came_back(self._clock(), cost(ask.tokens) if answered else 0)
+                line.pace.came_back(self._clock(), cost(ask.tokens), took)
             if len(line.waiting) or not line.replicas:
                 self.grant(key, line)
 

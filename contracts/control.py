@@ -95,6 +95,7 @@ class ModelRow(Wire, frozen=True):
     grantees: tuple[str, ...] = ()  # other tenants that may call it
     ladder: tuple[Rung, ...] = ()  # what it gives up before it refuses what is asked of `prod`
     plan_ladders: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # in its place, for tenants of that plan
+    backlog_s: Annotated[float, Meta(ge=0)] = 0.0  # of work before a replica, by which tokens count; 0: they don't
 
 
 class VersionRow(Wire, frozen=True):

@@ -30,12 +30,14 @@ Replicas = Annotated[int, Meta(ge=0, le=1000)]
 Target = Annotated[float, Meta(gt=0, le=1_000_000)]
 GraceS = Annotated[float, Meta(ge=0, le=3600)]
 Idle = Literal["zero", "sleep2", "sleep", "warm", "auto"]  # where the last replica goes when nobody asks
+BacklogS = Annotated[float, Meta(ge=0, le=3600)]
 WaitPrice = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
 class ScaleSettings(Wire, frozen=True):
     """How a model scales. `target` is concurrency per replica; None takes it from the version's streams. `wait_price`:
-    what a second is worth that a caller waits, in micro-units. `average`: over the windows.
+    what a second is worth that a caller waits, in micro-units. `average`: over the windows. `backlog_s`: seconds of
+    work, by tokens, that a replica may have before it; 0: what is asked at once counts alone.
     """
 
     min: Replicas = 0
@@ -46,6 +48,7 @@ class ScaleSettings(Wire, frozen=True):
     idle: Idle = "zero"
     wait_price: WaitPrice = 10_000
     average: Average = "linear"
+    backlog_s: BacklogS = 0.0
 
 
 class ScaleChange(Wire, frozen=True):
@@ -59,6 +62,7 @@ class ScaleChange(Wire, frozen=True):
     idle: Idle | UnsetType = UNSET
     wait_price: WaitPrice | UnsetType = UNSET
     average: Average | UnsetType = UNSET
+    backlog_s: BacklogS | UnsetType = UNSET
 
 
 def changed(settings: ScaleSettings, change: ScaleChange) -> ScaleSettings:

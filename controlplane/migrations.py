@@ -134,6 +134,10 @@ def _averages(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE models ADD COLUMN average VARCHAR(16) NOT NULL DEFAULT 'linear'"))
 
 
+def _backlogs(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE models ADD COLUMN backlog_s FLOAT NOT NULL DEFAULT 0"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -151,6 +155,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(14, "plan ladders", _plan_ladders),
     Migration(15, "deadlines", _deadlines),
     Migration(16, "averages", _averages),
+    Migration(17, "backlogs", _backlogs),
 )
 
 

@@ -251,13 +251,20 @@ class Registry:
         return keys
 
     async def rescale(self, by: Actor, tenant: str, model: str, change: ScaleChange, now_s: int) -> ScaleSettings:
-        """Apply the change and return what holds now. Raises Refused(ModelNotFound), InvalidRequest."""
+        """Apply the change and return what holds now, once activators were told of what is theirs of it.
+
+        Raises Refused(ModelNotFound), InvalidRequest.
+        """
         async with self._turn:
             found = self.model(tenant, model)
             after = replace(found, scale=changed(found.scale, change))
             await self._database.write(lambda connection: set_scale(connection, by, found, after, now_s))
-            self._keep(after)
-            return after.scale
+            if model_row(after) == model_row(found):
+                self._keep(after)
+                return after.scale
+            revision = self._show(after)
+        await self._publisher.settled(revision, TELL_S)
+        return after.scale
 
     async def grant(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
         """Let another tenant call the model; twice changes nothing. Whether every activator was told within a second;
@@ -340,6 +347,7 @@ def model_row(model: Model) -> ModelRow:
         split=model.split,
         ladder=model.ladder,
         plan_ladders=model.plan_ladders,
+        backlog_s=model.scale.backlog_s,
     )
 
 

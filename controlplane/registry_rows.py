@@ -29,6 +29,7 @@ def scale_columns(scale: ScaleSettings) -> dict[str, float | int | str | None]:
         "idle": scale.idle,
         "wait_price": scale.wait_price,
         "average": scale.average,
+        "backlog_s": scale.backlog_s,
     }
 
 
@@ -183,6 +184,7 @@ def load_models(connection: Connection) -> list[Model]:
             idle=row["idle"],
             wait_price=row["wait_price"],
             average=row["average"],
+            backlog_s=row["backlog_s"],
         )
         found = tuple(versions.get(name, ()))
         granted = tuple(grantees.get(name, ()))

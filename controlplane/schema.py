@@ -99,6 +99,7 @@ models = Table(
     Column("idle", String(16), nullable=False, server_default="zero"),  # where the last replica goes
     Column("wait_price", BigInteger, nullable=False, server_default="10000"),  # micro-units a second
     Column("average", String(16), nullable=False, server_default="linear"),  # over the windows
+    Column("backlog_s", Float, nullable=False, server_default="0"),  # 0: by requests
     Column("split", Text, nullable=True),  # JSON: version -> weight; NULL: `prod` alone has what is asked of it
     Column("ladder", Text, nullable=True),  # JSON of a list of contracts.ladder.Rung; NULL: none
     Column("plan_ladders", Text, nullable=True),  # JSON of such lists by the name of a plan; NULL: none

@@ -46,6 +46,12 @@ def scale_command() -> None:
 )
 @click.option("--wait-price", type=click.IntRange(0), help="Micro-units that a second of a caller's waiting is worth.")
 @click.option("--average", type=click.Choice(["linear", "weighted"]), help="Weighted: the last seconds count for more.")
+@click.option(
+    "--backlog",
+    "backlog_s",
+    type=click.FloatRange(0, 3600),
+    help="Scale by tokens, too: seconds of work that a replica may have before it; 0: by requests alone.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
 def settings_command(model: str, as_json: bool, **given: float | str | None) -> None:
     """Set how a model scales; what is not given stays. Prints the settings that hold now."""

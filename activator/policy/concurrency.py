@@ -4,6 +4,7 @@ Source: knative/serving, pkg/activator/handler/concurrency_reporter.go and pkg/h
 (one request, concurrency 1) is taken off the next report: reports of one second add at the decider.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -56,11 +57,13 @@ class ConcurrencyMeter:
         self._announced = max(0, self._announced - 1)
         self._announced_requests = max(0, self._announced_requests - report.requests)
 
-    def report(self, now: float) -> Report:
-        """What happened since the last report, without what was announced (never below nothing)."""
+    def report(self, now: float, weigh: Callable[[float], float] = lambda average: average) -> Report:
+        """What happened since the last report, without what was announced (never below nothing). `weigh`: what the
+        average of the requests is reported as.
+        """
         self._advance(now)
         seconds = now - self.since_s
-        average = self._integral / seconds if seconds > 0 else 0.0
+        average = weigh(self._integral / seconds if seconds > 0 else 0.0)
         seen = Report(max(0.0, average - self._announced), max(0, self._requests - self._announced_requests))
         self.since_s = now
         self._integral, self._requests, self._announced, self._announced_requests = 0.0, 0, 0, 0

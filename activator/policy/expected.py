@@ -7,7 +7,7 @@ request is ever refused for it.
 """
 
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from contracts.forecast import Forecast, StartRow
 
@@ -28,6 +28,13 @@ HALVED: Final = 64  # answers, after which those before count for half
 OVERDUE_S: Final = 30.0  # after which a start that should be over is one of which nothing is known
 
 
+class Measured(NamedTuple):
+    """Of answers: tokens that a slot computed in a second, and how many for each that was estimated. Both over 0."""
+
+    tokens_per_s: float
+    share: float
+
+
 @dataclass(slots=True)
 class Pace:
     """How fast the slots of one version come free. Times are monotonic seconds."""
@@ -35,7 +42,8 @@ class Pace:
     running: int = 0
     _at_s: float = 0.0
     _held_s: float = 0.0  # of all slots together
-    _tokens: float = 0.0  # of those that came back
+    _tokens: float = 0.0  # of those that came back, as they were estimated
+    _took: float = 0.0  # as they were
     _answers: int = 0
 
     def took(self, now: float) -> None:
@@ -43,16 +51,18 @@ class Pace:
         self._advance(now)
         self.running += 1
 
-    def came_back(self, now: float, tokens: int) -> None:
-        """A slot is free again, of a request of so many estimated tokens; 0 where it had no answer."""
+    def came_back(self, now: float, tokens: int, took: int) -> None:
+        """A slot is free again, of a request of so many estimated tokens, which took so many; 0 without an answer."""
         self._advance(now)
         self.running -= 1
-        if not tokens:
+        if not took:
             return
         self._tokens += tokens
+        self._took += took
         self._answers += 1
         if self._answers >= HALVED:
-            self._held_s, self._tokens, self._answers = self._held_s / 2, self._tokens / 2, self._answers // 2
+            self._held_s, self._tokens, self._took = self._held_s / 2, self._tokens / 2, self._took / 2
+            self._answers //= 2
 
     def lost(self, now: float, slots: int) -> None:
         """So many slots that were taken are no more."""
@@ -62,6 +72,12 @@ class Pace:
     def tokens_per_s(self, slots: int) -> float | None:
         """Of so many slots that are all taken."""
         return self._tokens / self._held_s * slots if self._answers >= LEAST and self._held_s > 0 else None
+
+    def measured(self) -> Measured | None:
+        """None while no pace is known."""
+        if self._answers < LEAST or self._held_s <= 0:
+            return None
+        return Measured(self._took / self._held_s, self._took / self._tokens)
 
     def answer_s(self, tokens: int) -> float:
         """How long an answer takes: by its tokens as they are estimated; but those are the most that they may be, so

@@ -24,6 +24,7 @@ class ModelEntry:
     split: Mapping[str, int] = field(default_factory=dict)  # as in `ModelRow`
     ladder: tuple[Rung, ...] = ()  # as in `ModelRow`
     plan_ladders: Mapping[str, tuple[Rung, ...]] = field(default_factory=dict)  # likewise
+    backlog_s: float = 0.0  # likewise
 
     def name_for(self, caller: str) -> str:
         """What the tenant calls it by; keys, records and lists have it under this name."""

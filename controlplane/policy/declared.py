@@ -53,6 +53,7 @@ class Scale(_Spec, frozen=True):
     window_s: float | None = None
     grace_s: float | None = None
     average: Average | None = None
+    backlog_s: float | None = None
 
 
 class Limits(_Spec, frozen=True):

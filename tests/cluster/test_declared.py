@@ -11,9 +11,10 @@ from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.cluster.playing import NAMESPACE, Knative, inside, running
 from tests.cluster.test_control_plane import knative as knative
-from tests.cluster.test_control_plane import register
+from tests.cluster.test_control_plane import register, until
 from tests.controlplane.builders import digest
 from tests.controlplane.ground import eventually
+from tests.controlplane.test_internal_api import feed
 
 OURS: Final = "kelvin.dev/v1alpha1"
 CRDS: Final = Path(__file__).parents[2] / "manifests" / "crds"
@@ -96,6 +97,29 @@ def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative: Knat
                 assert "Invalid enum value 'mean'" in problem["detail"]
                 assert (await door.admin("PUT", "/models/m/scale", {"average": "linear"}))[0] == 200
                 await eventually(lambda: scale_of(knative, "a", word) is None, "not told")
+
+    asyncio.run(main())
+
+
+def test_a_backlog_is_declared_and_activators_hear_of_it(
+    declaring: ApiServer, knative: Knative, tmp_path: Path
+) -> None:
+    """What is weighed, they weigh: nothing of it is in a Service, which a change of it leaves as it is."""
+
+    async def main() -> None:
+        with running(tmp_path):
+            async with inside(tmp_path) as door, feed(door) as reader:
+                declaring.namespace(NAMESPACE)
+                with pytest.raises(Exception, match="backlogSeconds"):
+                    declare(declaring, "Model", "m", tenant="default", scale={"backlogSeconds": -1})
+                await register(door)
+                await eventually(lambda: bool(knative.services()), "its Service")
+                before = knative.service("a")["spec"]
+                declare(declaring, "Model", "m", tenant="default", scale={"backlogSeconds": 5})
+                await until(reader, lambda line: [row.backlog_s for row in line.models] == [5.0])
+                assert (await door.admin("PUT", "/models/m/scale", {"backlog_s": 0}))[0] == 200
+                await until(reader, lambda line: [row.backlog_s for row in line.models] == [0.0])
+                assert knative.service("a")["spec"] == before
 
     asyncio.run(main())
 

@@ -248,8 +248,36 @@ async def _forbid_inserts(registry: Registry) -> None:
 def test_scale_defaults_are_the_policys() -> None:
     """A model scales from zero to one replica, over Knative's window and grace, until told otherwise."""
     assert ScaleSettings() == ScaleSettings(
-        min=0, max=1, target=None, window_s=60.0, grace_s=30.0, idle="zero", wait_price=10_000, average="linear"
+        min=0,
+        max=1,
+        target=None,
+        window_s=60.0,
+        grace_s=30.0,
+        idle="zero",
+        wait_price=10_000,
+        average="linear",
+        backlog_s=0.0,
     )
+
+
+def test_activators_hear_of_a_scale_what_is_theirs(tmp_path: Path) -> None:
+    """By how much tokens count, also after a restart; of what only the decider needs, nothing."""
+
+    async def main() -> None:
+        feed = FeedHub()
+        async with opened_registry(tmp_path, feed) as registry:
+            await registry.register(registration(letter="a"), NOW_S)
+            before = feed.snapshot().revision
+            await registry.rescale(BY, TENANT, "m", ScaleChange(max=4, average="weighted"), NOW_S)
+            assert feed.snapshot().revision == before
+            await registry.rescale(BY, TENANT, "m", ScaleChange(backlog_s=5.0), NOW_S)
+            assert [row.backlog_s for row in feed.snapshot().models] == [5.0]
+        again = FeedHub()
+        async with opened_registry(tmp_path, again) as registry:
+            assert registry.model(TENANT, "m").scale == ScaleSettings(max=4, average="weighted", backlog_s=5.0)
+            assert [row.backlog_s for row in again.snapshot().models] == [5.0]
+
+    asyncio.run(main())
 
 
 def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:

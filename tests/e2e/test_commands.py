@@ -137,7 +137,9 @@ def test_scale_sets_what_is_given(kelvin: Installation, two: tuple[str, str]) ->
     assert (told["max"], told["window_s"], told["grace_s"]) == (2, 8.0, 1.0)
     told = json.loads(run(kelvin, "scale", "two", "--average", "weighted", "--json"))
     assert (told["window_s"], told["average"]) == (8.0, "weighted")
-    run(kelvin, "scale", "two", "--average", "linear")
+    told = json.loads(run(kelvin, "scale", "two", "--average", "linear", "--backlog", "2.5", "--json"))
+    assert (told["average"], told["backlog_s"]) == ("linear", 2.5)
+    run(kelvin, "scale", "two", "--backlog", "0")
     assert "0" in run(kelvin, "scale", "two", "--max", "0", code=2)
 
 

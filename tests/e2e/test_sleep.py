@@ -32,7 +32,7 @@ def sleepy(kelvin: Installation) -> Iterator[Installation]:
     _others_to_zero(kelvin)
     kelvin.admin.request("PUT", "/admin/v1/models/llama/scale", {"window_s": 6, "grace_s": 0, "idle": "sleep"})
     yield kelvin
-    before = {"window_s": 60, "grace_s": 30, "idle": "zero", "wait_price": 10_000, "average": "linear"}
+    before = {"window_s": 60, "grace_s": 30, "idle": "zero", "wait_price": 10_000, "average": "linear", "backlog_s": 0}
     kelvin.admin.request("PUT", "/admin/v1/models/llama/scale", before)
     kelvin.to_zero("llama")
 

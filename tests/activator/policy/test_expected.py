@@ -19,7 +19,7 @@ def paced(answers: int, tokens: int = 100, each_s: float = 2.0) -> Pace:
     for _ in range(answers):
         pace.took(now)
         now += each_s
-        pace.came_back(now, tokens)
+        pace.came_back(now, tokens, tokens)
     return pace
 
 
@@ -43,15 +43,29 @@ def test_idle_time_and_what_had_no_answer_slow_nothing_down() -> None:
     pace = paced(LEAST)
     pace.took(3600.0)
     pace.took(3600.0)
-    pace.came_back(3601.0, 50)
-    pace.came_back(3601.0, 50)
+    pace.came_back(3601.0, 50, 50)
+    pace.came_back(3601.0, 50, 50)
     assert pace.tokens_per_s(1) == pytest.approx(50.0)
     pace.took(7200.0)
-    pace.came_back(7200.0, 0)
+    pace.came_back(7200.0, 50, 0)
     pace.took(7200.0)
     pace.lost(7200.0, 1)
     assert pace.running == 0
     assert pace.tokens_per_s(1) == pytest.approx(50.0)
+
+
+def test_what_was_computed_is_not_what_was_estimated() -> None:
+    """A tenth of it: so many tokens a second of a slot, and so much for each that was estimated; forgotten alike."""
+    pace, now = Pace(), 50.0
+    for answers in range(HALVED * 3):
+        assert (pace.measured() is None) == (answers < LEAST)
+        pace.took(now)
+        now += 2.0
+        pace.came_back(now, 100, 10)
+    assert pace.measured() == pytest.approx((5.0, 0.1))
+    pace.took(now)
+    pace.came_back(now, 100, 0)
+    assert pace.measured() == pytest.approx((5.0, 0.1)), "what had no answer says nothing"
 
 
 def test_new_answers_outweigh_old_ones() -> None:
@@ -62,7 +76,7 @@ def test_new_answers_outweigh_old_ones() -> None:
     for _ in range(10 * HALVED):
         pace.took(now)
         now += 2.0
-        pace.came_back(now, 100)
+        pace.came_back(now, 100, 100)
     assert pace.tokens_per_s(1) == pytest.approx(50.0, rel=0.1)
 
 

@@ -198,7 +198,7 @@ def _pace(answers: int = LEAST, tokens: int = 10, seconds: float = 2.0) -> Pace:
     pace = Pace(_at_s=-seconds * answers)
     for number in range(answers, 0, -1):
         pace.took(-seconds * number)
-        pace.came_back(-seconds * (number - 1), tokens)
+        pace.came_back(-seconds * (number - 1), tokens, tokens)
     return pace
 
 

@@ -1,0 +1,85 @@
+"""What is inside for each version, waiting or running, and how fast it was computed of late: by that concurrency is
+weighed where a model scales by tokens. How is `policy/weighing`'s to say.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from activator.keys import VersionKey
+from activator.policy.ask import Ask
+from activator.policy.expected import Measured, Pace
+from activator.policy.fair import cost
+from activator.policy.weighing import Inside, weighed
+
+KEPT: Final = 4096  # versions whose pace is remembered while they are at zero
+
+
+class Work(Protocol):
+    """A request. Its `ask` is known while it is inside."""
+
+    ask: Ask | None
+
+    @property
+    def computed_tokens(self) -> int:
+        """So far, as its replica said."""
+        ...
+
+
+class Backlogs:
+    """Of all versions. `backlog_s`: by how much a version's model scales by tokens, 0: not at all."""
+
+    def __init__(
+        self,
+        backlog_s: Callable[[VersionKey], float] = lambda _: 0.0,
+        queued: Callable[[VersionKey], int] = lambda _: 0,
+        pace: Callable[[VersionKey], Pace | None] = lambda _: None,
+    ) -> None:
+        self._backlog_s = backlog_s
+        self._queued = queued
+        self._pace = pace
+        self._inside: dict[VersionKey, dict[int, Work]] = {}
+        self._measured: OrderedDict[VersionKey, Measured] = OrderedDict()  # who was measured last is last
+
+    def __repr__(self) -> str:
+        return f"<Backlogs inside={sum(map(len, self._inside.values()))} measured={len(self._measured)}>"
+
+    def enter(self, key: VersionKey, work: Work) -> None:
+        """It waits for the version, or runs at it, until it leaves."""
+        self._inside.setdefault(key, {})[id(work)] = work
+
+    def leave(self, key: VersionKey, work: Work) -> None:
+        """It has ended, one way or another."""
+        inside = self._inside[key]
+        del inside[id(work)]
+        if not inside:
+            del self._inside[key]
+
+    def weigh(self, key: VersionKey, concurrency: float) -> float:
+        """What to report of the version now."""
+        backlog_s = self._backlog_s(key)
+        if backlog_s <= 0:
+            return concurrency
+        inside = (
+            Inside(cost(work.ask.tokens), work.computed_tokens)
+            for work in self._inside.get(key, {}).values()
+            if work.ask is not None
+        )
+        return weighed(concurrency, inside, self._queued(key), self._measure(key), backlog_s)
+
+    def check_integrity(self) -> None:
+        """No version is kept of which nothing is inside; what is remembered is bounded."""
+        assert all(self._inside.values())
+        assert len(self._measured) <= KEPT
+
+    def _measure(self, key: VersionKey) -> Measured | None:
+        """As it is now; else as it was when it was known last, as of a version that comes from zero."""
+        pace = self._pace(key)
+        measured = None if pace is None else pace.measured()
+        if measured is None:
+            return self._measured.get(key)
+        self._measured[key] = measured
+        self._measured.move_to_end(key)
+        if len(self._measured) > KEPT:
+            self._measured.popitem(last=False)
+        return measured
