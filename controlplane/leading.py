@@ -1,5 +1,6 @@
 """Of several control planes on a cluster one runs, and the others wait: alive, not ready, with nothing open but a port
-that says so. One that has led and does not any more ends: what it knows may be wrong by then.
+that says so. One that has led and does not any more is one of them again: what it knew may be wrong by then, so that
+it keeps nothing of it.
 """
 
 import asyncio
@@ -7,7 +8,7 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Final
 
 from starlette.responses import PlainTextResponse
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from contracts.settings import BadSetting
 from controlplane.clock import Clock
 from controlplane.scaling.knative.lease import Election, Leases
+from controlplane.tasks import ended
 from service.health_port import serve_health
 from service.inner_settings import HEALTH, Between
 from service.listener import listen
@@ -33,41 +35,33 @@ async def lead(
     stop: asyncio.Event,
     serve: Callable[[], Awaitable[None]],
 ) -> None:
-    """`serve()` once nobody else does, to its end; it is cancelled where the lead is lost, and then this is over too.
+    """`serve()` while nobody else leads, to its end; where the lead is lost it is cancelled, and begun anew when it is
+    ours again.
 
-    Returns early with `stop` while others lead; from then on, `stop` is for `serve` to heed. Raises as it does.
+    Returns with `stop` while others lead; otherwise `stop` is for `serve` to heed. Raises as it does, and BadSetting.
     """
-    began, lost = asyncio.Event(), asyncio.Event()
     me = f"{socket.gethostname()}_{secrets.token_hex(8)}"
-    async with AsyncExitStack() as waiting:
-        await waiting.enter_async_context(_waiting_health(between))
-
-        async def once() -> None:
-            began.set()
-            await waiting.aclose()  # whoever serves says itself how it is, at the same port
-            try:
-                await serve()
-            except asyncio.CancelledError:
-                lost.set()
-                raise
-
+    election = Election(leases, namespace, NAME, me, clock)
+    while True:
         log.info("waits for the lead", extra={"me": me})
-        election = asyncio.create_task(Election(leases, namespace, NAME, me, clock).run(once), name="election")
-        ends = [election, asyncio.create_task(lost.wait()), asyncio.create_task(_stopped_early(stop, began))]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in ends:
-                each.cancel()
-            await asyncio.wait(ends)
-        if not election.cancelled():
-            election.result()
+        async with _waiting_health(between):  # whoever serves says itself how it is, at the same port
+            if not await _won(election, stop):
+                return
+        if await election.lead(serve):
+            return
 
 
-async def _stopped_early(stop: asyncio.Event, began: asyncio.Event) -> None:
-    await stop.wait()
-    if began.is_set():
-        await asyncio.Event().wait()  # until it is cancelled
+async def _won(election: Election, stop: asyncio.Event) -> bool:
+    """False where `stop` comes first."""
+    winning, stopping = asyncio.create_task(election.win()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((winning, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await ended(winning, stopping)
+    if winning.cancelled():
+        return False
+    winning.result()
+    return True
 
 
 @asynccontextmanager

@@ -96,8 +96,9 @@ async def _ending(loop: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
     """What has met a defect is not gone on with: another process is to begin with what there is."""
     try:
         await loop
-    finally:
+    except Exception:  # not where it is cut: who lost the lead stands again
         stop.set()
+        raise
 
 
 async def _either(one: asyncio.Event, other: asyncio.Event) -> None:

@@ -60,3 +60,17 @@ class Tasks:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a background task failed", exc_info=error, extra={"task": task.get_name()})
+
+
+async def ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels them, and returns once all are done. Raises CancelledError then, where the caller was told to end."""
+    for each in tasks:
+        each.cancel()
+    told: asyncio.CancelledError | None = None
+    while not all(each.done() for each in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError as cancelled:
+            told = cancelled
+    if told is not None:
+        raise told

@@ -56,6 +56,7 @@ class Stand:
 
 
 FREE: Final = ""
+LONGEST_S: Final = 60.0  # before one that lost it stands again
 
 
 def observe(before: Sight | None, held: Held | None, now: float) -> Sight | None:
@@ -76,6 +77,16 @@ def decide(sight: Sight | None, me: str, now: float) -> Take | Stand:
 def leads_until(begun: float, terms: Terms) -> float:
     """Of a renewal that was begun then and succeeded: others may have seen it at once, not before."""
     return begun + terms.hold_s
+
+
+def losses_after(losses: int, led_s: float) -> int:
+    """How many soon after one another, with one more, after a lead of that long."""
+    return 1 if led_s > LONGEST_S else losses + 1
+
+
+def pause_s(losses: int, terms: Terms, luck: float) -> float:
+    """Before it stands again: twice as long each time, up to a half less by luck in [0, 1)."""
+    return min(LONGEST_S, terms.retry_s * 2.0 ** min(losses - 1, 30)) * (1 - luck / 2)
 
 
 def read(obj: Mapping[str, Any], terms: Terms) -> Held:

@@ -80,8 +80,15 @@ class Knative:
 
     def forget_the_lease(self) -> None:
         """As if its time were over: who held it was killed."""
+        self._give_the_lease({"holderIdentity": None})
+
+    def take_the_lease(self) -> None:
+        """Another one has it, for a second."""
+        self._give_the_lease({"holderIdentity": "another", "leaseDurationSeconds": 1})
+
+    def _give_the_lease(self, spec: Json) -> None:
         for lease in self.server.objects("coordination.k8s.io/v1", "Lease", "platform"):
-            self.server.change(lease, {"spec": {"holderIdentity": None}})
+            self.server.change(lease, {"spec": spec})
 
 
 @contextmanager

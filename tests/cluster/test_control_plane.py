@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 import pytest
 
 from contracts.control import Feed
@@ -150,6 +151,45 @@ def test_killed_in_between(knative: Knative, tmp_path: Path) -> None:
     knative.forget_the_lease()
     with running(tmp_path):
         asyncio.run(go_on())
+
+
+def test_the_lead_is_lost_and_won_again(knative: Knative, tmp_path: Path) -> None:
+    """What it had open is closed at once; the same process goes on from what there is then."""
+    old, new = service_name("m", digest("a")), service_name("m", digest("b"))
+
+    async def main() -> None:
+        async with inside(tmp_path) as door, feed(door) as reader:
+            await register(door)
+            await eventually(lambda: knative.services() == {old}, "its Service")
+            revision = knative.becomes_ready()
+            knative.pods("one")
+            await until(reader, lambda line: bool(line.replicas))
+            knative.take_the_lease()
+            with pytest.raises((aiohttp.ClientError, msgspec.DecodeError)):
+                await until(reader, lambda line: False)
+        async with inside(tmp_path) as door:
+            snapshot = await again(door)
+            assert [row.name for row in snapshot.revisions] == [revision]
+            assert [row.runtime_id for row in snapshot.replicas] == ["one"]
+            await register(door, "b")
+            assert (await door.admin("POST", "/models/m/deploy", {"version": digest("b")}))[0] == 200
+            await eventually(lambda: knative.services() == {old, new}, "both")
+
+    with running(tmp_path) as process:
+        asyncio.run(main())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+async def again(door: Door) -> Feed:
+    """The first line of a feed, once there is one."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                async with feed(door) as reader:
+                    return await reader.line()
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.01)
 
 
 def _image(obj: Json) -> str:

@@ -1,6 +1,7 @@
 """Candidates for a Lease, each with a clock and a way to it of its own, which may be cut, slow, or lose answers."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -99,7 +100,7 @@ class Party:
         clock = Skewed(self.clock, 1000.0 * NAMES.index(name))
         me = f"{name}-{len(self.history)}"
         self.elections[name] = Election(self.lines[name], "kelvin", "leader", me, clock, luck=lambda: 0.5)
-        self.tasks[name] = asyncio.create_task(self.elections[name].run(lambda: self.work(name)))
+        self.tasks[name] = asyncio.create_task(stand(self.elections[name], lambda: self.work(name)))
 
     async def work(self, name: str) -> None:
         assert self.working == [], f"{name} and {self.working} lead"
@@ -133,6 +134,14 @@ class Party:
     async def end(self) -> None:
         for name in list(self.tasks):
             await self.stop(name)
+
+
+async def stand(election: Election, work: Callable[[], Awaitable[None]]) -> None:
+    """Until its work has ended, over and over."""
+    is_over = False
+    while not is_over:
+        await election.win()
+        is_over = await election.lead(work)
 
 
 def play(scenario: Any) -> None:

@@ -23,6 +23,7 @@ from controlplane.scaling.knative.cluster import (
 )
 from controlplane.scaling.knative.lease import Election
 from tests.cluster.api_server import ApiServer, Fault, serving
+from tests.controlplane.candidates import stand
 from tests.controlplane.cluster_ground import SPACE, config_map, connected, eventually, play, runtime, trouble
 from tests.controlplane.virtual_time import VirtualClock
 
@@ -229,7 +230,7 @@ def test_a_lease_is_taken_renewed_and_given_up(server: ApiServer, tmp_path: Path
                     leads.set()
                     await asyncio.Event().wait()
 
-                task = asyncio.create_task(election.run(lead))
+                task = asyncio.create_task(stand(election, lead))
                 async with asyncio.timeout(30):
                     await leads.wait()
                 first = await it.read(ref)

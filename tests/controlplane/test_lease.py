@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.policy.leadership import Terms
 from controlplane.scaling.knative.lease import Election
-from tests.controlplane.candidates import NAMES, Line, Party, Store, play
+from tests.controlplane.candidates import NAMES, Line, Party, Store, play, stand
 from tests.controlplane.virtual_time import VirtualClock
 
 
@@ -104,7 +104,7 @@ def test_work_that_ends_ends_the_candidacy() -> None:
             raise ValueError("broken")
 
         with pytest.raises(ValueError, match="broken"):
-            await election.run(work)
+            await stand(election, work)
         (lease,) = store.kept.values()
         assert lease["spec"]["holderIdentity"] == ""
         assert not election.leading
@@ -129,7 +129,7 @@ def test_it_keeps_the_lease_while_its_work_stops() -> None:
                 it.working.remove("slow")
                 stopped.append(clock.monotonic_us())
 
-        task = asyncio.create_task(election.run(work))
+        task = asyncio.create_task(stand(election, work))
         await it.advance(2)
         it.start("b")
         await it.advance(2)

@@ -1,7 +1,7 @@
 """One of several control planes leads: who holds a Lease. When it is to be taken is `policy/leadership`'s word.
 
 Who loses it has stopped before another can have it, if stopping takes less than the difference of `hold_s` and
-`lease_s`; who stops gives it up, so that the next one begins at once.
+`lease_s`, and may stand again; who stops gives it up, so that the next one begins at once.
 """
 
 import asyncio
@@ -20,11 +20,14 @@ from controlplane.policy.leadership import (
     decide,
     given_up,
     leads_until,
+    losses_after,
     observe,
+    pause_s,
     read,
     written,
 )
 from controlplane.scaling.knative.cluster import ClusterError, Conflict, Json, Ref, Trouble
+from controlplane.tasks import ended
 
 LEASE: Final = ("coordination.k8s.io/v1", "Lease")
 _US: Final = 1_000_000
@@ -66,6 +69,7 @@ class Election:
         self._terms = terms or Terms()
         self._sight: Sight | None = None
         self._until = 0.0  # when we lead no more, unless it is renewed
+        self._losses = 0  # soon after one another
         self.trouble: Trouble | None = None  # of the last call
 
     def __repr__(self) -> str:
@@ -81,60 +85,51 @@ class Election:
         """Who leads, as far as we know; None before the first look, empty for nobody."""
         return None if self._sight is None else self._sight.held.holder
 
-    async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """`lead()` whenever this candidate leads; it is cancelled where that is lost. Returns, and raises, with it."""
-        while True:
-            await self._win()
-            _LOG.info("%s leads", self._me)
-            if await self._lead(lead):
-                return
-            _LOG.warning("%s leads no more: %s", self._me, self.trouble or f"{self.holder} does")
-
-    async def _win(self) -> None:
+    async def win(self) -> None:
+        """Returns once this candidate leads. Who lost it soon after it was won waits longer each time."""
+        if self._losses:
+            await self._clock.sleep(pause_s(self._losses, self._terms, self._luck()))
         stands = await self._try()
         while not self.leading:
             # Not all at once, and soon after the holder's time is over.
-            pause_s = self._terms.retry_s * (1 + self._luck() / 5)
+            wait_s = self._terms.retry_s * (1 + self._luck() / 5)
             if stands is not None:
-                pause_s = min(pause_s, max(0.0, stands.until - self._now()) + 0.2 * self._luck() + 0.001)
-            await self._clock.sleep(pause_s)
+                wait_s = min(wait_s, max(0.0, stands.until - self._now()) + 0.2 * self._luck() + 0.001)
+            await self._clock.sleep(wait_s)
             stands = await self._try()
+        _LOG.info("%s leads", self._me)
 
-    async def _lead(self, lead: Callable[[], Awaitable[None]]) -> bool:
-        """Whether `lead` came to an end of its own."""
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """`work()` while it is kept, which is until that has ended, and then given up; it is cancelled where the lead
+        is lost. False if it was. Raises as `work` does, and what a defect in keeping it raises.
+        """
+        begun = self._now()
         keeping = asyncio.create_task(self._keep(), name="keep the lease")
-        leading = asyncio.ensure_future(_awaited(lead))
         try:
-            await asyncio.wait((keeping, leading), return_when=asyncio.FIRST_COMPLETED)
-            ended = leading.done()
+            is_ours = await _worked(work, keeping)
         finally:
-            try:
-                leading.cancel()
-                await asyncio.wait((leading,))  # it is still ours meanwhile: it is kept
-            finally:
-                keeping.cancel()
-                await asyncio.wait((keeping,))
+            await ended(keeping)
             await self._release()
-        if not leading.cancelled():
-            leading.result()
-        if not keeping.cancelled():
-            keeping.result()
-        return ended
+            if not keeping.cancelled() and (defect := keeping.exception()) is not None:
+                raise defect
+        if not is_ours:
+            self._losses = losses_after(self._losses, self._now() - begun)
+            _LOG.warning("%s leads no more: %s", self._me, self.trouble or f"{self.holder} does")
+        return is_ours
 
     async def _keep(self) -> None:
         """Renew it until it is lost."""
         while True:
-            await self._clock.sleep(min(self._terms.retry_s, max(0.0, self._until - self._now())))
+            # Over, not on, the edge: clocks round, and would be looked at for ever without being there.
+            await self._clock.sleep(min(self._terms.retry_s, max(0.001, self._until - self._now())))
             if not self.leading:
                 return
-            timer = asyncio.ensure_future(self._clock.sleep(self._until - self._now()))
-            renewal = asyncio.ensure_future(self._try())
+            timer = asyncio.create_task(self._clock.sleep(self._until - self._now()))
+            renewal = asyncio.create_task(self._try())
             try:
                 await asyncio.wait((timer, renewal), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for each in (timer, renewal):
-                    each.cancel()
-                await asyncio.wait((timer, renewal))
+                await ended(timer, renewal)
             if not renewal.cancelled() and renewal.result() is not None:
                 _LOG.warning("%s has the lease", self.holder)
                 self._until = 0.0
@@ -188,5 +183,20 @@ class Election:
         return f"{whole}.{self._clock.monotonic_us() % _US:06d}Z"
 
 
-async def _awaited(lead: Callable[[], Awaitable[None]]) -> None:
-    await lead()
+async def _worked(work: Callable[[], Awaitable[None]], keeping: asyncio.Task[None]) -> bool:
+    """To its end, or that of `keeping`: False."""
+    try:
+        async with asyncio.timeout(None) as kept:  # which cancels this task, and tells it from who else does
+
+            def over(_: object) -> None:
+                kept.reschedule(0.0)
+
+            keeping.add_done_callback(over)
+            try:
+                await work()  # not as a task of its own: whoever cancels us ends it, however often
+            finally:
+                keeping.remove_done_callback(over)
+    except TimeoutError:
+        if not kept.expired():
+            raise
+    return not kept.expired()

@@ -11,7 +11,9 @@ from controlplane.policy.leadership import (
     decide,
     given_up,
     leads_until,
+    losses_after,
     observe,
+    pause_s,
     read,
     written,
 )
@@ -65,6 +67,16 @@ def test_terms_that_are_none(terms: tuple[int, float, float]) -> None:
     """Two could lead, or nobody for long."""
     with pytest.raises(ValueError, match="less than the one before"):
         Terms(*terms)
+
+
+def test_who_loses_it_soon_stands_again_later() -> None:
+    """Twice as late each time, up to a minute; who has kept it for long begins anew."""
+    losses, pauses = 0, []
+    for led_s in (5.0, 60.0, 60.0, 5.0, 5.0, 5.0, 61.0):
+        losses = losses_after(losses, led_s)
+        pauses.append(pause_s(losses, TERMS, 0.0))
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 2.0]
+    assert pause_s(1000, TERMS, 0.99) == pytest.approx(30.3)
 
 
 def test_taken_renewed_given_up() -> None:
