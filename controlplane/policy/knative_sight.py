@@ -87,6 +87,16 @@ class Sight:
         owners = {(place[0], each.service) for each in (before, found) if each is not None}
         return _together(self._news(owner) for owner in sorted(owners))
 
+    def forget(self) -> News:
+        """All of it: what was told is gone, as far as anybody knows."""
+        told = tuple(self._told.values())
+        for each in (self._services, self._failed, self._slices, self._slices_of, self._service_of, self._told):
+            each.clear()
+        return News(
+            removed_revisions=tuple(_name(each.revision) for each in told if each.revision is not None),
+            removed_replicas=tuple(name for each in told for name in each.replicas),
+        )
+
     def check_integrity(self) -> None:
         """Assert that indexes agree and that nothing is told of what is not there."""
         assert {place for ids in self._slices_of.values() for place in ids} == set(self._slices)

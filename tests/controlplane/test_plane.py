@@ -322,3 +322,36 @@ def test_another_control_plane_goes_on(tmp_path: Path) -> None:
                     assert scene.table.of(key())[0].state is ReplicaState.READY
 
     asyncio.run(main())
+
+
+def test_it_leads_a_second_time(tmp_path: Path) -> None:
+    """What it knew and wanted before is nothing by then: what went meanwhile is told to be gone, what was to be there
+    then is not written, and until all is seen it says that it is not.
+    """
+
+    async def main() -> None:
+        place, clock, feed = Place(), VirtualClock(), FeedHub()
+        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+            scene = Scene(place, registry, feed, clock, tasks)
+            feed.settled = _at_once  # type: ignore[method-assign]
+            async with running(scene.plane):
+                await scene.register("a")
+                place.becomes_ready("a")
+                place.pods("a", one=True)
+                await scene.passes()
+                assert [row.runtime_id for row in feed.snapshot().replicas] == ["one"]
+            await registry.delete_model(BY, TENANT, "m", NOW_S, scene.table.is_present, force=True)
+            place.objects.clear()
+            place.calls.clear()
+            place.told.clear()
+            async with running(scene.plane):
+                await scene.passes()
+                assert not scene.plane.synced.is_set()
+                place.told.set()
+                await scene.passes(10.0)
+                assert scene.plane.synced.is_set()
+                assert place.calls == []
+                snapshot = feed.snapshot()
+                assert (snapshot.revisions, snapshot.replicas, len(tuple(scene.table))) == ((), (), 0)
+
+    asyncio.run(main())

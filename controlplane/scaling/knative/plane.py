@@ -69,16 +69,22 @@ class Plane:
         self._rendering = rendering
         self._clock = clock
         self._is_suspended = is_suspended
-        self._converger = Converger(api, KINDS, clock, told=self._wrote)
         self._sight = Sight()
-        self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
-        self._refused: set[VersionKey] = set()  # likewise
         self._changed = asyncio.Event()
-        self._changed.set()
         self.synced = asyncio.Event()  # all that there is was seen once
+        self._begin()
 
     def __repr__(self) -> str:
         return f"<Plane {self._sight!r} {self._pods!r} {self._converger!r}>"
+
+    def _begin(self) -> None:
+        """As if nothing had been seen, nothing were wanted, and nothing had been told."""
+        self.synced.clear()
+        self._tell(self._sight.forget())
+        self._converger = Converger(self._api, KINDS, self._clock, told=self._wrote)
+        self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
+        self._refused: set[VersionKey] = set()  # likewise
+        self._changed.set()
 
     # -- as the decider --
 
@@ -104,7 +110,10 @@ class Plane:
     # -- loops --
 
     async def run(self) -> None:
-        """For ever. Raises what a defect of ours raises: then another process is to begin with what there is."""
+        """Until it is cancelled. It may be run again then, and begins with what there is. Raises what a defect of ours
+        raises: then another process is to begin so.
+        """
+        self._begin()
         revisions, slices = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._converger.run(), name="converge")
