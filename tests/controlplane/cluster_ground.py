@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,9 @@ async def heard(client: KubernetesCluster, kind: str = "ConfigMap", labels: str 
     told = Heard()
 
     async def listen() -> None:
-        async for change in client.watch("v1", kind, namespace=SPACE, labels=labels):
-            told.take(change)
+        async with aclosing(client.watch("v1", kind, labels=labels)) as changes:
+            async for change in changes:
+                told.take(change)
 
     task = asyncio.create_task(listen())
     try:

@@ -5,7 +5,7 @@ It keeps who owns which field as server-side apply does, and fills in what Knati
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from copy import deepcopy
 from typing import Any
 
@@ -79,9 +79,7 @@ class World:
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
         raise NotImplementedError
 
-    async def watch(
-        self, api_version: str, kind: str, *, namespace: str | None = None, labels: str = ""
-    ) -> AsyncIterator[Change]:
+    async def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
         mine: asyncio.Queue[Change] = asyncio.Queue()
         place = ((api_version, kind), mine)
         self.watching.append(place)

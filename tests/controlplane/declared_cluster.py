@@ -1,7 +1,7 @@
 """A cluster in memory that holds declared objects: generations, statuses, finalizers, and who watches."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from copy import deepcopy
 from typing import Any
 
@@ -29,7 +29,7 @@ class DeclaredCluster:
         self.away = False
         self.answered = asyncio.Event()
         self.answered.set()
-        self._watching: list[tuple[str, asyncio.Queue[Change]]] = []
+        self.watching: list[tuple[str, asyncio.Queue[Change]]] = []
         self._uid = 0
         self._version = 100
 
@@ -68,15 +68,16 @@ class DeclaredCluster:
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
         """Nobody reads them here."""
 
-    async def watch(
-        self, api_version: str, kind: str, *, namespace: str | None = None, labels: str = ""
-    ) -> AsyncIterator[Change]:
+    async def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
         mine: asyncio.Queue[Change] = asyncio.Queue()
-        self._watching.append((kind, mine))
-        shown = tuple(deepcopy(obj) for ref, obj in self.objects.items() if ref.kind == kind)
-        yield Synced(shown, str(self._version))
-        while True:
-            yield await mine.get()
+        self.watching.append((kind, mine))
+        try:
+            shown = tuple(deepcopy(obj) for ref, obj in self.objects.items() if ref.kind == kind)
+            yield Synced(shown, str(self._version))
+            while True:
+                yield await mine.get()
+        finally:
+            self.watching.remove((kind, mine))
 
     def conditions(self, ref: Ref) -> dict[str, tuple[str, str]]:
         """Of its status: what each says, and why."""
@@ -124,7 +125,7 @@ class DeclaredCluster:
                 self._drop(owned)
 
     def _tell(self, kind: str, change: Change) -> None:
-        for watched, mine in self._watching:
+        for watched, mine in self.watching:
             if watched == kind:
                 mine.put_nowait(change)
 

@@ -1,6 +1,7 @@
 """A watch tells all there is, then what becomes of it, and begins again by itself whatever befalls it."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from controlplane import dependencies
 from controlplane.scaling.knative import watching
 from controlplane.scaling.knative.client import KubernetesCluster
-from controlplane.scaling.knative.cluster import OURS_SELECTOR, Denied, Gone, Missing
+from controlplane.scaling.knative.cluster import OURS_SELECTOR, Denied, Gone, Missing, Synced, Upsert
+from controlplane.scaling.knative.transport import Query
 from tests.cluster.api_server import ApiServer, Fault, serving
 from tests.controlplane.cluster_ground import SPACE, Heard, config_map, eventually, heard, play
 
@@ -175,5 +177,32 @@ def test_a_server_that_is_busy_or_away(server: ApiServer, tmp_path: Path, fault:
             server.create(config_map("a", SPACE))
             await eventually(lambda: told.values == {"a": SPACE})
             assert told.syncs == 1
+
+    play(server, tmp_path, scenario)
+
+
+def test_who_closes_it_has_it_closed(server: ApiServer, tmp_path: Path) -> None:
+    """Also between two changes, where nothing is waited for; on return, and not when somebody collects garbage."""
+
+    async def scenario(it: KubernetesCluster) -> None:
+        open_now: list[int] = []
+        lines = it._transport.lines
+
+        @asynccontextmanager
+        async def counted(path: str, query: Query, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
+            open_now.append(1)
+            async with lines(path, query, silence_s=silence_s) as them:
+                try:
+                    yield them
+                finally:
+                    open_now.pop()
+
+        it._transport.lines = counted  # type: ignore[method-assign]
+        async with aclosing(it.watch("v1", "ConfigMap")) as changes:
+            assert isinstance(await anext(changes), Synced)
+            server.create(config_map("a"))
+            assert isinstance(await anext(changes), Upsert)
+            assert open_now
+        assert not open_now
 
     play(server, tmp_path, scenario)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controlplane.policy.convergence import STAMP
-from controlplane.scaling.knative.cluster import Busy, Invalid, Ref, Unreachable
+from controlplane.scaling.knative.cluster import Busy, Invalid, Ref, Unreachable, Upsert
 from controlplane.scaling.knative.converge import ABREAST, Converger, Kind
 from tests.controlplane.cluster_world import SERVICE, World, service
 from tests.controlplane.virtual_time import VirtualClock
@@ -255,3 +255,20 @@ def test_only_kinds_that_are_watched_are_written() -> None:
             it.want([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}])
 
     play(scenario)
+
+
+def test_a_defect_leaves_no_watch_open() -> None:
+    """It is raised, and what was open is closed by then."""
+
+    async def main() -> None:
+        world, clock = World(), VirtualClock()
+        converging = asyncio.create_task(Converger(world, [Kind(*SERVICE)], clock).run())
+        await clock.advance(0.1)
+        ((_, changes),) = world.watching
+        changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
+        with pytest.raises(ExceptionGroup) as raised:
+            await converging
+        assert raised.group_contains(KeyError)
+        assert world.watching == []
+
+    asyncio.run(main())

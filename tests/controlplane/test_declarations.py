@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from contracts.control import Stats
 from contracts.errors import InvalidRequest, Refused, Unavailable
 from controlplane.changing import Changes
@@ -18,7 +20,7 @@ from controlplane.policy.knative_service import service_name
 from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
-from controlplane.scaling.knative.cluster import Json
+from controlplane.scaling.knative.cluster import Json, Upsert
 from controlplane.scaling.knative.declarations import Declarations
 from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
 from controlplane.store import Database, sqlite_engine
@@ -62,6 +64,7 @@ class World:
     registry: Registry
     tenants: TenantStore
     decider: Told
+    running: asyncio.Task[None]
 
     async def until(self, true: Callable[[], bool]) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -88,7 +91,7 @@ async def world(data: Path, cluster: DeclaredCluster | None = None) -> AsyncIter
         )
         running = asyncio.create_task(declarations.run())
         try:
-            yield World(cluster, registry, tenants, decider)
+            yield World(cluster, registry, tenants, decider, running)
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -331,5 +334,21 @@ def test_an_object_that_went_meanwhile_is_not_made_anew(tmp_path: Path) -> None:
             other = w.cluster.declare("Tenant", "other")
             await w.until(lambda: "Ready" in w.cluster.conditions(other))
             assert name not in w.cluster.objects
+
+    asyncio.run(main())
+
+
+def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
+    """Nor what it mirrors with."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            await w.until(lambda: len(w.cluster.watching) == 3)
+            w.cluster.watching[0][1].put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
+            await asyncio.wait([w.running], timeout=LIMIT_S)
+            with pytest.raises(ExceptionGroup) as raised:
+                w.running.result()
+            assert raised.group_contains(KeyError)
+            assert w.cluster.watching == []
 
     asyncio.run(main())

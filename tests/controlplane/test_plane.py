@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from contracts.control import Feed
 from controlplane.facts import ScaleChange
@@ -16,7 +17,7 @@ from controlplane.outcomes import Outcomes
 from controlplane.policy.knative_service import Cluster, service_name
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.registry import Registry
-from controlplane.scaling.knative.cluster import Invalid, Json, Ref
+from controlplane.scaling.knative.cluster import Invalid, Json, Ref, Upsert
 from controlplane.scaling.knative.plane import SERVING, Plane
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.wanted import Rendering
@@ -353,5 +354,25 @@ def test_it_leads_a_second_time(tmp_path: Path) -> None:
                 assert place.calls == []
                 snapshot = feed.snapshot()
                 assert (snapshot.revisions, snapshot.replicas, len(tuple(scene.table))) == ((), (), 0)
+
+    asyncio.run(main())
+
+
+def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
+    """Neither its own nor those beside it."""
+
+    async def main() -> None:
+        place, clock, feed = Place(), VirtualClock(), FeedHub()
+        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+            scene = Scene(place, registry, feed, clock, tasks)
+            running = asyncio.create_task(scene.plane.run())
+            await scene.passes()
+            assert len(place.watching) == 4
+            for _, changes in place.watching[-1:]:
+                changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
+            with pytest.raises(ExceptionGroup) as raised:
+                await running
+            assert raised.group_contains(KeyError)
+            assert place.watching == []
 
     asyncio.run(main())

@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.scaling.knative.cluster import Change, Gone, Json, Synced, Upsert
 from controlplane.scaling.knative.converge import Converger, Kind
-from controlplane.scaling.knative.view import View
+from controlplane.scaling.knative.view import Uids, View
 from tests.controlplane.cluster_world import SERVICE, World, service
 from tests.controlplane.test_converge import M, play, running
 from tests.controlplane.virtual_time import VirtualClock
@@ -112,3 +112,14 @@ def test_an_answer_that_comes_late(change: Change, answer: int, want: bool) -> N
         assert (M in view.objects) is want
     with view.asking(M) as put:
         assert put(_at(11))
+
+
+def test_who_is_there_is_known_by_name_and_uid() -> None:
+    """What a list has no more is gone, and what bears the name of one that went is not."""
+    known = Uids()
+    assert list(known.take(Synced((_at(5),)))) == [(M, _at(5))]
+    assert list(known.take(Upsert(_at(7, "v")))) == [(M, _at(7, "v"))]
+    assert list(known.take(Gone(M, "u"))) == []
+    assert list(known.take(Synced(()))) == [(M, None)]
+    known.take(Upsert(_at(9)))
+    assert list(known.take(Gone(M, "u"))) == [(M, None)]

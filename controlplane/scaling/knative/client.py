@@ -1,7 +1,7 @@
 """A cluster, as `cluster.ClusterApi` and `lease.Leases` have it, by the `kubernetes` library."""
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -69,12 +69,8 @@ class KubernetesCluster:
             if not isinstance(error.trouble, Missing):
                 raise
 
-    async def watch(
-        self, api_version: str, kind: str, *, namespace: str | None = None, labels: str = ""
-    ) -> AsyncIterator[Change]:
-        watching = Watching(
-            self._transport, api_version, kind, self._clock, namespace=namespace, labels=labels, luck=self._luck
-        )
+    async def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
+        watching = Watching(self._transport, api_version, kind, self._clock, labels=labels, luck=self._luck)
         self._watching.append(watching)
         try:
             async with aclosing(watching.changes()) as changes:

@@ -3,7 +3,7 @@
 `client` is the implementation; what is refused is one of the closed set below, carried by `ClusterError`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
@@ -154,12 +154,9 @@ class ClusterApi(Protocol):
         """
         ...
 
-    def watch(
-        self, api_version: str, kind: str, *, namespace: str | None = None, labels: str = ""
-    ) -> AsyncIterator[Change]:
-        """For ever: `Synced` first and after every gap, then each change in order. Never raises for the cluster's sake.
-
-        Closing the iterator ends the connection. Without a namespace: of all.
+    def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
+        """For ever, in all namespaces: `Synced` first and after every gap, then each change in order. Never raises for
+        the cluster's sake. Closing it (`contextlib.aclosing`) ends the connection.
         """
         ...
 

@@ -8,6 +8,7 @@ import heapq
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -39,7 +40,6 @@ class Kind:
 
     api_version: str
     kind: str
-    namespace: str | None = None  # None: in all, or it has none
     pruned: bool = True
 
 
@@ -127,17 +127,18 @@ class Converger:
 
     async def _watch(self, kind: Kind) -> None:
         view = self._views[kind.api_version, kind.kind]
-        changes = self._api.watch(kind.api_version, kind.kind, namespace=kind.namespace, labels=OURS_SELECTOR)
-        async for change in changes:
-            first, refs = not view.synced, view.take(change)
-            if all(each.synced for each in self._views.values()):
-                self.synced.set()
-            if first and self._wanted is not None:
-                refs |= {ref for ref in self._wanted if (ref.api_version, ref.kind) == (kind.api_version, kind.kind)}
-            self._look(sorted(refs))
-            if self._told is not None:
-                for ref in refs:
-                    self._told(ref)
+        async with aclosing(self._api.watch(kind.api_version, kind.kind, labels=OURS_SELECTOR)) as changes:
+            async for change in changes:
+                first, refs = not view.synced, view.take(change)
+                if all(each.synced for each in self._views.values()):
+                    self.synced.set()
+                if first and self._wanted is not None:
+                    key = (kind.api_version, kind.kind)
+                    refs |= {ref for ref in self._wanted if (ref.api_version, ref.kind) == key}
+                self._look(sorted(refs))
+                if self._told is not None:
+                    for ref in refs:
+                        self._told(ref)
 
     def _look(self, refs: Iterable[Ref]) -> None:
         """Each is looked at soon: to look at ten thousand at once would take seconds, in which no lease is renewed."""

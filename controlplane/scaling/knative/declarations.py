@@ -5,7 +5,7 @@ API's; what holds is told in their statuses, and each version of a declared mode
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -70,9 +70,10 @@ class Declarations:
                         await self._news.wait()
 
     async def _watch(self, kind: str) -> None:
-        async for change in self._api.watch(policy.API_VERSION, kind):
-            self._views[kind].take(change)
-            self._news.set()
+        async with aclosing(self._api.watch(policy.API_VERSION, kind)) as changes:
+            async for change in changes:
+                self._views[kind].take(change)
+                self._news.set()
 
     async def _look(self) -> None:
         """At every object once; what the cluster does not take is tried again."""

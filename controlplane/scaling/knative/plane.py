@@ -7,7 +7,7 @@ seen, so that it may be cut anywhere: the next one goes on from there.
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final, Protocol
 
 from contracts.control import RestoreFailure, Stats
@@ -29,9 +29,10 @@ from controlplane.policy.knative_seen import (
     service_of,
 )
 from controlplane.policy.knative_sight import News, Sight
-from controlplane.scaling.knative.cluster import OURS_SELECTOR, ClusterApi, Gone, Json, Ref, Synced, Upsert
+from controlplane.scaling.knative.cluster import OURS_SELECTOR, ClusterApi, Json, Ref
 from controlplane.scaling.knative.converge import Converger, Kind
 from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.view import Uids
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
 
 log = logging.getLogger(__name__)
@@ -153,25 +154,12 @@ class Plane:
     async def _follow(
         self, api_version: str, kind: str, labels: str, take: Callable[[Place, Json | None], News], first: asyncio.Event
     ) -> None:
-        """Whole objects are not kept: there are as many as there are versions."""
-        known: dict[Ref, str] = {}
-        async for change in self._api.watch(api_version, kind, labels=labels):
-            match change:
-                case Synced(objects):
-                    for ref in known.keys() - {Ref.of(obj) for obj in objects}:
-                        self._tell(take(_place(ref), None))
-                    known = {Ref.of(obj): obj["metadata"].get("uid", "") for obj in objects}
-                    for obj in objects:
-                        self._tell(take(_place(Ref.of(obj)), obj))
-                case Upsert(obj):
-                    known[Ref.of(obj)] = obj["metadata"].get("uid", "")
-                    self._tell(take(_place(Ref.of(obj)), obj))
-                case Gone(ref, uid) if not uid or known.get(ref, uid) == uid:  # else another one bears its name by now
-                    known.pop(ref, None)
-                    self._tell(take(_place(ref), None))
-                case Gone():
-                    pass
-            first.set()
+        known = Uids()
+        async with aclosing(self._api.watch(api_version, kind, labels=labels)) as changes:
+            async for change in changes:
+                for ref, obj in known.take(change):
+                    self._tell(take(_place(ref), obj))
+                first.set()
 
     # -- what is seen --
 

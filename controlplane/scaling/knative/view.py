@@ -63,6 +63,32 @@ class View:
             self.objects[ref] = {**held, "metadata": {**held["metadata"], "deletionTimestamp": "just now"}}
 
 
+class Uids:
+    """The same where whole objects are not kept, as there are too many: which is there under each name."""
+
+    def __init__(self) -> None:
+        self._known: dict[Ref, str] = {}
+
+    def take(self, change: Change) -> Iterator[tuple[Ref, Json | None]]:
+        """Take it in; gives what is now under the names that it may have changed: None where nothing is."""
+        match change:
+            case Synced(objects):
+                before, self._known = self._known, {Ref.of(each): _uid(each) for each in objects}
+                yield from ((ref, None) for ref in before.keys() - self._known.keys())
+                yield from ((Ref.of(each), each) for each in objects)
+            case Upsert(obj):
+                self._known[Ref.of(obj)] = _uid(obj)
+                yield Ref.of(obj), obj
+            case Gone(ref, uid):
+                if not uid or self._known.get(ref, uid) == uid:  # else another one bears its name by now
+                    self._known.pop(ref, None)
+                    yield ref, None
+
+
+def _uid(obj: Json) -> str:
+    return str(obj["metadata"].get("uid", ""))
+
+
 def _version(obj: Json) -> str:
     return str(obj["metadata"].get("resourceVersion", ""))
 

@@ -6,7 +6,8 @@ https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection
 import json
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, Final
 
 from controlplane import dependencies
@@ -45,13 +46,12 @@ class Watching:
         kind: str,
         clock: Clock,
         *,
-        namespace: str | None = None,
         labels: str = "",
         luck: Callable[[], float] = random.random,
     ) -> None:
         self._transport, self._clock, self._luck = transport, clock, luck
         self._api_version, self._kind = api_version, kind
-        self._path = collection(api_version, kind, namespace)
+        self._path = collection(api_version, kind, None)
         self._selected: Query = [("labelSelector", labels)] if labels else []
         self._version = ""  # up to where everything was seen; empty: nothing was
         self._failures = 0
@@ -66,8 +66,9 @@ class Watching:
             try:
                 if not self._version:
                     yield await self._all()
-                async for change in self._following():
-                    yield change
+                async with aclosing(self._following()) as following:
+                    async for change in following:
+                        yield change
             except ClusterError as error:
                 await self._failed(error.trouble)
 
@@ -91,7 +92,7 @@ class Watching:
         self._told()
         return Synced(tuple(objects), version)
 
-    async def _following(self) -> AsyncIterator[Change]:
+    async def _following(self) -> AsyncGenerator[Change, None]:
         """What came since, until the server ends it."""
         silence_s = dependencies.WATCH.timeout_s
         query = [
