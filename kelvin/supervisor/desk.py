@@ -41,16 +41,26 @@ class LedgerDesk:
         """How a replica that lives has lived until now. Raises Refused; the next word says more than this one."""
         await self._post("lives", LivesSoFar(records=(record,)))
 
-    async def recover(self) -> None:
-        """Ship what dead processes left. Raises OSError."""
-        for found in await recover(self._spools, self._post_for):
+    async def recover(self) -> int:
+        """Ship what dead processes left; how many records were not taken. Raises OSError."""
+        report = await recover(self._spools, self._post_for)
+        for found in report:
             if found.lost:
                 log.error("records of a dead process are lost", extra={"source": found.source, "lost": found.lost})
+        return sum(found.remaining for found in report)
 
     async def recover_forever(self) -> None:
-        """Again and again; ends by being cancelled."""
+        """Again and again, also where the disk refuses; ends by being cancelled."""
+        failures = 0
         while True:
-            await self.recover()
+            try:
+                await self.recover()
+                failures = 0
+            except OSError as error:
+                failures += 1
+                if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                    why = {"error": repr(error), "failures": failures}
+                    log.warning("what dead processes left can't be read; looking again", extra=why)
             await asyncio.sleep(RECOVER_EVERY_S)
 
     def _post_for(self, source: str) -> Post:

@@ -5,13 +5,15 @@ All that it keeps is gone with it, so it tells while it lives: what is killed at
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
 from typing import Final
 
 from contracts.deadline import Deadline
 from contracts.errors import Refused
+from contracts.problem import is_retryable
 from contracts.roles import Role
 from contracts.usage import LifetimeRecord
 from kelvin.settings import PodSettings
@@ -27,8 +29,10 @@ log = logging.getLogger(__name__)
 
 FIRST_S: Final = 0.5  # between two looks whether there is something to tell
 LAST_S: Final = 5.0  # that the end of a life may take to arrive
+AGAIN_S: Final = 0.2  # before what was left is handed over once more, and then twice as long
 
 SoFar = Callable[[], LifetimeRecord | None]
+PostSoFar = Callable[[LifetimeRecord], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -43,54 +47,82 @@ async def telling(settings: PodSettings, spool: Spool, so_far: SoFar) -> AsyncIt
         async with open_inner(directory, settings.between, Role.RUNTIME) as inner:
             way = inner.ways.to(settings.between.control, Role.CONTROLPLANE)
             control = ServiceClient.by(way, "the control plane", limit=4)
-            desk = LedgerDesk(control, settings.data / "spool")
-            shipper = Shipper(spool, desk.post_lifetimes)
-            tasks = [
-                asyncio.create_task(_kept(work), name=name)
-                for name, work in (
-                    ("ship", shipper.run()),
-                    ("recover", desk.recover_forever()),
-                    ("life so far", tell_forever(so_far, desk, settings.life_s)),
-                )
-            ]
             try:
-                yield
+                async with telling_at(LedgerDesk(control, settings.data / "spool"), spool, so_far, settings.life_s):
+                    yield
             finally:
-                await _last(desk, shipper)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
                 await control.close()
 
 
-async def tell_forever(so_far: SoFar, desk: LedgerDesk, every_s: float) -> None:
-    """As soon as there is something to tell, and then each `every_s`; ends by being cancelled."""
+@asynccontextmanager
+async def telling_at(desk: LedgerDesk, spool: Spool, so_far: SoFar, every_s: float) -> AsyncIterator[None]:
+    """The same at that desk."""
+    shipper = Shipper(spool, desk.post_lifetimes)
+    tasks = [
+        asyncio.create_task(_kept(work), name=name)
+        for name, work in (
+            ("ship", shipper.run()),
+            ("recover", desk.recover_forever()),
+            ("life so far", tell_forever(so_far, desk.post_so_far, every_s)),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:  # before the last: what one of them is handing over is nobody else's to hand over
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await _last(desk, shipper)
+
+
+async def tell_forever(so_far: SoFar, post: PostSoFar, every_s: float) -> None:
+    """As soon as there is something to tell, and then each `every_s`; ends by being cancelled.
+
+    Where a word wasn't taken and the next may be, that follows after FIRST_S, then twice as long, up to `every_s`.
+    """
     failures = 0
     while True:
-        record = so_far()
-        if record is not None:
-            try:
-                await desk.post_so_far(record)
-                failures = 0
-            except Refused as refused:
-                failures += 1
-                if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-                    why = {"why": refused.failure.message, "failures": failures}
-                    log.warning("the life so far is not told", extra=why)
-        await asyncio.sleep(FIRST_S if record is None else every_s)
+        if (record := so_far()) is None:
+            await asyncio.sleep(FIRST_S)
+            continue
+        pause_s = every_s
+        try:
+            await post(record)
+            failures = 0
+        except Refused as refused:
+            if is_retryable(refused.failure):
+                drawn = random.uniform(0.5, 1.0)  # noqa: S311 (spreads load, keeps no secret)
+                pause_s = min(every_s, FIRST_S * 2 ** min(failures, 10)) * drawn
+            failures += 1
+            if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                why = {"why": refused.failure.message, "failures": failures}
+                log.warning("the life so far is not told", extra=why)
+        await asyncio.sleep(pause_s)
 
 
 async def _last(desk: LedgerDesk, shipper: Shipper) -> None:
-    """The record of the life, then what the replica left."""
+    """The record of the life, and what the replica left: each again until it is taken, or the time is over."""
     deadline = Deadline.after(LAST_S, time.monotonic())
-    is_told = await shipper.flush(deadline)
-    try:
-        async with asyncio.timeout(deadline.remaining_s(time.monotonic())):
-            await desk.recover()
-    except (OSError, TimeoutError) as error:  # TimeoutError is one, too
-        log.warning("what the replica left stays in its spool", extra={"error": repr(error)})
+    is_told, is_shipped = await asyncio.gather(shipper.flush(deadline), _shipped(desk, LAST_S))
+    if not is_shipped:
+        log.error("what the replica left is not told: it stays in its spool")
     if not is_told:
         log.error("the end of the life is not told: it stays in the spool", extra={"records": shipper.backlog})
+
+
+async def _shipped(desk: LedgerDesk, within_s: float) -> bool:
+    pause_s = AGAIN_S
+    try:
+        async with asyncio.timeout(within_s):
+            while await desk.recover():
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+    except TimeoutError:
+        return False
+    except OSError as error:
+        log.warning("what the replica left can't be read", extra={"error": repr(error)})
+        return False
+    return True
 
 
 async def _kept(work: Coroutine[object, object, None]) -> None:
