@@ -18,6 +18,7 @@ from activator import dependencies
 from activator.keys import VersionKey
 from activator.stat_wire import RevisionStat, encode_stats, message_class
 from contracts.control import ConcurrencyStat, RevisionRow
+from service.way import HostWay
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class AutoscalerLink:
         self._url = url
         self._pod = pod
         self._revision_of = revision_of
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._socket: _Socket | None = None
         self._owed: dict[VersionKey, ConcurrencyStat] = {}  # nothing, that could not be told
         self._nowhere: set[VersionKey] = set()  # asked for, without a Revision
         message_class()  # read now, off nobody's way
@@ -63,30 +64,32 @@ class AutoscalerLink:
         """See reporter.Sink; of a version that no Revision is known for, False."""
         socket = self._socket
         if socket is None or socket.closed:
-            for stat in stats:
-                key = _key(stat)
-                if stat.concurrency or stat.requests:
-                    self._owed.pop(key, None)
-                else:
-                    self._owed[key] = stat
+            self._owe(stats)
             return False
         told = list(self._told(stats))
         left = iter(told)
+        is_sent = False
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 while some := list(islice(left, AT_ONCE)):
                     await socket.send_bytes(encode_stats(self._pod, some))
+            is_sent = True
         except _AWAY as error:
             log.warning("Knative's autoscaler takes nothing", extra={"error": repr(error)})
-            await _leave(socket)
+            if self._socket is socket:
+                self._socket = None
+            socket.abort()
             return False
+        finally:
+            if not is_sent:
+                self._owe(stats)
         return len(told) == len(stats)
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
         pause_s = FIRST_BACKOFF_S
-        connector = aiohttp.TCPConnector(use_dns_cache=False)  # a Service may be another one by now
-        async with aiohttp.ClientSession(connector=connector) as session:
+        connector = HostWay(self._url, None).connector(0)
+        async with aiohttp.ClientSession(connector=connector, ws_response_class=_Socket) as session:
             while True:
                 was_open = False
                 try:
@@ -105,6 +108,7 @@ class AutoscalerLink:
                 heartbeat=SILENCE_S * 2 / 3,  # and half of that for the answer
                 timeout=aiohttp.ClientWSTimeout(ws_close=TIMEOUT_S),
             )
+        assert isinstance(socket, _Socket)
         self._socket = socket
         log.info("Knative's autoscaler hears us", extra={"url": self._url})
         try:
@@ -118,6 +122,15 @@ class AutoscalerLink:
             await _leave(socket)
         log.warning("Knative's autoscaler ended the connection", extra={"url": self._url, "code": socket.close_code})
         return True
+
+    def _owe(self, stats: tuple[ConcurrencyStat, ...]) -> None:
+        """They were not told, or maybe not."""
+        for stat in stats:
+            key = _key(stat)
+            if stat.concurrency or stat.requests:
+                self._owed.pop(key, None)
+            else:
+                self._owed[key] = stat
 
     def _told(self, stats: Iterable[ConcurrencyStat]) -> Iterable[RevisionStat]:
         for stat in stats:
@@ -133,10 +146,23 @@ class AutoscalerLink:
                 log.warning("a version is asked for that has no Revision", extra={"version": str(key)})
 
 
-async def _leave(socket: aiohttp.ClientWebSocketResponse) -> None:
-    with suppress(*_AWAY):
-        async with asyncio.timeout(TIMEOUT_S):
-            await socket.close()
+class _Socket(aiohttp.ClientWebSocketResponse):
+    """One that can be ended. The library only closes: what was not sent then waits, for ever, for who reads nothing."""
+
+    def abort(self) -> None:
+        """At once, whatever waits to be sent. Idempotent."""
+        self._response.close()
+        self._writer.transport.abort()
+
+
+async def _leave(socket: _Socket) -> None:
+    """In order within its time, else not; nothing of it stays open, also where this is cancelled."""
+    try:
+        with suppress(*_AWAY):
+            async with asyncio.timeout(TIMEOUT_S):
+                await socket.close()
+    finally:
+        socket.abort()
 
 
 def _key(stat: ConcurrencyStat) -> VersionKey:

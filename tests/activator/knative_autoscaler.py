@@ -83,6 +83,7 @@ class StrictAutoscaler:
         self.pings = 0
         self.is_mute = False  # answers no ping
         self.is_away = False  # refuses whoever comes
+        self.is_deaf = False  # reads nothing of who connects then
         self.port = 0
         self._messages = 0
         self._open: set[web.WebSocketResponse] = set()
@@ -141,6 +142,8 @@ class StrictAutoscaler:
         self._open.add(socket)
         await self._notify()
         try:
+            if self.is_deaf:
+                await asyncio.Event().wait()
             async for message in socket:
                 if message.type is WSMsgType.PING:
                     self.pings += 1

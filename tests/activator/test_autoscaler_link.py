@@ -4,9 +4,11 @@ import asyncio
 import base64
 import hashlib
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
 from activator import autoscaler_link
@@ -191,19 +193,112 @@ def test_one_that_answers_no_ping_is_left(monkeypatch: pytest.MonkeyPatch) -> No
     play(scenario)
 
 
+FLOOD = (stat(M, 1.0),) * 400  # 44 MB where the pod's name is LONG: more than sockets hold
+LONG = POD * 10_000
+
+
+@asynccontextmanager
+async def unheard(port: int) -> AsyncIterator[tuple[AutoscalerLink, asyncio.Task[None], socket.socket]]:
+    """A link to it that has connected, what runs it, and what it is connected by, which is closed in the end."""
+    link = AutoscalerLink(f"ws://127.0.0.1:{port}", LONG, ROWS.get)
+    running = asyncio.create_task(link.run())
+    await until(lambda: link.is_open)
+    assert isinstance(link.session, aiohttp.ClientWebSocketResponse)
+    line = link.session.get_extra_info("socket")
+    yield link, running, line
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await until(lambda: line.fileno() < 0)
+
+
 def test_one_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can't be sent within its time was not taken, and the connection is given up."""
+    """What can't be sent within its time was not taken, and the connection is given up: what it holds is let go."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
-        async with deaf() as port:
-            link = AutoscalerLink(f"ws://127.0.0.1:{port}", POD * 10_000, ROWS.get)
-            running = asyncio.create_task(link.run())
-            await until(lambda: link.is_open)
+        async with deaf() as port, unheard(port) as (link, _, line):
             session = link.session
-            assert not await link.send((stat(M, 1.0),) * 400)  # 44 MB: more than sockets hold
+            assert not await link.send(FLOOD)
             assert link.session is not session
+            await until(lambda: line.fileno() < 0)
+
+    asyncio.run(scenario())
+
+
+def test_nothing_stays_open_of_one_that_is_cancelled() -> None:
+    """While more is to be sent than is taken."""
+
+    async def scenario() -> None:
+        async with deaf() as port, unheard(port) as (link, running, _):
+            sending = asyncio.create_task(link.send(FLOOD))
+            await asyncio.sleep(0)
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            assert not await sending
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "times"),
+    [pytest.param(0.2, 1, id="its time is over"), pytest.param(30.0, 2, id="it is cancelled again")],
+)
+def test_nor_of_one_that_does_not_leave(monkeypatch: pytest.MonkeyPatch, timeout_s: float, times: int) -> None:
+    """The other end keeps up a close in order, for longer than there is time."""
+    monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", timeout_s)
+    leaving = asyncio.Event()
+
+    async def close(_: aiohttp.ClientWebSocketResponse) -> bool:
+        leaving.set()
+        await asyncio.Event().wait()
+        return True
+
+    async def scenario() -> None:
+        async with deaf() as port, unheard(port) as (_, running, line):
+            monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "close", close)
+            for _ in range(times):
+                running.cancel()
+                await leaving.wait()
+            await until(lambda: line.fileno() < 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("then", [
+    pytest.param((), id="and is heard by the next connection"),
+    pytest.param((stat(N, 2.0),), id="unless something comes after it: the control"),
+])  # fmt: skip
+def test_a_zero_that_was_not_taken_is_owed(monkeypatch: pytest.MonkeyPatch, then: tuple[ConcurrencyStat, ...]) -> None:
+    """Among much else, by one that reads nothing and is left."""
+    monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(autoscaler_link, "AT_ONCE", 10)  # in messages that the server's bound lets in
+
+    async def scenario(server: StrictAutoscaler) -> None:
+        server.is_deaf = True
+        link = AutoscalerLink(server.url, LONG, ROWS.get)
+        running = asyncio.create_task(link.run())
+        await until(lambda: link.is_open)
+        assert not await link.send((*FLOOD, stat(N, 0.0)))
+        if then:
+            assert not await link.send(then)
+        assert f"owed={0 if then else 1}" in repr(link)
+        server.is_deaf = False
+        await until(lambda: link.is_open)
+        assert await link.send((stat(M, 1.0),))
+        heard = [] if then else [("ns/n-1", 0.0)]
+        await server.until(lambda heard_by: len(heard_by.stats) == len(heard) + 1)
+        assert [(each.revision, each.concurrency) for each in server.stats] == [*heard, ("ns/m-1", 1.0)]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await server.stop()
+
+    play(scenario)
+
+
+def test_a_lost_host_is_noticed() -> None:
+    """The connection is made as each to another host."""
+
+    async def scenario() -> None:
+        async with deaf() as port, unheard(port) as (_, _, line):
+            assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
     asyncio.run(scenario())
