@@ -34,8 +34,10 @@ class Alarm:
         if self._timer is None or at_s < self._due_s:
             self._wind()
 
-    def clear(self) -> None:
-        """Nobody is called."""
+    def clear(self, call: Callable[[], None]) -> None:
+        """It is not called. Nothing where it is set for another by now: the next request, as this one's task ends."""
+        if self._call != call:
+            return
         self._call = None
         if not self._goes_on:
             self._stop()

@@ -32,9 +32,10 @@ class Client(ABC):
         """Call `gone` once if the client goes before the answer is complete."""
         self._gone = gone
 
-    def unwatch(self) -> None:
-        """The request is over, or nobody needs to be told."""
-        self._gone = None
+    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+        """The request is over, or nobody needs to be told; with `gone` that one, and not who watches by now."""
+        if gone is None or gone == self._gone:
+            self._gone = None
 
     def _went(self, *, is_answered: bool) -> None:
         """The client has gone; who watches is told unless it had all."""

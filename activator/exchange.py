@@ -62,8 +62,8 @@ class Connection(Protocol):
         """From now on a client that goes is noticed at once."""
         ...
 
-    def unwatch(self) -> None:
-        """Don't."""
+    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+        """Don't. With `gone` nothing where another is to be called by now."""
         ...
 
     def abort(self) -> None:
@@ -307,8 +307,8 @@ class Stay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._within_s is not None:
-            self._connection.alarm.clear()
-        self._connection.unwatch()
+            self._connection.alarm.clear(self._cancel)
+        self._connection.unwatch(self._left)
         for _ in range(self._asked):
             self._task.uncancel()
         if self._asked and kind is asyncio.CancelledError and self._task.cancelling() <= self._before:

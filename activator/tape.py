@@ -188,9 +188,10 @@ class Tape:
     def body_is_read(self) -> None:
         """Its request's body was read before there was a tape."""
 
-    def unwatch(self) -> None:
-        """Nobody needs to be told."""
-        self._gone = None
+    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+        """Nobody needs to be told; with `gone` that one."""
+        if gone is None or gone == self._gone:
+            self._gone = None
 
     def abort(self) -> None:
         """It breaks off here, for all who listen."""

@@ -15,6 +15,10 @@ LOOPS = [
 ]
 
 
+def _nothing() -> None:
+    """What is not called, or might as well not be."""
+
+
 async def _rung(set_for: Alarm, in_s: float) -> tuple[float, float]:
     """When it was to ring, and when it did."""
     rung = asyncio.get_running_loop().create_future()
@@ -34,8 +38,8 @@ def test_it_never_rings_early(loop: object, goes_on: bool) -> None:
         for number in range(30):
             at_s, rung_s = await _rung(one, number * 0.00037)
             assert rung_s >= at_s
-            one.set(time.monotonic() + (60.0 if number % 3 else 0.0), lambda: None)
-            one.clear()
+            one.set(time.monotonic() + (60.0 if number % 3 else 0.0), _nothing)
+            one.clear(_nothing)
         one.close()
         assert repr(one) == "<Alarm set=False timed=False>"
 
@@ -69,8 +73,8 @@ def test_requests_on_one_connection_share_a_timer(monkeypatch: pytest.MonkeyPatc
     one = Alarm(goes_on=True)
     for number in range(1000):
         timed.now_s = 100.0 + number / 1000
-        one.set(timed.now_s + 60.0, lambda: rung.append("in vain"))
-        one.clear()
+        one.set(timed.now_s + 60.0, _nothing)
+        one.clear(_nothing)
     assert timed.made == [pytest.approx(160.0 + TICK_S)]
     one.set(170.0, lambda: rung.append("in time"))
     timed.now_s = timed.made[-1]
@@ -87,8 +91,8 @@ def test_a_sooner_time_makes_a_timer_of_its_own(monkeypatch: pytest.MonkeyPatch)
     """The one that would ring too late ends."""
     timed = Timed(monkeypatch)
     one = Alarm(goes_on=True)
-    one.set(160.0, lambda: None)
-    one.clear()
+    one.set(160.0, _nothing)
+    one.clear(_nothing)
     one.set(110.0, lambda: None)
     assert timed.made == [pytest.approx(160.0 + TICK_S), pytest.approx(110.0 + TICK_S)]
     assert timed.ended == 1
@@ -101,8 +105,8 @@ def test_what_is_one_requests_ends_with_it(monkeypatch: pytest.MonkeyPatch, goes
     """
     timed = Timed(monkeypatch)
     one = Alarm(goes_on=goes_on)
-    one.set(160.0, lambda: None)
-    one.clear()
+    one.set(160.0, _nothing)
+    one.clear(_nothing)
     assert timed.ended == ended
     one.close()
     assert timed.ended == 1
@@ -118,5 +122,25 @@ def test_a_lost_connections_last_request_keeps_its_time(monkeypatch: pytest.Monk
     timed.now_s = timed.made[-1]
     timed.ring()
     assert rung == [1]
-    one.clear()
+    one.clear(_nothing)
     assert repr(one) == "<Alarm set=False timed=False>"
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_only_ones_own_is_cleared(monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+    """It was set for the next request by then: that one is called in its time, and can be cleared itself."""
+    timed, rung = Timed(monkeypatch), []
+    one = Alarm(goes_on=goes_on)
+    for name in ("rings", "is cleared"):
+        one.set(timed.now_s + 60.0, _nothing)
+
+        def call(name: str = name) -> None:
+            rung.append(name)
+
+        one.set(timed.now_s + 30.0, call)
+        one.clear(_nothing)
+        if name == "is cleared":
+            one.clear(call)
+        timed.now_s = timed.made[-1]
+        timed.ring()
+    assert rung == ["rings"]

@@ -5,24 +5,26 @@ from collections.abc import Callable
 
 import pytest
 
+from activator.edge_client import Client
 from activator.exchange import ClientGone, Stay
 from tests.activator.test_answer import FakeConnection
 
 
-class Watched(FakeConnection):
+class Watched(FakeConnection, Client):
     """Knows who watches it."""
 
-    gone: Callable[[], None] | None = None
+    watch, unwatch = Client.watch, Client.unwatch
 
-    def watch(self, gone: Callable[[], None]) -> None:
-        self.gone = gone
+    def is_here(self) -> bool:
+        return True
 
-    def unwatch(self) -> None:
-        self.gone = None
+    @property
+    def gone(self) -> Callable[[], None] | None:
+        return self._gone
 
     def leave(self) -> None:
-        assert self.gone is not None
-        self.gone()
+        assert self._gone is not None
+        self._went(is_answered=False)
 
 
 def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None]) -> BaseException | None:
@@ -75,3 +77,28 @@ def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
         assert client.gone is None
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ends", ["its time", "its client"])
+def test_the_end_of_one_leaves_the_next_on_its_connection_alone(ends: str) -> None:
+    """A request's task may end after the next request has come: that one's time, and its client, still end it."""
+
+    async def scenario() -> BaseException | None:
+        client = Watched()
+        before = Stay(client, 60.0)
+        before.__enter__()
+
+        async def after() -> None:
+            with Stay(client, 0.05 if ends == "its time" else 60.0):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(after())
+        await asyncio.sleep(0)
+        before.__exit__(None, None, None)
+        if ends == "its client":
+            client.leave()
+        await asyncio.wait((task,), timeout=30)
+        assert task.done()
+        return task.exception()
+
+    assert isinstance(asyncio.run(scenario()), TimeoutError if ends == "its time" else ClientGone)
