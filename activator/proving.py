@@ -122,22 +122,25 @@ class Proving:
         asked.task = asyncio.create_task(self._until_it_answers(asked), name=f"prove {row.runtime_id}")
 
     async def _until_it_answers(self, asked: _Asked) -> None:
-        began_s = self._clock()
+        name, began_s = asked.row.runtime_id, self._clock()
         try:
             client = Client(self._ways.to(asked.row.address, Role.RUNTIME))
+            try:
+                while True:
+                    if await self._answers(client):
+                        break
+                    await asyncio.sleep(pause_s(self._clock() - began_s))
+            finally:
+                client.close()
         except ValueError as error:
-            log.error("a pod can't be reached", extra={"runtime_id": asked.row.runtime_id, "error": str(error)})
+            log.error("a pod can't be reached", extra={"runtime_id": name, "error": str(error)})
             return
-        try:
-            while True:
-                if await self._answers(client):
-                    break
-                await asyncio.sleep(pause_s(self._clock() - began_s))
         finally:
-            client.close()
-        name, asked_s = asked.row.runtime_id, self._clock() - began_s
-        log.info("a pod takes requests", extra={"runtime_id": name, "asked_ms": round(asked_s * 1000)})
-        del self._asked[name]
+            if self._asked.get(name) is asked:  # it is not asked any more, whatever ended that
+                del self._asked[name]
+        log.info(
+            "a pod takes requests", extra={"runtime_id": name, "asked_ms": round((self._clock() - began_s) * 1000)}
+        )
         self._proven[name] = asked.row.address
         self._used.add(name)
         self._tell(msgspec.structs.replace(asked.row, unproven=False))

@@ -77,13 +77,16 @@ class HostWay:
 
     async def connect(self, protocol: Callable[[], P]) -> P:
         """See Way."""
-        transport, made = await asyncio.get_running_loop().create_connection(
-            protocol,
-            self._host,
-            self._port,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
-        )
+        try:
+            transport, made = await asyncio.get_running_loop().create_connection(
+                protocol,
+                self._host,
+                self._port,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+            )
+        except UnicodeError as error:  # of a name that is none
+            raise OSError(f"{self.base}: {error}") from error
         notice_lost_hosts(transport.get_extra_info("socket"))
         return made
 

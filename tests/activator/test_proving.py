@@ -10,6 +10,7 @@ import pytest
 
 from activator import proving
 from activator.proving import Proving
+from activator.upstream_http import Answer, Client, Fields
 from contracts.control import Feed, ReplicaRow
 from service.unix import SocketDirectory
 from service.way import Ways
@@ -245,6 +246,32 @@ def test_one_that_can_t_be_reached_so_is_never_used(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         assert not told.used
         assert not pod.probes
+        assert "asking=0" in repr(strict)
         await strict.close()
+
+    play(tmp_path, scenario)
+
+
+def test_an_answer_that_nobody_foresaw_ends_the_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked anew when the feed tells of it again, and used once it answers rightly."""
+    send, raised = Client.send, list[int]()
+
+    async def garbled(client: Client, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> Answer:
+        if not raised:
+            raised.append(1)
+            raise ValueError("no such answer")
+        return await send(client, method, target, body, fields)
+
+    monkeypatch.setattr(Client, "send", garbled)
+
+    async def scenario(told: Told, pod: FakePod) -> None:
+        pod.is_ready = True
+        told.hear(heard(row_of(pod)))
+        async with asyncio.timeout(30):
+            while "asking=0" not in repr(told.proving):
+                await asyncio.sleep(0)
+        assert not told.used
+        told.hear(heard(row_of(pod)))
+        await told.until_used("p")
 
     play(tmp_path, scenario)

@@ -10,7 +10,7 @@ from aiohttp import web
 from contracts.roles import Role
 from service.client import ServiceClient
 from service.unix import SocketDirectory
-from service.way import Ways, is_remote
+from service.way import HostWay, Ways, is_remote
 from tests.listening import Listening
 
 
@@ -46,3 +46,9 @@ async def _name(_: web.Request) -> web.Response:
 def test_what_is_on_another_host(address: str, want: bool) -> None:
     """By how it begins."""
     assert is_remote(address) is want
+
+
+def test_a_name_that_no_host_can_have_is_an_oserror() -> None:
+    """As everything is by which connecting fails: who tries again later need not know of names."""
+    with pytest.raises(OSError, match=r"^http://a\.\.b:80: "):
+        asyncio.run(HostWay("http://a..b:80", None).connect(asyncio.Protocol))
