@@ -86,11 +86,10 @@ class Reporter:
         if meter is None and session is not None:  # nobody is inside: the next report says so, and ends it
             meter = self._meters[key] = ConcurrencyMeter.starting(self._clock())
         report = Report(1.0, 0) if meter is None else meter.announce()
-        if session is not None:
-            self._told[key] = session
         if await self._sink.send((_stat(key, report),)):
+            if session is not None and self._meters.get(key) is meter:  # else a zero has followed it already
+                self._told[key] = session
             return True
-        self._told.pop(key, None)
         if meter is not None:
             meter.withdraw(report)
         return False

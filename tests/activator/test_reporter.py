@@ -167,6 +167,39 @@ def test_a_poke_is_told_again_to_who_has_forgotten() -> None:
     ]  # fmt: skip
 
 
+class Slow(Decider):
+    """Takes what it is told a while later."""
+
+    async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
+        await asyncio.sleep(0.1)
+        return await super().send(stats)
+
+
+@pytest.mark.parametrize(("meanwhile", "want"), [
+    pytest.param("it is cancelled", True, id="one that was cancelled is"),
+    pytest.param("it is forgotten", True, id="so is one whose version was forgotten before it was taken"),
+    pytest.param("nothing", False, id="the control: one that was taken is not"),
+])  # fmt: skip
+def test_what_poke_is_told_again(meanwhile: str, want: bool) -> None:
+    """A version is told of where its poke was taken, and not before: else who waits next would be heard by nobody."""
+
+    async def main() -> bool:
+        decider = Slow(HEARD)
+        reporter = Reporter(decider, clock=asyncio.get_running_loop().time)
+        poke = asyncio.create_task(reporter.poke(M))
+        await asyncio.sleep(0.05)
+        if meanwhile == "it is cancelled":
+            poke.cancel()
+        elif meanwhile == "it is forgotten":
+            assert [stat.concurrency for stat in reporter.take_reports()] == [0.0]
+        await asyncio.gather(poke, return_exceptions=True)
+        before = len(decider.told)
+        assert await reporter.poke(M)
+        return len(decider.told) > before
+
+    assert run_virtually(main()) == want
+
+
 def test_a_first_request_that_nobody_heard_of_is_in_the_next_report() -> None:
     """The announcement was lost: nothing is taken off for it."""
 
