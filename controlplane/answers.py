@@ -226,6 +226,22 @@ class CacheCheck(Wire, frozen=True):
     contradictions: tuple[str, ...]
 
 
+class PendingReplicas(Wire, frozen=True):
+    """Replicas of one class that are wanted and have no node, or no device slot of this machine.
+
+    `device` is what they ask for: `cpu`, `gpu` or a slice (`mig-1g.10gb`) of a cluster's nodes, a device class of a
+    machine. `zone` is one, or `any`. `spot`: `only` for capacity that may be taken away, `may`, or `no`.
+    """
+
+    device: str
+    zone: str
+    spot: str
+    replicas: int
+    waited_s: float | None = None  # the longest; null where nobody knows
+    node_s: float | None = None  # what such a wait is expected to last in all
+    measured: int = 0  # waits that say so; 0: a guess
+
+
 class Status(Wire, frozen=True):
     """`GET /admin/v1/status`. All but the models is the installation's, and told to operators.
 
@@ -236,3 +252,4 @@ class Status(Wire, frozen=True):
     cache: CacheStatus | None
     device: DeviceStatus | None
     models: tuple[ModelStatus, ...]
+    pending: tuple[PendingReplicas, ...] = ()

@@ -75,11 +75,17 @@ class Autoscaler:
         self._tasks = tasks
         self._scaled: dict[VersionKey, Scaled] = {}
         self._awaiting_room: dict[VersionKey, None] = {}  # in order of asking
+        self._short: dict[VersionKey, int] = {}  # replicas that are wanted and have no slot
         self._retrying: set[VersionKey] = set()
         self.on_placing: Callable[[VersionKey], None] = lambda _: None  # a start waits for a device slot
 
     def __repr__(self) -> str:
         return f"<Autoscaler versions={len(self._scaled)} awaiting_room={len(self._awaiting_room)}>"
+
+    @property
+    def pending(self) -> int:
+        """Replicas that are wanted and have no device slot."""
+        return sum(self._short.values())
 
     def observe(self, stats: Stats) -> None:
         """Take an activator's reports in. A version at zero that is asked for is decided on before this returns."""
@@ -112,6 +118,7 @@ class Autoscaler:
                 log.exception("a version could not be looked at", extra={"version": str(scaled.key)})
             if not self._actuator.present(scaled.key) and scaled.is_forgettable(self._now_s()):
                 self._awaiting_room.pop(scaled.key, None)
+                self._short.pop(scaled.key, None)
                 del self._scaled[scaled.key]
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
@@ -169,6 +176,7 @@ class Autoscaler:
         for scaled in self._scaled.values():
             scaled.check_integrity()
         assert set(self._awaiting_room) <= set(self._scaled)
+        assert set(self._short) <= set(self._scaled)
 
     # -- deciding --
 
@@ -176,6 +184,7 @@ class Autoscaler:
         found, key = self._versions.find(scaled.key), scaled.key
         now_us = self._clock.monotonic_us()
         if found is None:
+            self._short.pop(key, None)
             self._actuator.apply(key, 0, now_us)
             return
         live, now = self._actuator.live(key), now_us / _US
@@ -183,10 +192,12 @@ class Autoscaler:
         want = scaled.decide(*found, ready=ready, live=live, steps=lambda: self._economy.steps(*found), now=now)
         if isinstance(want, Level):
             self._awaiting_room.pop(key, None)  # who asked has gone
+            self._short.pop(key, None)
             self._actuator.sleep(key, want)
             return
         if want is None:
             return
+        self._short.pop(key, None)
         if want > live and not scaled.may_start(now, least=found[0].scale.min):
             self._look_later(scaled, now)
             want = live
@@ -194,9 +205,12 @@ class Autoscaler:
             if key not in self._awaiting_room:
                 self.on_placing(key)
             self._awaiting_room[key] = None
+            self._short[key] = want
             return
         self._awaiting_room.pop(key, None)
         self._actuator.apply(key, want, now_us if scaled.asked_us is None else scaled.asked_us)
+        if (short := want - self._actuator.live(key)) > 0:
+            self._short[key] = short
 
     def _look_later(self, scaled: Scaled, now: float) -> None:
         """Somebody asked too soon after a failure: look again as soon as a start may be tried."""
@@ -239,6 +253,7 @@ class Autoscaler:
 
     def _retire(self, scaled: Scaled) -> None:
         self._awaiting_room.pop(scaled.key, None)
+        self._short.pop(scaled.key, None)
         scaled.stop(self._now_s())
         self._actuator.apply(scaled.key, 0, self._clock.monotonic_us())
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from contracts.control import Scope
 from contracts.errors import OneMachineOnly, Refused
 from contracts.scopes import allows
-from controlplane.answers import ProcessStatus, Status
+from controlplane.answers import PendingReplicas, ProcessStatus, Status
 from controlplane.bodies import answer
 from controlplane.outcomes import Outcomes
 from controlplane.registry import Registry
@@ -42,6 +42,7 @@ def router(
     outcomes: Outcomes,
     ready: Callable[[], Awaitable[bool]],
     telemetry: Telemetry,
+    pending: Callable[[], tuple[PendingReplicas, ...]],
 ) -> APIRouter:
     """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
     routes = APIRouter(prefix="/admin/v1")
@@ -55,7 +56,7 @@ def router(
         if not allows(principal.scopes, Scope.OPERATOR):
             return answer(Status(processes=(), cache=None, device=None, models=models))
         here = ProcessStatus(name="controlplane", healthy=True, ready=await ready())
-        return answer(Status(processes=(here,), cache=None, device=None, models=models))
+        return answer(Status(processes=(here,), cache=None, device=None, models=models, pending=pending()))
 
     @routes.get("/metrics", **described(str, scope=Scope.OPERATOR))
     async def metrics(request: Request) -> Response:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from contracts.control import Scope
 from contracts.errors import Conflict, ModelNotFound, NotFound
 from contracts.scopes import allows
-from controlplane.answers import CacheCheck, CacheStatus, DeviceStatus, ModelStatus, Status
+from controlplane.answers import CacheCheck, CacheStatus, DeviceStatus, ModelStatus, PendingReplicas, Status
 from controlplane.audit import ActorOf
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import answer, nothing, read
@@ -23,6 +23,7 @@ from controlplane.foresight import Foresight
 from controlplane.idle_explained import IdleModel, idle_of
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers, own_eviction
+from controlplane.policy.pending import ANY
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.policy.trail import Action, made
 from controlplane.registry import Registry
@@ -71,7 +72,9 @@ def router(shown: Shown, trail: Trail) -> APIRouter:
             pools=(pool_status(pool),),
             zygote=memory(pool.footprints.zygote),
         )
-        return answer(Status(processes=processes, cache=cache, device=device, models=models))
+        # Nobody knows how long: a slot comes free when another version leaves it.
+        row = PendingReplicas(device=pool.state().device, zone=ANY, spot="no", replicas=shown.autoscaler.pending)
+        return answer(Status(processes=processes, cache=cache, device=device, models=models, pending=(row,)))
 
     @routes.get("/models/{model}/starts", **described(Starts, NotFound, ModelNotFound))
     async def starts(request: Request, model: str) -> Response:

@@ -83,6 +83,14 @@ class RestoreMeters:
         """Says nothing of restores."""
 
 
+def show_pending(page: Page, pending: Callable[[], dict[Labels, float]]) -> None:
+    """Replicas that wait for room, by what they ask for: what a node autoscaler goes by."""
+    page.read(
+        "kelvin_pending_replicas", "Replicas that are wanted and have no node, or no device slot.", Kind.GAUGE,
+        ("device", "zone", "spot"), pending,
+    )  # fmt: skip
+
+
 def show_pool(page: Page, pool: StandbyPool) -> None:
     """Standbys, what was found of them, and what they cost: the platform's own memory."""
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from contracts.settings import BadSetting
 from contracts.usage import RequestRecord
 from controlplane import cluster_api
+from controlplane.answers import PendingReplicas
 from controlplane.changing import Changes
 from controlplane.clock import Clock
 from controlplane.cluster_settings import SCALING, ClusterSettings
 from controlplane.installation import Installation
 from controlplane.jobs_beside import jobs_beside
+from controlplane.meters import show_pending
 from controlplane.outcomes import Outcomes
 from controlplane.policy.knative_service import namespace_of
 from controlplane.policy.replica_life import ReplicaState
@@ -25,6 +27,7 @@ from controlplane.scaling.knative.declared_stores import DeclaredModels, Declare
 from controlplane.scaling.knative.plane import Plane
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.wanted import Rendering
+from controlplane.status import pending_replicas
 from telemetry.policy.instruments import Kind, by
 
 if TYPE_CHECKING:
@@ -65,6 +68,10 @@ async def on_cluster(
     outcomes = Outcomes(inst.registry, inst.tasks)
     rendering = Rendering(settings.pods, settings.namespace, inst.settings.kv_bytes, settings.devices)
     plane = Plane(api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, inst.feed.is_suspended)
+    show_pending(
+        page,
+        lambda: {(row.node.device, row.node.zone, row.node.spot): row.replicas for row in plane.nodes.pending()},
+    )
     inst.registry.on_changed = plane.tick
     tenants = inst.access.tenants
     changes = Changes(inst.registry, tenants, plane, inst.clock)
@@ -83,7 +90,11 @@ async def on_cluster(
     async def ready() -> bool:
         return plane.synced.is_set()
 
-    router = cluster_api.router(inst.registry, pods, outcomes, ready, inst.telemetry)
+    def pending() -> tuple[PendingReplicas, ...]:
+        now_s = inst.clock.wall_s()
+        return tuple(pending_replicas(row, now_s) for row in plane.nodes.pending())
+
+    router = cluster_api.router(inst.registry, pods, outcomes, ready, inst.telemetry, pending)
     # A pod may live more than once, under names of its own (`runtime`): the ledger hears of them from itself.
     return Running(pods, outcomes, plane, jobs, ready, _unheard, None, (router,))
 

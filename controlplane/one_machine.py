@@ -13,9 +13,10 @@ from controlplane.foresight import Foresight
 from controlplane.installation import Installation
 from controlplane.jobs import JobDesk
 from controlplane.machine_api import Shown
-from controlplane.meters import RestoreMeters, show_pool
+from controlplane.meters import RestoreMeters, show_pending, show_pool
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Peers
+from controlplane.policy.pending import ANY
 from controlplane.prefetch import Prefetcher
 from controlplane.renewal import Renewals
 from controlplane.replicas import ReplicaTable
@@ -52,6 +53,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
         inst.book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
     )
     autoscaler = Autoscaler(registry, actuator, clock, tasks, economy)
+    show_pending(telemetry.page, lambda: {(pool.state().device, ANY, "no"): autoscaler.pending})
     outcomes = Outcomes(registry, tasks)
     actuator.listen(autoscaler)
     actuator.listen(outcomes)

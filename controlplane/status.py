@@ -1,9 +1,18 @@
 """Puts together what an operator sees of models: the registry's facts, what runs, the last restores."""
 
 from contracts.names import DEFAULT_ALIAS
-from controlplane.answers import Memory, ModelStatus, PoolStatus, ReplicaStatus, RestoreStatus, VersionStatus
+from controlplane.answers import (
+    Memory,
+    ModelStatus,
+    PendingReplicas,
+    PoolStatus,
+    ReplicaStatus,
+    RestoreStatus,
+    VersionStatus,
+)
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.outcomes import LastRestore, Outcomes
+from controlplane.policy.pending import Pending
 from controlplane.policy.replica_life import SERVING, ReplicaState
 from controlplane.replicas import Replica
 from controlplane.running import Replicas
@@ -53,6 +62,19 @@ def pool_status(pool: StandbyPool) -> PoolStatus:
         misses=seen.counts.get(("start", "miss"), 0),
         memory=memory(pool.footprints.standbys),
         budget_bytes=pool.sizing.budget_bytes,
+    )
+
+
+def pending_replicas(row: Pending, now_s: float) -> PendingReplicas:
+    """Those of a class, at `now_s` of the cluster's clock."""
+    return PendingReplicas(
+        device=row.node.device,
+        zone=row.node.zone,
+        spot=row.node.spot,
+        replicas=row.replicas,
+        waited_s=None if row.since_s is None else max(0.0, now_s - row.since_s),
+        node_s=row.node_s,
+        measured=row.measured,
     )
 
 

@@ -47,8 +47,11 @@ def status_command(as_json: bool) -> None:
         for row in found["processes"]:
             processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
         Console().print(processes)
-        click.echo(cache_line(found["cache"]))
-        click.echo("\n".join(standby_lines(found["device"])))
+        if found["device"] is not None:  # a cluster has them on its nodes
+            click.echo(cache_line(found["cache"]))
+            click.echo("\n".join(standby_lines(found["device"])))
+        for line in pending_lines(found["pending"]):
+            click.echo(line)
     Console().print(_model_table(found["models"]))
 
 
@@ -154,6 +157,19 @@ def standby_lines(device: dict[str, Any]) -> Iterator[str]:
         own, budget = as_bytes(pool["memory"]["private"]), as_bytes(pool["budget_bytes"])
         shared, zygote = as_bytes(pool["memory"]["pss"]), as_bytes(device["zygote"]["pss"])
         yield f"  memory: {own} of their own (budget {budget}), {shared} with their part of the zygote's; it: {zygote}"
+
+
+def pending_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Replicas that are wanted and have no node, or no device slot, by what they ask for."""
+    for row in rows:
+        if not row["replicas"]:
+            continue
+        where = "" if row["zone"] == "any" else f" in {row['zone']}"
+        spot = {"only": ", on spot capacity alone", "may": ", on spot capacity, too"}.get(row["spot"], "")
+        waited = "" if row["waited_s"] is None else f": {row['waited_s']:.0f} s by now"
+        known = "expected" if row["measured"] else "guessed"
+        expected = "" if row["node_s"] is None else f", {row['node_s']:.0f} s {known} in all"
+        yield f"pending ({row['device']}{where}{spot}): {row['replicas']} replicas{waited}{expected}"
 
 
 def _mark(good: bool) -> str:

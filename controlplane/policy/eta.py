@@ -77,15 +77,16 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mean:
-    """Exponentially weighted; the first value is taken as it is."""
+class Mean:
+    """Exponentially weighted; the first value is taken as it is. Without a `count` it is a guess."""
 
     value: float
     count: int = 0
 
-    def with_one(self, value: float) -> "_Mean":
+    def with_one(self, value: float) -> "Mean":
+        """With one more."""
         weight = WEIGHT if self.count else 1.0
-        return _Mean(weight * value + (1 - weight) * self.value, self.count + 1)
+        return Mean(weight * value + (1 - weight) * self.value, self.count + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +97,14 @@ class _Steps:
     are those two without it, `wake` is whole. So the two are compared over the same bytes, wherever those came from.
     """
 
-    lease: _Mean = _Mean(GUESS.lease_s)
-    bind: _Mean = _Mean(GUESS.bind_s)  # of bytes that were in memory
-    tail: _Mean = _Mean(GUESS.bind_s)  # of bytes that came, beside which most of it is done
-    answer: _Mean = _Mean(GUESS.answer_s)
-    fetch: _Mean = _Mean(GUESS.lease_s)
-    start: _Mean = _Mean(PARKED_S + GUESS.bind_s)
-    wake: _Mean = _Mean(0.05)
-    refill: _Mean = _Mean(GUESS.bind_s)
+    lease: Mean = Mean(GUESS.lease_s)
+    bind: Mean = Mean(GUESS.bind_s)  # of bytes that were in memory
+    tail: Mean = Mean(GUESS.bind_s)  # of bytes that came, beside which most of it is done
+    answer: Mean = Mean(GUESS.answer_s)
+    fetch: Mean = Mean(GUESS.lease_s)
+    start: Mean = Mean(PARKED_S + GUESS.bind_s)
+    wake: Mean = Mean(0.05)
+    refill: Mean = Mean(GUESS.bind_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class _Version:
     steps: _Steps
     size: int
     misses: tuple[Miss, ...] = ()
-    fetches: tuple[tuple[str, _Mean], ...] = ()  # by the slowest tier that bytes came from
+    fetches: tuple[tuple[str, Mean], ...] = ()  # by the slowest tier that bytes came from
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,8 @@ class History(Generic[K]):
     def __init__(self) -> None:
         self._versions: OrderedDict[K, _Version] = OrderedDict()
         self._sizes: dict[int, _Steps] = {}
-        self._parked = _Mean(PARKED_S)
-        self._forked = _Mean(FORKED_S)
+        self._parked = Mean(PARKED_S)
+        self._forked = Mean(FORKED_S)
 
     def __repr__(self) -> str:
         return f"<History versions={len(self._versions)} sizes={sorted(self._sizes)}>"
@@ -231,13 +232,13 @@ class History(Generic[K]):
     def _fetched(self, key: K, tier: str, seconds: float) -> None:
         version = self._versions[key]
         found = dict(version.fetches)
-        found[tier] = found.get(tier, _Mean(0.0)).with_one(seconds)
+        found[tier] = found.get(tier, Mean(0.0)).with_one(seconds)
         self._versions[key] = replace(version, fetches=tuple(found.items()))
 
-    def _mean(self, key: K, total_bytes: int, which: str) -> _Mean:
+    def _mean(self, key: K, total_bytes: int, which: str) -> Mean:
         """The version's own where it has one, else its size's, else the guess."""
         version, size = self._versions.get(key), self._sizes.get(size_class(total_bytes))
-        means: list[_Mean] = [getattr(steps, which) for steps in (version and version.steps, size) if steps]
+        means: list[Mean] = [getattr(steps, which) for steps in (version and version.steps, size) if steps]
         return next((each for each in means if each.count), getattr(_Steps(), which))
 
     def _update(self, key: K, total_bytes: int, learn: Callable[[_Steps], _Steps]) -> None:

@@ -20,6 +20,8 @@ VERSION: Final = "kelvin.dev/version"
 STREAMS: Final = "kelvin.dev/streams"  # of a pod, for requests; queue-proxy lets some more through
 PRIVATE: Final = "networking.internal.knative.dev/serviceType=Private"  # the selector of slices that name pods
 
+UNSCHEDULABLE: Final = "Unschedulable"  # a pod's, and its Revision's: no node has room for it
+
 _PORTS: Final = ("http", "http2")  # as Knative names the way in
 _WHY: Final = {
     "ContainerMissing": "its image is not to be had",
@@ -28,7 +30,7 @@ _WHY: Final = {
     "InvalidImageName": "its image is not to be had",
     "FailedCreate": "the cluster takes no pod of it",
     "ProgressDeadlineExceeded": "none was ready in time",
-    "Unschedulable": "no node has room for it",
+    UNSCHEDULABLE: "no node has room for it",
 }
 
 

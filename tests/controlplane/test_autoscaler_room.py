@@ -121,3 +121,27 @@ def test_who_waits_for_room_and_goes_is_forgotten(idle: str) -> None:
             assert "awaiting_room=0" in repr(w.scaler)
 
     asyncio.run(main())
+
+
+def test_what_is_wanted_beyond_the_slots_is_pending() -> None:
+    """Replicas of a version at zero that waits for room, and those that a version lacks; none once they have it, or are
+    wanted no more.
+    """
+
+    async def main() -> None:
+        async with world(slots=1) as w:
+            busy, other = w.catalogue.add("m", FAST), w.catalogue.add("n", FAST)
+            await woken(w, busy)
+            assert w.scaler.pending == 0
+            w.report(busy, 2.0, 2)
+            w.report(other, 1.0, 1)
+            w.scaler.check_integrity()
+            assert w.scaler.pending == 1
+            w.scaler.stop((other,))
+            assert w.scaler.pending == 0
+            w.report(other, 1.0, 1)
+            w.scaler.stop((busy,))
+            w.actuator.drained(busy)
+            w.scaler.check_integrity()
+
+    asyncio.run(main())

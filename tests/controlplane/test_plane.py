@@ -367,7 +367,7 @@ def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
             scene = Scene(place, registry, feed, clock, tasks)
             running = asyncio.create_task(scene.plane.run())
             await scene.passes()
-            assert len(place.watching) == 4
+            assert len(place.watching) == 5
             for _, changes in place.watching[-1:]:
                 changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
             with pytest.raises(ExceptionGroup) as raised:

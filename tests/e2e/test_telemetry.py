@@ -121,6 +121,7 @@ def test_a_scraper_with_a_key_sees_all_processes(watched: Installation) -> None:
         'kelvin_first_token_seconds_count{process="activator",tenant="default",model="llama",start="cold"}',
         'kelvin_restore_seconds_count{process="controlplane",tier="host"}',
         'kelvin_replicas{process="controlplane",state="ready"} 1',
+        'kelvin_pending_replicas{process="controlplane",device="cpu",zone="any",spot="no"} 0',
         'kelvin_chunk_reads_total{process="weightcache",tier="store"}',
         'kelvin_kv_blocks{process="runtime",state="free"}',
         'process_resident_memory_bytes{process="snapshotter"}',

@@ -5,7 +5,7 @@ from typing import Any
 import click
 import pytest
 
-from kelvin.models import cache_line, read_weights, split_lines, standby_lines
+from kelvin.models import cache_line, pending_lines, read_weights, split_lines, standby_lines
 
 QUIET: dict[str, Any] = {
     "chunk_faults": {},
@@ -93,3 +93,30 @@ def test_read_weights() -> None:
     for bad in (("a",), ("=1",), ("a=",), ("a=1.5",), ("a=-1",), ("a=\u0661",), ("a=1", "a=2")):
         with pytest.raises(click.UsageError, match="VERSION=WEIGHT"):
             read_weights(bad)
+
+
+def _pending(**more: Any) -> dict[str, Any]:
+    row = {"device": "cpu", "zone": "any", "spot": "no", "replicas": 2, "waited_s": None, "node_s": None, "measured": 0}
+    return row | more
+
+
+@pytest.mark.parametrize(
+    ("row", "want"),
+    [
+        pytest.param(_pending(), ["pending (cpu): 2 replicas"], id="of one machine: nobody knows how long"),
+        pytest.param(
+            _pending(device="gpu", zone="eu-1a", spot="only", waited_s=61.2, node_s=180.0),
+            ["pending (gpu in eu-1a, on spot capacity alone): 2 replicas: 61 s by now, 180 s guessed in all"],
+            id="of a cluster, whose first node it is",
+        ),
+        pytest.param(
+            _pending(device="mig-1g.10gb", spot="may", waited_s=3.0, node_s=95.0, measured=4),
+            ["pending (mig-1g.10gb, on spot capacity, too): 2 replicas: 3 s by now, 95 s expected in all"],
+            id="of a cluster that was measured",
+        ),
+        pytest.param(_pending(replicas=0, node_s=95.0, measured=4), [], id="none waits"),
+    ],
+)
+def test_pending_replicas(row: dict[str, Any], want: list[str]) -> None:
+    """What they ask for, how many there are, and how long they wait."""
+    assert list(pending_lines([row])) == want

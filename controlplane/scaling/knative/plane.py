@@ -7,7 +7,7 @@ seen, so that it may be cut anywhere: the next one goes on from there.
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import Final, Protocol
 
 from contracts.control import RestoreFailure, Stats
@@ -20,6 +20,7 @@ from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
 from controlplane.policy.knative_seen import (
     PRIVATE,
+    UNSCHEDULABLE,
     Place,
     Service,
     Version,
@@ -31,13 +32,16 @@ from controlplane.policy.knative_seen import (
 from controlplane.policy.knative_sight import News, Sight
 from controlplane.scaling.knative.cluster import OURS_SELECTOR, ClusterApi, Json, Ref
 from controlplane.scaling.knative.converge import Converger, Kind
+from controlplane.scaling.knative.following import follow
+from controlplane.scaling.knative.following import place_of as _place
+from controlplane.scaling.knative.node_waits import NodeWaits
 from controlplane.scaling.knative.pods import PodTable
-from controlplane.scaling.knative.view import Uids
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
 
 log = logging.getLogger(__name__)
 
 SERVING: Final = "serving.knative.dev/v1"
+SLICES: Final = "discovery.k8s.io/v1"
 KINDS: Final = (Kind("v1", "Namespace", pruned=False), Kind(SERVING, "Service"))
 LOOK_S: Final = 2.0  # at what the cluster refuses
 
@@ -71,6 +75,7 @@ class Plane:
         self._clock = clock
         self._is_suspended = is_suspended
         self._sight = Sight()
+        self.nodes = NodeWaits(api, self._sight.service_at, feed, clock)
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()  # all that there is was seen once
         self._begin()
@@ -118,8 +123,9 @@ class Plane:
         revisions, slices = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._converger.run(), name="converge")
-            tasks.create_task(self._follow(SERVING, "Revision", OURS_SELECTOR, self._revision, revisions))
-            tasks.create_task(self._follow("discovery.k8s.io/v1", "EndpointSlice", PRIVATE, self._slice, slices))
+            tasks.create_task(follow(self._api, SERVING, "Revision", OURS_SELECTOR, self._revision, revisions))
+            tasks.create_task(follow(self._api, SLICES, "EndpointSlice", PRIVATE, self._slice, slices))
+            tasks.create_task(self.nodes.run(), name="nodes")
             for first in (self._converger.synced, revisions, slices):
                 await first.wait()
             self.synced.set()
@@ -151,16 +157,6 @@ class Plane:
                 self._fail(key, StartFailed("the cluster does not take its Service"))
             self._refused = refused
 
-    async def _follow(
-        self, api_version: str, kind: str, labels: str, take: Callable[[Place, Json | None], News], first: asyncio.Event
-    ) -> None:
-        known = Uids()
-        async with aclosing(self._api.watch(api_version, kind, labels=labels)) as changes:
-            async for change in changes:
-                for ref, obj in known.take(change):
-                    self._tell(take(_place(ref), obj))
-                first.set()
-
     # -- what is seen --
 
     def _wrote(self, ref: Ref) -> None:
@@ -173,17 +169,19 @@ class Plane:
         if (before is None) != (found is None) or (before and found and before.ready != found.ready):
             self._changed.set()  # an old version may go now
 
-    def _revision(self, place: Place, obj: Json | None) -> News:
-        return self._sight.revision(place, None if obj is None else failed_of(obj))
+    def _revision(self, place: Place, obj: Json | None) -> None:
+        self._tell(self._sight.revision(place, None if obj is None else failed_of(obj)))
 
-    def _slice(self, place: Place, obj: Json | None) -> News:
-        return self._sight.slice(place, None if obj is None else pods_of(obj))
+    def _slice(self, place: Place, obj: Json | None) -> None:
+        self._tell(self._sight.slice(place, None if obj is None else pods_of(obj)))
 
     def _tell(self, news: News) -> None:
         if not news:
             return
-        failures = tuple(self._failure(_key(of), StartFailed(sentence(why.reason))) for of, why in news.failed)
-        for of, why in news.failed:
+        # A node may come, and who waits is told when; that none came in time is a failure of its own.
+        failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.nodes.is_known]
+        failures = tuple(self._failure(_key(of), StartFailed(sentence(why.reason))) for of, why in failed)
+        for of, why in failed:
             log.warning("no replica came up", extra={"version": str(_key(of)), "why": why.reason})
         self._feed.publish(
             revisions=news.revisions,
@@ -228,10 +226,6 @@ class Plane:
     def _is_ready(self, key: VersionKey) -> bool:
         found = self._service(key)
         return found is not None and found.ready != ""
-
-
-def _place(ref: Ref) -> Place:
-    return ref.namespace or "", ref.name
 
 
 def _key(of: Version) -> VersionKey:

@@ -1,0 +1,229 @@
+"""Replicas that wait for a node: how many by what they ask of one, how long nodes took to come, and how long a start
+that waits for one still takes, as far as that is known. Pure but for its own state.
+
+All times are the cluster's own, as its objects have them: seconds since 1970. https://kubernetes.io/docs/reference/
+kubernetes-api/workload-resources/pod-v1/#PodStatus: `PodScheduled` is False with `Unschedulable` while no node has
+room, and True from the moment in which one was chosen.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final
+
+from controlplane.policy.eta import Mean
+from controlplane.policy.knative_seen import UNSCHEDULABLE, Json, Place, condition
+
+GUESS_S: Final = 180.0  # for a node to come, where none was seen to come
+START_GUESS_S: Final = 30.0  # on a node that has come, where none was seen: its image and its bytes
+AGAIN: Final = 0.5  # of a wait that is longer than others were, and so long again
+MAX_CLASSES: Final = 256
+MAX_STARTS: Final = 4096
+ANY: Final = "any"  # zone
+
+_ZONE: Final = "topology.kubernetes.io/zone"
+_DEVICES: Final = "nvidia.com/"
+# Labels and taints by which capacity is told that may be taken away: ours, Karpenter's, and those of three clouds.
+_SPOT: Final = {
+    "kelvin.dev/capacity": "spot",
+    "karpenter.sh/capacity-type": "spot",
+    "cloud.google.com/gke-spot": "true",
+    "kubernetes.azure.com/scalesetpriority": "spot",
+    "eks.amazonaws.com/capacityType": "SPOT",
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NodeClass:
+    """What a pod asks of a node: `device` is `cpu`, `gpu` or a slice (`mig-1g.10gb`), `zone` one or `any`, `spot`
+    whether it is for such capacity alone (`only`), bears it (`may`), or does not (`no`).
+    """
+
+    device: str
+    zone: str
+    spot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A pod of a Knative Service. None of what has not been so."""
+
+    service: str
+    node: NodeClass
+    waits_since_s: float | None = None  # no node has room for it
+    placed_s: float | None = None
+    ready_s: float | None = None
+    is_leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Replicas of one class that wait for a node: the first of them since `since_s`; a wait is `node_s` in all, as
+    `measured` of them were (0: a guess).
+    """
+
+    node: NodeClass
+    replicas: int
+    since_s: float | None
+    node_s: float
+    measured: int
+
+
+@dataclass(slots=True)
+class Nodes:
+    """All pods of versions. Each call takes one in, None where it is gone."""
+
+    _pods: dict[Place, Seen] = field(default_factory=dict)
+    _of: dict[Place, dict[Place, None]] = field(default_factory=dict)  # pods, by Service
+    _waited: OrderedDict[NodeClass, Mean] = field(default_factory=OrderedDict)
+    _starts: OrderedDict[Place, Mean] = field(default_factory=OrderedDict)  # of a Service, from its node to ready
+    _start: Mean = field(default_factory=lambda: Mean(START_GUESS_S))  # of any
+
+    def __repr__(self) -> str:
+        return f"<Nodes pods={len(self._pods)} pending={sum(row.replicas for row in self.pending())}>"
+
+    def pod(self, place: Place, found: Seen | None) -> Place | None:
+        """The Service whose start it says something new of: it waits for a node, or waits no more."""
+        before = self._pods.pop(place, None)
+        if before is not None:
+            self._forget(place, before)
+            if found is not None and before.ready_s is not None:
+                found = replace(found, ready_s=before.ready_s)  # its start is over, whatever becomes of it
+        if found is not None:
+            self._pods[place] = found
+            self._of.setdefault((place[0], found.service), {})[place] = None
+            self._learn(place, before, found)
+        waited, waits = (each is not None and _waits(each) for each in (before, found))
+        if waited == waits:
+            return None
+        of = found or before
+        assert of is not None
+        return place[0], of.service
+
+    def forget(self) -> None:
+        """All pods, but not how long nodes took."""
+        self._pods.clear()
+        self._of.clear()
+
+    def pending(self) -> tuple[Pending, ...]:
+        """By class. One for which something waited lately has a row of none."""
+        since: dict[NodeClass, list[float]] = {node: [] for node in self._waited}
+        for seen in self._pods.values():
+            if _waits(seen) and seen.waits_since_s is not None:
+                since.setdefault(seen.node, []).append(seen.waits_since_s)
+        return tuple(
+            Pending(node, len(each), min(each, default=None), *self._node(node)) for node, each in sorted(since.items())
+        )
+
+    def services(self) -> Iterator[Place]:
+        """Those of which a pod waits for a node."""
+        for service, places in self._of.items():
+            if any(_waits(self._pods[place]) for place in places):
+                yield service
+
+    def ready_in_s(self, service: Place, now_s: float) -> float | None:
+        """Until the first of its pods is ready: the wait for a node, and what a start takes on it. None where one was
+        ready, or none is awaited.
+        """
+        start_s = self._starts.get(service, self._start).value
+        left = []
+        for place in self._of.get(service, ()):
+            seen = self._pods[place]
+            if seen.is_leaving:
+                continue
+            if seen.ready_s is not None:
+                return None
+            if seen.placed_s is not None:
+                left.append(max(0.0, seen.placed_s + start_s - now_s))
+            elif seen.waits_since_s is not None:
+                node_s, _ = self._node(seen.node)
+                left.append(_rest_s(node_s, now_s - seen.waits_since_s) + start_s)
+        return min(left, default=None)
+
+    def check_integrity(self) -> None:
+        """Assert that the index is of those that are there, and bounded what is remembered."""
+        indexed = {(service, place) for service, places in self._of.items() for place in places}
+        assert indexed == {((place[0], seen.service), place) for place, seen in self._pods.items()}
+        assert all(self._of.values())
+        assert len(self._waited) <= MAX_CLASSES
+        assert len(self._starts) <= MAX_STARTS
+
+    def _node(self, node: NodeClass) -> tuple[float, int]:
+        """A wait for such a node in all, and of how many."""
+        mean = self._waited.get(node)
+        return (GUESS_S, 0) if mean is None else (mean.value, mean.count)
+
+    def _learn(self, place: Place, before: Seen | None, now: Seen) -> None:
+        if before is None or now.placed_s is None:
+            return
+        if before.placed_s is None and before.waits_since_s is not None:
+            _add(self._waited, now.node, now.placed_s - before.waits_since_s, MAX_CLASSES)
+        if before.ready_s is None and now.ready_s is not None:
+            start_s = now.ready_s - now.placed_s
+            _add(self._starts, (place[0], now.service), start_s, MAX_STARTS)
+            self._start = self._start.with_one(max(0.0, start_s))
+
+    def _forget(self, place: Place, seen: Seen) -> None:
+        service = place[0], seen.service
+        del self._of[service][place]
+        if not self._of[service]:
+            del self._of[service]
+
+
+def seen_of(obj: Json) -> Seen | None:
+    """Of a Pod; None for one that is no replica's."""
+    about, spec = obj["metadata"], obj.get("spec") or {}
+    service = (about.get("labels") or {}).get("serving.knative.dev/service")
+    if not service:
+        return None
+    scheduled, ready = condition(obj, "PodScheduled"), condition(obj, "Ready")
+    is_waiting = scheduled.get("status") == "False" and scheduled.get("reason") == UNSCHEDULABLE
+    return Seen(
+        service,
+        node_of(spec),
+        waits_since_s=_when(scheduled, about) if is_waiting else None,
+        placed_s=_when(scheduled, about) if scheduled.get("status") == "True" else None,
+        ready_s=_when(ready, about) if ready.get("status") == "True" else None,
+        is_leaving="deletionTimestamp" in about,
+    )
+
+
+def node_of(spec: Mapping[str, Any]) -> NodeClass:
+    """What a pod's spec asks of a node, as we write it: by resources, node selector and tolerations."""
+    asked = {
+        name
+        for container in spec.get("containers") or ()
+        for name in ((container.get("resources") or {}).get("limits") or {})
+        if name.startswith(_DEVICES)
+    }
+    chosen = spec.get("nodeSelector") or {}
+    borne = {each.get("key") for each in spec.get("tolerations") or ()}
+    is_only = any(chosen.get(key) == value for key, value in _SPOT.items())
+    spot = "only" if is_only else "may" if borne & _SPOT.keys() else "no"
+    return NodeClass(min(asked, default="cpu").removeprefix(_DEVICES), chosen.get(_ZONE) or ANY, spot)
+
+
+def _waits(seen: Seen) -> bool:
+    return seen.waits_since_s is not None and not seen.is_leaving
+
+
+def _rest_s(node_s: float, waited_s: float) -> float:
+    """Of a wait of so long. One that is longer than others were says that those say little of it."""
+    return node_s - waited_s if waited_s < node_s else AGAIN * waited_s
+
+
+def _add(means: OrderedDict[Any, Mean], key: Any, seconds: float, most: int) -> None:
+    mean = means.pop(key, None) or Mean(0.0)
+    means[key] = mean.with_one(max(0.0, seconds))
+    while len(means) > most:
+        means.popitem(last=False)
+
+
+def _when(of: Json, about: Json) -> float | None:
+    """Since when a condition is so; where it does not say, since there was the object."""
+    for said in (of.get("lastTransitionTime"), about.get("creationTimestamp")):
+        with suppress(ValueError):
+            return datetime.fromisoformat(str(said)).timestamp()
+    return None

@@ -1,0 +1,200 @@
+"""Pods that no node has room for, as a control plane beside a cluster tells them: to operators, to a scraper, to
+activators. Where Knative and a scheduler would act, the test does.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activator.keys import VersionKey
+from activator.policy.expected import Starts, comes_too_late
+from contracts.control import Feed
+from contracts.forecast import Forecast
+from contracts.traffic_errors import DeadlineTooShort
+from controlplane.policy.knative_service import service_name
+from controlplane.policy.pending import GUESS_S, START_GUESS_S
+from tests.cluster.answers import Json
+from tests.cluster.api_server import ApiServer
+from tests.cluster.playing import FEATURES, NAMESPACE, Knative, inside, running
+from tests.cluster.test_control_plane import register
+from tests.controlplane.builders import digest
+from tests.controlplane.door import Door
+from tests.controlplane.ground import eventually
+from tests.controlplane.test_internal_api import FeedReader, feed
+
+SPOT = {
+    "cluster_nodes": "kelvin.dev/capacity=spot,topology.kubernetes.io/zone=eu-1a",
+    "cluster_tolerations": "kelvin.dev/capacity,nvidia.com/gpu",
+}
+ROW = {"device": "gpu", "zone": "eu-1a", "spot": "only"}
+LABELS = 'process="controlplane",device="gpu",zone="eu-1a",spot="only"'
+
+
+@pytest.fixture
+def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knative:
+    """A cluster that allows what the settings ask for, and the way to it."""
+    api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
+    api_server.namespace("platform")
+    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
+    return Knative(api_server)
+
+
+class Scene:
+    """A version whose first revision was made, and what is told of it."""
+
+    def __init__(self, knative: Knative, door: Door, reader: FeedReader) -> None:
+        self._server, self._knative = knative.server, knative
+        self.door, self._reader = door, reader
+        self.failures: list[str] = []
+
+    def pod(self, name: str, *conditions: Json) -> Json:
+        """Of the spec that its Service asks for, with what a Deployment puts on it."""
+        of = self._knative.service()
+        template, service = of["spec"]["template"], of["metadata"]["name"]
+        labels = template["metadata"]["labels"] | {"serving.knative.dev/service": service}
+        fields = ("containers", "nodeSelector", "tolerations")
+        return self._server.create({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
+            "spec": {field: template["spec"][field] for field in fields},
+            "status": {"phase": "Pending", "conditions": list(conditions)},
+        })  # fmt: skip
+
+    def becomes(self, pod: Json, *conditions: Json) -> None:
+        """What a scheduler or a kubelet says of it now."""
+        self._server.set_status(pod, {"phase": "Pending", "conditions": list(conditions)})
+
+    def fails(self, reason: str) -> None:
+        """Its Revision does, as Knative has it."""
+        name = f"{service_name('m', digest('a'))}-00001"
+        template = self._knative.service()["spec"]["template"]
+        about = {"name": name, "namespace": NAMESPACE, "labels": template["metadata"]["labels"]}
+        revision = {"apiVersion": "serving.knative.dev/v1", "kind": "Revision", "metadata": about}
+        condition = {"type": "Ready", "status": "False", "reason": reason, "lastTransitionTime": at(0.0)}
+        if not self._server.objects("serving.knative.dev/v1", "Revision", NAMESPACE):
+            self._server.create({**revision, "spec": template["spec"]})
+        self._server.set_status(revision, {"conditions": [condition]})
+
+    async def told(self, holds: Callable[[Feed], Any]) -> Feed:
+        """The next line that says so."""
+        while True:
+            line = await self._reader.line()
+            self.failures += [each.message for each in line.failures]
+            if holds(line):
+                return line
+
+    async def forecast(self, holds: Callable[[float], bool] = lambda ready_in_s: True) -> Forecast:
+        """The next one of which that is so; while a pod waits they are repeated."""
+        line = await self.told(lambda line: any(holds(each.ready_in_ms / 1000) for each in line.forecasts))
+        return line.forecasts[0]
+
+    async def pending(self) -> list[Json]:
+        """As operators see it."""
+        _, shown = await self.door.admin("GET", "/status")
+        return [{name: row[name] for name in (*ROW, "replicas", "measured")} for row in shown["pending"]]
+
+    async def is_scraped(self, line: str) -> bool:
+        """Whether it is on the page of metrics."""
+        _, text = await self.door.admin("GET", "/metrics")
+        return line in text.splitlines()
+
+
+def at(seconds_ago: float) -> str:
+    """As an API server has it: whole seconds."""
+    return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def unscheduled(seconds_ago: float = 0.0) -> Json:
+    return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": at(seconds_ago)}
+
+
+def scheduled(seconds_ago: float = 0.0) -> Json:
+    return {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(seconds_ago)}
+
+
+def play(knative: Knative, tmp_path: Path, scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    """With a control plane as a program, whose version waits for its first pod."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Scene]:
+        async with inside(tmp_path) as door, feed(door) as reader:
+            await register(door)
+            await eventually(lambda: bool(knative.services()), "its Service")
+            name = f"{service_name('m', digest('a'))}-00001"
+            knative.server.set_status(knative.service(), {"conditions": [], "latestCreatedRevisionName": name})
+            it = Scene(knative, door, reader)
+            await it.told(lambda line: line.revisions)
+            yield it
+
+    async def main() -> None:
+        async with opened() as it:
+            await scenario(it)
+
+    with running(tmp_path, **SPOT):
+        asyncio.run(main())
+
+
+def test_a_replica_without_a_node_is_counted_and_foretold(knative: Knative, tmp_path: Path) -> None:
+    """By device, zone and spot, as its Service was rendered; by a guess first, and by what was measured then."""
+
+    async def scenario(it: Scene) -> None:
+        assert await it.pending() == []
+        one = it.pod("one", unscheduled(100))
+        said = await it.forecast()
+        assert (said.tenant, said.model, said.version) == ("default", "m", digest("a"))
+        assert GUESS_S + START_GUESS_S - 100 - said.ready_in_ms / 1000 == pytest.approx(0.0, abs=20)
+        assert await it.pending() == [ROW | {"replicas": 1, "measured": 0}]
+        assert await it.is_scraped(f"kelvin_pending_replicas{{{LABELS}}} 1")
+        it.becomes(one, scheduled(40))
+        await it.forecast(lambda ready_in_s: ready_in_s == 0)
+        assert await it.pending() == [ROW | {"replicas": 0, "measured": 1}]
+        assert await it.is_scraped(f"kelvin_pending_replicas{{{LABELS}}} 0")
+        knative.server.delete(one)
+        it.pod("two", unscheduled(10))
+        said = await it.forecast(lambda ready_in_s: ready_in_s > 0)
+        assert 60 + START_GUESS_S - 10 - said.ready_in_ms / 1000 == pytest.approx(0.0, abs=20)
+
+    play(knative, tmp_path, scenario)
+
+
+def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative: Knative, tmp_path: Path) -> None:
+    """A revision that no node has room for has not failed; one whose image is not to be had has (the control)."""
+
+    async def scenario(it: Scene) -> None:
+        it.pod("one", unscheduled())
+        said = await it.forecast()
+        it.fails("Unschedulable")
+        it.becomes(it.pod("two", unscheduled()), scheduled())
+        await it.forecast()
+        assert it.failures == []
+        it.fails("ImagePullBackOff")
+        await it.told(lambda line: line.failures)
+        assert it.failures == ["no replica could be started: its image is not to be had"]
+        # What an activator makes of it: who has less time is refused at once, and told when to come again.
+        starts: Starts[VersionKey] = Starts()
+        key = VersionKey("default", "m", digest("a"))
+        starts.under_way(key, said, now=0.0)
+        expected_s = starts.outlook(key, now=10.0).remaining_s
+        assert expected_s is not None
+        assert comes_too_late(expected_s, 30.0)
+        assert not comes_too_late(expected_s, 300.0)
+        refused = DeadlineTooShort(expected_s, 30.0, is_starting=True).retry_after_s
+        assert refused == pytest.approx(GUESS_S + START_GUESS_S - 10, abs=20)
+
+    play(knative, tmp_path, scenario)
+
+
+def test_a_pod_that_has_its_node_is_no_pending_replica(knative: Knative, tmp_path: Path) -> None:
+    """The control: it starts as pods do, and nothing is counted or foretold of it."""
+
+    async def scenario(it: Scene) -> None:
+        it.pod("one", scheduled())
+        knative.pods("one")
+        await it.told(lambda line: line.replicas)
+        assert await it.pending() == []
+
+    play(knative, tmp_path, scenario)
