@@ -41,6 +41,12 @@ def said(server: ApiServer, kind: str, name: str) -> dict[str, tuple[str, str]]:
     return {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions") or ()}
 
 
+def events(server: ApiServer, namespace: str = NAMESPACE) -> set[tuple[str, str, str, int]]:
+    """Of which kind, whether it is a warning, why, and how often."""
+    found = server.objects("v1", "Event", namespace)
+    return {(each["involvedObject"]["kind"], each["type"], each["reason"], each["count"]) for each in found}
+
+
 def scale_of(knative: Knative, letter: str, what: str = "min-scale") -> str | None:
     """What a version's Service says to Knative, by default the least that is kept."""
     notes = knative.service(letter)["spec"]["template"]["metadata"]["annotations"]
@@ -146,5 +152,25 @@ def test_a_cluster_without_our_kinds(knative: Knative, tmp_path: Path) -> None:
             async with inside(tmp_path) as door:
                 await register(door)
                 await eventually(lambda: len(knative.services()) == 1, "its Service")
+
+    asyncio.run(main())
+
+
+def test_events_tell_how_it_fares(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
+    """Of what came to be so, once: a model that is refused, and one that is ready, with its version."""
+
+    async def main() -> None:
+        with running(tmp_path):
+            async with inside(tmp_path) as door:
+                declaring.namespace(NAMESPACE)
+                declare(declaring, "Model", "m", tenant="default", prod="c" * 12)
+                await register(door)
+                ready, refused = ("Model", "Normal", "Ready", 1), ("Model", "Warning", "Refused", 1)
+                want = {ready, refused, ("ModelVersion", "Normal", "Ready", 1)}
+                await eventually(lambda: events(declaring) == want, "the events")
+                before = len(declaring.objects("v1", "Event", NAMESPACE))
+                declare(declaring, "Tenant", "acme")
+                await eventually(lambda: events(declaring, "default") == {("Tenant", "Normal", "Ready", 1)}, "another")
+                assert len(declaring.objects("v1", "Event", NAMESPACE)) == before == 3
 
     asyncio.run(main())

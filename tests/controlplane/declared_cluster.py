@@ -26,6 +26,7 @@ class DeclaredCluster:
     def __init__(self) -> None:
         self.objects: dict[Ref, Json] = {}
         self.writes: list[tuple[str, Ref]] = []
+        self.events: list[tuple[Ref, str, str, bool]] = []
         self.away = False
         self.answered = asyncio.Event()
         self.answered.set()
@@ -66,7 +67,7 @@ class DeclaredCluster:
         self._drop(ref)
 
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
-        """Nobody reads them here."""
+        self.events.append((Ref.of(about), reason, message, warning))
 
     async def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
         mine: asyncio.Queue[Change] = asyncio.Queue()

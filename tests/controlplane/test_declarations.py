@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from controlplane.policy.knative_service import service_name
 from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
-from controlplane.scaling.knative.cluster import Json, Upsert
+from controlplane.scaling.knative.cluster import Json, Ref, Upsert
 from controlplane.scaling.knative.declarations import Declarations
 from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
 from controlplane.store import Database, sqlite_engine
@@ -350,5 +351,30 @@ def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
                 w.running.result()
             assert raised.group_contains(KeyError)
             assert w.cluster.watching == []
+
+    asyncio.run(main())
+
+
+def _is_told(cluster: DeclaredCluster, ref: Ref) -> bool:
+    return "Ready" in cluster.conditions(ref)
+
+
+def test_events_are_told_once(tmp_path: Path) -> None:
+    """By who does it, and by a process that comes after not again."""
+
+    async def main() -> None:
+        cluster = DeclaredCluster()
+        for _ in range(2):
+            async with world(tmp_path, cluster) as w:
+                if not cluster.objects:
+                    await acme(w, "a")
+                    cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
+                other = cluster.declare("Model", f"other-{len(cluster.events)}", "kelvin-acme", tenant="acme")
+                await w.until(partial(_is_told, cluster, other))
+                await w.until(lambda: bool(cluster.of("ModelVersion")[0].get("status")))
+        assert [(ref.kind, ref.name, reason, warning) for ref, reason, _, warning in cluster.events] == [
+            ("Model", "chat", "Ready", False),
+            ("ModelVersion", service_name("chat", A), "Ready", False),
+        ]
 
     asyncio.run(main())

@@ -16,6 +16,7 @@ from controlplane.clock import Clock
 from controlplane.facts import VersionKey
 from controlplane.policy import declared as policy
 from controlplane.policy.declared import TenantFacts
+from controlplane.policy.declared_events import news
 from controlplane.policy.knative_service import service_name
 from controlplane.scaling.knative.cluster import OURS, ClusterApi, ClusterError, Json, Ref
 from controlplane.scaling.knative.converge import Converger, Kind
@@ -229,6 +230,8 @@ class Declarations:
     async def _tell(self, obj: Json, status: Mapping[str, object]) -> None:
         if obj.get("status") != status:
             await self._write(self._api.apply_status, {**policy.head(obj, finalizer=False), "status": status})
+            for each in news(obj.get("status") or {}, status):
+                await self._api.record(obj, each.reason, each.message, warning=each.is_warning)
 
     async def _write(self, call: Callable[[Json], Awaitable[Json]], obj: Json) -> None:
         """What it became is known at once; a mirror's is heard of by its watch."""
