@@ -12,6 +12,7 @@ import msgspec
 
 from activator import dependencies
 from contracts.control import READER, Feed
+from contracts.doubling import Doubling
 from contracts.errors import Refused
 from contracts.wire import decoder
 from service.client import ServiceClient
@@ -22,8 +23,8 @@ PATH: Final = "/internal/v1/feed"
 SILENCE_S: Final = dependencies.FEED.timeout_s  # three heartbeats
 MAX_LINE: Final = 256 << 20
 PATIENCE_S: Final = 1.0  # with the control plane, at the start
-FIRST_BACKOFF_S: Final = 0.05
 LAST_BACKOFF_S: Final = 1.0
+BACKOFF: Final = Doubling(0.05, LAST_BACKOFF_S)
 
 
 class BrokenFeed(Exception):
@@ -47,16 +48,16 @@ class FeedClient:
 
     async def run(self) -> None:
         """Until cancelled."""
-        backoff_s = FIRST_BACKOFF_S
+        failures = 0  # since it was connected
         while True:
             try:
                 await self._follow()
             except (BrokenFeed, Refused) as error:
-                if self.connected or backoff_s == FIRST_BACKOFF_S:
+                if self.connected or not failures:
                     log.warning("the feed is away; the last table stands", extra={"error": str(error)})
-            backoff_s = FIRST_BACKOFF_S if self.connected else min(LAST_BACKOFF_S, backoff_s * 2)
+            failures = 0 if self.connected else failures + 1
             self.connected = False
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
+            await asyncio.sleep(BACKOFF.after(failures + 1, random.random()))  # noqa: S311 (spreads load, keeps no secret)
 
     async def begin_without(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:
         """Go on from what `load` finds, where the control plane says nothing for a moment. Its own word replaces it."""

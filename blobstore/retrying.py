@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from blobstore.store import BlobStat, BlobStore, BlobUnavailable, Payload
+from contracts.doubling import Doubling
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class RetryBudget:
 
     def pause_s(self, failed: int, chance: float) -> float:
         """Full jitter after `failed` (1 or more) failed attempts; `chance` is uniform in [0, 1)."""
-        return chance * min(self.cap_s, self.base_s * 2.0 ** (failed - 1))
+        return chance * Doubling(self.base_s, self.cap_s).after(failed)
 
 
 DEFAULT_BUDGET: Final = RetryBudget()

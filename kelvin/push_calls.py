@@ -13,6 +13,7 @@ import click
 import httpx
 import msgspec
 
+from contracts.doubling import Doubling
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
 from contracts.problem import is_retryable
 from contracts.push import (
@@ -81,8 +82,8 @@ class Patience:
 
     def pause_s(self, failed: int, failure: Failure) -> float:
         """Half of an exponential step, the other half by chance, and never before the time that was asked for."""
-        step = min(self.cap_s, self.base_s * 2.0 ** min(failed, 20))
-        return max(step * (0.5 + 0.5 * self.chance()), failure.retry_after_s or 0.0)
+        step_s = Doubling(self.base_s, self.cap_s).after(failed + 1, 1 - self.chance())
+        return max(step_s, failure.retry_after_s or 0.0)
 
 
 class PushCalls:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Self
 
 from contracts.deadline import Deadline
+from contracts.doubling import Doubling
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,7 @@ class Shipper:
         self._spool = spool
         self._post = post
         self._linger_s = linger_s
-        self._backoff_s = backoff_s
-        self._max_backoff_s = max_backoff_s
+        self._backoff = Doubling(backoff_s, max_backoff_s)
         self._jitter = jitter
         self._one_at_a_time = asyncio.Lock()
         self._committed = asyncio.Event()
@@ -119,5 +119,4 @@ class Shipper:
             return True
 
     def _pause_s(self) -> float:
-        full_s: float = min(self._max_backoff_s, self._backoff_s * 2 ** min(self.failures, 30))
-        return full_s * (0.5 + self._jitter() / 2)
+        return self._backoff.after(self.failures + 1, 1 - self._jitter())

@@ -9,6 +9,7 @@ from typing import Final
 
 import aiohttp
 
+from contracts.doubling import Doubling
 from contracts.errors import Refused, Unavailable
 from contracts.wire import decode, encode
 from service.cause import headers as told
@@ -24,8 +25,7 @@ CONNECT_S: Final = PEERS.timeout_s
 ANSWER_S: Final = PEER_ANSWERS.timeout_s  # for a question without a wait
 SILENCE_S: Final = PEER_ANSWERS.timeout_s
 SLOWEST_BYTES_PER_S: Final = 1 << 20
-AWAY_S: Final = 2.0  # doubled for each time in a row
-MAX_AWAY_S: Final = 60.0
+AWAY: Final = Doubling(2.0, 60.0)
 ASIDE_S: Final = 60.0  # after wrong bytes
 MIN_BUSY_S: Final = 0.1
 MAX_BUSY_S: Final = 5.0
@@ -171,8 +171,8 @@ class Peer:
     def _fail(self, error: Exception) -> None:
         if not self.answers:
             return  # calls that were under way when another one failed
-        wait_s = min(MAX_AWAY_S, AWAY_S * 2.0**self._lost)
-        self._lost = min(self._lost + 1, 16)
+        self._lost += 1
+        wait_s = AWAY.after(self._lost)
         self._away_until = self._clock() + wait_s
         told_of = {"peer": self.url, "error": str(error) or type(error).__name__, "for_s": wait_s}
         log.warning("a peer does not answer", extra=told_of)

@@ -17,6 +17,8 @@ from enum import StrEnum
 from math import exp
 from typing import Final, Generic, TypeVar
 
+from contracts.doubling import Doubling
+
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
@@ -78,7 +80,7 @@ def decide(tried: Tried, now_s: float, remaining_s: float, draw: float, limits: 
     count = tried.lost + tried.refused
     if count >= limits.tries or tried.lost >= limits.lost:
         return Withheld.TRIES
-    pause_s: float = draw * min(limits.longest_s, limits.first_s * 2 ** (count - 1))
+    pause_s = draw * Doubling(limits.first_s, limits.longest_s).after(count)
     if pause_s >= remaining_s:
         return Withheld.DEADLINE
     assert tried.until_s is not None, "nothing has failed"

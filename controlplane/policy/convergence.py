@@ -13,11 +13,14 @@ from decimal import Decimal
 from itertools import chain, islice
 from typing import Any, Final
 
+from contracts.doubling import Doubling
+
 Json = Mapping[str, Any]
 
 STAMP: Final = "kelvin.dev/applied"  # a field that we no longer name leaves no other trace
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 300.0
+PAUSES: Final = Doubling(FIRST_S, LONGEST_S)
 CALM_S: Final = 120.0  # an object that stayed as it was for so long is repaired at once again
 SHOWN: Final = 8  # differences of one object
 
@@ -148,7 +151,7 @@ def not_sooner(memory: Memory, until: float) -> Memory:
 
 def pause_s(tries: int, luck: float) -> float:
     """Twice as long each time, within bounds, less up to a half by luck in [0, 1): not all try at once."""
-    return min(LONGEST_S, FIRST_S * 2.0 ** min(tries - 1, 30)) * (1 - luck / 2)
+    return PAUSES.after(tries, luck)
 
 
 def ours(obj: Json) -> bool:

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
+from contracts.doubling import Doubling
+
+PAUSES: Final = Doubling(0.1, 1.0)
 RESTORE_CORES: Final = 2  # that a start keeps busy: the runtime, and the agent, zygote or activator that work for it
 HOLDS_S: Final = (
     1.0  # a start that takes longer moves bytes: a fork beside it costs it little, an empty pool others much
@@ -44,4 +47,4 @@ def backoff_s(failures: int) -> float:
 
     A zygote that came back is noticed within that second; one that bears the dead costs no more than a fork a second.
     """
-    return 0.0 if failures == 0 else min(1.0, 0.1 * 2.0 ** min(failures - 1, 10))
+    return 0.0 if failures == 0 else PAUSES.after(failures)

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Final
 
+from contracts.doubling import Doubling
+
 FIRST_DELAY_S: Final = 0.0
-STEP_S: Final = 0.2
 LONGEST_S: Final = 5.0
+PAUSES: Final = Doubling(0.2, LONGEST_S)
 STEADY_S: Final = 30.0  # a life this long forgets the deaths before it
 
 
@@ -24,4 +26,4 @@ class Restarts:
         """At once for the first death, then doubling up to LONGEST_S."""
         if self.deaths <= 1:
             return FIRST_DELAY_S
-        return min(LONGEST_S, STEP_S * 2.0 ** min(self.deaths - 2, 10))
+        return PAUSES.after(self.deaths - 1)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
+from contracts.doubling import Doubling
 from controlplane import dependencies
 from controlplane.clock import Clock
 from controlplane.scaling.knative.answers import trouble_in
@@ -31,8 +32,7 @@ from controlplane.scaling.knative.transport import Query, Transport
 
 PAGE: Final = 500
 SOONER_S: Final = 15.0  # than what is silent counts as dead, the server ends it
-FIRST_S: Final = 0.2
-LONGEST_S: Final = 30.0
+PAUSES: Final = Doubling(0.2, 30.0)
 _LOG = logging.getLogger("kelvin.cluster")
 
 
@@ -152,5 +152,5 @@ class Watching:
             _LOG.warning("%s is not watched: %s", self._path, trouble)
             self.trouble = trouble
         self._failures += 1
-        pause_s = min(LONGEST_S, FIRST_S * 2.0 ** min(self._failures - 1, 20)) * (1 - self._luck() / 2)
+        pause_s = PAUSES.after(self._failures, self._luck())
         await self._clock.sleep(max(pause_s, trouble.retry_after_s if isinstance(trouble, Busy) else 0.0))

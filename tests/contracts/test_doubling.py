@@ -1,0 +1,19 @@
+"""How long a pause is after how many failures."""
+
+import pytest
+
+from contracts.doubling import Doubling
+
+
+@pytest.mark.parametrize(("failures", "luck", "want"), [
+    pytest.param(1, 0.0, 0.1, id="the first"),
+    pytest.param(2, 0.0, 0.2, id="twice as long"),
+    pytest.param(5, 0.0, 1.6, id="and so on"),
+    pytest.param(6, 0.0, 2.0, id="up to the bound"),
+    pytest.param(10**9, 0.0, 2.0, id="however many"),
+    pytest.param(2, 0.5, 0.15, id="less by luck"),
+    pytest.param(6, 1.0, 1.0, id="by a half at most, of the bound as well"),
+])  # fmt: skip
+def test_after(failures: int, luck: float, want: float) -> None:
+    """It doubles, and is bounded on both sides."""
+    assert Doubling(0.1, 2.0).after(failures, luck) == pytest.approx(want)
