@@ -6,15 +6,14 @@ is leased is used up, or its time is over, and then the tenant is refused, as ot
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from activator.asking import Asking, each
 from activator.policy.budget import Spent
 from activator.policy.budget_lease import LEASED_S, RENEW_S, BudgetLease, Question
-from activator.shared_rates import CLOSE_S, Away
+from activator.shared_rates import Away
 from contracts.errors import Refused
 from contracts.traffic_errors import BudgetAway, BudgetSpent
 
@@ -91,8 +90,7 @@ class SharedBudgets:
         self._wall_s = wall_s
         self._clock = clock
         self._kept: dict[str, _Kept] = {}
-        self._waiting: Counter[str] = Counter()  # micro-units
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._asking: Asking[str] = Asking()  # for micro-units
 
     def __repr__(self) -> str:
         return f"<SharedBudgets tenants={len(self._kept)} asking={len(self._asking)} {self._store!r}>"
@@ -107,27 +105,19 @@ class SharedBudgets:
             if kept.lease.covers(spent, micros, now_us, now_s):
                 kept.lease.is_used = True
                 return
-            asking = self._asking.get(tenant)
+            asking = self._asking.of(tenant)
             if asking is None:
                 if not self._store.is_up:
                     raise Refused(BudgetAway(AFTER_S))
                 if now_s < kept.lease.quiet_until_s:
                     raise Refused(BudgetSpent(budget_micros, micros))
-                waiting = self._waiting[tenant] + micros
+                waiting = self._asking.waiting[tenant] + micros
                 asking = self._start(tenant, kept, kept.lease.ask(spent, budget_micros, waiting, now_us, now_s))
-            self._waiting[tenant] += micros
-            try:
-                await asyncio.wait((asking,))  # which the end of one who waits does not end
-            finally:
-                self._waiting[tenant] -= micros
-                if not self._waiting[tenant]:
-                    del self._waiting[tenant]
+            await self._asking.wait(tenant, asking, micros)
 
     async def run(self) -> None:
         """Renew what is used and give back what is not, until cancelled."""
-        while True:
-            await asyncio.sleep(RENEW_S)
-            await self.tend()
+        await each(RENEW_S, self.tend)
 
     async def tend(self) -> None:
         """Once; tenants one after another, as nobody waits for it."""
@@ -145,13 +135,9 @@ class SharedBudgets:
 
     async def close(self) -> None:
         """Give back what is not used, as far as that is quick, and wait for what is asked, which ends by itself."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                for kept in self._kept.values():
-                    kept.lease.is_used = False
-                await self.tend()
-        while self._asking:
-            await asyncio.wait(self._asking.values())
+        for kept in self._kept.values():
+            kept.lease.is_used = False
+        await self._asking.close(self.tend())
 
     def _of(self, tenant: str, spent: Spent, budget_micros: int) -> _Kept:
         kept = self._kept.get(tenant)
@@ -161,8 +147,7 @@ class SharedBudgets:
         return kept
 
     def _start(self, tenant: str, kept: _Kept, question: Question) -> "asyncio.Task[None]":
-        task = self._asking[tenant] = asyncio.ensure_future(self._lease(tenant, kept, question))
-        return task
+        return self._asking.start(tenant, self._lease(tenant, kept, question))
 
     async def _lease(self, tenant: str, kept: _Kept, asked: Question) -> None:
         key = f"kelvin:{{{tenant}}}:budget:{asked.month}"
@@ -174,8 +159,6 @@ class SharedBudgets:
             kept.lease.told(asked, int(granted), self._clock())
         except Away:
             pass  # what was leased is good until its time is over
-        finally:
-            del self._asking[tenant]
 
     def _now_us(self) -> int:
         return int(self._wall_s() * 1e6)

@@ -7,11 +7,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
+from activator.asking import Asking, each
 from activator.policy.places import RENEW_S, Leased, share
-from activator.shared_rates import CLOSE_S, Away
+from activator.shared_rates import Away
 from activator.shares import RETRY_AFTER_S, Place
 from contracts.errors import Refused
 from contracts.traffic_errors import TenantBusy
@@ -46,8 +46,7 @@ class SharedPlaces:
         self._inside: Counter[str] = Counter()
         self._leased: dict[str, Leased] = {}
         self._limits: dict[str, int] = {}  # as they were last asked with
-        self._waiting: Counter[str] = Counter()
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._asking: Asking[str] = Asking()
 
     def __repr__(self) -> str:
         return f"<SharedPlaces tenants={len(self._leased)} inside={self._inside.total()} {self._store!r}>"
@@ -63,24 +62,16 @@ class SharedPlaces:
             if leased.has_place(inside, now_s) or self._has_share(leased, inside, limit, now_s):
                 leased.used(inside + 1)
                 return Place(self._inside, tenant, None)
-            asking = self._asking.get(tenant)
+            asking = self._asking.of(tenant)
             if asking is None:
                 if not self._store.is_up or now_s < leased.quiet_until_s:
                     raise Refused(TenantBusy(limit, RETRY_AFTER_S))
-                asking = self._ask(tenant, leased.want(inside, self._waiting[tenant] + 1, limit))
-            self._waiting[tenant] += 1
-            try:
-                await asyncio.wait((asking,))  # which the end of one who waits does not end
-            finally:
-                self._waiting[tenant] -= 1
-                if not self._waiting[tenant]:
-                    del self._waiting[tenant]
+                asking = self._ask(tenant, leased.want(inside, self._asking.waiting[tenant] + 1, limit))
+            await self._asking.wait(tenant, asking)
 
     async def run(self) -> None:
         """Renew what is used and give back what is not, until cancelled."""
-        while True:
-            await asyncio.sleep(RENEW_S)
-            await self.tend()
+        await each(RENEW_S, self.tend)
 
     async def tend(self) -> None:
         """Once; tenants one after another, as nobody waits for it."""
@@ -89,17 +80,16 @@ class SharedPlaces:
                 return
             if tenant not in self._asking:
                 await asyncio.wait((self._ask(tenant, leased.renewal(self._inside[tenant])),))
-            if tenant not in self._asking and not self._waiting[tenant] and leased.is_idle(self._inside[tenant]):
+            if tenant not in self._asking and not self._asking.waiting[tenant] and leased.is_idle(self._inside[tenant]):
                 del self._leased[tenant], self._limits[tenant]
 
     async def close(self) -> None:
         """Give all back, as far as that is quick, and wait for what is being asked, which ends by itself."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                for tenant in list(self._leased):
-                    await asyncio.wait((self._asking.get(tenant) or self._ask(tenant, 0),))
-        while self._asking:
-            await asyncio.wait(self._asking.values())
+        await self._asking.close(self._give_back())
+
+    async def _give_back(self) -> None:
+        for tenant in list(self._leased):
+            await asyncio.wait((self._asking.of(tenant) or self._ask(tenant, 0),))
 
     def _has_share(self, leased: Leased, inside: int, limit: int, now_s: float) -> bool:
         """Without the store, and without places that are good still."""
@@ -107,8 +97,7 @@ class SharedPlaces:
 
     def _ask(self, tenant: str, want: int) -> "asyncio.Task[None]":
         self._leased[tenant].asked(want)
-        task = self._asking[tenant] = asyncio.ensure_future(self._lease(tenant, want))
-        return task
+        return self._asking.start(tenant, self._lease(tenant, want))
 
     async def _lease(self, tenant: str, want: int) -> None:
         sent_s = self._clock()
@@ -119,5 +108,3 @@ class SharedPlaces:
             self._leased[tenant].told(granted, self._inside[tenant], sent_s, self._clock())
         except Away:
             pass  # what was leased is good until its time is over
-        finally:
-            del self._asking[tenant]

@@ -5,15 +5,13 @@ A block is asked for once for all who wait for it, in a task of its own. While t
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, Protocol
 
+from activator.asking import Asking, each
 from activator.policy.gcra import Standing
 from activator.policy.lease import Asked, Lease
 
-CLOSE_S: Final = 1.0
 TEND_S: Final = 0.5  # between two looks at blocks whose time is over
 SWEEP_AT: Final = 1024
 
@@ -51,8 +49,7 @@ class Shared:
         self._clock = clock
         self._leases: dict[str, Lease] = {}
         self._limits: dict[str, int] = {}  # as they were last asked with
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        self._waiting: Counter[str] = Counter()  # units
+        self._asking: Asking[str] = Asking()
         self._sweep_at = SWEEP_AT
 
     def __repr__(self) -> str:
@@ -68,7 +65,7 @@ class Shared:
             now_s = self._clock()
             if lease.try_hold(units, now_s):
                 return lease.standing(limit, now_s)
-            asking = self._asking.get(tenant)
+            asking = self._asking.of(tenant)
             if asking is None:
                 if not self._store.is_up:
                     return lease.hold_alone(self._share(limit), units, now_s)
@@ -76,13 +73,7 @@ class Shared:
                     lacks = units - lease.standing(limit, now_s).remaining
                     return lease.standing(limit, now_s, max(quiet_s, lacks * 60 / limit))
                 asking = self._start(tenant, lease, limit, units)
-            self._waiting[tenant] += units
-            try:
-                await asyncio.wait((asking,))  # which the end of one who waits does not end
-            finally:
-                self._waiting[tenant] -= units
-                if not self._waiting[tenant]:
-                    del self._waiting[tenant]
+            await self._asking.wait(tenant, asking, units)
 
     def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
         """See `rates.Counting`."""
@@ -94,9 +85,7 @@ class Shared:
 
     async def run(self) -> None:
         """Give back blocks whose time is over, and tell what is owed, until cancelled."""
-        while True:
-            await asyncio.sleep(TEND_S)
-            await self.tend()
+        await each(TEND_S, self.tend)
 
     async def tend(self, ahead_s: float = 0.0) -> None:
         """Once, for blocks that end within so many seconds; tenants one after another, as nobody waits for it."""
@@ -106,21 +95,15 @@ class Shared:
             limit = self._limits[tenant]
             if tenant in self._asking or (asked := lease.give_back(limit, self._clock(), ahead_s)) is None:
                 continue
-            task = self._asking[tenant] = asyncio.ensure_future(self._ask(tenant, lease, limit, asked))
-            await asyncio.wait((task,))
+            await asyncio.wait((self._asking.start(tenant, self._ask(tenant, lease, limit, asked)),))
 
     async def close(self) -> None:
         """Give all back, as far as that is quick, and wait for what is being asked, which ends by itself."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self.tend(float("inf"))
-        while self._asking:
-            await asyncio.wait(self._asking.values())
+        await self._asking.close(self.tend(float("inf")))
 
     def _start(self, tenant: str, lease: Lease, limit: int, units: int) -> "asyncio.Task[None]":
-        asked = lease.ask(limit, units, self._waiting[tenant] + units, self._clock())
-        task = self._asking[tenant] = asyncio.ensure_future(self._ask(tenant, lease, limit, asked))
-        return task
+        asked = lease.ask(limit, units, self._asking.waiting[tenant] + units, self._clock())
+        return self._asking.start(tenant, self._ask(tenant, lease, limit, asked))
 
     async def _ask(self, tenant: str, lease: Lease, limit: int, asked: Asked) -> None:
         try:
@@ -133,8 +116,6 @@ class Shared:
             raise
         else:
             lease.told(asked, granted, full_in_s, self._clock())
-        finally:
-            del self._asking[tenant]
 
     def _share(self, limit: int) -> int:
         return max(1, limit // self._store.members)
