@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+REASONS: Final = ("Busy", "Conflict", "Denied", "Differs", "Invalid", "Missing", "Unreachable")
 STATES: Final = (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
 
 
@@ -72,6 +73,10 @@ async def on_cluster(
         page,
         lambda: {(row.node.device, row.node.zone, row.node.spot): row.replicas for row in plane.nodes.pending()},
     )
+    page.read(
+        "kelvin_cluster_refused_objects", "What the cluster does not take or keep as it is wanted.", Kind.GAUGE,
+        ("reason",), lambda: by((reason, plane.refusals()[reason]) for reason in REASONS),
+    )  # fmt: skip
     inst.registry.on_changed = plane.tick
     tenants = inst.access.tenants
     changes = Changes(inst.registry, tenants, plane, inst.clock)

@@ -96,6 +96,8 @@ def test_from_a_registration_to_its_deletion(knative: Knative, tmp_path: Path) -
             assert (status, problem["code"]) == (501, "one_machine_only")
             status, processes = await door.admin("GET", "/status")
             assert (status, [each["ready"] for each in processes["processes"]]) == (200, [True])
+            _, page = await door.admin("GET", "/metrics")
+            assert 'kelvin_cluster_refused_objects{process="controlplane",reason="Invalid"} 0' in page
             slice_ = knative.pods()
             assert (await until(reader, lambda line: bool(line.removed_replicas))).removed_replicas == ("one",)
             assert (await door.admin("DELETE", "/models/m?force=true"))[0] == 200

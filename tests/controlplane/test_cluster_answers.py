@@ -87,13 +87,7 @@ def test_messages_are_one_short_line() -> None:
     ("ref", "want"),
     [
         (Ref("v1", "Namespace", None, "a"), "/api/v1/namespaces/a"),
-        (Ref("v1", "Endpoints", "n", "a"), "/api/v1/namespaces/n/endpoints/a"),
         (Ref("serving.knative.dev/v1", "Service", "n", "a"), "/apis/serving.knative.dev/v1/namespaces/n/services/a"),
-        (
-            Ref("networking.k8s.io/v1", "NetworkPolicy", "n", "a"),
-            "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies/a",
-        ),
-        (Ref("networking.k8s.io/v1", "Ingress", "n", "a"), "/apis/networking.k8s.io/v1/namespaces/n/ingresses/a"),
         (Ref("v1", "Secret", "n/../x", "a?b"), "/api/v1/namespaces/n%2F..%2Fx/secrets/a%3Fb"),
     ],
 )

@@ -255,8 +255,10 @@ def test_a_service_that_is_refused(tmp_path: Path) -> None:
             await it.passes(2.0)
         told = [row for line in await it.heard() for row in line.failures]
         assert [row.message for row in told] == ["no replica could be started: the cluster does not take its Service"]
+        assert it.plane.refusals()["Invalid"] == 1
         await it.passes(400.0)
         assert it.place.services() == {at("a").name}
+        assert it.plane.refusals()["Invalid"] == 0
 
     play(tmp_path, scenario)
 

@@ -6,6 +6,7 @@ seen, so that it may be cut anywhere: the next one goes on from there.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
@@ -91,6 +92,10 @@ class Plane:
         self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
         self._refused: set[VersionKey] = set()  # likewise
         self._changed.set()
+
+    def refusals(self) -> Counter[str]:
+        """How many objects are not as they should be, by why, in one word."""
+        return Counter(each.reason for each in self._converger.refusals().values())
 
     # -- as the decider --
 
