@@ -121,7 +121,9 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         ladder.push_async_callback(errands.close)
 
         table, timelines, under_way = Table(), Timelines(), UnderWay()
-        told = choose_sink(settings.autoscaler, control, name, table.revisions.of, telemetry.page)
+        told = choose_sink(
+            settings.autoscaler, control, name, table.revisions.of, lambda: table.revisions.pools, telemetry.page
+        )
         backlogs = Backlogs(table.backlog_s, lambda key: throttler.queued(key), lambda key: throttler.pace(key))
         reporter = Reporter(told.sink, backlogs)
 

@@ -67,23 +67,30 @@ class AutoscalerLink:
             self._owe(stats)
             return False
         told = list(self._told(stats))
-        left = iter(told)
         is_sent = False
+        try:
+            is_sent = await self.tell(told)
+        finally:
+            if not is_sent:
+                self._owe(stats)
+        return is_sent and len(told) == len(stats)
+
+    async def tell(self, told: Iterable[RevisionStat]) -> bool:
+        """Whether it was taken. Nothing of it is kept, where nobody hears."""
+        socket, left = self._socket, iter(told)
+        if socket is None or socket.closed:
+            return False
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 while some := list(islice(left, AT_ONCE)):
                     await socket.send_bytes(encode_stats(self._pod, some))
-            is_sent = True
         except _AWAY as error:
             log.warning("Knative's autoscaler takes nothing", extra={"error": repr(error)})
             if self._socket is socket:
                 self._socket = None
             socket.abort()
             return False
-        finally:
-            if not is_sent:
-                self._owe(stats)
-        return len(told) == len(stats)
+        return True
 
     async def run(self) -> None:
         """Stay connected until cancelled."""

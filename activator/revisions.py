@@ -1,7 +1,7 @@
 """Which of Knative's Revisions is which version, as the feed tells it. The table is its one writer."""
 
 from activator.keys import VersionKey
-from contracts.control import Feed, RevisionRow
+from contracts.control import Feed, PoolRow, RevisionRow
 
 
 class Revisions:
@@ -10,6 +10,7 @@ class Revisions:
     def __init__(self) -> None:
         self._rows: dict[VersionKey, RevisionRow] = {}
         self._named: dict[tuple[str, str], VersionKey] = {}  # namespace and name
+        self.pools: tuple[PoolRow, ...] = ()  # of pods that wait for versions
 
     def __repr__(self) -> str:
         return f"<Revisions {len(self._rows)}>"
@@ -29,7 +30,8 @@ class Revisions:
     def apply(self, line: Feed) -> None:
         """Take one line over."""
         if line.full:
-            self._rows, self._named = {}, {}
+            self._rows, self._named, self.pools = {}, {}, ()
+        self.pools = line.pools or self.pools
         for row in line.revisions:
             key = VersionKey(row.tenant, row.model, row.version)
             self._drop(key)

@@ -8,7 +8,7 @@ from typing import Final
 from activator import dependencies
 from activator.keys import VersionKey
 from activator.reporter import Sink
-from contracts.control import ConcurrencyStat, RevisionRow, Stats
+from contracts.control import ConcurrencyStat, PoolRow, RevisionRow, Stats
 from contracts.errors import Refused
 from contracts.settings import BadSetting
 from service.client import ServiceClient
@@ -34,6 +34,7 @@ def choose_sink(
     control: ServiceClient,
     name: str,
     revision_of: Callable[[VersionKey], RevisionRow | None],
+    pools: Callable[[], tuple[PoolRow, ...]],
     page: Page,
 ) -> Told:
     """As the setting says. Raises BadSetting. The library is imported only where Knative's autoscaler is named."""
@@ -41,12 +42,14 @@ def choose_sink(
         return Told(ControlSink(control, name))
     try:
         from activator.autoscaler_link import AutoscalerLink
+        from activator.pool_reporter import PoolReporter
     except ImportError as missing:
         rule = "needs the extra: pip install 'kelvin-serving[cluster]'"
         raise BadSetting("KELVIN_AUTOSCALER", autoscaler, rule) from missing
     link = AutoscalerLink(autoscaler, name, revision_of)
     page.gauge("kelvin_autoscaler_connected", "Whether Knative's autoscaler hears us.", lambda: link.is_open)
-    return Told(link, lambda: link.is_open, (link.run,))
+    sink = PoolReporter(link, ControlSink(control, name), revision_of, pools)
+    return Told(sink, lambda: link.is_open, (link.run, sink.run))
 
 
 class ControlSink:

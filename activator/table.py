@@ -106,6 +106,7 @@ class Table:
             versions=versions,
             spending=tuple(self._spending.values()),
             revisions=self.revisions.rows(),
+            pools=self.revisions.pools,
             machine=self.machine,
         )
 

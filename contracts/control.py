@@ -137,6 +137,16 @@ class RevisionRow(Wire, frozen=True):
     name: str
 
 
+class PoolRow(Wire, frozen=True):
+    """Where Knative's autoscaler hears of pods that wait for versions, and what each activator tells it: its `share` of
+    how many pods there are to be.
+    """
+
+    namespace: str
+    name: str
+    share: float
+
+
 class RestoreFailure(Wire, frozen=True):
     """A start of the version failed for good: waiters are told this instead of waiting."""
 
@@ -166,6 +176,7 @@ class Feed(Wire, frozen=True):
     starts: tuple[StartRow, ...] = ()  # of versions at zero; over once a replica of theirs is told
     spending: tuple[SpendingRow, ...] = ()
     revisions: tuple[RevisionRow, ...] = ()  # of versions that Knative scales
+    pools: tuple[PoolRow, ...] = ()  # in their place; all of them, where any is told
     removed_tenants: tuple[str, ...] = ()
     removed_keys: tuple[str, ...] = ()
     removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it

@@ -90,7 +90,7 @@ async def _serve(
         if cluster is None or settings.cluster is None:
             running = await one_machine(ladder, inst)
         else:
-            running = await on_cluster(ladder, inst, settings.cluster, cluster, stop)
+            running = await on_cluster(ladder, inst, settings.cluster, cluster, inner.ways, stop)
             if stop.is_set():
                 return  # before all was seen: nobody is told that it is all
         if settings.postgres is not None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +20,16 @@ from controlplane.policy.knative_service import (
     Cluster,
     Control,
 )
+from controlplane.policy.placement import PoolSpec, Sharing
+from controlplane.scaling.knative.pools import PoolSettings
 
 SCALING: Final = "KELVIN_SCALING"
 MOST_DEVICES: Final = 1_000_000
 _KEY: Final = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # of a label or a taint
+MOST_PODS: Final = 1000  # of a pool
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_PATTERN: Final = re.compile(rf"(\*|{_LABEL.pattern})/(\*|{_LABEL.pattern})")
+_POOL: Final = re.compile(r"([a-z0-9]{1,20})=([0-9]{1,15}):([0-9]{1,4}):([0-9]{1,4})")
 _VALUE: Final = re.compile(r"[A-Za-z0-9._-]{0,63}")
 
 
@@ -35,6 +41,7 @@ class ClusterSettings:
     namespace: str
     kubeconfig: Path | None = None  # None: by the service account of our own pod
     devices: int | None = None  # None: nothing bounds all versions together
+    pools: PoolSettings = field(default_factory=PoolSettings)
 
 
 def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
@@ -64,7 +71,34 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     kubeconfig = Path(env["KUBECONFIG"]) if env.get("KUBECONFIG") else None
     namespace = _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin"))
     devices = settings.integer(env, "KELVIN_CLUSTER_DEVICES", 0, low=0, high=MOST_DEVICES) or None
-    return ClusterSettings(pods, namespace, kubeconfig, devices)
+    return ClusterSettings(pods, namespace, kubeconfig, devices, _pools(env, pods))
+
+
+def _pools(env: Mapping[str, str], pods: Cluster) -> PoolSettings:
+    """None, or with whose versions are on their pods."""
+    name, shared, apart = "KELVIN_CLUSTER_POOLS", "KELVIN_CLUSTER_POOLED", "KELVIN_CLUSTER_APART"
+    rule = "NAME=BYTES:WAITING:MOST, WAITING no more than MOST, which is 1000 or less"
+    found = tuple(_pool(part) for part in _each(env, name, lambda part: _pool(part) is not None, rule))
+    pools = tuple(each for each in found if each is not None)
+    if len({each.name for each in pools}) < len(pools):
+        raise BadSetting(name, env[name], "each NAME must be there once")
+    if not pools:
+        return PoolSettings()
+    if pods.control is None:
+        raise BadSetting(name, env[name], "needs KELVIN_CLUSTER_CONTROL: pods are told what to serve by who proves it")
+    models = _each(env, shared, _PATTERN.fullmatch, "TENANT/MODEL, or * for either")
+    if not models:
+        raise BadSetting(shared, env.get(shared, ""), f"is required with {name}")
+    apart_from = frozenset(_each(env, apart, _LABEL.fullmatch, "a tenant"))
+    return PoolSettings(pools, Sharing(models, apart_from))
+
+
+def _pool(part: str) -> PoolSpec | None:
+    """None for what says none."""
+    if (read := _POOL.fullmatch(part)) is None:
+        return None
+    weight_bytes, waiting, most = (int(each) for each in read.groups()[1:])
+    return PoolSpec(read[1], weight_bytes, waiting, most) if waiting <= most and 0 < most <= MOST_PODS else None
 
 
 def _namespace(value: str) -> str:

@@ -109,6 +109,14 @@ WATCH: Final = Dependency(
     "what was seen last counts; all is listed anew where something may have been missed",
     "kelvin_replicas",
 )
+POOL: Final = Dependency(
+    "pool",
+    "a pod that waits for a version saying what it does, or taking an order; a bind may take as long as a restore",
+    5.0,
+    "asked again each 5 s; a version is tried on three pods",
+    "what is bound serves on; a start waits for another pod, then fails and says so",
+    "kelvin_replicas",
+)
 LEASE: Final = Dependency(
     "lease",
     "a call about the Lease of who leads",
@@ -123,5 +131,5 @@ CONNECT_S: Final = 1.0  # of a Unix socket that blocks the loop: one that listen
 
 DEPENDENCIES: Final = (
     ZYGOTE, RESTORE, ORDERS, REPORTS, ADOPTION, SLEEP, SIBLINGS, EVICTION, EXAMINATION, READERS, DATABASE,
-    CLUSTER, WATCH, LEASE,
+    CLUSTER, WATCH, POOL, LEASE,
 )  # fmt: skip

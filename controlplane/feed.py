@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, RestoreFailure, RevisionRow, TenantRow, VersionRow
+from contracts.control import (
+    Feed,
+    KeyRow,
+    ModelRow,
+    PoolRow,
+    ReplicaRow,
+    RestoreFailure,
+    RevisionRow,
+    TenantRow,
+    VersionRow,
+)
 from contracts.forecast import Forecast, StartRow
 from contracts.machine import Machine
 from contracts.spending import SpendingRow
@@ -100,6 +110,7 @@ class FeedHub:
         self._starts: dict[tuple[str, str, str], StartRow] = {}  # of versions without a replica
         self._spending: dict[str, SpendingRow] = {}
         self._revisions: dict[tuple[str, str, str], RevisionRow] = {}
+        self._pools: tuple[PoolRow, ...] = ()
         self._subscriptions: set[Subscription] = set()
         self._away: dict[str, float] = {}  # named readers that left: until when they are remembered, by the loop
         self._max_lines = max_lines
@@ -124,6 +135,7 @@ class FeedHub:
         starts: tuple[StartRow, ...] = (),
         spending: tuple[SpendingRow, ...] = (),
         revisions: tuple[RevisionRow, ...] = (),
+        pools: tuple[PoolRow, ...] = (),
         removed_tenants: tuple[str, ...] = (),
         removed_keys: tuple[str, ...] = (),
         removed_replicas: tuple[str, ...] = (),
@@ -140,6 +152,7 @@ class FeedHub:
         self._starts.update(((row.tenant, row.model, row.version), row) for row in starts)
         self._spending.update((row.tenant, row) for row in spending)
         self._revisions.update(((row.tenant, row.model, row.version), row) for row in revisions)
+        self._pools = pools or self._pools
         for replica in replicas:
             if not (replica.draining or replica.unproven):
                 self._starts.pop((replica.tenant, replica.model, replica.version), None)
@@ -170,6 +183,7 @@ class FeedHub:
             starts=starts,
             spending=spending,
             revisions=revisions,
+            pools=pools,
             removed_tenants=removed_tenants,
             removed_keys=removed_keys,
             removed_replicas=removed_replicas,
@@ -195,8 +209,14 @@ class FeedHub:
             starts=tuple(self._starts.values()),
             spending=tuple(self._spending.values()),
             revisions=tuple(self._revisions.values()),
+            pools=self._pools,
             machine=self._machine,
         )
+
+    @property
+    def readers(self) -> int:
+        """How many are here, and how many that left are expected back."""
+        return len(self._subscriptions) + len(self._away)
 
     def is_suspended(self, tenant: str) -> bool:
         """Whether its keys are refused."""

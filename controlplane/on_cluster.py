@@ -26,8 +26,11 @@ from controlplane.scaling.knative.declarations import Declarations
 from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
 from controlplane.scaling.knative.plane import Plane
 from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.pool_calls import PodCalls
+from controlplane.scaling.knative.pools import Pools
 from controlplane.scaling.knative.wanted import Rendering
 from controlplane.status import pending_replicas
+from service.way import Ways
 from telemetry.policy.instruments import Kind, by
 
 if TYPE_CHECKING:
@@ -56,7 +59,12 @@ async def connected(settings: ClusterSettings, clock: Clock) -> "AsyncIterator[K
 
 
 async def on_cluster(
-    ladder: AsyncExitStack, inst: Installation, settings: ClusterSettings, api: ClusterApi, stop: asyncio.Event
+    ladder: AsyncExitStack,
+    inst: Installation,
+    settings: ClusterSettings,
+    api: ClusterApi,
+    ways: Ways,
+    stop: asyncio.Event,
 ) -> Running:
     """What runs already is in the feed on return; or `stop` is set, which is also how a defect ends the process."""
     jobs = await jobs_beside(ladder, inst)
@@ -68,7 +76,11 @@ async def on_cluster(
     )  # fmt: skip
     outcomes = Outcomes(inst.registry, inst.tasks)
     rendering = Rendering(settings.pods, settings.namespace, inst.settings.kv_bytes, settings.devices)
-    plane = Plane(api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, inst.feed.is_suspended)
+    pools = Pools(
+        api, settings.pools, settings.pods, inst.settings.kv_bytes, PodCalls(ways),
+        inst.registry, inst.feed, outcomes, pods, inst.clock, inst.tasks,
+    )  # fmt: skip
+    plane = Plane(api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, inst.feed.is_suspended, pools)
     show_pending(
         page,
         lambda: {(row.node.device, row.node.zone, row.node.spot): row.replicas for row in plane.nodes.pending()},

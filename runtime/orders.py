@@ -47,7 +47,7 @@ class Orders:
             self._taken = take
             self._binding = asyncio.create_task(self._bind(take), name="bind")
             self._binding.add_done_callback(_seen)
-        elif self._taken != take:
+        elif not _is_same(self._taken, take):
             raise Refused(Conflict("version", "another one is bound here; it must be released first"))
         elif self._replica.state is RuntimeState.DRAINING:
             raise Refused(Unavailable("this pod"))
@@ -58,7 +58,7 @@ class Orders:
         """Have the process drain and end. False where nothing is bound. Raises `Refused(Conflict)` for another one."""
         if self._taken is None:
             return False
-        if self._taken != take:
+        if not _is_same(self._taken, take):
             raise Refused(Conflict("version", "another one is bound here"))
         self._end.set()
         return True
@@ -109,6 +109,11 @@ def build_orders(orders: Orders, replica: Replica) -> FastAPI:
         return _json(replica.report())
 
     return app
+
+
+def _is_same(one: Take, other: Take) -> bool:
+    """The rest says what it needs, and that it has."""
+    return (one.tenant, one.model, one.version) == (other.tenant, other.model, other.version)
 
 
 def _seen(task: "asyncio.Task[Bound]") -> None:

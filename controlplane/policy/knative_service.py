@@ -117,7 +117,7 @@ def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
                     "labels": _labels(version),
                     "annotations": {"kelvin.dev/version": version.version, **_scaling(version)},
                 },
-                "spec": _pod(version, cluster),
+                "spec": pod_spec(version, cluster),
             }
         },
     }
@@ -192,7 +192,8 @@ def _whole_seconds(name: str, seconds: float) -> str:
     return f"{int(seconds)}s"
 
 
-def _pod(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+def pod_spec(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+    """Of one that serves it. Raises `Refused(InvalidRequest)`."""
     return {
         "containerConcurrency": min(version.max_streams + BESIDE, max(version.max_streams, MOST_CONCURRENCY)),
         "timeoutSeconds": cluster.timeout_s,

@@ -7,6 +7,8 @@ import pytest
 from contracts.settings import BadSetting
 from controlplane.cluster_settings import ClusterSettings, read_cluster
 from controlplane.policy.knative_service import Cluster, Control
+from controlplane.policy.placement import PoolSpec, Sharing
+from controlplane.scaling.knative.pools import PoolSettings
 
 NEEDED = {
     "KELVIN_SCALING": "knative",
@@ -37,6 +39,9 @@ def test_all_of_them() -> None:
             "KELVIN_CLUSTER_DEVICE": "nvidia.com/mig-1g.10gb",
             "KELVIN_CLUSTER_DEVICE_CLASS": "h100-1g",
             "KELVIN_CLUSTER_DEVICES": "64",
+            "KELVIN_CLUSTER_POOLS": "small=8589934592:2:16, large=85899345920:1:4",
+            "KELVIN_CLUSTER_POOLED": "*/llama, acme/*",
+            "KELVIN_CLUSTER_APART": "bank",
             "KELVIN_CLUSTER_TIMEOUT_S": "1800",
             "KELVIN_CLUSTER_NODES": "example.com/gpu=h100,zone=a",
             "KELVIN_CLUSTER_TOLERATIONS": "nvidia.com/gpu,spot",
@@ -67,6 +72,10 @@ def test_all_of_them() -> None:
         "platform",
         Path("/home/me/.kube/config"),
         64,
+        PoolSettings(
+            (PoolSpec("small", 8 << 30, 2, 16), PoolSpec("large", 80 << 30, 1, 4)),
+            Sharing(("*/llama", "acme/*"), frozenset({"bank"})),
+        ),
     )
 
 
@@ -96,6 +105,20 @@ def test_all_of_them() -> None:
         ),
         pytest.param({"KELVIN_CLUSTER_CACHE": "x"}, "KELVIN_CLUSTER_CACHE=x: must be an absolute path", id="a cache"),
         pytest.param({"KELVIN_CLUSTER_CACHE": "/x"}, "needs kubernetes.podspec-volumes-hostpath", id="a cache's flag"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:3:2"}, "each must be NAME=BYTES:WAITING:MOST", id="more than most"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "a-b=1:1:2"}, "each must be NAME=BYTES:WAITING:MOST", id="a pool's name"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2,x=2:1:2"}, "each NAME must be there once", id="two of a name"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2"}, "needs KELVIN_CLUSTER_CONTROL", id="pods that nobody tells"),
+        pytest.param(
+            {
+                "KELVIN_CLUSTER_POOLS": "x=1:1:2",
+                "KELVIN_CLUSTER_CONTROL": "https://x",
+                "KELVIN_CLUSTER_INNER_SECRET": "inner",
+                "KELVIN_CLUSTER_SNAPSHOTTER": "https://x",
+            },
+            "KELVIN_CLUSTER_POOLED=: is required with KELVIN_CLUSTER_POOLS",
+            id="pods for nobody",
+        ),
         pytest.param({"KELVIN_CLUSTER_TIMEOUT_S": "0"}, "must be 1 or more", id="a timeout"),
         pytest.param(
             {"KELVIN_CLUSTER_PRIORITY_CLASS": "models"},

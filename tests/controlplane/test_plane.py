@@ -20,10 +20,13 @@ from controlplane.registry import Registry
 from controlplane.scaling.knative.cluster import Invalid, Json, Ref, Upsert
 from controlplane.scaling.knative.plane import SERVING, Plane
 from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.pool_actuator import Calls
+from controlplane.scaling.knative.pools import Pools, PoolSettings
 from controlplane.scaling.knative.wanted import Rendering
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
 from tests.controlplane.cluster_world import World
+from tests.controlplane.no_pods import Nobody
 from tests.controlplane.virtual_time import VirtualClock
 
 CLUSTER = Cluster(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
@@ -83,12 +86,28 @@ class Place(World):
 class Scene:
     """What a control plane on a cluster has, and what activators have heard of it."""
 
-    def __init__(self, place: Place, registry: Registry, feed: FeedHub, clock: VirtualClock, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        place: Place,
+        registry: Registry,
+        feed: FeedHub,
+        clock: VirtualClock,
+        tasks: Tasks,
+        settings: PoolSettings | None = None,
+        calls: Calls | None = None,
+        cluster: Cluster = CLUSTER,
+    ) -> None:
         self.place, self.registry, self.feed, self.clock = place, registry, feed, clock
         self.table = PodTable(clock, "cpu-1")
         self.outcomes = Outcomes(registry, tasks)
-        rendering = Rendering(CLUSTER, "kelvin", kv_bytes=512 << 20)
-        self.plane = Plane(place, registry, feed, self.outcomes, self.table, rendering, clock, feed.is_suspended)
+        rendering = Rendering(cluster, "kelvin", kv_bytes=512 << 20)
+        self.pools = Pools(
+            place, settings or PoolSettings(), cluster, 512 << 20, calls or Nobody(),
+            registry, feed, self.outcomes, self.table, clock, tasks,
+        )  # fmt: skip
+        self.plane = Plane(
+            place, registry, feed, self.outcomes, self.table, rendering, clock, feed.is_suspended, self.pools
+        )
         registry.on_changed = self.plane.tick
         self.subscription = feed.subscribe()
         self._heard = self.subscription.__enter__()
@@ -128,13 +147,14 @@ async def running(plane: Plane) -> AsyncIterator[None]:
             await task
 
 
-def play(path: Path, scenario: Callable[[Scene], Awaitable[None]]) -> None:
+def play(path: Path, scenario: Callable[[Scene], Awaitable[None]], place: Place | None = None, **more: Any) -> None:
     """On a clock that moves when told to. Nothing is left open."""
+    place = place or Place()
 
     async def main() -> None:
-        place, clock, feed = Place(), VirtualClock(), FeedHub()
+        clock, feed = VirtualClock(), FeedHub()
         async with opened_registry(path, feed) as registry, Tasks() as tasks:
-            scene = Scene(place, registry, feed, clock, tasks)
+            scene = Scene(place, registry, feed, clock, tasks, **more)
             feed.settled = _at_once  # type: ignore[method-assign]  # nobody reads on a socket here
             async with running(scene.plane):
                 await scene.passes()

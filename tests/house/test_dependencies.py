@@ -45,6 +45,7 @@ TAKEN_AWAY: Final = {
         "database": "test_locked.py::test_models_wake_and_records_wait",
         "cluster": "test_converge.py::test_a_cluster_that_is_away_is_not_asked_for_each_object",
         "watch": "test_cluster_watch.py::test_a_watch_that_says_nothing_is_begun_again",
+        "pool": "test_pools.py::test_pods_that_die",
         "lease": "test_lease.py::test_who_can_t_renew_stops_before_another_begins",
     },
     "runtime": {

@@ -37,6 +37,7 @@ from controlplane.scaling.knative.following import follow
 from controlplane.scaling.knative.following import place_of as _place
 from controlplane.scaling.knative.node_waits import NodeWaits
 from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.pools import Pools
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,9 @@ class Plane:
         rendering: Rendering,
         clock: Clock,
         is_suspended: Callable[[str], bool],
+        pools: Pools,
     ) -> None:
+        """What may be on a pod of one of `pools` has no Service of its own."""
         self._api = api
         self._models = models
         self._feed = feed
@@ -75,6 +78,7 @@ class Plane:
         self._rendering = rendering
         self._clock = clock
         self._is_suspended = is_suspended
+        self._pools = pools
         self._sight = Sight()
         self.nodes = NodeWaits(api, self._sight.service_at, feed, clock)
         self._changed = asyncio.Event()
@@ -87,6 +91,7 @@ class Plane:
     def _begin(self) -> None:
         """As if nothing had been seen, nothing were wanted, and nothing had been told."""
         self.synced.clear()
+        self._pools.begin()
         self._tell(self._sight.forget())
         self._converger = Converger(self._api, KINDS, self._clock, told=self._wrote)
         self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
@@ -100,18 +105,22 @@ class Plane:
     # -- as the decider --
 
     def observe(self, stats: Stats) -> None:
-        """Activators report to Knative's autoscaler; what one says here is for nobody."""
+        """Activators report to Knative's autoscaler; what one says here is of versions that share pods."""
+        self._pools.observe(stats)
 
     def tick(self) -> None:
         """What is wanted may be otherwise: look, soon."""
         self._changed.set()
+        self._pools.tick()
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
         """Their tenant is suspended, or they are deleted: what is wanted says so by now."""
+        self._pools.stop(keys)
         self.tick()
 
     def resume(self, keys: tuple[VersionKey, ...]) -> None:
         """Likewise."""
+        self._pools.resume(keys)
         self.tick()
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
@@ -133,7 +142,9 @@ class Plane:
             tasks.create_task(self.nodes.run(), name="nodes")
             for first in (self._converger.synced, revisions, slices):
                 await first.wait()
+            await self._pools.adopt()
             self.synced.set()
+            tasks.create_task(self._pools.run(), name="pools")
             tasks.create_task(self._want(), name="want")
             tasks.create_task(self._look(), name="refusals")
 
@@ -143,8 +154,9 @@ class Plane:
             await self._changed.wait()
             self._changed.clear()
             every = served(self._models.every_model(), self._is_there, self._is_ready)
-            objects, failed = self._rendering.objects(every, self._is_suspended)
-            self._converger.want(objects)
+            own = (each for each in every if not self._pools.shared.takes(*each))
+            objects, failed = self._rendering.objects(own, self._is_suspended)
+            self._converger.want([*objects, *self._pools.objects()])
             for key, failure in failed.items():
                 if self._unrendered.get(key) != failure:
                     self._fail(key, failure)
@@ -168,6 +180,8 @@ class Plane:
         if ref.kind != "Service":
             return
         place, obj = _place(ref), self._converger.seen(ref)
+        if self._pools.service(place, obj):
+            return
         before = self._sight.service_at(place)
         found = None if obj is None else service_of(obj)
         self._tell(self._sight.service(place, found))
@@ -178,7 +192,9 @@ class Plane:
         self._tell(self._sight.revision(place, None if obj is None else failed_of(obj)))
 
     def _slice(self, place: Place, obj: Json | None) -> None:
-        self._tell(self._sight.slice(place, None if obj is None else pods_of(obj)))
+        found = None if obj is None else pods_of(obj)
+        self._pools.slice(place, found)
+        self._tell(self._sight.slice(place, found))
 
     def _tell(self, news: News) -> None:
         if not news:

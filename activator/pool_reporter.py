@@ -1,0 +1,70 @@
+"""What runs on pods that anybody's versions share: who decides of it, and what keeps those pods there.
+
+A version on such a pod has no Revision of its own, so that the control plane decides how many replicas it has. The pods
+have one, and each second Knative's autoscaler is told of it what the feed said last: also while the control plane is
+away, so that nothing that serves goes with it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from activator.keys import VersionKey
+from activator.reporter import PERIOD_S, Sink
+from activator.stat_wire import RevisionStat
+from contracts.control import ConcurrencyStat, PoolRow, RevisionRow
+
+
+class Link(Sink, Protocol):
+    """To Knative's autoscaler."""
+
+    async def tell(self, told: Iterable[RevisionStat]) -> bool:
+        """Whether it was taken."""
+        ...
+
+
+class PoolReporter:
+    """A reporter's sink: to the autoscaler what has a Revision, to the control plane what may be on a pod of a pool."""
+
+    def __init__(
+        self,
+        link: Link,
+        control: Sink,
+        revision_of: Callable[[VersionKey], RevisionRow | None],
+        pools: Callable[[], tuple[PoolRow, ...]],
+    ) -> None:
+        self._link = link
+        self._control = control
+        self._revision_of = revision_of
+        self._pools = pools
+
+    def __repr__(self) -> str:
+        return f"<PoolReporter pools={len(self._pools())} {self._link!r}>"
+
+    @property
+    def session(self) -> object | None:
+        """See reporter.Sink."""
+        return self._link.session
+
+    async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
+        """See reporter.Sink."""
+        if not self._pools():
+            return await self._link.send(stats)
+        shared = tuple(each for each in stats if self._revision_of(_key(each)) is None)
+        own = tuple(each for each in stats if self._revision_of(_key(each)) is not None)
+        taken = [await sink.send(some) for sink, some in ((self._control, shared), (self._link, own)) if some]
+        return all(taken)
+
+    async def run(self) -> None:
+        """Say each second how many pods there are to be, until cancelled."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + PERIOD_S, loop.time())  # never twice within one second
+            await asyncio.sleep(due - loop.time())
+            if pools := self._pools():
+                await self._link.tell([RevisionStat(row.namespace, row.name, row.share, 0) for row in pools])
+
+
+def _key(stat: ConcurrencyStat) -> VersionKey:
+    return VersionKey(stat.tenant, stat.model, stat.version)

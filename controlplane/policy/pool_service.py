@@ -1,0 +1,90 @@
+"""The pods that wait for versions as a Knative Service: one for each kind of pod, which Knative keeps as many of as it
+is told are wanted.
+
+Their concurrency is what activators report (`placement.reported`): one for each pod, so that the target is one, and all
+of it. What is not said here is as with a version's own pods (`knative_service`).
+"""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from controlplane.policy.knative_service import SPREAD, Cluster, PodVersion, pod_spec, start_s
+from controlplane.policy.placement import PoolSpec
+
+LISTEN_PORT: Final = 7510  # where a pod is told which version to take
+NAMESPACE: Final = "kelvin--pools"  # no tenant's: none has a name that begins with a hyphen
+POOL: Final = "kelvin.dev/pool"
+COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+BOUND_COST: Final = "1000"  # who has a version is ended after all that wait
+_FAILURES: Final = 12  # of a liveness probe: between two lives nobody listens
+_AUTOSCALING: Final = "autoscaling.knative.dev"
+
+
+def pool_place(pool: PoolSpec, cluster: Cluster) -> tuple[str, str]:
+    """Namespace and name, which is no version's: those have one hyphen before their digits."""
+    return cluster.namespace or NAMESPACE, f"kelvin-pool--{pool.name}"
+
+
+def class_of(cluster: Cluster) -> str:
+    """What pods compute on."""
+    return cluster.device_class or f"cpu-{cluster.cores}"
+
+
+def pool_service(pool: PoolSpec, cluster: Cluster, kv_bytes: int) -> dict[str, Any]:
+    """The object, without a status. Raises `Refused(InvalidRequest)` where the cluster would refuse it. `cluster` has a
+    `control`.
+    """
+    like = PodVersion(tenant="", model="", version="", weight_bytes=pool.weight_bytes, kv_bytes=kv_bytes, max_streams=1)
+    namespace, name = pool_place(pool, cluster)
+    labels = {
+        "app.kubernetes.io/managed-by": "kelvin",
+        "app.kubernetes.io/component": "runtime",
+        POOL: pool.name,
+    }
+    return {
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Service",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {**labels, "networking.knative.dev/visibility": "cluster-local"},
+        },
+        "spec": {
+            "template": {
+                "metadata": {"labels": labels, "annotations": _scaling(pool, like)},
+                "spec": _pod(pool, like, cluster),
+            }
+        },
+    }
+
+
+def _scaling(pool: PoolSpec, like: PodVersion) -> dict[str, str]:
+    told: dict[str, object] = {
+        "class": "kpa.autoscaling.knative.dev",
+        "metric": "concurrency",
+        "min-scale": pool.waiting,  # also while nobody reports
+        "max-scale": pool.most,
+        "target": 1,
+        "target-utilization-percentage": 100,
+        "target-burst-capacity": -1,  # what is reported is all that counts
+    }
+    return {
+        **{f"{_AUTOSCALING}/{name}": str(value) for name, value in told.items()},
+        "serving.knative.dev/progress-deadline": f"{start_s(like)}s",
+    }
+
+
+def _pod(pool: PoolSpec, like: PodVersion, cluster: Cluster) -> dict[str, Any]:
+    """A cache that is one tenant's is none of theirs: they have an agent each."""
+    spec = pod_spec(like, replace(cluster, cache=None))
+    spec["containerConcurrency"] = 0  # by version: activators know
+    (container,) = spec["containers"]
+    container["args"] = [
+        "runtime", "--standby", class_of(cluster), "--threads", str(cluster.cores),
+        "--weights", str(pool.weight_bytes),
+    ]  # fmt: skip
+    container["env"].append({"name": "KELVIN_STANDBY_LISTEN", "value": f"0.0.0.0:{LISTEN_PORT}"})
+    container["livenessProbe"]["failureThreshold"] = _FAILURES
+    for spread in spec.get(SPREAD.field, ()):
+        spread["labelSelector"] = {"matchLabels": {POOL: pool.name}}
+    return spec

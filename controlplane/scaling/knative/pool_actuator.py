@@ -1,0 +1,313 @@
+"""Replicas of versions on pods that wait: the autoscaler's actuator where a pool has room for a version.
+
+`apply` decides and marks at once; what can wait is done beside it. What a pod says of itself counts over what is
+remembered: so a bind that was cut, or that another control plane began, is found and gone on with.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from contracts.control import ReplicaRow, RestoreFailure
+from contracts.errors import Failure, Internal, Refused, Unavailable
+from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
+from contracts.problem import code_of, is_retryable, status_of
+from contracts.timeline import Span
+from contracts.traffic_errors import StartFailed
+from controlplane.clock import Clock
+from controlplane.facts import VersionKey
+from controlplane.feed import FeedHub
+from controlplane.policy.breakeven import Level
+from controlplane.policy.placement import choose
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.replicas import Replica
+from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.pool_pods import PodState, PoolPod, PoolPods
+from controlplane.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+START_S: Final = 600.0  # for a pod, where none waits: as Knative's progress deadline
+TOLD_S: Final = 2.0  # for activators to hear that a replica leaves
+ATTEMPTS: Final = 3  # in a row, where the pod is lost on the way
+_HELD: Final = (PodState.BINDING, PodState.BOUND)
+
+
+class Calls(Protocol):
+    """To pods. All raise Refused."""
+
+    async def bind(self, url: str, take: Take) -> Bound: ...
+
+    async def release(self, url: str, take: Take) -> None: ...
+
+    async def state(self, url: str) -> RuntimeReport: ...
+
+
+class Listener(Protocol):
+    """See `controlplane/scaling/local`."""
+
+    def ready(self, replica: Replica) -> None: ...
+
+    def failed(self, key: VersionKey, failure: Failure) -> None: ...
+
+    def lost(self, replica: Replica) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Start:
+    key: VersionKey
+    take: Take
+    until_us: int
+    attempts: int = 0
+
+
+class PoolActuator:
+    """`take_of` says what a pod is told of a version, None where it may not be on one."""
+
+    def __init__(
+        self,
+        pods: PoolPods,
+        calls: Calls,
+        take_of: Callable[[VersionKey], Take | None],
+        feed: FeedHub,
+        table: PodTable,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        self._pods = pods
+        self._calls = calls
+        self._take_of = take_of
+        self._feed = feed
+        self._table = table
+        self._clock = clock
+        self._tasks = tasks
+        self._starts: list[_Start] = []
+        self._listeners: list[Listener] = []
+
+    def __repr__(self) -> str:
+        return f"<PoolActuator starts={len(self._starts)} {self._pods.taken()}>"
+
+    def listen(self, listener: Listener) -> None:
+        """Tell it what becomes of replicas from now on."""
+        self._listeners.append(listener)
+
+    # -- as the autoscaler's actuator --
+
+    def ready(self, key: VersionKey) -> int:
+        return len(self._pods.of(key, PodState.BOUND))
+
+    def live(self, key: VersionKey) -> int:
+        return len(self._pods.of(key, *_HELD)) + len(self._starts_of(key))
+
+    def present(self, key: VersionKey) -> int:
+        return len(self._pods.of(key, *PodState)) + len(self._starts_of(key))
+
+    def in_use(self) -> tuple[VersionKey, ...]:
+        return tuple(sorted(self._pods.keys() | {start.key for start in self._starts}))
+
+    def has_room(self) -> bool:
+        """The cluster makes it, or the start fails in time."""
+        return True
+
+    def leaving(self) -> int:
+        return 0
+
+    def sleep(self, key: VersionKey, level: Level) -> None:
+        """Nothing sleeps on a cluster (`wanted.Rendering.check`)."""
+
+    def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
+        """Have `replicas` of the version. Idempotent; accepted on return, not done."""
+        live = self.live(key)
+        for _ in range(replicas - live):
+            if (take := self._take_of(key)) is None:
+                break
+            until_us = self._clock.monotonic_us() + int(START_S * 1e6)
+            self._starts.append(_Start(key, take, until_us))
+        surplus = live - replicas
+        for start in self._starts_of(key)[::-1][: max(0, surplus)]:
+            self._starts.remove(start)
+            surplus -= 1
+        for pod in self._pods.of(key, *_HELD)[::-1][: max(0, surplus)]:  # the youngest: others have warm caches
+            self.release(pod)
+        self.place()
+
+    def _starts_of(self, key: VersionKey) -> list[_Start]:
+        return [start for start in self._starts if start.key == key]
+
+    # -- starts --
+
+    def waiting(self) -> Collection[Take]:
+        """What is asked for and has no pod yet."""
+        return [start.take for start in self._starts]
+
+    def place(self) -> None:
+        """Give pods that wait to starts, in their order; a start that has waited for too long fails."""
+        now_us = self._clock.monotonic_us()
+        for start in tuple(self._starts):
+            if (spot := choose(start.take.weight_bytes, self._pods.spots())) is not None:
+                self._starts.remove(start)
+                self._bind_to(self._pods.parked(spot), start)
+            elif now_us >= start.until_us:
+                self._starts.remove(start)
+                self._fail(start.key, StartFailed("no pod was there in time"))
+
+    def _bind_to(self, pod: PoolPod, start: _Start) -> None:
+        """Mark it before anything else can run."""
+        pod.state, pod.key, pod.take, pod.since_us = PodState.BINDING, start.key, start.take, self._now()
+        log.info("a pod takes a version", extra={"version": str(start.key), "pod": pod.name})
+        self._tasks.start(self._bind(pod, start), f"bind {start.key}")
+
+    async def _bind(self, pod: PoolPod, start: _Start) -> None:
+        try:
+            bound = await self._calls.bind(pod.orders, start.take)
+        except Refused as refused:
+            self._not_bound(pod, start, refused.failure)
+        except Exception:
+            log.exception("a bind failed in a way of ours", extra={"version": str(start.key)})
+            self._not_bound(pod, start, Internal())
+        else:
+            if self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key:
+                self._serve(pod, start, bound)
+
+    def _not_bound(self, pod: PoolPod, start: _Start, failure: Failure) -> None:
+        was_ours = self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key
+        if was_ours:
+            self._forget(pod)
+        start.attempts += 1
+        why = {"version": str(start.key), "why": failure.message, "attempt": start.attempts}
+        log.warning("a bind failed", extra=why)
+        was_lost = isinstance(failure, Unavailable) or code_of(failure) == "conflict"
+        if not was_ours:
+            return  # it was to leave, or is gone: the autoscaler makes up for it
+        if was_lost and start.attempts < ATTEMPTS:
+            self._starts.insert(0, start)
+            self.place()
+        else:
+            self._fail(start.key, failure)
+
+    def _serve(self, pod: PoolPod, start: _Start, bound: Bound) -> None:
+        pod.state, pod.runtime_id, pod.max_streams = PodState.BOUND, bound.runtime_id, bound.max_streams
+        self._tell(pod, bound.spans)
+        (replica,) = [each for each in self._table.of(start.key) if each.runtime_id == pod.runtime_id]
+        log.info("a replica is ready", extra={"version": str(pod.key), "runtime_id": pod.runtime_id, "pod": pod.name})
+        for listener in self._listeners:
+            listener.ready(replica)
+
+    def _tell(self, pod: PoolPod, restore: tuple[Span, ...] = ()) -> int:
+        """Activators, and whoever asks what runs. The feed's revision that says so."""
+        assert pod.key is not None
+        row = ReplicaRow(
+            runtime_id=pod.runtime_id,
+            tenant=pod.key.tenant,
+            model=pod.key.model,
+            version=pod.key.version,
+            address="",
+            max_streams=pod.max_streams,
+            draining=pod.state is PodState.LEAVING,
+            restore=restore,
+            url=pod.url,
+        )
+        self._table.put(row)
+        return self._feed.publish(replicas=(row,))
+
+    def _fail(self, key: VersionKey, failure: Failure) -> None:
+        if self.live(key) == 0:
+            row = RestoreFailure(
+                tenant=key.tenant,
+                version=key.version,
+                code=code_of(failure),
+                status=status_of(failure),
+                message=failure.message,
+                retryable=is_retryable(failure),
+            )
+            self._feed.publish(failures=(row,))
+        for listener in self._listeners:
+            listener.failed(key, failure)
+
+    # -- ends --
+
+    def release(self, pod: PoolPod) -> None:
+        """Have it finish what it has, and wait for another version."""
+        was_told, pod.state = pod.state is PodState.BOUND, PodState.LEAVING
+        revision = self._tell(pod) if was_told else 0
+        self._tasks.start(self._release(pod, revision), f"release {pod.name}")
+
+    async def _release(self, pod: PoolPod, revision: int) -> None:
+        if revision and not await self._feed.settled(revision, TOLD_S):
+            log.warning("an activator may not know of a drain", extra={"pod": pod.name})
+        try:
+            if pod.take is not None:
+                await self._calls.release(pod.orders, pod.take)
+        except Refused as refused:  # whoever looks at it next tells it again
+            log.warning("a pod was not released", extra={"pod": pod.name, "why": refused.failure.message})
+
+    def ending(self, pod: PoolPod) -> None:
+        """The cluster ends it: it drains by itself."""
+        if pod.is_ending:
+            return
+        pod.is_ending = True
+        if pod.state is PodState.BOUND:
+            pod.state = PodState.LEAVING
+            self._tell(pod)
+
+    def gone(self, pod: PoolPod) -> None:
+        """There is no such pod any more."""
+        self._pods.drop(pod)
+        self._lose(pod)
+
+    def _lose(self, pod: PoolPod) -> None:
+        """What it had is over."""
+        key, was, runtime_id = pod.key, pod.state, pod.runtime_id
+        self._forget(pod)
+        if key is None or not runtime_id:
+            return
+        self._feed.publish(removed_replicas=(runtime_id,))
+        self._table.remove(runtime_id)
+        state = ReplicaState.READY if was is PodState.BOUND else ReplicaState.DRAINING
+        for listener in self._listeners:
+            listener.lost(Replica(runtime_id, state, self._now(), key=key))
+
+    def _forget(self, pod: PoolPod) -> None:
+        pod.state, pod.key, pod.take, pod.runtime_id = PodState.UNKNOWN, None, None, ""
+        pod.since_us = self._now()
+
+    # -- what pods say --
+
+    def said(self, pod: PoolPod, report: RuntimeReport) -> None:
+        """A pod was asked. One that has another life than it had is begun with anew; one that has a version which
+        nobody gave it here has it from a control plane before us.
+        """
+        if not self._pods.has(pod):
+            return
+        if pod.runtime_id and report.runtime_id != pod.runtime_id:
+            self._lose(pod)
+        match report.state:
+            case RuntimeState.STANDBY if pod.state in (PodState.UNKNOWN, PodState.LEAVING):
+                if pod.state is PodState.LEAVING:
+                    self._forget(pod)  # it was told to let go before it had begun
+                pod.state = PodState.PARKED
+            case RuntimeState.RESTORING | RuntimeState.READY:
+                self._found(pod, report)
+            case _:
+                pass
+        self.place()
+
+    def _found(self, pod: PoolPod, report: RuntimeReport) -> None:
+        if report.tenant is None or report.model is None or report.version is None:
+            return
+        key = VersionKey(report.tenant, report.model, report.version)
+        if pod.state is PodState.LEAVING:
+            self._tasks.start(self._release(pod, 0), f"release {pod.name}")
+        elif pod.state in (PodState.UNKNOWN, PodState.PARKED):
+            if (take := self._take_of(key)) is not None:
+                self._bind_to(pod, _Start(key, take, self._now()))  # it answers as it did, or will
+            else:
+                unwanted = Take(
+                    tenant=key.tenant, model=key.model, version=key.version, device_class="", store="", weight_bytes=0
+                )
+                pod.state, pod.key, pod.take = PodState.LEAVING, key, unwanted
+                self._tasks.start(self._release(pod, 0), f"release {pod.name}")
+
+    def _now(self) -> int:
+        return self._clock.monotonic_us()

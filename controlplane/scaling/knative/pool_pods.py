@@ -1,0 +1,110 @@
+"""The pods of pools, each with what it has and does as far as is known. Nothing here asks or tells anybody."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from contracts.jobs import Take
+from controlplane.facts import VersionKey
+from controlplane.policy.placement import Spot
+
+Place = tuple[str, str]  # namespace and name
+
+
+class PodState(StrEnum):
+    """Of a pod, as the control plane knows it."""
+
+    UNKNOWN = "unknown"  # to be asked
+    PARKED = "parked"
+    BINDING = "binding"
+    BOUND = "bound"
+    LEAVING = "leaving"  # gives its version up, or is ended by the cluster
+
+
+@dataclass(slots=True)
+class PoolPod:
+    """`namespace` and `pool` are where it is from, `orders` where it is told what to do, `url` where requests go.
+
+    From BINDING on `take` is what it was told, or found with.
+    """
+
+    name: str
+    namespace: str
+    pool: str
+    weight_bytes: int
+    url: str
+    orders: str
+    since_us: int
+    state: PodState = PodState.UNKNOWN
+    is_ending: bool = False  # by the cluster: nothing follows
+    runtime_id: str = ""
+    key: VersionKey | None = None
+    take: Take | None = None
+    max_streams: int = 0
+    cost: str | None = None  # of its deletion, as it was written
+
+    def __repr__(self) -> str:
+        return f"<PoolPod {self.pool}/{self.name} {self.state} {self.key or ''}>"
+
+
+@dataclass(slots=True)
+class PoolPods:
+    """All of them, by namespace and name."""
+
+    _pods: dict[Place, PoolPod] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[PoolPod]:
+        return iter(tuple(self._pods.values()))
+
+    def at(self, place: Place) -> PoolPod | None:
+        """That one."""
+        return self._pods.get(place)
+
+    def add(self, pod: PoolPod) -> None:
+        """It was seen first."""
+        self._pods[pod.namespace, pod.name] = pod
+
+    def drop(self, pod: PoolPod) -> None:
+        """It is gone."""
+        self._pods.pop((pod.namespace, pod.name), None)
+
+    def has(self, pod: PoolPod) -> bool:
+        """Whether it is still there, and not another one of its name."""
+        return self._pods.get((pod.namespace, pod.name)) is pod
+
+    def of(self, key: VersionKey, *states: PodState) -> list[PoolPod]:
+        """Those with that version, in these states, the one that has had it for longest first."""
+        found = [pod for pod in self._pods.values() if pod.key == key and pod.state in states]
+        return sorted(found, key=lambda pod: pod.since_us)
+
+    def keys(self) -> set[VersionKey]:
+        """Versions that some pod has."""
+        return {pod.key for pod in self._pods.values() if pod.key is not None}
+
+    def spots(self) -> Iterable[Spot]:
+        """Those that wait."""
+        return [
+            Spot(f"{pod.namespace}/{pod.name}", pod.weight_bytes, pod.since_us)
+            for pod in self._pods.values()
+            if pod.state is PodState.PARKED and not pod.is_ending
+        ]
+
+    def parked(self, spot: Spot) -> PoolPod:
+        """The pod that waits there."""
+        namespace, _, name = spot.pod.partition("/")
+        return self._pods[namespace, name]
+
+    def taken(self) -> dict[str, int]:
+        """By pool, pods that have a version and don't end."""
+        found: dict[str, int] = {}
+        for pod in self._pods.values():
+            if pod.key is not None and not pod.is_ending:
+                found[pod.pool] = found.get(pod.pool, 0) + 1
+        return found
+
+    def check_integrity(self) -> None:
+        """Assert that a version and its order come and go together."""
+        for place, pod in self._pods.items():
+            assert place == (pod.namespace, pod.name)
+            assert (pod.key is None) == (pod.take is None)
+            assert (pod.key is not None) or pod.state in (PodState.UNKNOWN, PodState.PARKED)

@@ -1,0 +1,282 @@
+"""Pods that wait for versions, on a cluster: has the Services that keep them, finds and asks them, and has the
+autoscaler of one machine decide about the versions that run on them.
+
+How many pods there are Knative decides, by what activators report for us (`placement.reported`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+from contracts.control import PoolRow, Stats
+from contracts.errors import Refused
+from contracts.jobs import Take
+from controlplane.autoscaler import Autoscaler
+from controlplane.clock import Clock
+from controlplane.facts import Model, Version, VersionKey
+from controlplane.feed import FeedHub
+from controlplane.outcomes import Outcomes
+from controlplane.policy.breakeven import Step
+from controlplane.policy.knative_seen import Pods
+from controlplane.policy.knative_service import Cluster
+from controlplane.policy.placement import PoolSpec, Sharing, pool_for, reported
+from controlplane.policy.pool_service import BOUND_COST, COST, LISTEN_PORT, class_of, pool_place, pool_service
+from controlplane.scaling.knative.cluster import OURS, ClusterApi, ClusterError, Json
+from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.pool_actuator import Calls, PoolActuator
+from controlplane.scaling.knative.pool_pods import Place, PodState, PoolPod, PoolPods
+from controlplane.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+BEAT_S: Final = 1.0
+LOOK_BEATS: Final = 5  # between two looks at a pod that does what it is known to do
+ABREAST: Final = 16  # pods that are asked at once
+FIRST_S: Final = 8.0  # for what runs to be found, before activators are told what there is
+_KNOWN: Final = (PodState.PARKED, PodState.BOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Kinds of pods, whose versions may be on them, and the port at which they take orders."""
+
+    pools: tuple[PoolSpec, ...] = ()
+    sharing: Sharing = field(default_factory=Sharing)
+    port: int = LISTEN_PORT
+
+
+class Models(Protocol):
+    """What is known of them, from memory."""
+
+    def find(self, key: VersionKey) -> tuple[Model, Version] | None: ...
+
+    def every_model(self) -> tuple[Model, ...]: ...
+
+
+class Shared:
+    """The part of the models whose versions are on pods of pools, as the autoscaler asks for them."""
+
+    def __init__(self, models: Models, settings: PoolSettings) -> None:
+        self._models = models
+        self._settings = settings
+
+    def find(self, key: VersionKey) -> tuple[Model, Version] | None:
+        """None also for what has a Service of its own."""
+        found = self._models.find(key)
+        return found if found is not None and not found[1].is_deleted and self.takes(*found) else None
+
+    def every_model(self) -> tuple[Model, ...]:
+        """Those that share pods, if a version of theirs fits one."""
+        takes = self._settings.sharing.takes
+        return tuple(model for model in self._models.every_model() if takes(model.tenant, model.model))
+
+    def takes(self, model: Model, version: Version) -> bool:
+        """Whether there may be such pods for it."""
+        if not self._settings.sharing.takes(model.tenant, model.model):
+            return False
+        return pool_for(version.registration.total_bytes, self._settings.pools) is not None
+
+
+class Unweighed:
+    """Nothing is kept warm for its price: on a cluster the last replica goes to zero, or stays."""
+
+    def steps(self, model: Model, version: Version) -> tuple[Step, ...]:
+        """None."""
+        return ()
+
+
+class Pools:
+    """One per installation, of whoever leads; without any settings nothing of it is used."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        settings: PoolSettings,
+        cluster: Cluster,
+        kv_bytes: int,
+        calls: Calls,
+        models: Models,
+        feed: FeedHub,
+        outcomes: Outcomes,
+        table: PodTable,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        self._api = api
+        self._settings = settings
+        self._cluster = cluster
+        self._calls = calls
+        self._feed = feed
+        self._clock = clock
+        self._specs = {pool_place(each, cluster): each for each in settings.pools}
+        self._objects = [
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": OURS}}
+            for name in sorted({namespace for namespace, _ in self._specs})
+        ] + [pool_service(each, cluster, kv_bytes) for each in settings.pools]
+        self._revisions: dict[Place, str] = {}
+        self._slices: dict[Place, tuple[Place, Pods]] = {}
+        self._rows: tuple[PoolRow, ...] = ()
+        self.shared = Shared(models, settings)
+        self.pods = PoolPods()
+        self._actuator = PoolActuator(self.pods, calls, self._take_of, feed, table, clock, tasks)
+        self._autoscaler = Autoscaler(self.shared, self._actuator, clock, tasks, Unweighed())
+        self._actuator.listen(self._autoscaler)
+        self._actuator.listen(outcomes)
+
+    def __repr__(self) -> str:
+        return f"<Pools {len(self._specs)} {self._actuator!r}>"
+
+    # -- what is wanted and seen, for the plane --
+
+    def begin(self) -> None:
+        """All that there is will be seen again. What was told stands until then."""
+        self._slices.clear()
+
+    def objects(self) -> list[Json]:
+        """Namespaces and Services."""
+        return self._objects
+
+    def service(self, place: Place, obj: Json | None) -> bool:
+        """A Knative Service as it is now; whether it is one of ours."""
+        if place not in self._specs:
+            return False
+        status = {} if obj is None else obj.get("status") or {}
+        revision = status.get("latestReadyRevisionName") or status.get("latestCreatedRevisionName") or ""
+        if revision:
+            self._revisions[place] = revision
+        else:
+            self._revisions.pop(place, None)
+        return True
+
+    def slice(self, place: Place, found: Pods | None) -> None:
+        """An EndpointSlice; None where it is gone. Others' are no matter."""
+        before = self._slices.pop(place, None)
+        owner = (place[0], found.service) if found is not None else None
+        if found is not None and owner in self._specs:
+            self._slices[place] = owner, found
+        for whose in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:
+            self._see(whose)
+
+    def _see(self, owner: Place) -> None:
+        spec, namespace = self._specs[owner], owner[0]
+        every = {pod.name: pod for whose, found in self._slices.values() if whose == owner for pod in found.pods}
+        for known in self.pods:
+            if (known.namespace, known.pool) == (namespace, spec.name) and known.name not in every:
+                self._actuator.gone(known)
+        for pod in every.values():
+            known_pod = self.pods.at((namespace, pod.name))
+            if known_pod is None:
+                orders = f"https://{urlsplit(pod.url).netloc.rpartition(':')[0]}:{self._settings.port}"
+                known_pod = PoolPod(
+                    pod.name, namespace, spec.name, spec.weight_bytes, pod.url, orders, self._clock.monotonic_us()
+                )
+                self.pods.add(known_pod)
+            if pod.is_leaving:
+                self._actuator.ending(known_pod)
+
+    # -- as the decider, of what shares pods --
+
+    def observe(self, stats: Stats) -> None:
+        """See `running.Decider`, also of the next ones."""
+        self._autoscaler.observe(stats)
+
+    def tick(self) -> None:
+        """Of what was deleted nothing is kept."""
+        self._autoscaler.tick()
+
+    def stop(self, keys: tuple[VersionKey, ...]) -> None:
+        self._autoscaler.stop(tuple(key for key in keys if self._actuator.present(key) or self.shared.find(key)))
+
+    def resume(self, keys: tuple[VersionKey, ...]) -> None:
+        self._autoscaler.resume(tuple(key for key in keys if self.shared.find(key)))
+
+    def _take_of(self, key: VersionKey) -> Take | None:
+        found = self.shared.find(key)
+        if found is None or self._feed.is_suspended(key.tenant):
+            return None
+        return Take(
+            tenant=key.tenant,
+            model=key.model,
+            version=key.version,
+            device_class=class_of(self._cluster),
+            store=self._cluster.store_url,
+            weight_bytes=found[1].registration.total_bytes,
+        )
+
+    # -- loops --
+
+    async def adopt(self) -> None:
+        """What runs already is found, and told, or FIRST_S are over. All slices are known by then."""
+        for owner in self._specs:
+            self._see(owner)
+        deadline_us = self._clock.monotonic_us() + int(FIRST_S * 1e6)
+        await self._look(tuple(self.pods))
+        while self._clock.monotonic_us() < deadline_us and any(pod.state is PodState.BINDING for pod in self.pods):
+            await self._clock.sleep(0.05)
+
+    async def run(self) -> None:
+        """For ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._autoscaler.run(), name="autoscaler of pools")
+            tasks.create_task(self._beat(), name="look at pools")
+
+    async def _beat(self) -> None:
+        beat = 0
+        while True:
+            every = beat % LOOK_BEATS == 0
+            await self._look(pod for pod in self.pods if every or pod.state not in _KNOWN or pod.cost != _worth(pod))
+            self._actuator.place()
+            self._report()
+            await self._clock.sleep(BEAT_S)
+            beat += 1
+
+    async def _look(self, pods: Iterable[PoolPod]) -> None:
+        """Ask each what it does, and have its cost be what it is worth."""
+        places = asyncio.Semaphore(ABREAST)
+
+        async def look(pod: PoolPod) -> None:
+            async with places:
+                with suppress(Refused):  # it is between two lives, or not up yet
+                    self._actuator.said(pod, await self._calls.state(pod.orders))
+                await self._price(pod)
+
+        async with asyncio.TaskGroup() as tasks:
+            for pod in pods:
+                tasks.create_task(look(pod), name=f"look at {pod.name}")
+
+    async def _price(self, pod: PoolPod) -> None:
+        """Where there are to be fewer, those that wait go first (KEP-2255)."""
+        cost = _worth(pod)
+        if pod.cost == cost or pod.is_ending:
+            return
+        about = {"name": pod.name, "namespace": pod.namespace, "annotations": {COST: cost}}
+        try:
+            await self._api.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
+            pod.cost = cost
+        except ClusterError as error:
+            log.warning("what a pod is worth is not written", extra={"pod": pod.name, "why": str(error)})
+
+    def _report(self) -> None:
+        """To activators, who tell Knative's autoscaler, each its share."""
+        asked: dict[str, int] = {}
+        for take in self._actuator.waiting():
+            if (spec := pool_for(take.weight_bytes, self._settings.pools)) is not None:
+                asked[spec.name] = asked.get(spec.name, 0) + 1
+        counts = reported(self._settings.pools, self.pods.taken(), asked)
+        readers = max(1, self._feed.readers)
+        rows = tuple(
+            PoolRow(namespace=place[0], name=revision, share=counts[self._specs[place].name] / readers)
+            for place, revision in sorted(self._revisions.items())
+        )
+        if rows and rows != self._rows:
+            self._rows = rows
+            self._feed.publish(pools=rows)
+
+
+def _worth(pod: PoolPod) -> str:
+    """To those that it serves."""
+    return "0" if pod.key is None else BOUND_COST

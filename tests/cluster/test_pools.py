@@ -1,0 +1,191 @@
+"""The control plane as a program, a cluster, and a pod that waits behind mutual TLS: from a report to a replica, over
+the death of the control plane, to the release.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from coldstart_bench.installation import free_port
+from contracts.control import ReplicaRow
+from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
+from contracts.roles import Role
+from contracts.wire import decode, encode
+from controlplane.policy.pool_service import COST, LISTEN_PORT
+from runtime.policy.roles import ORDERS
+from service.by_role import serve_by_role
+from service.identity import Identity, IdentityFiles
+from service.listener import listen
+from tests.cluster.api_server import ApiServer
+from tests.cluster.playing import FEATURES, IMAGE, SERVING, SETTINGS, SLICES, Knative, inside
+from tests.cluster.test_control_plane import register, until
+from tests.controlplane.builders import key, stats
+from tests.controlplane.door import program
+from tests.controlplane.ground import eventually
+from tests.controlplane.test_internal_api import feed
+from tests.service.pki import Authority, write
+
+POOLS: Final = "kelvin--pools"
+SERVICE: Final = "kelvin-pool--small"
+ADDRESS: Final = "127.75.10.1"  # this machine's, and nobody else's: the port is one and the same for all pods
+
+
+@dataclass
+class Waiting:
+    """A pod that waits."""
+
+    take: Take | None = None
+    life: int = 1
+    binds: int = 0
+    releases: int = 0
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/control/bind")
+        async def bind(request: Request) -> Response:
+            self.take, self.binds = decode(await request.body(), Take), self.binds + 1
+            return Response(encode(Bound(runtime_id=f"r{self.life}", max_streams=4, spans=(), bytes_by_tier={})))
+
+        @app.post("/control/release")
+        async def release(_: Request) -> Response:
+            self.take, self.life, self.releases = None, self.life + 1, self.releases + 1
+            return Response(status_code=202)
+
+        @app.get("/control/state")
+        async def state(_: Request) -> Response:
+            report = RuntimeReport(runtime_id=f"r{self.life}", pid=1, state=RuntimeState.STANDBY)
+            if (of := self.take) is not None:
+                report = msgspec.structs.replace(
+                    report, state=RuntimeState.READY, tenant=of.tenant, model=of.model, version=of.version
+                )
+            return Response(encode(report))
+
+        return app
+
+
+@asynccontextmanager
+async def listening(pod: Waiting, inner: Path) -> AsyncIterator[None]:
+    """Who asks has to be the control plane."""
+    stop = asyncio.Event()
+    identity = Identity(_files(inner, Role.RUNTIME), Role.RUNTIME)
+    serving = asyncio.create_task(
+        serve_by_role(pod.app(), listen(ADDRESS, LISTEN_PORT), identity.server(), ORDERS, stop, 1)
+    )
+    try:
+        yield
+    finally:
+        stop.set()
+        await serving
+
+
+_AUTHORITY: Final = Authority()
+
+
+def _files(inner: Path, role: Role) -> IdentityFiles:
+    return write(inner / role, _AUTHORITY.of(role), _AUTHORITY)
+
+
+@pytest.fixture
+def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knative:
+    """A cluster that allows what the settings ask for, and the way to it."""
+    api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
+    api_server.namespace("platform")
+    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
+    return Knative(api_server)
+
+
+def appears(knative: Knative) -> None:
+    """The pod, in its Service's slice and as an object; and the Revision."""
+    server = knative.server
+    found = server.get(SERVING, "Service", SERVICE, POOLS)
+    condition = {"type": "Ready", "status": "True"}
+    name = f"{SERVICE}-00001"
+    server.set_status(found, {"conditions": [condition], "latestCreatedRevisionName": name})
+    container = {"name": "runtime", "image": IMAGE}
+    about = {"name": "one", "namespace": POOLS}
+    server.create({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {"containers": [container]}})
+    labels = {
+        "networking.internal.knative.dev/serviceType": "Private",
+        "serving.knative.dev/service": SERVICE,
+    }
+    server.create({
+        "apiVersion": SLICES, "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": f"{name}-private-x", "namespace": POOLS, "labels": labels},
+        "endpoints": [
+            {
+                "addresses": [ADDRESS], "conditions": {"ready": True, "serving": True, "terminating": False},
+                "targetRef": {"kind": "Pod", "name": "one", "namespace": POOLS},
+            }
+        ],
+        "ports": [{"name": "http", "port": 8012, "protocol": "TCP"}],
+    })  # fmt: skip
+
+
+def cost(knative: Knative) -> str | None:
+    """Of the pod's deletion."""
+    found: str | None = (knative.server.get("v1", "Pod", "one", POOLS)["metadata"].get("annotations") or {}).get(COST)
+    return found
+
+
+def test_from_a_report_to_a_release(knative: Knative, tmp_path: Path) -> None:
+    """A version of a named model has no Service, the pool has one; what a report asks for is bound to the pod that
+    waits, and told; a control plane that is killed leaves it bound, and the next one's first word has it. A deletion
+    releases it. Knative is to be told of one pod more than are taken.
+    """
+    inner, pod = tmp_path / "inner", Waiting()
+    _files(inner, Role.CONTROLPLANE)
+    settings = SETTINGS | {
+        "inner_tls": str(inner), "control_listen": f"127.0.0.1:{free_port()}", "cluster_pools": "small=1000000:1:4",
+        "cluster_pooled": "default/m",
+    }  # fmt: skip
+
+    def rows(line_rows: tuple[ReplicaRow, ...]) -> list[tuple[str, str, bool]]:
+        return [(row.runtime_id, row.url, row.draining) for row in line_rows]
+
+    there = ("r1", f"http://{ADDRESS}:8012", False)
+
+    async def begin() -> None:
+        async with inside(tmp_path) as door, feed(door) as reader, listening(pod, inner):
+            await register(door)
+            await eventually(lambda: knative.services() == {SERVICE}, "the pool's Service alone")
+            appears(knative)
+            told = await until(reader, lambda line: bool(line.pools))
+            assert [(row.namespace, row.name, row.share) for row in told.pools] == [(POOLS, f"{SERVICE}-00001", 1.0)]
+            await eventually(lambda: cost(knative) == "0", "it waits")
+            assert (await door.ask("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
+            told = await until(reader, lambda line: bool(line.replicas))
+            assert rows(told.replicas) == [there]
+            told = await until(reader, lambda line: bool(line.pools))
+            assert [row.share for row in told.pools] == [2.0]
+            await eventually(lambda: cost(knative) == "1000", "it is worth more than those that wait")
+            assert pod.take is not None
+            assert (pod.take.device_class, pod.take.store) == ("h100", "s3://models/prod")
+
+    async def go_on() -> None:
+        async with listening(pod, inner), inside(tmp_path) as door, feed(door) as reader:
+            assert rows((await reader.line()).replicas) == [there]
+            assert (await door.admin("DELETE", "/models/m?force=true"))[0] == 200
+            await until(reader, lambda line: line.removed_replicas == ("r1",))
+            assert (pod.releases, pod.life) == (1, 2)
+            await eventually(lambda: cost(knative) == "0", "it waits again")
+
+    with program(tmp_path / "data", **settings) as process:
+        asyncio.run(begin())
+        process.kill()
+        process.wait(60)
+    assert pod.binds == 1
+    knative.forget_the_lease()
+    (tmp_path / "data" / "run" / "control.sock").unlink(missing_ok=True)
+    with program(tmp_path / "data", **settings) as process:
+        asyncio.run(go_on())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0

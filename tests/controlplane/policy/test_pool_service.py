@@ -1,0 +1,59 @@
+"""A pool's Service: what a cluster accepts, told to wait, scaled by what is reported alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from controlplane.policy.knative_service import Cluster, namespace_of, service_name, start_s
+from controlplane.policy.placement import PoolSpec
+from controlplane.policy.pool_service import pool_place, pool_service
+from tests.controlplane.policy.test_knative_service import CLUSTER, CRD, EVERYTHING, VERSION, faults
+
+POOL = PoolSpec("small", 1 << 30, 2, 8)
+CONTROLLED = replace(CLUSTER, control=EVERYTHING.control)
+
+
+@pytest.mark.skipif(not CRD.exists(), reason="Knative's CRDs are not beside the checkout")
+@pytest.mark.parametrize("cluster", [CONTROLLED, EVERYTHING])
+def test_schema(cluster: Cluster) -> None:
+    assert faults(pool_service(POOL, cluster, 2 << 30)) == []
+
+
+@pytest.mark.parametrize("cluster", [CONTROLLED, EVERYTHING])
+def test_it_waits(cluster: Cluster) -> None:
+    """For orders over mutual TLS, on its device class, with room for so many bytes and no tenant's cache."""
+    rendered = pool_service(POOL, cluster, 2 << 30)
+    (container,) = rendered["spec"]["template"]["spec"]["containers"]
+    told = {each["name"]: each["value"] for each in container["env"]}
+    assert container["args"][:3] == ["runtime", "--standby", cluster.device_class or "cpu-1"]
+    assert container["args"][-2:] == ["--weights", str(1 << 30)]
+    assert told["KELVIN_STANDBY_LISTEN"] == "0.0.0.0:7510"
+    assert told["KELVIN_INNER_TLS"]
+    assert "KELVIN_CACHE_AGENT" not in told
+    assert container["resources"]["limits"]["memory"] == str((1 << 30) + (2 << 30) + (1 << 30))
+
+
+def test_it_is_scaled_by_what_is_reported() -> None:
+    """A pod for each of it, two while nobody reports, never more than eight."""
+    template = pool_service(POOL, CONTROLLED, 2 << 30)["spec"]["template"]
+    annotations = template["metadata"]["annotations"]
+    found = {name.removeprefix("autoscaling.knative.dev/"): value for name, value in annotations.items()}
+    assert found == {
+        "class": "kpa.autoscaling.knative.dev",
+        "metric": "concurrency",
+        "min-scale": "2",
+        "max-scale": "8",
+        "target": "1",
+        "target-utilization-percentage": "100",
+        "target-burst-capacity": "-1",
+        "serving.knative.dev/progress-deadline": f"{start_s(replace(VERSION, weight_bytes=1 << 30))}s",
+    }
+    assert template["spec"]["containerConcurrency"] == 0
+
+
+def test_its_place_is_nobody_elses() -> None:
+    """Neither a tenant's namespace nor a version's name."""
+    namespace, name = pool_place(POOL, CONTROLLED)
+    assert namespace != namespace_of("pools", CONTROLLED)
+    assert name != service_name("kelvin-pool", "0" * 64)
+    assert pool_place(POOL, EVERYTHING)[0] == "models"

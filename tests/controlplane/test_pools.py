@@ -1,0 +1,396 @@
+"""Versions on pods that wait, in a cluster in memory: who is told what, what is found, what comes of cuts."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+
+from contracts.control import Feed, RestoreFailure
+from contracts.errors import Conflict, NotFound, Refused, Unavailable
+from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
+from controlplane.facts import ScaleChange
+from controlplane.policy.knative_service import Control
+from controlplane.policy.placement import PoolSpec, Sharing
+from controlplane.policy.pool_service import COST
+from controlplane.scaling.knative.cluster import Ref
+from controlplane.scaling.knative.plane import SERVING
+from controlplane.scaling.knative.pool_actuator import START_S
+from controlplane.scaling.knative.pool_pods import PodState
+from controlplane.scaling.knative.pools import PoolSettings
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, registration, stats
+from tests.controlplane.test_plane import CLUSTER, NAMESPACE, OURS, Place, Scene, play
+
+SMALL, LARGE = PoolSpec("small", 5000, 2, 8), PoolSpec("large", 50_000, 1, 4)
+SETTINGS: Final = PoolSettings((SMALL, LARGE), Sharing(("*/m", "*/n"), frozenset({"secretive"})))
+CONTROLLED = replace(CLUSTER, control=Control(url="https://c:7500", snapshotter_url="https://s:7501", secret="inner"))
+POOLS = "kelvin--pools"
+
+
+@dataclass
+class Pod:
+    """One that a test runs: what it would answer."""
+
+    life: int = 1
+    take: Take | None = None
+    is_ready: bool = False
+    is_deaf: bool = False
+    fails: Refused | None = None
+    goes_on: asyncio.Event = field(default_factory=asyncio.Event)  # until then it restores
+
+    def name(self, of: str) -> str:
+        return f"{of}-{self.life}"
+
+
+class Pods:
+    """Implements `Calls`, by the rules of `runtime/orders`."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.told: list[tuple[str, str]] = []
+
+    def of(self, url: str) -> Pod:
+        pod = self.pods[url]
+        if pod.is_deaf:
+            raise Refused(Unavailable("the pod"))
+        return pod
+
+    async def bind(self, url: str, take: Take) -> Bound:
+        pod = self.of(url)
+        self.told.append(("bind", url))
+        if pod.take not in (None, take):
+            raise Refused(Conflict("version", "another one is bound here"))
+        pod.take = take
+        await pod.goes_on.wait()
+        if pod.fails is not None:
+            raise pod.fails
+        self.of(url).is_ready = True
+        return Bound(runtime_id=pod.name(url), max_streams=4, spans=(), bytes_by_tier={})
+
+    async def release(self, url: str, take: Take) -> None:
+        pod = self.of(url)
+        self.told.append(("release", url))
+        if pod.take is not None and pod.take.version != take.version:
+            raise Refused(Conflict("version", "another one is bound here"))
+        if pod.take is not None:
+            pod.take, pod.is_ready, pod.life = None, False, pod.life + 1
+
+    async def state(self, url: str) -> RuntimeReport:
+        pod = self.of(url)
+        state = RuntimeState.STANDBY
+        if pod.take is not None:
+            state = RuntimeState.READY if pod.is_ready else RuntimeState.RESTORING
+        report = RuntimeReport(runtime_id=pod.name(url), pid=1, state=state)
+        if (of := pod.take) is None:
+            return report
+        return msgspec.structs.replace(report, tenant=of.tenant, model=of.model, version=of.version)
+
+
+class Ground(Place):
+    """A cluster with pods of pools."""
+
+    def pool(self, name: str, *pods: str, leaving: tuple[str, ...] = ()) -> None:
+        """Its pods, each at an address of its own name's number."""
+        service = f"kelvin-pool--{name}"
+        about = {"name": f"{service}-x", "namespace": POOLS, "uid": service}
+        about["labels"] = {**OURS, "serving.knative.dev/service": service}  # type: ignore[assignment]
+        self.put({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": about,
+            "ports": [{"name": "http", "port": 8012}] if pods else None,
+            "endpoints": [
+                {
+                    "addresses": [address(each)], "conditions": {"ready": True, "terminating": each in leaving},
+                    "targetRef": {"kind": "Pod", "name": each},
+                }
+                for each in pods
+            ] or None,
+        })  # fmt: skip
+
+    def revised(self, name: str) -> None:
+        """Knative has a Revision of it."""
+        ref = Ref(SERVING, "Service", POOLS, f"kelvin-pool--{name}")
+        self.says(ref, "True", latestCreatedRevisionName=f"{name}-00001", latestReadyRevisionName=f"{name}-00001")
+
+    def cost(self, pod: str) -> str:
+        """Of its deletion."""
+        annotations: dict[str, str] = self.objects[Ref("v1", "Pod", POOLS, pod)]["metadata"]["annotations"]
+        return annotations[COST]
+
+
+def address(pod: str) -> str:
+    return f"10.0.{ord(pod[0])}.{ord(pod[-1])}"
+
+
+def orders(pod: str) -> str:
+    return f"https://{address(pod)}:7510"
+
+
+class Stage:
+    """Scene, ground, pods."""
+
+    def __init__(self, scene: Scene, ground: Ground, pods: Pods) -> None:
+        self.scene, self.ground, self.pods = scene, ground, pods
+
+    async def run(self, pool: str, *names: str) -> None:
+        """These pods wait, and are known to."""
+        for each in names:
+            self.pods.pods.setdefault(orders(each), Pod())
+        self.ground.pool(pool, *names)
+        await self.scene.passes(2)
+
+    def pod(self, name: str) -> Pod:
+        return self.pods.pods[orders(name)]
+
+    async def ask(self, letter: str = "a", model: str = "m", concurrency: float = 1.0) -> None:
+        """An activator reports it."""
+        self.scene.plane.observe(stats(key(model, letter), concurrency))
+        await self.scene.passes()
+
+    async def register(self, model: str = "m", letter: str = "a", **more: str) -> None:
+        await self.scene.registry.register(registration(model, letter, **more), NOW_S)  # type: ignore[arg-type]
+        await self.scene.passes()
+
+    def states(self) -> dict[str, PodState]:
+        return {pod.name: pod.state for pod in self.scene.pools.pods}
+
+    async def heard(self) -> list[Feed]:
+        return await self.scene.heard()
+
+
+def staged(path: Path, scenario: Callable[[Stage], Awaitable[None]], pods: Pods | None = None) -> None:
+    """With pools."""
+    ground, calls = Ground(), pods or Pods()
+
+    async def inner(scene: Scene) -> None:
+        try:
+            await scenario(Stage(scene, ground, calls))
+            scene.pools.pods.check_integrity()
+        finally:
+            for pod in calls.pods.values():
+                pod.goes_on.set()
+
+    play(path, inner, ground, settings=SETTINGS, calls=calls, cluster=CONTROLLED)
+
+
+def test_a_version_is_bound_and_released(tmp_path: Path) -> None:
+    """No Service of its own, a pod that fits best; told when it serves, worth more than those that wait; released when
+    it is idle, activators first, and told of its end once another life waits there.
+    """
+
+    async def scenario(stage: Stage) -> None:
+        assert stage.ground.services() == {"kelvin-pool--small", "kelvin-pool--large"}
+        await stage.register()
+        await stage.register("other")
+        await stage.scene.passes(3)
+        assert not any(name.startswith("m-") for name in stage.ground.services())
+        assert any(name.startswith("other-") for name in stage.ground.services()), "the control: that one has its own"
+        await stage.run("large", "l1")
+        await stage.run("small", "s1")
+        await stage.heard()
+        await stage.ask()
+        assert stage.states() == {"l1": PodState.PARKED, "s1": PodState.BINDING}
+        assert stage.pod("s1").take == Take(
+            tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url,
+            weight_bytes=4096,
+        )  # fmt: skip
+        assert not any(line.replicas for line in await stage.heard())
+        stage.pod("s1").goes_on.set()
+        await stage.scene.passes(2)
+        (row,) = [row for line in await stage.heard() for row in line.replicas]
+        assert (row.url, row.max_streams, row.model) == (f"http://{address('s1')}:8012", 4, "m")
+        assert (stage.ground.cost("s1"), stage.ground.cost("l1")) == ("1000", "0")
+        assert [each.runtime_id for each in stage.scene.table.of(key())] == [row.runtime_id]
+
+        stage.scene.plane.observe(stats(key(), 0.0, 0))
+        await stage.scene.passes(200)
+        lines = await stage.heard()
+        assert [each.draining for line in lines for each in line.replicas] == [True]
+        assert [name for line in lines for name in line.removed_replicas] == [row.runtime_id]
+        assert stage.pods.told[-1] == ("release", orders("s1"))
+        assert stage.states()["s1"] is PodState.PARKED
+        assert stage.ground.cost("s1") == "0"
+        assert not stage.scene.table.of(key())
+
+    staged(tmp_path, scenario)
+
+
+def test_what_is_reported(tmp_path: Path) -> None:
+    """Pods that are taken, starts that wait, and the buffer; each reader's share of it."""
+
+    async def scenario(stage: Stage) -> None:
+        for each in ("small", "large"):
+            stage.ground.revised(each)
+        await stage.register()
+        await stage.scene.registry.rescale(BY, TENANT, "m", ScaleChange(max=8), NOW_S)
+        await stage.scene.passes(2)
+        assert await shares(stage) == {"small-00001": 2.0, "large-00001": 1.0}
+        await stage.ask()
+        await stage.scene.passes(2)
+        assert await shares(stage) == {"small-00001": 3.0, "large-00001": 1.0}, "one waits"
+        await stage.run("small", "s1")
+        stage.pod("s1").goes_on.set()
+        await stage.scene.passes(2)
+        assert await shares(stage) == {}, "it is taken: as many are wanted"
+        with stage.scene.feed.subscribe():
+            await stage.scene.passes(2)
+            assert await shares(stage) == {"small-00001": 1.5, "large-00001": 0.5}
+
+    staged(tmp_path, scenario)
+
+
+async def shares(stage: Stage) -> dict[str, float]:
+    """As they were told last, since the last look."""
+    return {row.name: row.share for line in await stage.heard() for row in line.pools}
+
+
+def test_nobody_waits(tmp_path: Path) -> None:
+    """A start takes the first pod that comes; without any it fails in time, and who waits is told."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        await stage.ask()
+        await stage.run("small", "s1")
+        assert stage.states() == {"s1": PodState.BINDING}
+        stage.pod("s1").goes_on.set()
+        await stage.run("small")
+        await stage.register("n")
+        await stage.heard()
+        waited_s = 0
+        while not (told := await failures(stage)):
+            assert waited_s <= START_S + 60
+            await stage.ask(model="n")
+            await stage.scene.passes(30)
+            waited_s += 30
+        assert waited_s >= START_S
+        assert {each.code for each in told} == {"start_failed"}
+
+    staged(tmp_path, scenario)
+
+
+async def failures(stage: Stage) -> list[RestoreFailure]:
+    return [failure for line in await stage.heard() for failure in line.failures]
+
+
+@pytest.mark.parametrize(
+    ("failure", "binds", "told"),
+    [
+        pytest.param(NotFound("version", "x"), 1, ["not_found"], id="it says why: who waits is told"),
+        pytest.param(Unavailable("the pod"), 3, ["unavailable"], id="it is lost, three times"),
+    ],
+)
+def test_a_bind_fails(tmp_path: Path, failure: NotFound | Unavailable, binds: int, told: list[str]) -> None:
+    """On one pod, or on as many as are tried."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        await stage.run("small", "s1", "s2", "s3", "s4")
+        for name in ("s1", "s2", "s3", "s4"):
+            stage.pod(name).fails = Refused(failure)
+            stage.pod(name).goes_on.set()
+        await stage.heard()
+        await stage.ask()
+        assert len([what for what, _ in stage.pods.told if what == "bind"]) == binds
+        assert [each.code for each in await failures(stage)] == told
+
+    staged(tmp_path, scenario)
+
+
+def test_the_next_control_plane_goes_on(tmp_path: Path) -> None:
+    """What an earlier one had bound, or was about to, is found and told; what nobody knows is released. All of it
+    before activators are told what there is.
+    """
+    pods = Pods()
+    ours = Take(
+        tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
+    )
+    pods.pods[orders("s1")] = Pod(take=ours, is_ready=True)
+    pods.pods[orders("s2")] = Pod(take=ours)
+    pods.pods[orders("s3")] = Pod(take=msgspec.structs.replace(ours, version=digest("f")), is_ready=True)
+    for pod in pods.pods.values():
+        pod.goes_on.set()
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        await stage.scene.registry.rescale(BY, TENANT, "m", ScaleChange(max=8, min=2), NOW_S)
+        await stage.run("small", "s1", "s2", "s3")
+        found = stage.states()
+        assert (found["s1"], found["s2"]) == (PodState.BOUND, PodState.BOUND)
+        assert len(stage.scene.table.of(key())) == 2
+        await stage.scene.passes(3)
+        assert ("release", orders("s3")) in pods.told
+        assert stage.states()["s3"] is PodState.PARKED
+
+    staged(tmp_path, scenario, pods)
+
+
+def test_pods_that_die(tmp_path: Path) -> None:
+    """Another life in the pod of one that served is seen, and made up for; a pod that the cluster ends takes nothing
+    more, and one that is gone is told of. One that is silent serves on.
+    """
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        await stage.run("small", "s1", "s2")
+        for name in ("s1", "s2"):
+            stage.pod(name).goes_on.set()
+        await stage.ask()
+        (name,) = [name for name, state in stage.states().items() if state is PodState.BOUND]
+        (first,) = stage.scene.table.of(key())
+        stage.pod(name).is_deaf = True
+        await stage.scene.passes(10)
+        assert stage.scene.table.of(key()) == (first,), "silence is no death"
+        stage.pod(name).is_deaf = False
+        stage.pod(name).take, stage.pod(name).life = None, 7
+        await stage.ask()
+        await stage.scene.passes(10)
+        (second,) = stage.scene.table.of(key())
+        assert second.runtime_id != first.runtime_id
+
+        (name,) = [name for name, state in stage.states().items() if state is PodState.BOUND]
+        (other,) = {"s1", "s2"} - {name}
+        await stage.heard()
+        stage.ground.pool("small", "s1", "s2", leaving=(name,))
+        await stage.ask()
+        assert next(row.draining for line in await stage.heard() for row in line.replicas)
+        stage.ground.pool("small", other)
+        await stage.scene.passes(3)
+        assert set(stage.states()) == {other}
+
+    staged(tmp_path, scenario)
+
+
+def test_never_with_others(tmp_path: Path) -> None:
+    """A tenant that is apart, and a version that fits no pod, have a Service of their own."""
+
+    async def scenario(stage: Stage) -> None:
+        shared = stage.scene.pools.shared
+        of = registration("m")
+        await stage.register()
+        (model,) = stage.scene.registry.every_model()
+        (version,) = model.versions
+        assert shared.takes(model, version)
+        assert not shared.takes(replace(model, tenant="secretive"), version)
+        too_large = replace(version, registration=msgspec.structs.replace(of, total_bytes=50_001))
+        assert not shared.takes(model, too_large)
+
+    staged(tmp_path, scenario)
+
+
+def test_a_deleted_version_lets_go(tmp_path: Path) -> None:
+    """And a suspended tenant's."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        await stage.run("small", "s1")
+        stage.pod("s1").goes_on.set()
+        await stage.ask()
+        assert stage.states() == {"s1": PodState.BOUND}
+        stage.scene.plane.stop((key(),))
+        await stage.scene.passes(5)
+        assert stage.states() == {"s1": PodState.PARKED}
+        assert NAMESPACE != POOLS
+
+    staged(tmp_path, scenario)
