@@ -14,17 +14,16 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from contracts.doubling import Doubling
+from controlplane.policy.labels import APPLIED, MANAGED_BY, MANAGER
 
 Json = Mapping[str, Any]
 
-STAMP: Final = "kelvin.dev/applied"  # a field that we no longer name leaves no other trace
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 300.0
 PAUSES: Final = Doubling(FIRST_S, LONGEST_S)
 CALM_S: Final = 120.0  # an object that stayed as it was for so long is repaired at once again
 SHOWN: Final = 8  # differences of one object
 
-_LABEL: Final = "app.kubernetes.io/managed-by"
 _QUANTITIES: Final = frozenset({"limits", "requests", "sizeLimit", "hard", "min", "max", "default", "defaultRequest"})
 _QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?\d{1,3}))?")
 _SCALE: Final = {
@@ -157,21 +156,21 @@ def pause_s(tries: int, luck: float) -> float:
 def ours(obj: Json) -> bool:
     """Whether it bears our label."""
     labels = obj["metadata"].get("labels") or {}
-    return bool(labels.get(_LABEL) == "kelvin")
+    return bool(labels.get(MANAGED_BY) == MANAGER)
 
 
 def stamped(obj: Json) -> dict[str, Any]:
     """A copy that says what it was rendered as, so that a later rendering without some field differs from it."""
     about = {key: value for key, value in obj["metadata"].items() if key != "annotations"}
-    noted = {key: value for key, value in (obj["metadata"].get("annotations") or {}).items() if key != STAMP}
+    noted = {key: value for key, value in (obj["metadata"].get("annotations") or {}).items() if key != APPLIED}
     whole = {**obj, "metadata": {**about, "annotations": noted}}
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
-    return {**obj, "metadata": {**about, "annotations": {**noted, STAMP: digest}}}
+    return {**obj, "metadata": {**about, "annotations": {**noted, APPLIED: digest}}}
 
 
 def stamp_of(wanted: Json | None) -> str:
     """Of a stamped object; empty for one that is not wanted."""
-    return "" if wanted is None else str(wanted["metadata"]["annotations"][STAMP])
+    return "" if wanted is None else str(wanted["metadata"]["annotations"][APPLIED])
 
 
 def differences(wanted: Json, seen: Json) -> tuple[Difference, ...]:

@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from contracts.control import ReplicaRow, RevisionRow
+from controlplane.policy.labels import MODEL, STREAMS, TENANT, VERSION, Place
 
 Json = Mapping[str, Any]
-Place = tuple[str, str]  # namespace and name
 
-TENANT: Final = "kelvin.dev/tenant"
-MODEL: Final = "kelvin.dev/model"
-VERSION: Final = "kelvin.dev/version"
-STREAMS: Final = "kelvin.dev/streams"  # of a pod, for requests; queue-proxy lets some more through
 PRIVATE: Final = "networking.internal.knative.dev/serviceType=Private"  # the selector of slices that name pods
 
 UNSCHEDULABLE: Final = "Unschedulable"  # a pod's, and its Revision's: no node has room for it

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from contracts.errors import InvalidRequest, Refused
 from contracts.names import dns_label
+from controlplane.policy.labels import MODEL, RUNTIME, STREAMS, TENANT, VERSION
 from controlplane.policy.windows import Average
 
 PORT: Final = 8080
@@ -27,7 +28,6 @@ SLOWEST_BYTES_S: Final = 50 << 20  # a store that is slower than this is not wai
 LABEL: Final = 63
 BESIDE: Final = 8  # cancellations and receipts that pass queue-proxy while every stream of a pod is taken
 MOST_CONCURRENCY: Final = 1000  # Knative's default for the most of a revision (config-defaults)
-STREAMS: Final = "kelvin.dev/streams"
 
 _AUTOSCALING: Final = "autoscaling.knative.dev"
 _Json = dict[str, Any]
@@ -109,13 +109,13 @@ def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
             "name": service_name(version.model, version.version),
             "namespace": namespace_of(version.tenant, cluster),
             "labels": {**_labels(version), "networking.knative.dev/visibility": "cluster-local"},
-            "annotations": {"kelvin.dev/version": version.version, STREAMS: str(version.max_streams)},
+            "annotations": {VERSION: version.version, STREAMS: str(version.max_streams)},
         },
         "spec": {
             "template": {
                 "metadata": {
                     "labels": _labels(version),
-                    "annotations": {"kelvin.dev/version": version.version, **_scaling(version)},
+                    "annotations": {VERSION: version.version, **_scaling(version)},
                 },
                 "spec": pod_spec(version, cluster),
             }
@@ -158,10 +158,9 @@ def drain_s(cluster: Cluster) -> int:
 
 def _labels(version: PodVersion) -> dict[str, str]:
     return {
-        "app.kubernetes.io/managed-by": "kelvin",
-        "app.kubernetes.io/component": "runtime",
-        "kelvin.dev/tenant": version.tenant,
-        "kelvin.dev/model": version.model,
+        **RUNTIME,
+        TENANT: version.tenant,
+        MODEL: version.model,
     }
 
 
@@ -306,9 +305,7 @@ def _placement(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
                 "maxSkew": 1,
                 "topologyKey": "topology.kubernetes.io/zone",
                 "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {
-                    "matchLabels": {"kelvin.dev/model": version.model, "kelvin.dev/tenant": version.tenant}
-                },
+                "labelSelector": {"matchLabels": {MODEL: version.model, TENANT: version.tenant}},
             }
         ]
     return placed

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from contracts.control import ReplicaRow, RevisionRow
-from controlplane.policy.knative_seen import Failed, Place, Pods, Service, Version, replica_row, revision_row
+from controlplane.policy.knative_seen import Failed, Pods, Service, Version, replica_row, revision_row
+from controlplane.policy.labels import Place
 
 VersionName = tuple[str, str, str]
 

@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from controlplane.policy.eta import Mean
-from controlplane.policy.knative_seen import UNSCHEDULABLE, Json, Place, condition
+from controlplane.policy.knative_seen import UNSCHEDULABLE, Json, condition
+from controlplane.policy.labels import CAPACITY, Place
 
 GUESS_S: Final = 180.0  # for a node to come, where none was seen to come
 START_GUESS_S: Final = 30.0  # on a node that has come, where none was seen: its image and its bytes
@@ -27,7 +28,7 @@ _ZONE: Final = "topology.kubernetes.io/zone"
 _DEVICES: Final = "nvidia.com/"
 # Labels and taints by which capacity is told that may be taken away: ours, Karpenter's, and those of three clouds.
 _SPOT: Final = {
-    "kelvin.dev/capacity": "spot",
+    CAPACITY: "spot",
     "karpenter.sh/capacity-type": "spot",
     "cloud.google.com/gke-spot": "true",
     "kubernetes.azure.com/scalesetpriority": "spot",

@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import Any, Final
 
 from controlplane.policy.knative_service import SPREAD, Cluster, PodVersion, pod_spec, start_s
+from controlplane.policy.labels import POOL, RUNTIME, Place
 from controlplane.policy.placement import PoolSpec
 
 LISTEN_PORT: Final = 7510  # where a pod is told which version to take
 NAMESPACE: Final = "kelvin--pools"  # no tenant's: none has a name that begins with a hyphen
-POOL: Final = "kelvin.dev/pool"
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 BOUND_COST: Final = "1000"  # who has a version is ended after all that wait
 _FAILURES: Final = 12  # of a liveness probe: between two lives nobody listens
 _AUTOSCALING: Final = "autoscaling.knative.dev"
 
 
-def pool_place(pool: PoolSpec, cluster: Cluster) -> tuple[str, str]:
+def pool_place(pool: PoolSpec, cluster: Cluster) -> Place:
     """Namespace and name, which is no version's: those have one hyphen before their digits."""
     return cluster.namespace or NAMESPACE, f"kelvin-pool--{pool.name}"
 
@@ -36,11 +36,7 @@ def pool_service(pool: PoolSpec, cluster: Cluster, kv_bytes: int) -> dict[str, A
     """
     like = PodVersion(tenant="", model="", version="", weight_bytes=pool.weight_bytes, kv_bytes=kv_bytes, max_streams=1)
     namespace, name = pool_place(pool, cluster)
-    labels = {
-        "app.kubernetes.io/managed-by": "kelvin",
-        "app.kubernetes.io/component": "runtime",
-        POOL: pool.name,
-    }
+    labels = {**RUNTIME, POOL: pool.name}
     return {
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Service",

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from controlplane import dependencies
+from controlplane.policy.labels import OURS_SELECTOR
 from controlplane.scaling.knative import watching
 from controlplane.scaling.knative.client import KubernetesCluster
-from controlplane.scaling.knative.cluster import OURS_SELECTOR, Denied, Gone, Missing, Synced, Upsert
+from controlplane.scaling.knative.cluster import Denied, Gone, Missing, Synced, Upsert
 from controlplane.scaling.knative.transport import Query
 from tests.cluster.api_server import ApiServer, Fault, serving
 from tests.controlplane.cluster_ground import SPACE, Heard, config_map, eventually, heard, play

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.policy.convergence import STAMP
+from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Invalid, Ref, Unreachable, Upsert
 from controlplane.scaling.knative.converge import ABREAST, Converger, Kind
 from tests.controlplane.cluster_world import SERVICE, World, service
@@ -111,7 +111,7 @@ def test_what_others_made_is_left_alone() -> None:
         pytest.param(IMAGE, "evil", id="a value"),
         pytest.param((*IMAGE[:-1], "command"), ["evil"], id="something more in a list that is written whole"),
         pytest.param(("metadata", "labels", "app.kubernetes.io/managed-by"), "me", id="its label"),
-        pytest.param(("metadata", "annotations", STAMP), "x", id="its stamp"),
+        pytest.param(("metadata", "annotations", APPLIED), "x", id="its stamp"),
     ],
 )
 def test_an_edit_behind_its_back_is_repaired(path: tuple[str | int, ...], value: Any) -> None:

@@ -12,7 +12,8 @@ from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
 from controlplane import dependencies
 from controlplane.clock import Clock, SystemClock
-from controlplane.scaling.knative.cluster import MANAGER, Change, ClusterError, Conflict, Json, Missing, Ref, Trouble
+from controlplane.policy.labels import MANAGER
+from controlplane.scaling.knative.cluster import Change, ClusterError, Conflict, Json, Missing, Ref, Trouble
 from controlplane.scaling.knative.events import Events
 from controlplane.scaling.knative.paths import collection, path
 from controlplane.scaling.knative.transport import Load, Transport

@@ -5,14 +5,9 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Protocol
 
 Json = dict[str, Any]
-
-MANAGER: Final = "kelvin"  # the field manager that owns what we apply
-MANAGED_BY: Final = "app.kubernetes.io/managed-by"
-OURS: Final = {MANAGED_BY: MANAGER}
-OURS_SELECTOR: Final = f"{MANAGED_BY}={MANAGER}"
 
 
 @dataclass(frozen=True, slots=True, order=True)

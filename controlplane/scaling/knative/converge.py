@@ -16,8 +16,8 @@ from typing import Final
 from controlplane.clock import Clock
 from controlplane.policy import convergence as policy
 from controlplane.policy.convergence import Apply, Delete, Memory, Refusal, Settled, Wait
+from controlplane.policy.labels import OURS_SELECTOR
 from controlplane.scaling.knative.cluster import (
-    OURS_SELECTOR,
     Busy,
     ClusterApi,
     ClusterError,

@@ -15,10 +15,11 @@ from controlplane.audit import Actor
 from controlplane.clock import Clock
 from controlplane.facts import VersionKey
 from controlplane.policy import declared as policy
+from controlplane.policy import labels
 from controlplane.policy.declared import TenantFacts
 from controlplane.policy.declared_events import news
 from controlplane.policy.knative_service import service_name
-from controlplane.scaling.knative.cluster import OURS, ClusterApi, ClusterError, Json, Ref
+from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json, Ref
 from controlplane.scaling.knative.converge import Converger, Kind
 from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
 from controlplane.scaling.knative.view import View
@@ -258,7 +259,7 @@ def _mirrored(key: VersionKey, namespace: str, owner: Json) -> Json:
         "metadata": {
             "name": service_name(key.model, key.version),
             "namespace": namespace,
-            "labels": {**OURS, "kelvin.dev/model": key.model},
+            "labels": {**labels.OURS, labels.MODEL: key.model},
             "ownerReferences": [owner],
         },
         "spec": {"tenant": key.tenant, "model": key.model, "version": key.version},

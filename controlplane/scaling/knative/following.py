@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-from controlplane.policy.knative_seen import Place
+from controlplane.policy.labels import Place
 from controlplane.scaling.knative.cluster import ClusterApi, Json, Ref
 from controlplane.scaling.knative.view import Uids
 

@@ -9,9 +9,10 @@ from typing import Final
 from contracts.forecast import Forecast
 from controlplane.clock import Clock
 from controlplane.feed import FeedHub
-from controlplane.policy.knative_seen import Place, Service
+from controlplane.policy.knative_seen import Service
+from controlplane.policy.labels import OURS_SELECTOR, Place
 from controlplane.policy.pending import Nodes, Pending, seen_of
-from controlplane.scaling.knative.cluster import OURS_SELECTOR, ClusterApi, Json
+from controlplane.scaling.knative.cluster import ClusterApi, Json
 from controlplane.scaling.knative.following import follow
 
 SAY_S: Final = 10.0  # between two words on one wait: it lasts longer than was said, and activators come

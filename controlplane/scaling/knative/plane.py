@@ -22,7 +22,6 @@ from controlplane.outcomes import Outcomes
 from controlplane.policy.knative_seen import (
     PRIVATE,
     UNSCHEDULABLE,
-    Place,
     Service,
     Version,
     failed_of,
@@ -31,7 +30,8 @@ from controlplane.policy.knative_seen import (
     service_of,
 )
 from controlplane.policy.knative_sight import News, Sight
-from controlplane.scaling.knative.cluster import OURS_SELECTOR, ClusterApi, Json, Ref
+from controlplane.policy.labels import OURS_SELECTOR, Place
+from controlplane.scaling.knative.cluster import ClusterApi, Json, Ref
 from controlplane.scaling.knative.converge import Converger, Kind
 from controlplane.scaling.knative.following import follow
 from controlplane.scaling.knative.following import place_of as _place

@@ -6,9 +6,8 @@ from enum import StrEnum
 
 from contracts.jobs import Take
 from controlplane.facts import VersionKey
+from controlplane.policy.labels import Place
 from controlplane.policy.placement import Spot
-
-Place = tuple[str, str]  # namespace and name
 
 
 class PodState(StrEnum):

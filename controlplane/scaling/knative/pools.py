@@ -23,12 +23,13 @@ from controlplane.outcomes import Outcomes
 from controlplane.policy.breakeven import Step
 from controlplane.policy.knative_seen import Pods
 from controlplane.policy.knative_service import Cluster
+from controlplane.policy.labels import OURS, Place
 from controlplane.policy.placement import PoolSpec, Sharing, pool_for, reported
 from controlplane.policy.pool_service import BOUND_COST, COST, LISTEN_PORT, class_of, pool_place, pool_service
-from controlplane.scaling.knative.cluster import OURS, ClusterApi, ClusterError, Json
+from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pool_actuator import Calls, PoolActuator
-from controlplane.scaling.knative.pool_pods import Place, PodState, PoolPod, PoolPods
+from controlplane.scaling.knative.pool_pods import PodState, PoolPod, PoolPods
 from controlplane.tasks import Tasks
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,10 @@ from contracts.errors import Conflict, Failure, InvalidRequest, Refused
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.policy.device_budget import Claim, divide
 from controlplane.policy.knative_service import Cluster, PodVersion, namespace_of, service, service_name
-from controlplane.scaling.knative.cluster import OURS, Json
+from controlplane.policy.labels import OURS, TENANT, Place
+from controlplane.scaling.knative.cluster import Json
 
 log = logging.getLogger(__name__)
-
-Place = tuple[str, str]  # namespace and name
 
 
 def place_of(key: VersionKey, cluster: Cluster) -> Place:
@@ -124,5 +123,5 @@ class Rendering:
 
 
 def _namespace(name: str, tenant: str) -> Json:
-    labels = {**OURS, "kelvin.dev/tenant": tenant}
+    labels = {**OURS, TENANT: tenant}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
