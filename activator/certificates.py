@@ -1,7 +1,7 @@
 """The certificates that the door shows: one default, one per tenant, chosen by the name the client asks for.
 
-All are leaves of the local CA, made at start and again at half of their life, so that a process may run for years; but
-for names that there are files for (`certificate_files`).
+All are leaves of the local CA, made when a tenant is heard of, or asked for before that was done, and again at half of
+their life, so that a process may run for years; but for names that there are files for (`certificate_files`).
 """
 
 import asyncio
@@ -45,6 +45,7 @@ class Certificates:
         self._domain = domain
         self._files = files
         self._by_tenant: dict[str, _Shown] = {}
+        self._tenants: Callable[[], frozenset[str]] = frozenset
         self._default = self._make(None)
         self.listener = self._default.context
         self.listener.sni_callback = self._choose
@@ -81,6 +82,7 @@ class Certificates:
         """Ensure them whenever they have changed, and new ones in time, until cancelled. Where one can't be made, its
         names get what there is, and it is tried again.
         """
+        self._tenants = tenants
         pause_s = LOOK_AGAIN_S
         while True:
             with suppress(TimeoutError):
@@ -112,5 +114,13 @@ class Certificates:
             tls.context = given
             return
         inner = name.removesuffix("." + self._domain)
-        shown = self._by_tenant.get(inner.rpartition(".")[2]) if inner != name and inner.count(".") == 1 else None
+        shown = self._leaf(inner.rpartition(".")[2]) if inner != name and inner.count(".") == 1 else None
         tls.context = (shown or self._default).context
+
+    def _leaf(self, tenant: str) -> _Shown | None:
+        """A tenant's; of one that was heard of a moment ago it is made here: a few milliseconds, once."""
+        shown = self._by_tenant.get(tenant)
+        if shown is None and len(self._by_tenant) < MAX_TENANTS and tenant in self._tenants():
+            with suppress(OSError, ValueError):  # who follows tells of it
+                shown = self._by_tenant[tenant] = self._make(tenant)
+        return shown

@@ -62,6 +62,26 @@ def test_a_tenant_that_is_gone_has_no_leaf(tmp_path: Path) -> None:
     assert _shown(certificates, client, "m.u.d.e") != default
 
 
+def test_who_asks_before_a_new_tenants_leaf_was_made_gets_it(tmp_path: Path) -> None:
+    """Its model may be asked for as soon as it is known. The control: of a stranger nothing is made."""
+    certificates, client = _made(tmp_path, _Clock())
+    tenants: set[str] = set()
+
+    async def scenario() -> None:
+        following = asyncio.create_task(certificates.follow(lambda: frozenset(tenants), asyncio.Event()))
+        await asyncio.sleep(0)  # it waits for news, which never come
+        tenants.add("t")
+        default = _shown(certificates, client, "localhost")
+        leaf = _shown(certificates, client, "m.t.d.e")
+        assert leaf != default
+        assert _shown(certificates, client, "m.t.d.e") == leaf
+        assert _shown(certificates, client, "m.stranger.d.e") == default
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def test_a_certificate_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And ends nothing: until then its names get the default one."""
     certificates, client = _made(tmp_path, _Clock())
