@@ -12,7 +12,7 @@ TOOLS := $(BENCH)/tools
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install demo test deep drills fuzz test-ten lint types layers mutants bench-tools bench-peers clean
+.PHONY: install demo test deep long drills fuzz test-ten lint types layers mutants bench-tools bench-peers clean
 
 install: $(STAMP)
 
@@ -28,7 +28,10 @@ test: $(STAMP) lint types layers
 	$(BIN)/pytest
 
 deep: $(STAMP)
-	$(BIN)/pytest -m deep $$(grep -rl --include='test_*.py' 'mark\.deep' tests)
+	$(BIN)/pytest -m "deep and not long" $$(grep -rl --include='test_*.py' 'mark\.deep' tests)
+
+long: $(STAMP)
+	$(BIN)/pytest -m long $$(grep -rl --include='test_*.py' 'mark\.long' tests)
 
 drills: $(STAMP)
 	$(BIN)/python -m tests.drills

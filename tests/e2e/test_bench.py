@@ -17,6 +17,7 @@ OURS = {"kelvin", "kelvin without its probe", "floor"}
 SYSTEMS = {*OURS, "from_pretrained", "resident transformers"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_small_run(tmp_path: Path) -> None:
     """One round of one small size: a row for each system and tier, with its ratio to the tier's floor."""

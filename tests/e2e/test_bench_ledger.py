@@ -33,6 +33,7 @@ def measure(scratch: Path, requests: int) -> Any:
     return json.loads((scratch / f"{requests}.json").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_time_and_memory_do_not_grow_with_the_requests(tmp_path: Path) -> None:
     """Fifteen times the requests: the report is as quick, and no process needs more memory than for the few.

@@ -19,6 +19,7 @@ from coldstart_bench.programs import Program
 pytestmark = pytest.mark.deep
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_small_run(tmp_path: Path) -> None:
     """One round of one small size: every installed loader from a cold and a hot disk, ours from memory as well."""

@@ -50,6 +50,7 @@ def test_a_small_storm(tmp_path: Path) -> None:
         assert node["sent_bytes"] <= 1.01 * node["distinct_bytes"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_small_injuries(tmp_path: Path) -> None:
     """What is damaged on NVMe is healed, what is damaged in the store is refused by name, and nothing else happens."""

@@ -72,6 +72,7 @@ def test_a_small_fleet(tmp_path: Path) -> None:
     assert all(verdict["passed"] is not None for verdict in found["verdicts"])
 
 
+@pytest.mark.long
 def test_a_small_burst(tmp_path: Path) -> None:
     """Every request of both tenants has the text that it has by itself, after one start."""
     found = bench(tmp_path, "burst", "--requests", "30")
@@ -121,6 +122,7 @@ def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
     assert "x.csv: line 1: must be TIMESTAMP,ContextTokens,GeneratedTokens" in done.stderr
 
 
+@pytest.mark.long
 def test_a_short_soak(tmp_path: Path) -> None:
     """Processes are killed under load, and the clock is stepped: each request ended right, and the bill agrees."""
     found = bench(tmp_path, "soak", "--seconds", "14", "--every", "3", "--rate", "4")

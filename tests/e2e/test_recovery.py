@@ -75,6 +75,7 @@ def _last_records(place: Path) -> None:
     newest.write_bytes(b"")
 
 
+@pytest.mark.long
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 def test_the_drill_sees_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
