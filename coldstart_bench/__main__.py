@@ -16,6 +16,7 @@ from coldstart_bench import integrity as integrity_bench
 from coldstart_bench import ledger as ledger_bench
 from coldstart_bench import load as load_bench
 from coldstart_bench import plots as plots_bench
+from coldstart_bench import pool as pool_bench
 from coldstart_bench import storm as storm_bench
 from coldstart_bench.environment import free_memory_bytes
 from coldstart_bench.failures import failure_line
@@ -126,6 +127,28 @@ def cold(json_file: Path | None, plots: Path | None, large: bool, sizes: str, re
     click.echo(stage_table(report.stages, report.rows))
     for failed in report.failures:
         click.echo(failure_line(failed))
+    for verdict in report.verdicts:
+        click.echo(line_of(verdict))
+    _tell_where(report)
+    sys.exit(1 if report.failures else 0)
+
+
+@main.command("pool")
+@_JSON
+@click.option("--size", default=0.1, show_default=True, type=click.FloatRange(0.05, 100), help="GB of the model.")
+@click.option("--repeats", default=7, show_default=True, type=click.IntRange(1, 1000), help="Rounds.")
+def pool(json_file: Path | None, size: float, repeats: int) -> None:
+    """First token from zero by the start of a pod, and by a bind of one that waits."""
+    plan = pool_bench.PoolPlan(int(size * 1e9), repeats, _tell)
+    _check_room(pool_bench.NEED.disk(plan.size_bytes), pool_bench.NEED.memory(plan.size_bytes))
+    try:
+        report = pool_bench.run(plan)
+    except (PeerFailed, InstallationFailed) as failed:
+        raise click.ClickException(str(failed)) from failed
+    _write(json_file, report)
+    click.echo(table(report.rows))
+    for failed_one in report.failures:
+        click.echo(failure_line(failed_one))
     for verdict in report.verdicts:
         click.echo(line_of(verdict))
     _tell_where(report)

@@ -1,4 +1,4 @@
-"""`kelvin bench storm` and `kelvin bench integrity` from outside, small."""
+"""`kelvin bench storm`, `kelvin bench pool` and `kelvin bench integrity` from outside, small."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coldstart_bench import integrity
+from coldstart_bench import integrity, pool_verdicts
 
 pytestmark = pytest.mark.deep
 
@@ -51,6 +51,19 @@ def test_a_small_storm(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_small_pool(tmp_path: Path) -> None:
+    """Both ways in each round, with the same token; a bind is the sooner one."""
+    found = bench(tmp_path, "pool", "--size", "0.05", "--repeats", "2")
+    own, waiting = (
+        next(row for row in found["rows"] if row["system"] == name)
+        for name in (pool_verdicts.OWN, pool_verdicts.WAITING)
+    )
+    assert (own["n"], waiting["n"], found["failures"]) == (2, 2, [])
+    assert own["median_s"] > waiting["median_s"]
+    assert found["verdicts"][0]["value"] == pytest.approx(own["median_s"] / waiting["median_s"])
+
+
 @pytest.mark.timeout(300)
 def test_small_injuries(tmp_path: Path) -> None:
     """What is damaged on NVMe is healed, what is damaged in the store is refused by name, and nothing else happens."""
