@@ -52,7 +52,7 @@ def run(plan: PoolPlan) -> Report:
     with scratch_directory() as scratch:
         ground, take = _prepared(plan, scratch)
         with parked_pod(ground, "parked") as parked:
-            texts = set()
+            texts: set[str] = set()
             for turn in range(plan.repeats):
                 plan.tell(f"round {turn + 1} of {plan.repeats}, load {load_1m():.2f}")
                 for system in (OWN, WAITING) if turn % 2 == 0 else (WAITING, OWN):

@@ -107,6 +107,8 @@ class Pod:
         try:
             await asyncio.sleep(self._runtime.restarts.delay_s)
             self._cache.is_kept = False
+            if self._bringing_back is not None:
+                self._bringing_back.cancel()  # one that died a moment ago is begun below
             await self._end(self._cache, KILL_AFTER_S)
             self._cache.is_kept = True
             self.start()
