@@ -43,6 +43,11 @@ class ClusterSettings:
     devices: int | None = None  # None: nothing bounds all versions together
     pools: PoolSettings = field(default_factory=PoolSettings)
 
+    @property
+    def own_devices(self) -> int | None:
+        """What pods that wait leave of the devices."""
+        return None if self.devices is None else self.devices - sum(each.most for each in self.pools.pools)
+
 
 def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     """None where one machine runs the versions. A pod computes with so many `cores`. Raises BadSetting."""
@@ -71,7 +76,10 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     kubeconfig = Path(env["KUBECONFIG"]) if env.get("KUBECONFIG") else None
     namespace = _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin"))
     devices = settings.integer(env, "KELVIN_CLUSTER_DEVICES", 0, low=0, high=MOST_DEVICES) or None
-    return ClusterSettings(pods, namespace, kubeconfig, devices, _pools(env, pods))
+    found = ClusterSettings(pods, namespace, kubeconfig, devices, _pools(env, pods))
+    if found.own_devices is not None and found.own_devices < 0:
+        raise BadSetting("KELVIN_CLUSTER_POOLS", env["KELVIN_CLUSTER_POOLS"], f"has more pods than {devices} devices")
+    return found
 
 
 def _pools(env: Mapping[str, str], pods: Cluster) -> PoolSettings:

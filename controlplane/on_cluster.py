@@ -75,11 +75,12 @@ async def on_cluster(
         lambda: by((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
     )  # fmt: skip
     outcomes = Outcomes(inst.registry, inst.tasks)
-    rendering = Rendering(settings.pods, settings.namespace, inst.settings.kv_bytes, settings.devices)
+    rendering = Rendering(settings.pods, settings.namespace, inst.settings.kv_bytes, settings.own_devices)
     pools = Pools(
         api, settings.pools, settings.pods, inst.settings.kv_bytes, PodCalls(ways),
         inst.registry, inst.feed, outcomes, pods, inst.clock, inst.tasks,
     )  # fmt: skip
+    page.read("kelvin_pool_pods", "Pods that wait or serve, by state.", Kind.GAUGE, ("pool", "state"), pools.counts)
     plane = Plane(api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, inst.feed.is_suspended, pools)
     show_pending(
         page,

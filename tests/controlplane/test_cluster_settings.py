@@ -50,6 +50,8 @@ def test_all_of_them() -> None:
         },
         4,
     )
+    assert read is not None
+    assert read.own_devices == 64 - 16 - 4
     assert read == ClusterSettings(
         Cluster(
             image=NEEDED["KELVIN_CLUSTER_IMAGE"],
@@ -109,6 +111,18 @@ def test_all_of_them() -> None:
         pytest.param({"KELVIN_CLUSTER_POOLS": "a-b=1:1:2"}, "each must be NAME=BYTES:WAITING:MOST", id="a pool's name"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2,x=2:1:2"}, "each NAME must be there once", id="two of a name"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2"}, "needs KELVIN_CLUSTER_CONTROL", id="pods that nobody tells"),
+        pytest.param(
+            {
+                "KELVIN_CLUSTER_POOLS": "x=1:1:2",
+                "KELVIN_CLUSTER_POOLED": "*/*",
+                "KELVIN_CLUSTER_DEVICES": "1",
+                "KELVIN_CLUSTER_CONTROL": "https://x",
+                "KELVIN_CLUSTER_INNER_SECRET": "inner",
+                "KELVIN_CLUSTER_SNAPSHOTTER": "https://x",
+            },
+            "KELVIN_CLUSTER_POOLS=x=1:1:2: has more pods than 1 devices",
+            id="more pods than devices",
+        ),
         pytest.param(
             {
                 "KELVIN_CLUSTER_POOLS": "x=1:1:2",

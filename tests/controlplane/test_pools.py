@@ -40,6 +40,10 @@ class Pod:
     is_deaf: bool = False
     fails: Refused | None = None
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)  # until then it restores
+    says: asyncio.Event = field(default_factory=asyncio.Event)  # until then it does not say what it does
+
+    def __post_init__(self) -> None:
+        self.says.set()
 
     def name(self, of: str) -> str:
         return f"{of}-{self.life}"
@@ -80,6 +84,7 @@ class Pods:
 
     async def state(self, url: str) -> RuntimeReport:
         pod = self.of(url)
+        await pod.says.wait()
         state = RuntimeState.STANDBY
         if pod.take is not None:
             state = RuntimeState.READY if pod.is_ready else RuntimeState.RESTORING
@@ -358,6 +363,49 @@ def test_pods_that_die(tmp_path: Path) -> None:
         stage.ground.pool("small", other)
         await stage.scene.passes(3)
         assert set(stage.states()) == {other}
+
+    staged(tmp_path, scenario)
+
+
+def test_who_answers_late_holds_up_nobody(tmp_path: Path) -> None:
+    """A pod that says nothing: others are found and bound, and what is reported is as it is."""
+
+    async def scenario(stage: Stage) -> None:
+        stage.ground.revised("small")
+        stage.pods.pods[orders("s1")] = Pod(says=asyncio.Event())
+        stage.pod("s1").says.clear()
+        await stage.register()
+        await stage.run("small", "s1")
+        await stage.heard()
+        await stage.ask()
+        await stage.scene.passes(2)
+        assert await shares(stage) == {"small-00001": 3.0}
+        await stage.run("small", "s1", "s2")
+        assert stage.states() == {"s1": PodState.UNKNOWN, "s2": PodState.BINDING}
+        assert stage.scene.pools.counts() == {
+            ("small", "wanted"): 3, ("large", "wanted"): 1, ("small", "unknown"): 1, ("small", "binding"): 1,
+        }  # fmt: skip
+        stage.pod("s1").says.set()
+        await stage.scene.passes(2)
+        assert stage.states()["s1"] is PodState.PARKED
+
+    staged(tmp_path, scenario)
+
+
+def test_a_pod_that_ends_while_it_is_bound(tmp_path: Path) -> None:
+    """Its version goes to another one, and it takes none again."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        await stage.run("small", "s1", "s2")
+        await stage.ask()
+        (name,) = [name for name, state in stage.states().items() if state is PodState.BINDING]
+        (other,) = {"s1", "s2"} - {name}
+        stage.ground.pool("small", "s1", "s2", leaving=(name,))
+        stage.pod(name).goes_on.set()
+        stage.pod(other).goes_on.set()
+        await stage.scene.passes(3)
+        assert stage.states() == {name: PodState.UNKNOWN, other: PodState.BOUND}
 
     staged(tmp_path, scenario)
 

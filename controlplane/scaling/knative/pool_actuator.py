@@ -167,7 +167,9 @@ class PoolActuator:
             log.exception("a bind failed in a way of ours", extra={"version": str(start.key)})
             self._not_bound(pod, start, Internal())
         else:
-            if self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key:
+            if pod.is_ending:
+                self._not_bound(pod, start, Unavailable("the pod"))
+            elif self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key:
                 self._serve(pod, start, bound)
 
     def _not_bound(self, pod: PoolPod, start: _Start, failure: Failure) -> None:
@@ -282,6 +284,8 @@ class PoolActuator:
             return
         if pod.runtime_id and report.runtime_id != pod.runtime_id:
             self._lose(pod)
+        if pod.is_ending:
+            return
         match report.state:
             case RuntimeState.STANDBY if pod.state in (PodState.UNKNOWN, PodState.LEAVING):
                 if pod.state is PodState.LEAVING:

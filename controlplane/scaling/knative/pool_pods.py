@@ -41,6 +41,7 @@ class PoolPod:
     take: Take | None = None
     max_streams: int = 0
     cost: str | None = None  # of its deletion, as it was written
+    is_asked: bool = False  # what it does, at this moment
 
     def __repr__(self) -> str:
         return f"<PoolPod {self.pool}/{self.name} {self.state} {self.key or ''}>"

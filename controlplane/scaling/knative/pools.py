@@ -6,7 +6,6 @@ How many pods there are Knative decides, by what activators report for us (`plac
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -121,6 +120,7 @@ class Pools:
         self._revisions: dict[Place, str] = {}
         self._slices: dict[Place, tuple[Place, Pods]] = {}
         self._rows: tuple[PoolRow, ...] = ()
+        self._places = asyncio.Semaphore(ABREAST)
         self.shared = Shared(models, settings)
         self.pods = PoolPods()
         self._actuator = PoolActuator(self.pods, calls, self._take_of, feed, table, clock, tasks)
@@ -179,6 +179,13 @@ class Pools:
             if pod.is_leaving:
                 self._actuator.ending(known_pod)
 
+    def counts(self) -> dict[tuple[str, ...], float]:
+        """Pods by pool and state, and how many of each pool are wanted."""
+        found: dict[tuple[str, ...], float] = {(name, "wanted"): count for name, count in self._wanted().items()}
+        for pod in self.pods:
+            found[pod.pool, pod.state] = found.get((pod.pool, pod.state), 0) + 1
+        return found
+
     # -- as the decider, of what shares pods --
 
     def observe(self, stats: Stats) -> None:
@@ -215,9 +222,16 @@ class Pools:
         for owner in self._specs:
             self._see(owner)
         deadline_us = self._clock.monotonic_us() + int(FIRST_S * 1e6)
-        await self._look(tuple(self.pods))
-        while self._clock.monotonic_us() < deadline_us and any(pod.state is PodState.BINDING for pod in self.pods):
-            await self._clock.sleep(0.05)
+        looks = [asyncio.create_task(self._look(pod), name=f"look at {pod.name}") for pod in self.pods]
+        try:
+            while self._clock.monotonic_us() < deadline_us and (
+                not all(look.done() for look in looks) or any(pod.state is PodState.BINDING for pod in self.pods)
+            ):
+                await self._clock.sleep(0.05)
+        finally:
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
 
     async def run(self) -> None:
         """For ever."""
@@ -226,28 +240,31 @@ class Pools:
             tasks.create_task(self._beat(), name="look at pools")
 
     async def _beat(self) -> None:
-        beat = 0
-        while True:
-            every = beat % LOOK_BEATS == 0
-            await self._look(pod for pod in self.pods if every or pod.state not in _KNOWN or pod.cost != _worth(pod))
-            self._actuator.place()
-            self._report()
-            await self._clock.sleep(BEAT_S)
-            beat += 1
+        """Who answers late holds up nobody else, and no report."""
+        async with asyncio.TaskGroup() as tasks:
+            beat = 0
+            while True:
+                every = beat % LOOK_BEATS == 0
+                for pod in self.pods:
+                    if every or pod.state not in _KNOWN or pod.cost != _worth(pod):
+                        tasks.create_task(self._look(pod), name=f"look at {pod.name}")
+                self._actuator.place()
+                self._report()
+                await self._clock.sleep(BEAT_S)
+                beat += 1
 
-    async def _look(self, pods: Iterable[PoolPod]) -> None:
-        """Ask each what it does, and have its cost be what it is worth."""
-        places = asyncio.Semaphore(ABREAST)
-
-        async def look(pod: PoolPod) -> None:
-            async with places:
+    async def _look(self, pod: PoolPod) -> None:
+        """Ask what it does, and have its cost be what it is worth; unless somebody does already."""
+        if pod.is_asked:
+            return
+        pod.is_asked = True
+        try:
+            async with self._places:
                 with suppress(Refused):  # it is between two lives, or not up yet
                     self._actuator.said(pod, await self._calls.state(pod.orders))
                 await self._price(pod)
-
-        async with asyncio.TaskGroup() as tasks:
-            for pod in pods:
-                tasks.create_task(look(pod), name=f"look at {pod.name}")
+        finally:
+            pod.is_asked = False
 
     async def _price(self, pod: PoolPod) -> None:
         """Where there are to be fewer, those that wait go first (KEP-2255)."""
@@ -263,11 +280,7 @@ class Pools:
 
     def _report(self) -> None:
         """To activators, who tell Knative's autoscaler, each its share."""
-        asked: dict[str, int] = {}
-        for take in self._actuator.waiting():
-            if (spec := pool_for(take.weight_bytes, self._settings.pools)) is not None:
-                asked[spec.name] = asked.get(spec.name, 0) + 1
-        counts = reported(self._settings.pools, self.pods.taken(), asked)
+        counts = self._wanted()
         readers = max(1, self._feed.readers)
         rows = tuple(
             PoolRow(namespace=place[0], name=revision, share=counts[self._specs[place].name] / readers)
@@ -276,6 +289,13 @@ class Pools:
         if rows and rows != self._rows:
             self._rows = rows
             self._feed.publish(pools=rows)
+
+    def _wanted(self) -> dict[str, int]:
+        asked: dict[str, int] = {}
+        for take in self._actuator.waiting():
+            if (spec := pool_for(take.weight_bytes, self._settings.pools)) is not None:
+                asked[spec.name] = asked.get(spec.name, 0) + 1
+        return reported(self._settings.pools, self.pods.taken(), asked)
 
 
 def _worth(pod: PoolPod) -> str:
