@@ -3,6 +3,7 @@ the death of the control plane, to the release.
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,7 +36,8 @@ from tests.service.pki import Authority, write
 
 POOLS: Final = "kelvin--pools"
 SERVICE: Final = "kelvin-pool--small"
-ADDRESS: Final = "127.75.10.1"  # this machine's, and nobody else's: the port is one and the same for all pods
+# Of this process alone: the port is one and the same for all pods.
+ADDRESS: Final = f"127.75.{os.getpid() % 250}.{1 + os.getpid() // 250 % 250}"
 
 
 @dataclass
@@ -103,7 +105,7 @@ def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return Knative(api_server)
 
 
-def appears(knative: Knative) -> None:
+def appears(knative: Knative, address: str = ADDRESS, port: int = 8012) -> None:
     """The pod, in its Service's slice and as an object; and the Revision."""
     server = knative.server
     found = server.get(SERVING, "Service", SERVICE, POOLS)
@@ -122,11 +124,11 @@ def appears(knative: Knative) -> None:
         "metadata": {"name": f"{name}-private-x", "namespace": POOLS, "labels": labels},
         "endpoints": [
             {
-                "addresses": [ADDRESS], "conditions": {"ready": True, "serving": True, "terminating": False},
+                "addresses": [address], "conditions": {"ready": True, "serving": True, "terminating": False},
                 "targetRef": {"kind": "Pod", "name": "one", "namespace": POOLS},
             }
         ],
-        "ports": [{"name": "http", "port": 8012, "protocol": "TCP"}],
+        "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
     })  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Orders:
     inner: Path
     port: int
     role: Role = Role.CONTROLPLANE
+    host: str = "127.0.0.1"
 
     @classmethod
     def made(cls, place: Path) -> "Orders":
@@ -43,7 +44,7 @@ class Orders:
     @property
     def settings(self) -> dict[str, str]:
         """The pod's, without their prefix."""
-        return {"STANDBY_LISTEN": f"127.0.0.1:{self.port}", "INNER_TLS": str(self.inner)}
+        return {"STANDBY_LISTEN": f"{self.host}:{self.port}", "INNER_TLS": str(self.inner)}
 
     def by(self, role: Role) -> "Orders":
         return replace(self, role=role)
@@ -54,6 +55,12 @@ class Orders:
             return self.ask("GET", "/control/state")[1]
         except OSError:
             return None
+
+    def parked(self, other_than: str = "") -> str | None:
+        """The name of the runtime that waits there now, which is not that one."""
+        if (state := self.state()) is None or state["state"] != "standby" or state["runtime_id"] == other_than:
+            return None
+        return str(state["runtime_id"])
 
     def tell(self, what: str, take: Take) -> tuple[int, dict[str, Any]]:
         """To bind or release it."""
@@ -81,4 +88,4 @@ class Orders:
         own = self.inner / self.role
         tls.load_verify_locations(own / "ca.crt")
         tls.load_cert_chain(own / "tls.crt", own / "tls.key")
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=DEADLINE_S, context=tls)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=DEADLINE_S, context=tls)

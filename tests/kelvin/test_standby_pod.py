@@ -25,14 +25,8 @@ QUEUE = {"K-Network-Probe": "queue"}
 
 
 def parks(orders: Orders, other_than: str = "") -> str:
-    """The name of the runtime that waits there now, which is not that one."""
-
-    def waits() -> str | None:
-        state = orders.state()
-        is_it = state is not None and state["state"] == "standby" and state["runtime_id"] != other_than
-        return str(state["runtime_id"]) if state is not None and is_it else None
-
-    return poll_until("it waits", waits)
+    """The name of the runtime that waits there, once one does which is not that one."""
+    return poll_until("it waits", lambda: orders.parked(other_than))
 
 
 def lives(data: Path) -> list[LifetimeRecord]:

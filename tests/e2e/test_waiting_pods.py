@@ -1,0 +1,141 @@
+"""Control plane, activator and a pod that waits, as processes, beside a cluster and an autoscaler of the tests': a
+request at zero is answered by that pod, and by nothing else; what dies meanwhile hurts nobody.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from coldstart_bench.installation import free_port, running
+from contracts.roles import Role
+from controlplane.policy.pool_service import LISTEN_PORT
+from tests.activator.knative_autoscaler import StrictAutoscaler
+from tests.cluster.api_server import serving
+from tests.cluster.playing import FEATURES, Knative
+from tests.cluster.playing import SETTINGS as ON_CLUSTER
+from tests.cluster.test_pools import ADDRESS, POOLS, SERVICE, appears, cost
+from tests.controlplane.door import knocking, program
+from tests.controlplane.ground import eventually
+from tests.e2e.conftest import SETTINGS
+from tests.kelvin.orders import Orders
+from tests.runtime.processes import poll_until
+from tests.service.pki import Authority, write
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(300)]
+
+BODY: Final = {"model": "llama", "prompt": "hello", "max_tokens": 3, "temperature": 0}
+NAME: Final = f"{POOLS}/{SERVICE}-00001"
+
+
+@contextmanager
+def process(log: Path, *words: str, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Killed in the end, with what lives by its lifeline."""
+    environment = {**os.environ, **SETTINGS, **{f"KELVIN_{name.upper()}": value for name, value in more.items()}}
+    with log.open("wb") as said:
+        started = subprocess.Popen([sys.executable, "-m", *words], env=environment, stderr=said)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait(60)
+
+
+def test_a_request_at_zero_takes_the_pod_that_waits(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answered as by one machine; Knative is told of two pods from then on, also while there is no control plane, and
+    requests are answered. The next control plane has it at once, and releases it with its model.
+    """
+    data = tmp_path / "data"
+    with running(data, settings=SETTINGS) as kelvin:
+        kelvin.push(llama, "llama")
+        want = kelvin.door.request("POST", "/v1/completions", BODY)["choices"]
+    store, inner, authority, port = (data / "store").as_uri(), tmp_path / "inner", Authority(), free_port()
+    for role in Role:
+        write(inner / role, authority.of(role), authority)
+    settings = ON_CLUSTER | {
+        "cluster_store": store, "cluster_device_class": "cpu-1", "cluster_pools": "small=1000000000:1:4",
+        "cluster_pooled": "*/*", "inner_tls": str(inner), "control_listen": f"127.0.0.1:{free_port()}",
+    }  # fmt: skip
+    waits = Orders(inner, LISTEN_PORT, host=ADDRESS)
+    kept = ["--store", store, "--host", ADDRESS, "--port", str(port), "--data", str(tmp_path / "pod")]
+
+    async def main(knative: Knative, autoscaler: StrictAutoscaler) -> None:
+        def start() -> Any:
+            (data / "run" / "control.sock").unlink(missing_ok=True)
+            return program(data, **settings)
+
+        def heard() -> float:
+            found = [each.concurrency for each in autoscaler.stats if each.revision == NAME]
+            return found[-1] if found else 0.0
+
+        async def ask() -> Any:
+            async with client.post(f"{url}/v1/completions", json=BODY, headers=key) as answer:
+                assert answer.status == 200, await answer.text()
+                return json.loads(await answer.read())["choices"]
+
+        url = f"https://localhost:{(front := free_port())}"
+        key = {"authorization": f"Bearer {(data / 'default.key').read_text().strip()}"}
+        tls = ssl.create_default_context(cafile=str(data / "ca.pem"))
+        with (
+            start() as control,
+            process(
+                tmp_path / "activator.log", "activator", data=str(data), port=str(front), autoscaler=autoscaler.url
+            ),
+        ):
+            await eventually(lambda: knative.services() == {SERVICE}, "the pool's Service alone")
+            appears(knative, ADDRESS, port)
+            await eventually(lambda: cost(knative) == "0", "it waits, and is known to")
+            await autoscaler.until(lambda _: heard() == 1.0)
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as client:
+                assert await ask() == want
+                await autoscaler.until(lambda _: heard() == 2.0)
+                control.send_signal(signal.SIGKILL)
+                control.wait(60)
+                before = len(autoscaler.stats)
+                assert await ask() == want
+                await autoscaler.until(lambda _: len(autoscaler.stats) > before + 3)
+                assert heard() == 2.0
+                knative.forget_the_lease()
+                with start():
+                    await eventually(lambda: (data / "run" / "control.sock").exists(), "the next control plane")
+                    assert await ask() == want
+                    (name,) = {(await asyncio.to_thread(waits.state) or {})["runtime_id"]}
+                    async with knocking(data) as door:
+                        assert (await door.admin("DELETE", "/models/llama?force=true"))[0] == 200
+                    again = await asyncio.to_thread(poll_until, "another life waits", lambda: waits.parked(name))
+                    assert again != name
+                    await autoscaler.until(lambda _: heard() == 1.0)
+
+    async def beside() -> None:
+        autoscaler = StrictAutoscaler(NAME)
+        await autoscaler.start()
+        try:
+            await main(Knative(server), autoscaler)
+        finally:
+            await autoscaler.stop()
+        assert autoscaler.wrong == []
+
+    with (
+        serving() as server,
+        process(
+            tmp_path / "pod.log", "kelvin.main", "runtime", "--standby", "cpu-1", "--threads", "1", *kept,
+            standby_listen=f"{ADDRESS}:{LISTEN_PORT}", inner_tls=str(inner),
+        ),
+    ):  # fmt: skip
+        server.features.update(dict.fromkeys(FEATURES, "enabled"))
+        server.namespace("platform")
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
+        poll_until("it waits", waits.parked)
+        asyncio.run(beside())
