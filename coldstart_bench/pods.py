@@ -24,6 +24,7 @@ HOST: Final = "127.0.0.1"
 PROBE: Final = {"k-network-probe": "queue"}
 BODY: Final = {"prompt": [1, 2, 3, 4], "max_tokens": 1, "temperature": 0, "stream": True}
 CALL_S: Final = 120.0
+NOT_THERE: Final = (OSError, http.client.HTTPException, InstallationFailed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class ParkedPod:
         """Whether it takes an order now."""
         try:
             return bool(json.loads(self._order("GET", "/control/state"))["state"] == "standby")
-        except (OSError, InstallationFailed):
+        except NOT_THERE:
             return False
 
     def _order(self, method: str, path: str, body: bytes | None = None) -> bytes:
@@ -104,7 +105,7 @@ def _takes_requests(port: int) -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=CALL_S)
     try:
         return _ask(connection, "GET", "/healthz", None, PROBE) == b"queue"
-    except (OSError, InstallationFailed):
+    except NOT_THERE:
         return False
 
 

@@ -94,6 +94,10 @@ def _pools(env: Mapping[str, str], pods: Cluster) -> PoolSettings:
         return PoolSettings()
     if pods.control is None:
         raise BadSetting(name, env[name], "needs KELVIN_CLUSTER_CONTROL: pods are told what to serve by who proves it")
+    if not env.get("KELVIN_CONTROL_LISTEN"):
+        raise BadSetting(
+            name, env[name], "needs KELVIN_CONTROL_LISTEN, with which the certificate is read that pods ask for"
+        )
     models = _each(env, shared, _PATTERN.fullmatch, "TENANT/MODEL, or * for either")
     if not models:
         raise BadSetting(shared, env.get(shared, ""), f"is required with {name}")

@@ -42,6 +42,7 @@ def test_all_of_them() -> None:
             "KELVIN_CLUSTER_POOLS": "small=8589934592:2:16, large=85899345920:1:4",
             "KELVIN_CLUSTER_POOLED": "*/llama, acme/*",
             "KELVIN_CLUSTER_APART": "bank",
+            "KELVIN_CONTROL_LISTEN": "0.0.0.0:7500",
             "KELVIN_CLUSTER_TIMEOUT_S": "1800",
             "KELVIN_CLUSTER_NODES": "example.com/gpu=h100,zone=a",
             "KELVIN_CLUSTER_TOLERATIONS": "nvidia.com/gpu,spot",
@@ -116,6 +117,7 @@ def test_all_of_them() -> None:
                 "KELVIN_CLUSTER_POOLS": "x=1:1:2",
                 "KELVIN_CLUSTER_POOLED": "*/*",
                 "KELVIN_CLUSTER_DEVICES": "1",
+                "KELVIN_CONTROL_LISTEN": "0.0.0.0:7500",
                 "KELVIN_CLUSTER_CONTROL": "https://x",
                 "KELVIN_CLUSTER_INNER_SECRET": "inner",
                 "KELVIN_CLUSTER_SNAPSHOTTER": "https://x",
@@ -126,6 +128,17 @@ def test_all_of_them() -> None:
         pytest.param(
             {
                 "KELVIN_CLUSTER_POOLS": "x=1:1:2",
+                "KELVIN_CLUSTER_CONTROL": "https://x",
+                "KELVIN_CLUSTER_INNER_SECRET": "inner",
+                "KELVIN_CLUSTER_SNAPSHOTTER": "https://x",
+            },
+            "KELVIN_CLUSTER_POOLS=x=1:1:2: needs KELVIN_CONTROL_LISTEN",
+            id="pods that could not be told",
+        ),
+        pytest.param(
+            {
+                "KELVIN_CLUSTER_POOLS": "x=1:1:2",
+                "KELVIN_CONTROL_LISTEN": "0.0.0.0:7500",
                 "KELVIN_CLUSTER_CONTROL": "https://x",
                 "KELVIN_CLUSTER_INNER_SECRET": "inner",
                 "KELVIN_CLUSTER_SNAPSHOTTER": "https://x",

@@ -427,6 +427,22 @@ def test_never_with_others(tmp_path: Path) -> None:
     staged(tmp_path, scenario)
 
 
+def test_what_shares_pods_is_waited_for_by_none(tmp_path: Path) -> None:
+    """A version with a Service of its own, as it is too large, goes when one that shares pods takes its place."""
+
+    async def scenario(stage: Stage) -> None:
+        large = msgspec.structs.replace(registration("m"), total_bytes=60_000)
+        await stage.scene.registry.register(large, NOW_S)
+        await stage.scene.passes(3)
+        assert any(name.startswith("m-") for name in stage.ground.services())
+        await stage.register("m", "b")
+        await stage.scene.deploy("b")
+        await stage.scene.passes(3)
+        assert not any(name.startswith("m-") for name in stage.ground.services())
+
+    staged(tmp_path, scenario)
+
+
 def test_a_deleted_version_lets_go(tmp_path: Path) -> None:
     """And a suspended tenant's."""
 

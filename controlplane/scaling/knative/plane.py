@@ -246,7 +246,7 @@ class Plane:
 
     def _is_ready(self, key: VersionKey) -> bool:
         found = self._service(key)
-        return found is not None and found.ready != ""
+        return self._pools.shared.find(key) is not None or (found is not None and found.ready != "")
 
 
 def _key(of: Version) -> VersionKey:
