@@ -7,12 +7,14 @@ away, so that nothing that serves goes with it.
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from activator.keys import VersionKey
 from activator.reporter import PERIOD_S, Sink
 from activator.stat_wire import RevisionStat
 from contracts.control import ConcurrencyStat, PoolRow, RevisionRow
+
+POST_S: Final = PERIOD_S / 2
 
 
 class Link(Sink, Protocol):
@@ -52,8 +54,16 @@ class PoolReporter:
             return await self._link.send(stats)
         shared = tuple(each for each in stats if self._revision_of(_key(each)) is None)
         own = tuple(each for each in stats if self._revision_of(_key(each)) is not None)
-        taken = [await sink.send(some) for sink, some in ((self._control, shared), (self._link, own)) if some]
-        return all(taken)
+        is_taken = not own or await self._link.send(own)
+        return (not shared or await self._post(shared)) and is_taken
+
+    async def _post(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
+        """Within half a second: a control plane that hangs must cost Knative no second's figure."""
+        try:
+            async with asyncio.timeout(POST_S):
+                return await self._control.send(stats)
+        except TimeoutError:
+            return False
 
     async def run(self) -> None:
         """Say each second how many pods there are to be, until cancelled."""

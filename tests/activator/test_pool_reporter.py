@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from activator.autoscaler_link import AutoscalerLink
 from activator.pool_reporter import PoolReporter
+from activator.reporter import PERIOD_S
 from activator.revisions import Revisions
 from activator.stat_wire import RevisionStat
 from contracts.control import ConcurrencyStat, Feed, PoolRow
@@ -22,9 +23,12 @@ class Heard:
         self.stats: list[ConcurrencyStat] = []
         self.told: list[tuple[float, RevisionStat]] = []
         self.takes = True
+        self.hangs = False
         self.session = object()
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
+        if self.hangs:
+            await asyncio.Event().wait()
         self.stats.extend(stats)
         return self.takes
 
@@ -48,6 +52,11 @@ def test_who_is_told_of_a_version() -> None:
         control.takes = False
         assert not await reporter.send((own, shared))
         assert await reporter.send((own,))
+        control.hangs, began_s = True, asyncio.get_running_loop().time()
+        link.stats.clear()
+        assert not await reporter.send((shared, own))
+        assert link.stats == [own], "who hangs holds up nobody"
+        assert asyncio.get_running_loop().time() - began_s < PERIOD_S
         pools.clear()
         link.stats.clear()
         await reporter.send((shared,))

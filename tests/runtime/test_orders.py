@@ -72,7 +72,7 @@ def test_who_asked_is_cut(tmp_path: Path) -> None:
         assert isinstance(caught.value.failure, Conflict)
         goes_on.set()
         assert (await orders.bind(TAKE)).runtime_id == replica.runtime_id
-        assert replica.state is RuntimeState.READY
+        assert replica.report().state is RuntimeState.READY
         replica.drain()
         with pytest.raises(Refused) as caught:
             await orders.bind(TAKE)
