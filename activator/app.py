@@ -141,7 +141,9 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         ladder.push_async_callback(stand_in.close)
         waker = Waker(stand_in)
         ladder.push_async_callback(waker.close)
-        throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s, turns=counted.turns)
+        throttler = Throttler(
+            settings.queue, waker, longest_rest_s=settings.breaker_s, turns=counted.turns, slots=counted.slots
+        )
         meters = Meters(telemetry.page)
         usage = Usage(spool, timelines, ended=Endings(meters, telemetry))
         budgets = Budgets(name, counted.budgets)

@@ -9,6 +9,7 @@ from activator.rates import REQUESTS, TOKENS, Rates
 from activator.shared_budgets import SharedBudgets
 from activator.shared_places import SharedPlaces
 from activator.shared_rates import Shared
+from activator.shared_slots import SharedSlots
 from activator.shared_turns import SharedTurns
 from activator.shares import Entrance, Shares
 from contracts.settings import BadSetting
@@ -27,6 +28,7 @@ class Counted:
     store: "RedisStore | None" = None
     budgets: SharedBudgets | None = None
     turns: SharedTurns | None = None
+    slots: SharedSlots | None = None
     loops: tuple[Callable[[], Coroutine[object, object, None]], ...] = ()
 
 
@@ -46,11 +48,12 @@ async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Co
         page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)
         page.gauge("kelvin_redis_members", "Activators that share it.", lambda: store.members)
         requests, tokens, places = Shared(store, REQUESTS), Shared(store, TOKENS), SharedPlaces(store)
-        budgets, turns = SharedBudgets(store), SharedTurns(store)
-        loops = (store.run, requests.run, tokens.run, places.run, budgets.run, turns.run)
+        budgets, turns, slots = SharedBudgets(store), SharedTurns(store), SharedSlots(store)
+        loops = (store.run, requests.run, tokens.run, places.run, budgets.run, turns.run, slots.run)
         try:
-            yield Counted(Rates(requests, tokens), places, store, budgets, turns, loops)
+            yield Counted(Rates(requests, tokens), places, store, budgets, turns, slots, loops)
         finally:
+            await slots.close()
             await turns.close()
             await budgets.close()
             await places.close()

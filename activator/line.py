@@ -8,6 +8,7 @@ from activator.policy.ask import Ask
 from activator.policy.breaker import Breaker
 from activator.policy.expected import Pace
 from activator.policy.fair import FairQueue
+from activator.policy.slot_parts import SlotLease
 from contracts.control import ReplicaRow
 from contracts.errors import Failure
 
@@ -21,13 +22,20 @@ class Replica:
     poked_us: int | None
     running: int = 0
     breaker: Breaker | None = None  # since it was lost, until it answers
+    lease: SlotLease | None = None  # of its slots, where other activators have some
     gone: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Requests that it may have at once from here."""
+        most = self.row.max_streams
+        return most if self.lease is None else min(most, self.lease.slots)
 
     @property
     def free(self) -> int:
         """Requests that it may take now."""
         row = self.row
-        free = row.max_streams - self.running
+        free = (row.max_streams if self.lease is None else self.slots) - self.running
         if free < 0 or self.gone or row.draining:
             return 0
         return free if self.breaker is None else min(free, 1) if self.is_open else 0
@@ -70,8 +78,8 @@ class Line:
 
     @property
     def slots(self) -> int:
-        """Of replicas that take requests, taken or free."""
-        return sum(0 if replica.is_closed else replica.row.max_streams for replica in self.replicas.values())
+        """Of replicas that take requests, taken or free; of one whose slots others have by now, one at least."""
+        return sum(0 if replica.is_closed else max(1, replica.slots) for replica in self.replicas.values())
 
     @property
     def is_asleep(self) -> bool:

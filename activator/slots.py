@@ -90,6 +90,8 @@ def take_slot(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
     """
     chosen = _choose(line, ask, draw)
     chosen.running += 1
+    if chosen.lease is not None:
+        chosen.lease.used(chosen.running)
     return chosen
 
 
@@ -98,8 +100,10 @@ def take_other(line: Line, than: Replica) -> Replica | None:
     others = [each for each in line.replicas.values() if each is not than and each.free and each.breaker is None]
     if not others:
         return None
-    chosen = min(others, key=lambda each: each.running / each.row.max_streams)
+    chosen = min(others, key=lambda each: each.running / each.slots)
     chosen.running += 1
+    if chosen.lease is not None:
+        chosen.lease.used(chosen.running)
     return chosen
 
 
@@ -120,4 +124,4 @@ def _choose(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
 
 
 def _taken(replica: Replica) -> Occupancy:
-    return Occupancy(replica.running, replica.row.max_streams)
+    return Occupancy(replica.running, replica.slots)

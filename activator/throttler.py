@@ -22,6 +22,7 @@ from activator.policy.shed import Reason, ends_in_s
 from activator.policy.turns import SharedCounters
 from activator.resting import Resting
 from activator.roster import Roster, Waking, key_of
+from activator.shared_slots import SharedSlots
 from activator.shared_turns import SharedTurns
 from activator.shedding import Shedding
 from activator.slots import NoSlotInTime, Slot, take_other, take_slot
@@ -32,7 +33,9 @@ from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
 
 
 class Throttler:
-    """Slots of all versions. `turns`: where other activators have queues for them. `clock` is monotonic seconds."""
+    """Slots of all versions. `turns`, `slots`: where other activators have queues for them, and some of each replica's.
+    `clock` is monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -41,15 +44,19 @@ class Throttler:
         *,
         longest_rest_s: float = LONGEST_S,
         turns: SharedTurns | None = None,
+        slots: SharedSlots | None = None,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = random.randrange,
     ) -> None:
         self._limits = limits
         self._waking = waking
         self._turns = turns
+        self._slots = slots
         self._clock = clock
         self._draw = draw
         self._lines: dict[VersionKey, Line] = {}
+        if slots is not None:
+            slots.attach(self._lines, self._regrant)
         self._starts: Starts[VersionKey] = Starts()
         self.resting = Resting(longest_rest_s, clock, self._reopen)
         self.breakers = Breakers(longest_rest_s)
@@ -234,6 +241,8 @@ class Throttler:
             raise Refused(held.full)
         if self._turns is not None:
             self._turns.waits(key, line.waiting)
+        if self._slots is not None:
+            self._slots.lacks(key, line)
         if line.is_asleep:
             self.breakers.enter(key, waiter, began_s)
             self._waking.ensure(key)
@@ -269,6 +278,8 @@ class Throttler:
 
     def grant(self, key: VersionKey, line: Line) -> None:
         """Give what is free to who is next."""
+        if self._slots is not None:
+            self._slots.see(key, line)
         free = 0
         if len(line.waiting):
             free, now = line.free, self._clock()
@@ -279,6 +290,8 @@ class Throttler:
             if self._turns is not None:
                 self._turns.gave(key, line.waiting)
             free -= 1
+        if self._slots is not None and len(line.waiting):
+            self._slots.lacks(key, line)
         self.tidy(key, line)
 
     def tidy(self, key: VersionKey, line: Line) -> None:
@@ -299,6 +312,11 @@ class Throttler:
         if replica.breaker is not None:
             replica.breaker.enter(ask, self._clock())
         return replica
+
+    def _regrant(self, key: VersionKey) -> None:
+        """Slots of the version may be free that were not."""
+        if (line := self._lines.get(key)) is not None:
+            self.grant(key, line)
 
     def _reopen(self, replica: Replica) -> None:
         key = key_of(replica.row)

@@ -1,0 +1,294 @@
+"""A replica's slots where several activators give requests to it: they lease them from a store that all of them share.
+
+One question at a time for each version, in a task of its own, and none by who finds a slot. What comes of it is told to
+the keeper of the lines. With nobody else there is nothing to share; while the store is away each has its share.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final, Protocol
+
+from activator.asking import Asking, each
+from activator.keys import VersionKey
+from activator.line import Line
+from activator.policy.places import GOOD_S, LEASED_S, QUIET_S, RENEW_S, share
+from activator.policy.slot_parts import TURN_S, SlotLease, Wish
+from activator.shared_rates import Away
+
+# A hash of what each member has of each replica of a version, how many it wants, and until when. In: our name, for how
+# many seconds, how long a turn is; of each replica its name, its slots, what we keep, what is wanted. Out: of each how
+# many may be taken from here. The parts are those of `policy/slot_parts.part_of`.
+LEASE: Final = """
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1000000
+local turn = math.floor(now / ARGV[3])
+local of = {}
+local all = redis.call('HGETALL', KEYS[1])
+for at = 1, #all, 2 do
+  local replica, member = string.match(all[at], '^(%S+) (%S+)$')
+  local have, want, ends = string.match(all[at + 1], '^(%d+) (%d+) (%S+)$')
+  if tonumber(ends) <= now then
+    redis.call('HDEL', KEYS[1], all[at])
+  elseif member ~= ARGV[1] then
+    of[replica] = of[replica] or {}
+    table.insert(of[replica], {member, tonumber(have), tonumber(want)})
+  end
+end
+local out = {}
+for at = 4, #ARGV, 4 do
+  local slots, keep, want = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  local every = of[ARGV[at]] or {}
+  local free = slots
+  for _, one in ipairs(every) do free = free - one[2] end
+  table.insert(every, {ARGV[1], 0, want})
+  table.sort(every, function(a, b) return a[1] < b[1] end)
+  local wants = {}
+  for _, one in ipairs(every) do table.insert(wants, one[3]) end
+  table.sort(wants)
+  local left, many = slots, #wants
+  for _, one in ipairs(wants) do
+    if one * many > left then break end
+    left = left - one
+    many = many - 1
+  end
+  local part = want
+  if many > 0 and want > math.floor(left / many) then
+    local level, above, me = math.floor(left / many), 0, 0
+    for _, one in ipairs(every) do
+      if one[3] > level then
+        if one[1] == ARGV[1] then me = above end
+        above = above + 1
+      end
+    end
+    part = level
+    if (me + turn) % above < left - level * many then part = level + 1 end
+  end
+  local may = math.max(0, math.min(part, free))
+  local have = math.max(keep, may)
+  local name = ARGV[at] .. ' ' .. ARGV[1]
+  if have > 0 or want > 0 then
+    redis.call('HSET', KEYS[1], name, string.format('%d %d %.6f', have, want, now + ARGV[2]))
+  else
+    redis.call('HDEL', KEYS[1], name)
+  end
+  table.insert(out, may)
+end
+redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[2] * 1000))
+return out
+"""
+
+
+class Store(Protocol):
+    """Runs scripts where all activators see what they did."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answered last."""
+        ...
+
+    @property
+    def members(self) -> int:
+        """Activators that use it, as far as is known; 1 or more."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """This activator's, of which there is no other."""
+        ...
+
+    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
+        """What the script answers. Raises Away, within a fraction of a second. Not to be repeated."""
+        ...
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A version that has replicas."""
+
+    line: Line
+    leases: dict[str, SlotLease] = field(default_factory=dict)  # of replicas
+    asked_s: float = -inf
+    quiet_until_s: float = -inf  # there was less than was wanted
+    ends_s: float = -inf
+    is_alone: bool = False  # since the store was away for too long
+
+
+class SharedSlots:
+    """Of all versions. `clock` is monotonic seconds; the store keeps for `leased_s` what it hears no more of."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float] = time.monotonic,
+        leased_s: float = LEASED_S,
+        turn_s: float = TURN_S,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._leased_s = leased_s
+        self._turn_s = turn_s
+        self._kept: dict[VersionKey, _Kept] = {}
+        self._asking: Asking[VersionKey] = Asking()
+        self._is_on = store.members > 1
+        self._lines: Mapping[VersionKey, Line] = {}
+        self._grant: Callable[[VersionKey], None] = lambda key: None
+
+    def __repr__(self) -> str:
+        return f"<SharedSlots {'on' if self._is_on else 'off'} versions={len(self._kept)} {self._asking!r}>"
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether an answer is on its way."""
+        return len(self._asking) > 0
+
+    def attach(self, lines: Mapping[VersionKey, Line], grant: Callable[[VersionKey], None]) -> None:
+        """Whose slots they are, and who is told that a version may have some free."""
+        self._lines, self._grant = lines, grant
+
+    def see(self, key: VersionKey, line: Line) -> None:
+        """A replica may be new there. Returns at once; it has no slots before the store was asked."""
+        if not self._is_on:
+            return
+        kept = self._kept.get(key)
+        if kept is None or kept.line is not line:
+            kept = self._kept[key] = _Kept(line)
+        for name, replica in line.replicas.items():
+            if replica.lease is None or kept.leases.get(name) is not replica.lease:
+                kept.leases[name] = replica.lease = SlotLease()
+
+    def lacks(self, key: VersionKey, line: Line) -> None:
+        """Somebody waits there. Returns at once."""
+        self.see(key, line)
+        kept = self._kept.get(key)
+        if kept is not None and self._clock() >= kept.quiet_until_s and _may_have_more(line):
+            self._try_ask(key, kept)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await each(QUIET_S, self.tend)
+
+    async def tend(self) -> None:
+        """Once: ask for those who wait, renew what is used, give back what is not."""
+        if self._is_on != (self._store.members > 1):
+            self._turn(is_on=not self._is_on)
+        now_s = self._clock()
+        for key, kept in list(self._kept.items()):
+            if self._lines.get(key) is not kept.line:
+                del self._kept[key]
+            elif not self._store.is_up:
+                self._go_alone(key, kept, is_over=now_s >= kept.ends_s)
+            elif now_s - kept.asked_s >= RENEW_S or (now_s >= kept.quiet_until_s and _is_due(kept)):
+                self._try_ask(key, kept)
+
+    async def close(self) -> None:
+        """Give all back, as far as that is quick, and wait for what is being asked, which ends by itself."""
+        await self._asking.close(self._give_back())
+        self._kept.clear()
+
+    def _turn(self, *, is_on: bool) -> None:
+        """Others have come, or gone."""
+        self._is_on = is_on
+        self._kept.clear()
+        for key, line in list(self._lines.items()):
+            if is_on:
+                self.lacks(key, line)
+                continue
+            for replica in line.replicas.values():
+                replica.lease = None
+            self._grant(key)
+
+    def _go_alone(self, key: VersionKey, kept: _Kept, *, is_over: bool) -> None:
+        """Nobody can be asked: a share of each replica of which nothing is leased, or not any more."""
+        self.see(key, kept.line)
+        kept.is_alone = True
+        for replica in kept.line.replicas.values():
+            if replica.lease is not None and (is_over or not replica.lease.held):
+                replica.lease.slots = share(replica.row.max_streams, self._store.members)
+        self._grant(key)
+
+    def _try_ask(self, key: VersionKey, kept: _Kept, *, is_last: bool = False) -> None:
+        """Unless it is being asked, or there is nothing to say."""
+        if key in self._asking or not self._store.is_up:
+            return
+        self.see(key, kept.line)
+        replicas = kept.line.replicas
+        for name in kept.leases.keys() - replicas.keys():
+            del kept.leases[name]
+        is_idle = all(lease.is_idle(replicas[name].running) for name, lease in kept.leases.items())
+        if len(kept.line.waiting) or not is_idle:
+            self._asking.start(key, self._ask(key, kept, is_last))
+
+    async def _ask(self, key: VersionKey, kept: _Kept, is_last: bool) -> None:
+        """Again at once where what came meanwhile lacks slots that there may be."""
+        hash_name = f"kelvin:{{{key.tenant}/{key.version}}}:slots"
+        while rows := self._wishes(kept, is_last):
+            words: list[str | int] = []
+            for name, slots, wish in rows:
+                words += [name, slots, wish.keep, wish.want]
+            try:
+                told: list[int] = await self._store.ask(
+                    LEASE, (hash_name,), self._store.name, str(self._leased_s), str(self._turn_s), *words
+                )
+            except Away:
+                return  # what was leased is good until its time is over
+            kept.ends_s = kept.asked_s + GOOD_S
+            for (name, _, wish), slots in zip(rows, told, strict=True):
+                if slots < wish.want:
+                    kept.quiet_until_s = max(kept.quiet_until_s, self._clock() + QUIET_S)
+                if (lease := kept.leases.get(name)) is not None:
+                    lease.told(wish, slots)
+            if self._kept.get(key) is kept:
+                self._grant(key)
+            if is_last or self._clock() < kept.quiet_until_s or not _is_due(kept):
+                return
+
+    def _wishes(self, kept: _Kept, is_last: bool) -> list[tuple[str, int, Wish]]:
+        """Of each replica of which there is something to say its name, its slots, and what to ask."""
+        kept.asked_s, line = self._clock(), kept.line
+        was_alone, kept.is_alone = kept.is_alone, False
+        if was_alone:
+            kept.quiet_until_s = kept.asked_s + RENEW_S
+        waiting = -(-len(line.waiting) // max(1, len(line.replicas)))
+        rows: list[tuple[str, int, Wish]] = []
+        for name, lease in kept.leases.items():
+            replica = line.replicas.get(name)
+            if replica is None:
+                continue
+            slots, inside = replica.row.max_streams, replica.running
+            leaves = is_last or replica.is_closed
+            if lease.is_idle(inside) and (leaves or not waiting):
+                continue
+            if leaves:
+                wish = lease.leave(inside)
+            elif was_alone:
+                wish = lease.stay(inside)
+            else:
+                wish = lease.ask(inside, waiting, slots)
+            rows.append((name, slots, wish))
+        return rows
+
+    async def _give_back(self) -> None:
+        for key, kept in list(self._kept.items()):
+            if (task := self._asking.of(key)) is not None:
+                await asyncio.wait((task,))
+            self._try_ask(key, kept, is_last=True)
+            if (task := self._asking.of(key)) is not None:
+                await asyncio.wait((task,))
+
+
+def _is_due(kept: _Kept) -> bool:
+    """Whether somebody waits who finds none, or others may have some of ours."""
+    line = kept.line
+    if len(line.waiting) and not line.free and _may_have_more(line):
+        return True
+    return any(
+        lease.gives_back(line.replicas[name].running) for name, lease in kept.leases.items() if name in line.replicas
+    )
+
+
+def _may_have_more(line: Line) -> bool:
+    """Whether there is a slot that is not ours."""
+    return any(replica.slots < replica.row.max_streams and not replica.is_closed for replica in line.replicas.values())
