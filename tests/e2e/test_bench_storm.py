@@ -64,6 +64,7 @@ def test_a_small_pool(tmp_path: Path) -> None:
     assert found["verdicts"][0]["value"] == pytest.approx(own["median_s"] / waiting["median_s"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_small_injuries(tmp_path: Path) -> None:
     """What is damaged on NVMe is healed, what is damaged in the store is refused by name, and nothing else happens."""
