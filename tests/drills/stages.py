@@ -20,6 +20,7 @@ from tests.drills.ground import SERVED, Ground, wait
 from tests.drills.matrix import Process, Stage
 from tests.drills.models import TinyModels
 from tests.drills.operations import Calls, NotSo, Operation
+from tests.stopping import stop
 
 TOKENS: Final = 150
 LONG_TOKENS: Final = 1200  # longer than a service whose supervisor died may take to end
@@ -41,7 +42,7 @@ class Held:
 
     def stop(self, process: psutil.Process) -> psutil.Process:
         """Hold it."""
-        process.suspend()
+        stop(process.pid)
         self.stopped.append(process)
         return process
 

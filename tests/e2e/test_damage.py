@@ -18,6 +18,7 @@ from tests.e2e.commands import run
 from tests.e2e.inside import cache, chunks, replicas, sole_replica
 from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
 from tests.e2e.processes import services
+from tests.stopping import stop
 from tests.weightcache.flips import flipped
 
 pytestmark = pytest.mark.deep
@@ -96,7 +97,7 @@ def test_a_flip_on_disk_and_one_in_memory(watched: Installation, scratch: Path) 
     in_memory, memory_bytes, on_disk, disk_bytes = injured(kelvin)
     with contextlib.closing(connect(kelvin)) as connection:
         stream = _started(kelvin, connection)
-        os.kill(before["pid"], signal.SIGSTOP)  # it is in the middle of the stream, and stays there
+        stop(before["pid"])  # it is in the middle of the stream, and stays there
         answers: list[Answer] = []
         asking = threading.Thread(
             target=lambda: answers.append(complete(kelvin, MODEL, prompt_of(PROMPT), max_tokens=6))

@@ -1,0 +1,27 @@
+"""Stopping a process so that it is stopped: SIGSTOP is sent to all of it, and taken when a thread of it next runs."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+LIMIT_S: Final = 60.0
+
+
+def stop(pid: int) -> None:
+    """Returns once no thread of the process runs any more. On busy cores others than the first go on until then."""
+    os.kill(pid, signal.SIGSTOP)
+    limit_s = time.monotonic() + LIMIT_S
+    while not is_stopped(pid):
+        assert time.monotonic() < limit_s, f"{pid} does not stop"
+        time.sleep(0.001)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether all threads of it are."""
+    try:
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # one has just ended
+    return bool(stats) and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
