@@ -33,6 +33,7 @@ def bench(tmp_path: Path, *words: str) -> Any:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_small_storm(tmp_path: Path) -> None:
     """All are answered after one lease; each version arrives at each agent, for which each byte left the store once."""

@@ -56,6 +56,7 @@ def test_nothing_is_restored_over_a_running_installation(kelvin: Installation, t
     assert "nothing runs in" in run("backup", str(tmp_path / "y.backup"), "--data", str(tmp_path), code=1)
 
 
+@pytest.mark.long
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 def test_the_drill_shows_what_is_stated(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def _storm(place: Path) -> int:
         return bucket.reads.total()
 
 
+@pytest.mark.long
 @pytest.mark.deep
 def test_once_per_node_without(tmp_path: Path) -> None:
     """Without peers each range leaves the store once for each node, though 125 wait at each."""
