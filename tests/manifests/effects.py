@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from controlplane.cluster_settings import read_cluster
+from controlplane.cluster_settings import ClusterSettings, read_cluster
 from controlplane.policy.knative_service import Cluster
+from controlplane.policy.labels import POOL, RUNTIME
+from controlplane.policy.pool_service import LISTEN_PORT, NAMESPACE
 from tests.manifests.built import Json, find, pod_of
 from tests.manifests.pods import environment_of
 from tests.manifests.reach import Pod, may
@@ -17,6 +19,8 @@ POSTGRES: Final = Pod("kelvin", {"app.kubernetes.io/name": "postgres"})
 AGENTS: Final = "DaemonSet"
 AGENT: Final = Pod("kelvin-default", {"app.kubernetes.io/name": "cache-agent"})
 PROMETHEUS: Final = Pod("monitoring", {"app.kubernetes.io/name": "prometheus"})
+PARKED: Final = Pod(NAMESPACE, {**RUNTIME, POOL: "small"})
+ISTIOD: Final = Pod("istio-system", {"app": "istiod"})
 
 
 def pod(objects: list[Json], name: str, kind: str = "Deployment") -> Json:
@@ -31,11 +35,16 @@ def told(objects: list[Json], name: str, kind: str = "Deployment") -> Mapping[st
     return environment_of(objects, pod(objects, name, kind)["containers"][0])
 
 
-def renders(objects: list[Json]) -> Cluster:
-    """Where replicas are to run, as the control plane reads it."""
+def settings(objects: list[Json]) -> ClusterSettings:
+    """Of the cluster, as the control plane reads them."""
     found = read_cluster(told(objects, "controlplane"), 1)
     assert found is not None
-    return found.pods
+    return found
+
+
+def renders(objects: list[Json]) -> Cluster:
+    """Where replicas are to run."""
+    return settings(objects).pods
 
 
 def _platform_keeps(objects: list[Json], kind: str, key: str) -> bool:
@@ -88,4 +97,10 @@ EFFECTS: Final[tuple[tuple[str, Effect], ...]] = (
     ("cache-agent", lambda o: told(o, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(o).store_url),
     ("monitoring", lambda o: may(o, PROMETHEUS, ACTIVATOR, 7480) and not may(o, STRANGER, ACTIVATOR, 7480)),
     ("certificates", lambda o: find(o, "Certificate", "kelvin-inner-runtime", "kelvin-default") is not None),
+    ("pools", lambda o: settings(o).pools.pools != ()),
+    ("pools", lambda o: find(o, "Role", "controlplane", NAMESPACE)["rules"][0]["verbs"] == ["patch"]),
+    ("pools", lambda o: find(o, "NetworkPolicy", "orders", NAMESPACE) is not None),
+    ("pools", lambda o: may(o, CONTROLPLANE, PARKED, LISTEN_PORT) and not may(o, ACTIVATOR, PARKED, LISTEN_PORT)),
+    ("pools-mesh", lambda o: may(o, PARKED, ISTIOD, 15012) and find(o, "NetworkPolicy", "mesh", NAMESPACE) is not None),
+    ("pools-certificates", lambda o: find(o, "Certificate", "kelvin-inner-runtime", NAMESPACE) is not None),
 )  # fmt: skip

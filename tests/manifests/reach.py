@@ -25,6 +25,15 @@ def may(objects: list[Json], source: Pod, target: Pod, port: int, protocol: str 
     )
 
 
+def wordless(objects: list[Json]) -> list[Json]:
+    """The same objects, whose policies let nothing through any more."""
+    for each in objects:
+        if each["kind"] == "NetworkPolicy":
+            each["spec"].pop("ingress", None)
+            each["spec"].pop("egress", None)
+    return objects
+
+
 def _lets(policies: list[Json], own: Pod, other: Pod, way: str, port: int, protocol: str) -> bool:
     chosen = [
         each["spec"]

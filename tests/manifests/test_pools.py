@@ -1,0 +1,188 @@
+"""Pods that wait for versions have what a tenant's replicas have, and take orders from the control plane alone."""
+
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from contracts.names import dns_label
+from controlplane.policy.labels import RUNTIME
+from controlplane.policy.pool_service import LISTEN_PORT, NAMESPACE, pool_service
+from tests.manifests import rules
+from tests.manifests.built import Json, built_with, find, kustomize, of_base
+from tests.manifests.effects import ISTIOD, PARKED, settings
+from tests.manifests.reach import Pod, may, wordless
+from tests.manifests.test_reach import (
+    ACTIVATOR,
+    CONTROLPLANE,
+    KNATIVE,
+    NAMES,
+    OUTSIDE,
+    REPLICA,
+    SNAPSHOTTER,
+    STRANGER,
+)
+
+pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
+
+NAMESAKE: Final = Pod("elsewhere", CONTROLPLANE.labels)
+BESIDE: Final = Pod(NAMESPACE, {"app": "miner"})
+S3: Final = Pod("kelvin", {"app.kubernetes.io/name": "s3"})
+READS: Final = frozenset({"get", "list", "watch"})
+Harm = Callable[[list[Json]], object]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port"),
+    [
+        pytest.param(CONTROLPLANE, PARKED, LISTEN_PORT, id="orders"),
+        pytest.param(ACTIVATOR, PARKED, 8012, id="requests, through queue-proxy"),
+        pytest.param(KNATIVE["activator"], PARKED, 8012, id="probes of Knative's activator"),
+        pytest.param(KNATIVE["autoscaler"], PARKED, 9090, id="queue-proxy's figures"),
+        pytest.param(PARKED, CONTROLPLANE, 7500, id="records that it owes"),
+        pytest.param(PARKED, SNAPSHOTTER, 7501, id="seals"),
+        pytest.param(PARKED, NAMES, 53, id="names"),
+        pytest.param(PARKED, OUTSIDE, 443, id="the store"),
+    ],
+)
+def test_what_is_needed(source: Pod, target: Pod, port: int) -> None:
+    """Passes; and without our policies' word for it nothing does."""
+    objects = built_with("pools")
+    assert may(objects, source, target, port)
+    assert not may(wordless(objects), source, target, port)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port"),
+    [
+        pytest.param(ACTIVATOR, PARKED, LISTEN_PORT, id="orders of an activator"),
+        pytest.param(SNAPSHOTTER, PARKED, LISTEN_PORT, id="orders of the snapshotter"),
+        pytest.param(KNATIVE["activator"], PARKED, LISTEN_PORT, id="orders of Knative"),
+        pytest.param(REPLICA, PARKED, LISTEN_PORT, id="orders of a tenant's replica"),
+        pytest.param(Pod("kelvin-acme", RUNTIME), PARKED, LISTEN_PORT, id="orders of another tenant's"),
+        pytest.param(PARKED, PARKED, LISTEN_PORT, id="orders of one that waits itself"),
+        pytest.param(NAMESAKE, PARKED, LISTEN_PORT, id="orders of a namesake of the control plane"),
+        pytest.param(STRANGER, PARKED, 8012, id="around the front door"),
+        pytest.param(CONTROLPLANE, PARKED, 8012, id="requests of the control plane"),
+        pytest.param(CONTROLPLANE, REPLICA, LISTEN_PORT, id="the control plane, to a tenant's replica"),
+        pytest.param(CONTROLPLANE, BESIDE, LISTEN_PORT, id="the control plane, to what else runs there"),
+        pytest.param(PARKED, REPLICA, 8012, id="a pod that waits, to a tenant's replica"),
+        pytest.param(REPLICA, PARKED, 8012, id="a tenant's replica, to one that waits"),
+        pytest.param(PARKED, OUTSIDE, 5432, id="to the database"),
+        pytest.param(PARKED, OUTSIDE, 6443, id="to the API server"),
+        pytest.param(BESIDE, OUTSIDE, 443, id="what else runs there, to anywhere"),
+    ],
+)
+def test_what_is_refused(source: Pod, target: Pod, port: int) -> None:
+    """Does not pass; without the policies it would."""
+    assert not may(built_with("pools"), source, target, port)
+    assert may([], source, target, port)
+
+
+def _orders(objects: list[Json]) -> Json:
+    return find(objects, "NetworkPolicy", "orders", NAMESPACE)
+
+
+def _way(objects: list[Json]) -> Json:
+    return find(objects, "NetworkPolicy", "controlplane-to-pools", "kelvin")
+
+
+def _let_activators(objects: list[Json]) -> None:
+    _orders(objects)["spec"]["ingress"][0].pop("from")
+    for rule in find(objects, "NetworkPolicy", "activator", "kelvin")["spec"]["egress"]:
+        rule["ports"].append({"protocol": "TCP", "port": LISTEN_PORT})
+
+
+@pytest.mark.parametrize(
+    ("harm", "source", "passes"),
+    [
+        pytest.param(lambda o: o.remove(_orders(o)), CONTROLPLANE, False, id="no way in"),
+        pytest.param(lambda o: o.remove(_way(o)), CONTROLPLANE, False, id="no way out"),
+        pytest.param(lambda o: _orders(o)["spec"]["ingress"][0].pop("from"), NAMESAKE, True, id="a way in for all"),
+        pytest.param(_let_activators, ACTIVATOR, True, id="a way for activators"),
+        pytest.param(lambda o: o.remove(_orders(o)), NAMESAKE, False, id="closed but for it"),
+    ],
+)
+def test_both_ends_say_who_gives_orders(harm: Harm, source: Pod, passes: bool) -> None:
+    """The control: who takes one of the two away, or opens them, sees the tests above go red."""
+    objects = built_with("pools")
+    harm(objects)
+    assert may(objects, source, PARKED, LISTEN_PORT) is passes
+
+
+def _writers(objects: list[Json]) -> list[tuple[str, str | None, set[str]]]:
+    """Who may write pods: roles, where they hold, and how."""
+    return [
+        (each["kind"], each["metadata"].get("namespace"), set(rule["verbs"]) - READS)
+        for each in objects
+        if each["kind"] in ("Role", "ClusterRole")
+        for rule in each["rules"]
+        if "pods" in rule["resources"] and set(rule["verbs"]) - READS
+    ]
+
+
+def test_rights() -> None:
+    """Pods of that namespace are patched by the control plane, and nothing else is written of any."""
+    objects = built_with("pools")
+    assert _writers(of_base()) == []
+    assert _writers(objects) == [("Role", NAMESPACE, {"patch"})]
+    assert list(rules.rights(objects)) == []
+    (who,) = find(objects, "RoleBinding", "controlplane", NAMESPACE)["subjects"]
+    assert (who["namespace"], who["name"]) == ("kelvin", "controlplane")
+
+
+def test_rights_that_are_none() -> None:
+    """The control: a role that is not there, and one that may all, are found."""
+    objects = built_with("pools")
+    role = find(objects, "Role", "controlplane", NAMESPACE)
+    role["rules"][0]["verbs"].append("*")
+    assert list(rules.rights(objects)) == ["Role controlplane: a wildcard"]
+    objects.remove(role)
+    assert list(rules.rights(objects)) == ["RoleBinding controlplane: no such role"]
+
+
+def test_a_pod_that_waits_is_meant() -> None:
+    """What the control plane has Knative make is in that namespace, is chosen by its policies, and finds its secret."""
+    objects = built_with("pools", "certificates", "pools-certificates")
+    told = settings(objects)
+    (spec,) = told.pools.pools
+    made = pool_service(spec, told.pods, 1 << 30)
+    template = made["spec"]["template"]
+    assert (
+        made["metadata"]["namespace"]
+        == find(objects, "Namespace", dns_label(NAMESPACE, "namespace"))["metadata"]["name"]
+    )
+    assert template["metadata"]["labels"] == PARKED.labels
+    (port,) = _orders(objects)["spec"]["ingress"][0]["ports"]
+    assert port["port"] == told.pools.port
+    mounted = {each["secret"]["secretName"] for each in template["spec"]["volumes"] if "secret" in each}
+    assert mounted == {find(objects, "Certificate", "kelvin-inner-runtime", NAMESPACE)["spec"]["secretName"]}
+
+
+def _kept(objects: list[Json], namespace: str) -> dict[str, Json]:
+    policies = (each for each in objects if each["kind"] == "NetworkPolicy")
+    return {each["metadata"]["name"]: each["spec"] for each in policies if each["metadata"]["namespace"] == namespace}
+
+
+def test_as_a_tenants() -> None:
+    """The namespace is closed as a tenant's, but for orders, and stays so where a tenant's gives something up."""
+    objects = built_with("pools")
+    tenants, pools = (_kept(objects, each) for each in ("kelvin-default", NAMESPACE))
+    assert pools.pop("orders")
+    assert pools == tenants
+    labels = find(objects, "Namespace", "kelvin-default")["metadata"]["labels"]
+    for also in ((), ("cache-agent",)):
+        assert find(built_with("pools", *also), "Namespace", NAMESPACE)["metadata"]["labels"] == labels
+
+
+def test_what_others_add() -> None:
+    """Pods that wait reach the store of a trial, where `pools` comes first, and the mesh, where they are told to."""
+    assert may(built_with("pools", "trial"), PARKED, S3, 9000)
+    assert not may(built_with("trial", "pools"), PARKED, S3, 9000)
+    meshed = built_with("pools", "mesh", "pools-mesh")
+    assert may(meshed, PARKED, ISTIOD, 15012)
+    assert not may(built_with("pools", "mesh"), PARKED, ISTIOD, 15012)
+    peers = find(meshed, "PeerAuthentication", "runtimes", NAMESPACE)["spec"]
+    assert peers["mtls"]["mode"] == "STRICT"
+    assert peers["portLevelMtls"] == {port: {"mode": "PERMISSIVE"} for port in ("8012", str(LISTEN_PORT))}
+    assert find(meshed, "Namespace", NAMESPACE)["metadata"]["labels"]["istio-injection"] == "enabled"
