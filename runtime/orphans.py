@@ -27,6 +27,7 @@ from spool.shipper import Post
 log = logging.getLogger(__name__)
 
 GRACE_S: Final = 1.0  # a DELETE on another connection may come after the end of this one; between two looks, too
+LAST_WORDS_S: Final = 0.05  # for what an activator that is dead had sent: this replica may be the next to die
 MAX_KEPT: Final = 4096
 FAR_S: Final = 60.0  # after its last request an activator on another host counts as gone
 MAX_FAR: Final = 256
@@ -90,6 +91,8 @@ class Orphans:
         self._kept[account.request_id] = _Kept(account, loop.time() if lost else None)
         self._empty.clear()
         self._look = self._look or loop.call_later(self._grace_s, self._look_after)
+        if lost and not self._is_alive(account.activator):
+            loop.call_later(LAST_WORDS_S, self._write_of_dead, account.request_id)
 
     def heard_from_afar(self, activator: str) -> None:
         """It asks from another host, where its spool is."""
@@ -146,6 +149,10 @@ class Orphans:
                 self._write(request_id)
         if self._kept:
             self._look = loop.call_later(self._grace_s, self._look_after)
+
+    def _write_of_dead(self, request_id: str) -> None:
+        if (kept := self._kept.get(request_id)) is not None and kept.lost_at_s is not None:
+            self._write(request_id)
 
     def _is_alive(self, activator: str) -> bool:
         if (heard_s := self._far.get(activator)) is not None:

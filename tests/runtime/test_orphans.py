@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,23 @@ def test_an_orphan_is_written_after_a_moment() -> None:
         assert (record.completion_tokens, record.prompt_tokens, record.device_us) == (5, 7, 500)
         await orphans.flush()
         assert len(records.records) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("activator", "want"), [("activator-dead", ["a"]), pytest.param(LIVE, [], id="the control")])
+def test_of_one_that_is_dead_it_is_written_soon(activator: str, want: list[str]) -> None:
+    """No DELETE will come, and a replica that dies, too, has said what it knew. What was acknowledged still counts."""
+
+    async def main() -> None:
+        records = MemoryRecords()
+        orphans = Orphans("rt1", lambda: records, _lives, grace_s=60)
+        orphans.keep(_account("a", 2, activator), lost=True)
+        orphans.take(Receipt(request_id="a", completion_tokens=5))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(30 if want else 4 * module.LAST_WORDS_S):
+                await records.written.wait()
+        assert [(record.request_id, record.completion_tokens) for record in records.records] == [(a, 5) for a in want]
 
     asyncio.run(main())
 
