@@ -23,7 +23,7 @@ from contracts.errors import Failure, Refused
 from contracts.jobs import Bind, Bound, RuntimeReport
 from contracts.machine import Machine, available_bytes, kv_bytes_for, threads_for
 from contracts.meter import decode_meter
-from contracts.problem import code_of, is_retryable, status_of
+from contracts.problem import code_of
 from contracts.timeline import Span, Stage
 from service.client import ServiceClient
 from service.decider import Hold, try_hold
@@ -187,12 +187,8 @@ class StandIn:
             self._tell(Feed(revision=0, replicas=(row,)))
 
     def _failed(self, key: VersionKey, failure: Failure) -> None:
-        row = RestoreFailure(
-            tenant=key.tenant, version=key.version, code=code_of(failure), status=status_of(failure),
-            message=failure.message, retryable=is_retryable(failure),
-        )  # fmt: skip
         if not self._is_heard():
-            self._tell(Feed(revision=0, failures=(row,)))
+            self._tell(Feed(revision=0, failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
 
 
 async def _accounts(directory: SocketDirectory) -> list[RuntimeReport]:

@@ -8,10 +8,12 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, field
 
+from contracts.errors import Failure
 from contracts.forecast import Forecast, StartRow
 from contracts.ladder import PlanName, Rung
 from contracts.machine import Machine
 from contracts.manifest import Kind, Limits
+from contracts.problem import code_of, is_retryable, status_of
 from contracts.signature import Signature
 from contracts.spending import SpendingRow
 from contracts.timeline import Span, Stamp
@@ -156,6 +158,18 @@ class RestoreFailure(Wire, frozen=True):
     status: int
     message: str
     retryable: bool
+
+    @classmethod
+    def of(cls, tenant: str, version: str, failure: Failure) -> "RestoreFailure":
+        """Of a version of the tenant's, for that reason."""
+        return cls(
+            tenant=tenant,
+            version=version,
+            code=code_of(failure),
+            status=status_of(failure),
+            message=failure.message,
+            retryable=is_retryable(failure),
+        )
 
 
 READER: Final = "x-kelvin-reader"  # of a request for the feed: who reads, by a name that is its alone

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from contracts.control import RestoreFailure
 from contracts.errors import Failure, Internal, Refused, Unavailable
 from contracts.jobs import Bind, Bound
-from contracts.problem import code_of, is_retryable, status_of
+from contracts.problem import code_of
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from controlplane import dependencies
@@ -198,15 +198,7 @@ class LocalActuator:
         self._lost_starts.pop(key, None)
         self._relief.keep(key)
         if self._table.live(key) == 0:
-            row = RestoreFailure(
-                tenant=key.tenant,
-                version=key.version,
-                code=code_of(failure),
-                status=status_of(failure),
-                message=failure.message,
-                retryable=is_retryable(failure),
-            )
-            self._feed.publish(failures=(row,))
+            self._feed.publish(failures=(RestoreFailure.of(key.tenant, key.version, failure),))
         for listener in self._listeners:
             listener.failed(key, failure)
 

@@ -13,7 +13,6 @@ from typing import Final, Protocol
 
 from contracts.control import RestoreFailure, Stats
 from contracts.errors import Failure, Refused
-from contracts.problem import code_of, is_retryable, status_of
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
 from controlplane.facts import Model, ScaleSettings, VersionKey
@@ -224,14 +223,7 @@ class Plane:
 
     def _failure(self, key: VersionKey, failure: Failure) -> RestoreFailure:
         self._outcomes.failed(key, failure)
-        return RestoreFailure(
-            tenant=key.tenant,
-            version=key.version,
-            code=code_of(failure),
-            status=status_of(failure),
-            message=failure.message,
-            retryable=is_retryable(failure),
-        )
+        return RestoreFailure.of(key.tenant, key.version, failure)
 
     def _service(self, key: VersionKey) -> Service | None:
         """Its own, unless that is being deleted."""

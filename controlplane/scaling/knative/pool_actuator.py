@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from contracts.control import ReplicaRow, RestoreFailure
 from contracts.errors import Failure, Internal, Refused, Unavailable
 from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
-from contracts.problem import code_of, is_retryable, status_of
+from contracts.problem import code_of
 from contracts.timeline import Span
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
@@ -215,15 +215,7 @@ class PoolActuator:
 
     def _fail(self, key: VersionKey, failure: Failure) -> None:
         if self.live(key) == 0:
-            row = RestoreFailure(
-                tenant=key.tenant,
-                version=key.version,
-                code=code_of(failure),
-                status=status_of(failure),
-                message=failure.message,
-                retryable=is_retryable(failure),
-            )
-            self._feed.publish(failures=(row,))
+            self._feed.publish(failures=(RestoreFailure.of(key.tenant, key.version, failure),))
         for listener in self._listeners:
             listener.failed(key, failure)
 
