@@ -7,11 +7,24 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
 CLOSE_S: Final = 1.0
+
+
+class Scripts(Protocol):
+    """A store that runs scripts where all activators see what they did."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answered last."""
+        ...
+
+    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
+        """What the script answers. Raises Away, within a fraction of a second. Not to be repeated."""
+        ...
 
 
 class Asking(Generic[K]):

@@ -9,6 +9,7 @@ import datetime
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -45,7 +46,7 @@ class Certificates:
         self._domain = domain
         self._files = files
         self._by_tenant: dict[str, _Shown] = {}
-        self._tenants: Callable[[], frozenset[str]] = frozenset
+        self._tenants: Callable[[], AbstractSet[str]] = frozenset
         self._default = self._make(None)
         self.listener = self._default.context
         self.listener.sni_callback = self._choose
@@ -62,7 +63,7 @@ class Certificates:
         }
         return found if self._files is None else {**found, "files": self._files.ends}
 
-    async def ensure(self, tenants: frozenset[str]) -> None:
+    async def ensure(self, tenants: AbstractSet[str]) -> None:
         """Have a leaf in its first half of life for each of these tenants, at most MAX_TENANTS, and for no other.
 
         Safe to cancel and to repeat.
@@ -77,7 +78,7 @@ class Certificates:
                 self._by_tenant[tenant] = await asyncio.to_thread(self._make, tenant)
 
     async def follow(
-        self, tenants: Callable[[], frozenset[str]], changed: asyncio.Event, try_again_s: float = TRY_AGAIN_S
+        self, tenants: Callable[[], AbstractSet[str]], changed: asyncio.Event, try_again_s: float = TRY_AGAIN_S
     ) -> None:
         """Ensure them whenever they have changed, and new ones in time, until cancelled. Where one can't be made, its
         names get what there is, and it is tried again.

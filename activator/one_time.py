@@ -7,8 +7,9 @@ before that is known of is refused, as it may have been spent.
 import hashlib
 from collections.abc import Callable
 from math import ceil, inf
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from activator.asking import Scripts
 from activator.policy.spent import Spent
 from activator.shared_rates import Away
 from contracts.errors import Refused, Unavailable
@@ -68,25 +69,12 @@ class OwnOneTime:
         return True
 
 
-class Store(Protocol):
-    """Runs scripts where all activators see what they did."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it answered last."""
-        ...
-
-    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """What the script answers. Raises Away, within a fraction of a second. Not to be repeated."""
-        ...
-
-
 class SharedOneTime:
     """Of several activators. While the store is away nobody with such a token is let in."""
 
     since_s = -inf  # the store knows
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Scripts) -> None:
         self._store = store
 
     def __repr__(self) -> str:

@@ -6,8 +6,9 @@ that the death of an activator frees its keys within `LEASE_S`.
 
 import asyncio
 import secrets
-from typing import Any, Final, Protocol
+from typing import Final
 
+from activator.asking import Scripts
 from activator.kept_answers import Claim, Elsewhere, Mine, OwnAnswers
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits
 from activator.shared_rates import Away
@@ -72,23 +73,10 @@ if redis.call('EXISTS', KEYS[1]) == 1 and token ~= ARGV[1] then return 0 end
 )
 
 
-class Store(Protocol):
-    """Runs scripts where all activators see what they did."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it answered last."""
-        ...
-
-    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """What the script answers. Raises Away, within a fraction of a second. Not to be repeated."""
-        ...
-
-
 class SharedAnswers:
     """Used on one event loop. `own` is what this process keeps while the store is away."""
 
-    def __init__(self, store: Store, own: OwnAnswers, limits: OnceLimits, lease_s: float = LEASE_S) -> None:
+    def __init__(self, store: Scripts, own: OwnAnswers, limits: OnceLimits, lease_s: float = LEASE_S) -> None:
         self._store = store
         self._own = own
         self._limits = limits

@@ -8,9 +8,9 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from activator.asking import Asking, each
+from activator.asking import Asking, Scripts, each
 from activator.policy.budget import Spent
 from activator.policy.budget_lease import LEASED_S, RENEW_S, BudgetLease, Question
 from activator.shared_rates import Away
@@ -50,21 +50,12 @@ return have
 """
 
 
-class Store(Protocol):
-    """Runs scripts where all activators see what they did."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it answered last."""
-        ...
+class Store(Scripts, Protocol):
+    """Runs scripts, and knows who else does."""
 
     @property
     def name(self) -> str:
         """This activator's, of which there is no other."""
-        ...
-
-    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """What the script answers. Raises Away, within a fraction of a second. Not to be repeated."""
         ...
 
 

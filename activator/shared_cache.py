@@ -5,10 +5,11 @@ found, and nothing kept: who asks runs, as with an empty cache.
 from contextlib import suppress
 from typing import Final
 
+from activator.asking import Scripts
 from activator.cached_answers import Found
 from activator.errands import Errands
 from activator.policy.once import ENTRY_BYTES, Asked, OnceLimits
-from activator.shared_answers import KEEP, Store
+from activator.shared_answers import KEEP
 from activator.shared_rates import Away
 
 PUT_S: Final = 2.0  # the store's own deadline is far below it
@@ -25,7 +26,7 @@ class SharedCached:
 
     nbytes: Final = 0  # what there is lies in the store
 
-    def __init__(self, store: Store, limits: OnceLimits) -> None:
+    def __init__(self, store: Scripts, limits: OnceLimits) -> None:
         self._store = store
         self._limits = limits
         self._errands = Errands()

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from activator.asking import Asking, each
+from activator.asking import Asking, Scripts, each
 from activator.keys import VersionKey
 from activator.line import Line
 from activator.policy.places import GOOD_S, LEASED_S, QUIET_S, RENEW_S, share
@@ -81,13 +81,8 @@ return out
 """
 
 
-class Store(Protocol):
-    """Runs scripts where all activators see what they did."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it answered last."""
-        ...
+class Store(Scripts, Protocol):
+    """Runs scripts, and knows who else does."""
 
     @property
     def members(self) -> int:
@@ -97,10 +92,6 @@ class Store(Protocol):
     @property
     def name(self) -> str:
         """This activator's, of which there is no other."""
-        ...
-
-    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """What the script answers. Raises Away, within a fraction of a second. Not to be repeated."""
         ...
 
 

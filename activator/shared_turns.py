@@ -8,8 +8,9 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from activator.asking import Scripts
 from activator.keys import VersionKey
 from activator.line import Waiter
 from activator.policy.fair import FairQueue
@@ -62,21 +63,12 @@ return out
 """
 
 
-class Store(Protocol):
-    """Runs scripts where all activators see what they did."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it answered last."""
-        ...
+class Store(Scripts, Protocol):
+    """Runs scripts, and knows who else does."""
 
     @property
     def members(self) -> int:
         """Activators that use it, as far as is known; 1 or more."""
-        ...
-
-    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """What the script answers. Raises Away, within a fraction of a second. Not to be repeated."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
@@ -90,9 +91,9 @@ class Table:
         granted = (self.callable(tenant, *name) for name in sorted(self._granted.get(tenant, ())))
         return (*(found[name] for name in sorted(found)), *(entry for entry in granted if entry is not None))
 
-    def tenants(self) -> frozenset[str]:
-        """All there are, suspended ones included."""
-        return frozenset(self._tenants)
+    def tenants(self) -> AbstractSet[str]:
+        """All there are, suspended ones included, as they are while the table stays."""
+        return self._tenants.keys()
 
     def rows(self) -> Feed:
         """All that is known here, as a snapshot of it would say."""
