@@ -26,8 +26,8 @@ from spool.shipper import Post
 
 log = logging.getLogger(__name__)
 
-GRACE_S: Final = 1.0  # a DELETE on another connection may come after the end of this one; between two looks, too
-LAST_WORDS_S: Final = 0.05  # for what an activator that is dead had sent: this replica may be the next to die
+GRACE_S: Final = 1.0  # a DELETE on another connection may come after the end of this one
+LOOK_S: Final = 0.05  # between two looks for the dead, short since this replica may be the next to die
 MAX_KEPT: Final = 4096
 FAR_S: Final = 60.0  # after its last request an activator on another host counts as gone
 MAX_FAR: Final = 256
@@ -67,10 +67,12 @@ class Orphans:
         self._open_records = open_records
         self._lives = lives
         self._grace_s = grace_s
+        self._look_s = min(grace_s, LOOK_S)
         self._far_s = far_s
         self._records: Records | None = None
         self._kept: dict[str, _Kept] = {}
         self._look: asyncio.TimerHandle | None = None
+        self._dead: frozenset[str] = frozenset()  # at the last look
         self._empty = asyncio.Event()
         self._empty.set()
         self._writing: set[asyncio.Task[None]] = set()
@@ -90,9 +92,7 @@ class Orphans:
         loop = asyncio.get_running_loop()
         self._kept[account.request_id] = _Kept(account, loop.time() if lost else None)
         self._empty.clear()
-        self._look = self._look or loop.call_later(self._grace_s, self._look_after)
-        if lost and not self._is_alive(account.activator):
-            loop.call_later(LAST_WORDS_S, self._write_of_dead, account.request_id)
+        self._look = self._look or loop.call_later(self._look_s, self._look_after)
 
     def heard_from_afar(self, activator: str) -> None:
         """It asks from another host, where its spool is."""
@@ -134,25 +134,22 @@ class Orphans:
             await asyncio.wait(self._writing)
 
     def _look_after(self) -> None:
-        """Write what nobody else will: once in a while, as long as anything is kept."""
+        """Write what nobody else will: once in a while, as long as anything is kept.
+
+        What a dead activator was owed waits for one more look: its last acknowledgements may be still on their way.
+        """
         self._look = None
         loop = asyncio.get_running_loop()
         due_s = loop.time() - self._grace_s
-        dead = {
-            activator
-            for activator in {kept.account.activator for kept in self._kept.values()}
-            if not self._is_alive(activator)
-        }
+        activators = {kept.account.activator for kept in self._kept.values()}
+        dead = frozenset(activator for activator in activators if not self._is_alive(activator))
+        still_dead, self._dead = dead & self._dead, dead
         for request_id, kept in list(self._kept.items()):
             left = kept.lost_at_s is not None and kept.lost_at_s <= due_s
-            if left or (kept.lost_at_s is None and kept.account.activator in dead):
+            if left or kept.account.activator in still_dead:
                 self._write(request_id)
         if self._kept:
-            self._look = loop.call_later(self._grace_s, self._look_after)
-
-    def _write_of_dead(self, request_id: str) -> None:
-        if (kept := self._kept.get(request_id)) is not None and kept.lost_at_s is not None:
-            self._write(request_id)
+            self._look = loop.call_later(self._look_s, self._look_after)
 
     def _is_alive(self, activator: str) -> bool:
         if (heard_s := self._far.get(activator)) is not None:
