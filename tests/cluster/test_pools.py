@@ -59,6 +59,8 @@ class Waiting:
 
         @app.post("/control/release")
         async def release(_: Request) -> Response:
+            if self.take is None:  # it was asked what it has before the release came, and is told once more
+                return Response(status_code=204)
             self.take, self.life, self.releases = None, self.life + 1, self.releases + 1
             return Response(status_code=202)
 
