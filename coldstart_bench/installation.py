@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -22,6 +23,7 @@ POLL_S: Final = 0.02
 SELDOM_S: Final = 0.2
 ATTEMPTS: Final = 3
 TAKEN: Final = "Address already in use"
+FIRST_PORT: Final = 15_000
 
 
 class InstallationFailed(Exception):
@@ -29,10 +31,14 @@ class InstallationFailed(Exception):
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback interface that nobody has now, below those that the kernel gives to connections: who ends
+    and listens there again finds no stranger's connection on it.
+    """
+    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", FIRST_PORT + secrets.randbelow(below - FIRST_PORT) if below > FIRST_PORT else 0))
+            return int(probe.getsockname()[1])
 
 
 class Door:

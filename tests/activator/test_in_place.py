@@ -8,12 +8,13 @@ from pathlib import Path
 
 import aiohttp
 
+from coldstart_bench.installation import free_port
 from contracts.control import RevisionRow
 from tests.activator.control import KEY, OTHER, STRANGER
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.pod import FakePod
 from tests.activator.test_citizen import NAME, REVISION, row_of
-from tests.activator.world import CHAT, Got, World, free_port, world
+from tests.activator.world import CHAT, Got, World, world
 
 TO = {"Knative-Serving-Namespace": REVISION.namespace, "Knative-Serving-Revision": REVISION.name}
 BEARER = {"Authorization": f"Bearer {KEY}"}

@@ -15,20 +15,13 @@ from pathlib import Path
 import aiohttp
 from yarl import URL
 
+from coldstart_bench.installation import free_port
 from service.unix import SocketDirectory, peer_pid
 from tests.activator.control import KEY, MARKER, VERSION, FakeControl, replica_row
 from tests.activator.hatching import Hatched
 from tests.activator.replica import FakeReplica, Script, hello
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-
-
-def free_port() -> int:
-    """A port that nobody has right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass
