@@ -178,8 +178,10 @@ def _without_nulls(value: Json) -> Json:
 
 
 def updated(schema: Schema, live: Json, new: Json, who: Manager, *, now: str, has_status: bool) -> Json:
-    """The new object with its `managedFields`, after a write that asks nobody: it takes what it changed."""
-    managers, times = read(live)
+    """The new object with its `managedFields`, after a write that asks nobody: it takes what it changed. What it says
+    itself of who owns what is so (fieldmanager.go, Update), as where kubectl takes over what was applied without it.
+    """
+    managers, times = read(new) if new.get("metadata", {}).get("managedFields") else read(live)
     new = bare(new)
     delta = difference(schema, bare(live), new)
     changed = delta.added | delta.modified

@@ -1,0 +1,110 @@
+"""The commands by which the manifests are applied leave Knative's ConfigMaps to those whose they are, but for our keys.
+
+kubectl itself is run, against an API server of the tests.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from tests.cluster.api_server import ApiServer, serving
+from tests.manifests.built import BASE, kustomize
+from tests.manifests.test_together import SECTION
+
+pytestmark = pytest.mark.skipif(
+    kustomize() is None or shutil.which("kubectl") is None, reason="no kubectl 1.27 or later"
+)
+
+OURS: Final = BASE / "knative.yaml"
+_LINES: Final = re.findall(r"^kubectl .*(?:annotate|apply).*$", SECTION, re.MULTILINE)
+# Theirs, and an administrator's own.
+LABELS: Final = {"app.kubernetes.io/name": "knative-serving"}
+THEIRS: Final = {"_example": "words", "an-administrator-s": "77s"}
+
+
+class Place:
+    """An API server that has Knative's ConfigMaps, and kubectl."""
+
+    def __init__(self, server: ApiServer, tmp_path: Path, *how: str) -> None:
+        """Applied as `how` says."""
+        self._server = server
+        self._env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig")),
+        }
+        self._how = how
+        self._names = [each["metadata"]["name"] for each in yaml.safe_load_all(OURS.read_text())]
+        self._theirs = tmp_path / "knative.yaml"
+        self.install(THEIRS)
+
+    def install(self, data: dict[str, str]) -> None:
+        """As whoever installs Knative does, or another version of it."""
+        about = {"namespace": "knative-serving", "labels": LABELS}
+        objects = [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about | {"name": name}, "data": data}
+            for name in self._names
+        ]
+        self._theirs.write_text(yaml.safe_dump_all(objects))
+        self.kubectl("apply", *self._how, "-f", str(self._theirs))
+
+    def kubectl(self, *arguments: str) -> None:
+        """Without a schema to be held to, which the server has none of."""
+        more = ("--validate=false",) if "apply" in arguments else ()
+        done = subprocess.run(
+            ["kubectl", *arguments, *more], env=self._env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def apply(self, lines: list[str]) -> None:
+        """Commands of the docs, for what Knative is to allow alone."""
+        for line in lines:
+            first, *arguments = shlex.split(line.replace("-k manifests/overlays/…", f"-f {OURS}"))
+            assert first == "kubectl"
+            self.kubectl(*arguments)
+
+    def kept(self) -> set[str]:
+        """Which of what is theirs is in all of them; it is an error if something of ours is not."""
+        found = {*THEIRS, *LABELS}
+        for each in yaml.safe_load_all(OURS.read_text()):
+            now = self._server.get("v1", "ConfigMap", each["metadata"]["name"], "knative-serving")
+            assert each["data"].items() <= now["data"].items()
+            found &= {*now["data"], *now["metadata"].get("labels", {})}
+        return found
+
+
+@pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["as Knative's instructions", "server-side"])
+def test_others_settings_stay(how: tuple[str, ...], tmp_path: Path) -> None:
+    """Also the second time, and after another version of Knative."""
+    with serving(tls=tmp_path) as server:
+        place = Place(server, tmp_path, *how)
+        assert len(_LINES) == 2, "one that makes ready, one that applies"
+        for _ in range(2):
+            place.apply(_LINES)
+            assert place.kept() == {*THEIRS, *LABELS}
+        place.install(THEIRS | {"new": "1"})
+        place.apply(_LINES)
+        assert place.kept() == {*THEIRS, *LABELS}
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "gone"),
+    [
+        pytest.param((), 1, "", id="the annotation"),
+        pytest.param(("--server-side",), 1, "--field-manager=kelvin-install", id="the manager"),
+    ],
+)
+def test_without_it_they_go(how: tuple[str, ...], number: int, gone: str, tmp_path: Path) -> None:
+    """The control: without one of the two a second apply takes them away."""
+    with serving(tls=tmp_path) as server:
+        place = Place(server, tmp_path, *how)
+        for _ in range(2):
+            place.apply([_LINES[number].replace(gone, "")])
+        assert place.kept() == set()
