@@ -11,16 +11,16 @@ from contracts.errors import OneMachineOnly, Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from controlplane.clock import Clock
 from controlplane.installation import Installation
-from controlplane.jobs import STANDBY_S, JobDesk
+from controlplane.jobs import STANDBY_S, job_desk
 from controlplane.replicas import ReplicaTable
-from controlplane.running import Jobs
 from controlplane.scaling.adopt import Adopter
 from controlplane.scaling.device import Device
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
-from controlplane.scaling.zygote import SOCKET, ZygoteClient
+from service.jobs import Jobs
+from service.zygote import SOCKET, ZygoteClient
 
 LOOK_S: Final = 0.1
 NO_ENGINE: Final = OneMachineOnly("a push", "it needs a zygote beside the control plane, and none is there")
@@ -69,4 +69,4 @@ async def jobs_beside(ladder: AsyncExitStack, inst: Installation) -> JobsBeside:
     await adopter.sweep()
     tasks.start(pool.run(), "standbys")
     tasks.start(adopter.run(), "adopter")
-    return JobsBeside(inst.directory.path / SOCKET, JobDesk(fleet, pool), clock)
+    return JobsBeside(inst.directory.path / SOCKET, job_desk(fleet, pool), clock)

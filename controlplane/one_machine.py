@@ -11,7 +11,7 @@ from controlplane.economy import Economy
 from controlplane.forecasts import Forecasts
 from controlplane.foresight import Foresight
 from controlplane.installation import Installation
-from controlplane.jobs import JobDesk
+from controlplane.jobs import job_desk
 from controlplane.machine_api import Shown
 from controlplane.meters import RestoreMeters, show_pending, show_pool
 from controlplane.outcomes import Outcomes
@@ -27,8 +27,8 @@ from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
-from controlplane.scaling.zygote import ZygoteClient
 from controlplane.trail import Trail
+from service.zygote import ZygoteClient
 from telemetry.telemetry import Telemetry
 
 
@@ -87,7 +87,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
         replicas=table,
         outcomes=outcomes,
         decider=autoscaler,
-        jobs=JobDesk(fleet, pool),
+        jobs=job_desk(fleet, pool),
         ready=peers.zygote_answers,
         answered=forecasts.answered,
         alive=lambda: [replica.runtime_id for replica in table],

@@ -15,10 +15,10 @@ from controlplane import dependencies
 from controlplane.answers import CacheCheck, CacheStatus, ProcessStatus
 from controlplane.facts import VersionKey
 from controlplane.prefetch import Wish
-from controlplane.scaling.process import socket_name
-from controlplane.scaling.zygote import ZygoteClient
+from service.born import socket_name
 from service.client import ServiceClient
 from service.unix import SocketDirectory
+from service.zygote import ZygoteClient
 
 ASK_S: Final = dependencies.SIBLINGS.timeout_s
 EVICT_S: Final = dependencies.EVICTION.timeout_s

@@ -13,7 +13,7 @@ from contracts.control import ReplicaRow
 from contracts.timeline import Span
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import LIVE, SERVING, SLEEPING, ReplicaEvent, ReplicaState, move
-from controlplane.scaling.process import socket_name
+from service.born import socket_name
 
 UNBOUND: Final = frozenset({ReplicaState.FORKED, ReplicaState.STANDBY, ReplicaState.JOB})
 

@@ -7,11 +7,11 @@ from typing import Protocol
 from fastapi import APIRouter
 
 from contracts.control import Stats
-from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.usage import RequestRecord
 from controlplane.facts import Model, ScaleSettings, VersionKey
 from controlplane.outcomes import Outcomes
 from controlplane.replicas import Replica
+from service.jobs import Jobs
 
 
 class Replicas(Protocol):
@@ -57,14 +57,6 @@ class Decider(Protocol):
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
         """Raises Refused(InvalidRequest) where the model can't be scaled so here."""
-
-
-class Jobs(Protocol):
-    """What a push needs an engine for. Both raise Refused."""
-
-    async def gate(self, job: GateJob) -> GateFacts: ...
-
-    async def seal(self, job: SealJob) -> SealAttestation: ...
 
 
 @dataclass(frozen=True, slots=True)

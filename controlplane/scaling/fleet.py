@@ -13,17 +13,16 @@ from controlplane import dependencies
 from controlplane.clock import Clock
 from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
 from controlplane.replicas import Replica, ReplicaTable
-from controlplane.scaling.process import TERM_S, Process, is_parked, socket_name
-from controlplane.scaling.zygote import PEER, ZygoteClient
+from controlplane.scaling.process import Process
 from controlplane.tasks import Tasks
+from service.born import TERM_S
 from service.unix import SocketDirectory
+from service.zygote import PEER, ZygoteClient
 
 log = logging.getLogger(__name__)
 
 FORK_S: Final = dependencies.ZYGOTE.timeout_s
 PARK_S: Final = 30.0
-_FIRST_LOOK_S: Final = 0.002
-_LAST_LOOK_S: Final = 0.05
 
 
 class Fleet:
@@ -61,15 +60,11 @@ class Fleet:
             process = self._take_in(Replica(runtime_id, ReplicaState.FORKED, self._now(), born.pid), born.pidfd)
         finally:
             self._asked.discard(runtime_id)
-        limit_us, look_s = self._now() + int(PARK_S * 1e6), _FIRST_LOOK_S
-        while not await process.gone(look_s):
-            if (self._directory.path / socket_name(runtime_id)).exists() and await is_parked(process):
-                self.table.move(runtime_id, ReplicaEvent.PARKED, self._now())
-                return process
-            if self._now() > limit_us:
-                self.end(process)
-                break
-            look_s = min(look_s * 1.5, _LAST_LOOK_S)
+        limit_us = self._now() + int(PARK_S * 1e6)
+        if await process.parks(lambda: self._now() <= limit_us):
+            self.table.move(runtime_id, ReplicaEvent.PARKED, self._now())
+            return process
+        self.end(process)
         log.error("a standby did not park", extra={"runtime_id": runtime_id, "pid": born.pid})
         raise Refused(Unavailable(PEER))
 

@@ -19,7 +19,7 @@ from controlplane.replicas import Replica
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.process import Process
-from controlplane.scaling.zygote import PEER
+from service.zygote import PEER
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
 from controlplane.replicas import Start
 from controlplane.scaling.drain import TERM_S
 from controlplane.scaling.fleet import Fleet
-from controlplane.scaling.process import KILL_S, Process
+from controlplane.scaling.process import Process
+from service.born import KILL_S
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from contracts.errors import Failure
 from controlplane.clock import SystemClock
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
-from controlplane.jobs import JobDesk
+from controlplane.jobs import job_desk
 from controlplane.policy.standbys import Sizing
 from controlplane.replicas import Replica, ReplicaTable
 from controlplane.scaling.adopt import Adopter
@@ -23,9 +23,10 @@ from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
-from controlplane.scaling.zygote import ZygoteClient
 from controlplane.tasks import Tasks
+from service.jobs import JobDesk
 from service.unix import SocketDirectory
+from service.zygote import ZygoteClient
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -161,7 +162,7 @@ async def local(
                 await adopter.sweep()
                 pool.balance()
                 tasks.start(pool.run(), "standbys")
-                yield Local(run, feed, table, fleet, pool, actuator, JobDesk(fleet, pool), adopter, news)
+                yield Local(run, feed, table, fleet, pool, actuator, job_desk(fleet, pool), adopter, news)
         finally:
             await fleet.close()
     assert len(os.listdir("/proc/self/fd")) <= before, "descriptors leak"

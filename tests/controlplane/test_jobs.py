@@ -7,8 +7,8 @@ import pytest
 from contracts.errors import Refused, Unavailable
 from contracts.jobs import GateJob, SealJob
 from contracts.traffic_errors import Overloaded
-from controlplane import jobs as jobs_module
 from controlplane.scaling.process import Process
+from service import jobs as jobs_module
 from tests.controlplane.builders import digest, key
 from tests.controlplane.fake_zygote import GATE
 from tests.controlplane.ground import Run, eventually, local

@@ -26,13 +26,13 @@ from contracts.usage import LifetimeRecord, Receipts
 from contracts.wire import decode, encode
 from controlplane.facts import ScaleChange
 from controlplane.policy.month import month_bounds_us
-from controlplane.scaling.zygote import _Reply
 from kelvin.policy.durations import parse_duration_s
 from kelvin.policy.rate import parse_rate
 from runtime.openai_answers import Heading, StreamedChat, renderer_for
 from runtime.openai_embeddings import EmbeddingAsk, decode_embeddings
 from runtime.openai_requests import Ask, decode_chat, decode_completion
 from runtime.zygote import Fork, Ping, Reply
+from service.zygote import _Reply
 from telemetry.settings import read_settings as read_telemetry
 from tests.fuzz.fuzzer import Target
 from tests.fuzz.mutate import mutate_json, mutate_words

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import Failure, Internal, InvalidRequest, Refused, RemoteFailure, Unavailable
-from controlplane.scaling.zygote import ZygoteClient
 from service.unix import SocketDirectory
+from service.zygote import ZygoteClient
 
 Answer = Callable[[socket.socket, bytes], None]
 

@@ -1,4 +1,4 @@
-"""Talk to the zygote: one SEQPACKET message out, one in, a pidfd beside it. How it forks is its own affair.
+"""Talk to a zygote: one SEQPACKET message out, one in, a pidfd beside it. How it forks is its own affair.
 
 A connection per question: the zygote may be replaced at any time, and what a question costs is a fork anyway.
 """
@@ -12,13 +12,12 @@ from typing import Final
 from contracts.errors import Internal, Refused, Unavailable
 from contracts.problem import WireFailure, from_wire
 from contracts.wire import Wire, decode, encode
-from controlplane import dependencies
 from service.unix import SocketDirectory, peer_pid
 
 SOCKET: Final = "zygote.sock"
 PEER: Final = "the zygote"
 _MAX_MESSAGE: Final = 4096
-_CONNECT_S: Final = dependencies.CONNECT_S
+_CONNECT_S: Final = 1.0  # it blocks the loop: one that listens takes it at once
 
 
 @dataclass(frozen=True, slots=True)
