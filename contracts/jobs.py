@@ -1,6 +1,7 @@
 """What the control plane asks of a standby or a runtime, and what each says it did or is: the bodies of `/control`."""
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -8,6 +9,8 @@ from contracts.manifest import Kind
 from contracts.signature import Value
 from contracts.timeline import Span
 from contracts.wire import Wire
+
+ENGINE: Final = "engine.sock"  # of a `kelvin engine`, which takes the jobs of a push as the control plane does
 
 
 class Bind(Wire, frozen=True):

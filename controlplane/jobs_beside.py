@@ -23,7 +23,9 @@ from service.jobs import Jobs
 from service.zygote import SOCKET, ZygoteClient
 
 LOOK_S: Final = 0.1
-NO_ENGINE: Final = OneMachineOnly("a push", "it needs a zygote beside the control plane, and none is there")
+NO_ENGINE: Final = OneMachineOnly(
+    "a push", "it needs a zygote beside the control plane, or `kelvin engine` beside the snapshotter: there is neither"
+)
 
 
 class JobsBeside:

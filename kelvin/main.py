@@ -17,6 +17,7 @@ from kelvin.client import DoorClosed, Target, target
 from kelvin.collect import collect_command
 from kelvin.doctor import doctor_command
 from kelvin.drill import drill_command
+from kelvin.engine import engine_command
 from kelvin.explain import explain_command
 from kelvin.export import export_command
 from kelvin.fsck import fsck_command
@@ -123,6 +124,7 @@ main.add_command(bench_command)  # it brings an installation of its own
 main.add_command(drill_command)  # likewise
 main.add_command(runtime_command)  # it is none
 main.add_command(cache_command)  # likewise
+main.add_command(engine_command)  # likewise
 for _command in (
     audit_command,
     backup_command,

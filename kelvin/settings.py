@@ -55,6 +55,14 @@ class PodSettings:
     has_agent: bool = True  # of its own
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Of `kelvin engine`: where it keeps things, and the store (a URL) in which drafts lie."""
+
+    data: Path
+    store: str
+
+
 def load_pod(
     data: Path,
     what: Bind | Parked,
@@ -92,6 +100,11 @@ def load_pod(
         life_s=integer(env, "KELVIN_LIFE_S", 30, low=1, high=45),  # and the time to tell it: less than SO_FAR_S
         has_agent=not agent,
     )
+
+
+def load_engine(data: Path, store: str | None, env: Mapping[str, str] = os.environ) -> EngineSettings:
+    """Raises BadSetting."""
+    return EngineSettings(data.absolute(), store or text(env, "KELVIN_STORE"))
 
 
 def agent_environment(
@@ -146,6 +159,19 @@ def pod_environment(
         **_kept(env, uses_store=uses_store),
         **settings.told,
         "KELVIN_POD": encode(msgspec.structs.replace(settings.pod, runtime_id=runtime_id)).decode(),
+        "KELVIN_DATA": str(settings.data),
+        "KELVIN_LIFELINE_FD": str(lifeline_fd),
+        **_QUIET_LIBRARIES,
+    }
+
+
+def engine_environment(
+    settings: EngineSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Likewise for the processes of an engine."""
+    return {
+        **_kept(env, uses_store=uses_store),
+        "KELVIN_STORE": settings.store,
         "KELVIN_DATA": str(settings.data),
         "KELVIN_LIFELINE_FD": str(lifeline_fd),
         **_QUIET_LIBRARIES,

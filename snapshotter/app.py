@@ -27,6 +27,7 @@ from service.unix import SocketDirectory
 from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
+from snapshotter.engine import EngineBeside
 from snapshotter.exports import Exports
 from snapshotter.fsck import Fsck
 from snapshotter.jobs import ControlPlaneJobs, Jobs
@@ -90,7 +91,8 @@ async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
         client = ServiceClient.by(inner.ways.to(settings.between.control, Role.CONTROLPLANE), "the control plane")
         stack.push_async_callback(client.close)
         store = VerifyingStore(await stack.enter_async_context(opened(settings.store_url, writes=True)))
-        jobs = ControlPlaneJobs(client, settings.gate_s, settings.seal_s)
+        judge = None if settings.engine is None else EngineBeside(settings.engine)
+        jobs = ControlPlaneJobs(client, settings.gate_s, settings.seal_s, judge)
         app = await stack.enter_async_context(open_app(settings, store, jobs))
         listener = stack.enter_context(directory.listen(SOCKET))
         log.info("serving", extra={"socket": SOCKET})

@@ -7,7 +7,7 @@ from contracts.dependency import Dependency
 
 GATE: Final = Dependency(
     "gate",
-    "a standby's word on an architecture, by the control plane; `KELVIN_GATE_S` sets the timeout",
+    "a standby's word on an architecture, by the control plane or an engine; `KELVIN_GATE_S` sets the timeout",
     180.0,
     "none: the client asks again",
     "the push is `unavailable` before a byte of weights, and can be repeated",

@@ -6,6 +6,7 @@ from contracts.control import NamedVersions, TenantLimits, VersionRegistration
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from service.client import ServiceClient
 from snapshotter.dependencies import REGISTRY
+from snapshotter.engine import Judge
 
 REGISTRY_S: Final = REGISTRY.timeout_s
 
@@ -30,10 +31,11 @@ class Jobs(Protocol):
 
 
 class ControlPlaneJobs:
-    """`Jobs` over the control plane's socket."""
+    """`Jobs` over the control plane's socket, but for those that a `judge` of our own does."""
 
-    def __init__(self, client: ServiceClient, gate_s: float, seal_s: float) -> None:
+    def __init__(self, client: ServiceClient, gate_s: float, seal_s: float, judge: Judge | None = None) -> None:
         self._client = client
+        self._judge: Judge = client if judge is None else judge
         self._gate_s = gate_s
         self._seal_s = seal_s
 
@@ -42,11 +44,11 @@ class ControlPlaneJobs:
 
     async def gate(self, job: GateJob) -> GateFacts:
         """See `Jobs`."""
-        return await self._client.call("POST", "/internal/v1/jobs/gate", GateFacts, body=job, timeout_s=self._gate_s)
+        return await self._judge.call("POST", "/internal/v1/jobs/gate", GateFacts, body=job, timeout_s=self._gate_s)
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """See `Jobs`."""
-        return await self._client.call(
+        return await self._judge.call(
             "POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=self._seal_s
         )
 

@@ -41,6 +41,7 @@ class SnapshotterSettings:
     trust_roots: Path | None = None
     telemetry: TelemetrySettings = OFF
     between: Between = ALONE
+    engine: Path | None = None  # where the sockets of a `kelvin engine` are; None: the control plane has one
 
     @property
     def roots(self) -> Path:
@@ -81,7 +82,16 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
         telemetry=read_telemetry(env),
         between=read_between(env, Role.SNAPSHOTTER, LISTEN),
+        engine=_engine(env),
     )
+
+
+def _engine(env: Mapping[str, str]) -> Path | None:
+    if not (value := env.get("KELVIN_ENGINE")):
+        return None
+    if not Path(value).is_absolute():
+        raise settings.BadSetting("KELVIN_ENGINE", value, "must be an absolute path")
+    return Path(value)
 
 
 def from_environment() -> SnapshotterSettings:

@@ -30,6 +30,12 @@ def pod(objects: list[Json], name: str, kind: str = "Deployment") -> Json:
     return found
 
 
+def container(objects: list[Json], name: str, which: str) -> Json:
+    """One of the Deployment's."""
+    (found,) = (each for each in pod(objects, name)["containers"] if each["name"] == which)
+    return dict(found)
+
+
 def told(objects: list[Json], name: str, kind: str = "Deployment") -> Mapping[str, str]:
     """The environment of its first container."""
     return environment_of(objects, pod(objects, name, kind)["containers"][0])

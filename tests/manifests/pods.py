@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,12 +101,14 @@ def free_ports(objects: list[Json]) -> dict[tuple[str, int], int]:
 
 
 @contextlib.contextmanager
-def running(objects: list[Json], name: str, here: Here) -> Iterator[Started]:
-    """The one container of a Deployment or DaemonSet; ended with SIGTERM, which it must answer by an end with 0."""
+def running(objects: list[Json], name: str, here: Here, which: str | None = None) -> Iterator[Started]:
+    """A container of a Deployment or DaemonSet, the one of its name unless `which` says another; ended with SIGTERM,
+    which it must answer by an end with 0. What several of a pod mount is one directory, and outlives each of them.
+    """
     (pod,) = (pod_of(each) for each in objects if pod_of(each) and each["metadata"]["name"] == name)
     assert pod is not None
-    (container,) = pod["containers"]
-    root = here.place / name
+    (container,) = (each for each in pod["containers"] if each["name"] == (which or name))
+    root = here.place / name / container["name"]
     paths = _mounted(pod, container, root, here.secrets)
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith(("KELVIN_", "AWS_"))},
@@ -117,7 +120,7 @@ def running(objects: list[Json], name: str, here: Here) -> Iterator[Started]:
         process = subprocess.Popen(command_of(container, paths), env=environment, cwd=ROOT, stdout=sink, stderr=sink)
     ports = {each["name"]: here.ports[name, each["containerPort"]] for each in container.get("ports", ())}
     try:
-        yield Started(name, container, process, ports, log, paths)
+        yield Started(container["name"], container, process, ports, log, paths)
         process.terminate()
         assert process.wait(60) == 0, log.read_text()[-3000:]
     finally:
@@ -143,6 +146,10 @@ def environment_of(objects: list[Json], container: Json, here: Here | None = Non
         if "value" in each:
             found[each["name"]] = each["value"]
             continue
+        if (wanted := each["valueFrom"].get("configMapKeyRef")) is not None:
+            (settings,) = [o for o in objects if o["kind"] == "ConfigMap" and o["metadata"]["name"] == wanted["name"]]
+            found[each["name"]] = settings["data"][wanted["key"]]
+            continue
         told = each["valueFrom"]["secretKeyRef"]
         if here is None:
             found[each["name"]] = told["name"]
@@ -156,6 +163,7 @@ def environment_of(objects: list[Json], container: Json, here: Here | None = Non
 def _mounted(pod: Json, container: Json, root: Path, secrets: Mapping[str, Mapping[str, bytes]]) -> dict[str, Path]:
     """Where each mount path is here. A file that is mounted is copied: it is as good as read-only."""
     volumes = {each["name"]: each for each in pod["volumes"]}
+    mounts = Counter(mount["name"] for each in pod["containers"] for mount in each["volumeMounts"])
     paths: dict[str, Path] = {}
     for mount in sorted(container["volumeMounts"], key=lambda each: len(each["mountPath"])):
         path = root / mount["mountPath"].lstrip("/")
@@ -163,6 +171,12 @@ def _mounted(pod: Json, container: Json, root: Path, secrets: Mapping[str, Mappi
         secret = volumes[mount["name"]].get("secret")
         if "subPath" in mount:
             path.write_bytes(secrets[secret["secretName"]][mount["subPath"]])
+            continue
+        if secret is None and mounts[mount["name"]] > 1:
+            (shared := root.parent / f"{mount['name']}.shared").mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.symlink_to(shared)
             continue
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)

@@ -181,6 +181,10 @@ def _mounts(obj: Json, pod: Json, there: set[tuple[str, str]]) -> Iterator[str]:
         for source in each.get("envFrom", ()):
             if "configMapRef" in source and ("ConfigMap", source["configMapRef"]["name"]) not in there:
                 yield f"{_name(obj)}: no settings {source['configMapRef']['name']}"
+        for variable in each.get("env", ()):
+            wanted = variable.get("valueFrom", {}).get("configMapKeyRef", {}).get("name")
+            if wanted and ("ConfigMap", wanted) not in there:
+                yield f"{_name(obj)}: no settings {wanted}"
     yield from (f"{_name(obj)}: {name} is not both mounted and there" for name in mounted ^ volumes.keys())
     for each in volumes.values():
         claim = each.get("persistentVolumeClaim", {}).get("claimName")

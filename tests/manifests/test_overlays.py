@@ -22,18 +22,19 @@ from tests.manifests.built import (
     plain,
     pod_of,
 )
-from tests.manifests.effects import AGENT, EFFECTS, Effect, pod, renders, told
+from tests.manifests.effects import AGENT, EFFECTS, Effect, container, pod, renders, told
+from tests.manifests.pods import environment_of
 from tests.manifests.reach import Pod, may
 from tests.manifests.schemas import problems
 from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, REPLICA, SNAPSHOTTER
-from tests.manifests.test_settings import commands, unknown, unused
+from tests.manifests.test_settings import BESIDE_BYTES, commands, room_beside_the_host_tier, unknown, unused
 
 pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
 
 OPERATIONS: Final = ROOT / "docs" / "operations.md"
 COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
 # By version where nobody here knows a digest: what trials stand on, and what was loaded into nodes.
-VERSIONED = re.compile(r"(docker\.io/library|quay\.io/minio)/[a-z]+:\D*\d[\w.-]+|kelvin\.local/kelvin:trial")
+VERSIONED = re.compile(r"(docker\.io/library|quay\.io/minio)/[a-z]+:\D*\d[\w.-]+|kelvin\.local/kelvin(-runtime)?:trial")
 
 
 # What a component gives up, and nothing beyond it.
@@ -69,6 +70,9 @@ def test_its_settings(name: str) -> None:
     assert read_cluster(told(ours, "controlplane"), 1) is not None
     stores = [told(ours, "controlplane")["KELVIN_CLUSTER_STORE"], told(ours, "snapshotter")["KELVIN_STORE"]]
     assert stores[0] == stores[1]
+    engine = container(ours, "snapshotter", "engine")
+    assert (engine["image"], environment_of(ours, engine)["KELVIN_STORE"]) == (renders(ours).image, stores[0])
+    assert room_beside_the_host_tier(ours) >= BESIDE_BYTES
 
 
 def test_without_kustomize() -> None:

@@ -16,6 +16,7 @@ from controlplane.key_files import new_key_text
 from telemetry.certificates import NAME
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.redis_server import RedisServer
+from tests.cluster.api_server import ApiServer
 from tests.cluster.api_server import serving as api_server
 from tests.controlplane.postgres_server import PostgresServer
 from tests.faults.buckets import CREDENTIALS, serving
@@ -65,6 +66,13 @@ STORE: Final = "s3://kelvin/versions"
 
 @contextlib.contextmanager
 def cluster(objects: list[Json], place: Path) -> Iterator[Here]:
+    """See `outside`."""
+    with outside(objects, place) as (here, _):
+        yield here
+
+
+@contextlib.contextmanager
+def outside(objects: list[Json], place: Path) -> Iterator[tuple[Here, ApiServer]]:
     """What lies outside of our Deployments: a real PostgreSQL and Redis, an S3 server, an API server, what hears an
     activator's reports.
     """
@@ -83,8 +91,9 @@ def cluster(objects: list[Json], place: Path) -> Iterator[Here]:
         }
         for each in (each for each in objects if each["kind"] == "Namespace"):
             api.create(each)
+        api.features.update(find(objects, "ConfigMap", "config-features", "knative-serving")["data"])
         beside = {"KUBECONFIG": str(api.kubeconfig(place / "kubeconfig"))}
-        yield Here(place, given(redis.url), free_ports(objects), instead, beside)
+        yield Here(place, given(redis.url), free_ports(objects), instead, beside), api
 
 
 @pytest.mark.timeout(300)

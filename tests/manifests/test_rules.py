@@ -105,6 +105,10 @@ HARMS: tuple[tuple[Harm, str], ...] = (
         "references: PriorityClass kelvin-runtime: nobody has it",
     ),
     (lambda o: _drop(o, "ConfigMap", "kelvin-common"), "references: Deployment activator: no settings kelvin-common"),
+    (
+        lambda o: _set(_pod(o, "snapshotter")["containers"][1]["env"][0]["valueFrom"]["configMapKeyRef"], name="x"),
+        "references: Deployment snapshotter: no settings x",
+    ),
     (lambda o: _drop(o, "PersistentVolumeClaim", "snapshotter"), "references: Deployment snapshotter: no claim snap"),
     (lambda o: _one(o)["volumeMounts"].pop(), "references: Deployment activator: once is not both"),
     (

@@ -15,6 +15,7 @@ from tests.manifests.pods import environment_of
 from tests.manifests.rules import DIGEST
 
 OTHERS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+BESIDE_BYTES = 3 << 30  # zygote, standby, agent: libraries and what a probe computes
 NOT_OURS_TO_SET = {"KELVIN_LIFELINE_FD", "KELVIN_LISTENER_FD", "KELVIN_POD"}
 
 
@@ -66,6 +67,16 @@ def _refused(name: str, words: list[str]) -> list[str]:
     except click.ClickException as error:
         return [f"{name}: {error.format_message()}"]
     return []
+
+
+def room_beside_the_host_tier(objects: list[Json]) -> int:
+    """Bytes of an engine's container."""
+    pod = pod_of(find(objects, "Deployment", "snapshotter"))
+    assert pod is not None
+    (engine,) = (each for each in pod["containers"] if each["name"] == "engine")
+    limit = engine["resources"]["limits"]["memory"]
+    assert limit.endswith("Gi")
+    return (int(limit.removesuffix("Gi")) << 30) - int(environment_of(objects, engine)["KELVIN_HOST_BYTES"])
 
 
 def test_names() -> None:
@@ -122,6 +133,15 @@ def test_memory_holds_what_is_let_in() -> None:
     assert limit.endswith("Gi")
     held = DEFAULTS["KELVIN_BODY_BYTES_IN_ALL"] + DEFAULTS["KELVIN_QUEUE_BYTES_IN_ALL"]
     assert 2 * held <= int(limit.removesuffix("Gi")) << 30
+
+
+def test_weights_that_are_judged_fit() -> None:
+    """An engine's container holds the host tier, and what is beside it: both are told in one place each."""
+    objects = of_base()
+    room = room_beside_the_host_tier(objects)
+    assert room >= BESIDE_BYTES
+    find(objects, "ConfigMap", "kelvin-engine")["data"]["KELVIN_HOST_BYTES"] = str(16 << 30)
+    assert room_beside_the_host_tier(objects) < 0
 
 
 def test_every_role_has_its_certificate() -> None:

@@ -18,6 +18,7 @@ from service.client import ServiceClient
 from service.run import serve_until
 from service.unix import SocketDirectory
 from snapshotter.app import CONTROL_SOCKET, SOCKET, open_app
+from snapshotter.engine import EngineBeside
 from snapshotter.jobs import ControlPlaneJobs
 from snapshotter.settings import SnapshotterSettings
 from tests.loops import looping
@@ -82,7 +83,8 @@ def open_house(settings: SnapshotterSettings, wrap: Wrap = lambda store: store) 
             client = ServiceClient(directory, CONTROL_SOCKET, "the control plane")
             store = wrap(VerifyingStore(open_store(settings.store_url)))
             try:
-                async with open_app(settings, store, ControlPlaneJobs(client, 30, 30)) as app:
+                judge = None if settings.engine is None else EngineBeside(settings.engine)
+                async with open_app(settings, store, ControlPlaneJobs(client, 30, 30, judge)) as app:
                     await serve_until(app, listener, stop, drain_s=5)
             finally:
                 await client.close()

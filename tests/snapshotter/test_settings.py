@@ -23,6 +23,7 @@ def test_defaults() -> None:
         pytest.param("KELVIN_CHUNK_BYTES", "5000", "multiple of 4096", id="a chunk off the page"),
         pytest.param("KELVIN_CHUNK_BYTES", "0", "4096 or more", id="a chunk of nothing"),
         pytest.param("KELVIN_PUSH_PLANS", "-1", "1 or more", id="no pushes"),
+        pytest.param("KELVIN_ENGINE", "run", "an absolute path", id="an engine that is somewhere"),
         pytest.param("KELVIN_SEAL_S", "soon", "a whole number", id="a word for a number"),
     ],
 )

@@ -1,0 +1,207 @@
+"""`kelvin engine`: jobs of a push are done by it or refused for now, whatever of it dies; nothing of it lives on."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
+from contracts.jobs import ENGINE, GateFacts, GateJob, SealAttestation, SealJob
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+from snapshotter.engine import EngineBeside
+from tests.runtime.processes import DEADLINE_S, Installation, poll_until
+from tests.runtime.versions import make_llama
+from tests.weightcache.kit import TENANT, Version
+
+GATE: Final = GateJob(config_json="{}", tensors={})  # which an engine that is there refuses in its own words
+PROCESSES: Final = ("runtime.zygote", "weightcache")
+SMALL: Final = {"KELVIN_HOST_BYTES": 16 << 20, "KELVIN_SLAB_BYTES": 4 << 20, "KELVIN_NVME_BYTES": 0}
+
+
+@contextmanager
+def engine(house: Installation, data: Path, *, ends: bool = True, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """The command, over the house's store; told to end it does, with 0."""
+    env = os.environ | {name: str(value) for name, value in SMALL.items()} | more
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "kelvin.main", "engine", "--data", str(data)]
+    process = subprocess.Popen([*command, "--store", (house.data / "store").as_uri()], env=env)
+    try:
+        yield process
+        if ends:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
+def is_ready(data: Path) -> bool | None:
+    """As a probe asks."""
+
+    async def ask() -> bool | None:
+        with closing(SocketDirectory(data / "run", is_ours=False)) as directory:
+            client = ServiceClient(directory, ENGINE, "the engine")
+            try:
+                async with client.open("GET", "/readyz", timeout_s=DEADLINE_S):
+                    return True
+            finally:
+                await client.close()
+
+    try:
+        return asyncio.run(ask())
+    except (OSError, Refused):
+        return None
+
+
+def gate(data: Path) -> Failure:
+    """Why it is refused."""
+    judge = EngineBeside(data / "run")
+    with pytest.raises(Refused) as refused:
+        asyncio.run(judge.call("POST", "/internal/v1/jobs/gate", GateFacts, body=GATE, timeout_s=DEADLINE_S))
+    return refused.value.failure
+
+
+def seal(data: Path, version: Version) -> SealAttestation:
+    """As a snapshotter has it done."""
+    job = SealJob(tenant=TENANT, version=version.id)
+    judge = EngineBeside(data / "run")
+    return asyncio.run(judge.call("POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=DEADLINE_S))
+
+
+def is_judged(data: Path) -> bool | None:
+    """Whether the gate has spoken; anything else has to be what may be repeated."""
+    found = gate(data)
+    if isinstance(found, RemoteFailure) and found.remote_code == "artifact_rejected":
+        return True
+    assert isinstance(found, Unavailable) or (isinstance(found, RemoteFailure) and found.remote_retryable), found
+    return None
+
+
+def child(process: "subprocess.Popen[bytes]", module: str) -> int | None:
+    """The process id of one of its processes, if that is there."""
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if module in words:
+            return int(pid)
+    return None
+
+
+def another(process: "subprocess.Popen[bytes]", module: str, killed: int) -> int | None:
+    """That is in the place of the one that was killed."""
+    return None if (found := child(process, module)) == killed else found
+
+
+def is_dead(pid: int) -> bool:
+    """Or waits for who should reap it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_jobs(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """A gate in its own words, a seal as any engine would record it, and nothing is left of the standbys."""
+    house, version = sealed
+    data = tmp_path / "engine"
+    assert gate(data) == Unavailable("the engine")  # the control: nothing else answers
+    with engine(house, data):
+        poll_until("it is ready", lambda: is_ready(data))
+        assert is_judged(data)
+        attestation = seal(data, version)
+        assert attestation.version == version.id
+        assert attestation.probe.token_ids
+        poll_until("its pages are gone", lambda: not list((data / "run" / "meters").glob("*")) or None)
+        assert list((data / "run").glob("rt-*")) == []
+    assert gate(data) == Unavailable("the engine")  # its socket is there still
+
+
+def test_what_dies_comes_back(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """Zygote or cache agent: what was asked meanwhile may be repeated, and is done in the end. A standby that dies in
+    its job takes that along, and no more.
+    """
+    house, version = sealed
+    data = tmp_path / "engine"
+    with engine(house, data) as process, ThreadPoolExecutor(1) as beside:
+        poll_until("it is ready", lambda: is_ready(data))
+        for module in PROCESSES:
+            killed = child(process, module)
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            poll_until("another one", partial(another, process, module, killed))
+            poll_until("the gate speaks", lambda: is_judged(data))
+            poll_until("it is ready", lambda: is_ready(data))
+        job = beside.submit(seal, data, version)
+        pages = data / "run" / "meters"
+        page = poll_until("a standby", lambda: next(pages.glob("*.push-*"), None))
+        os.kill(int(page.name.partition(".")[0]), signal.SIGKILL)
+        with pytest.raises(Refused) as refused:
+            job.result(DEADLINE_S)
+        failure = refused.value.failure
+        assert isinstance(failure, RemoteFailure)
+        assert (failure.remote_code, failure.remote_retryable) == ("unavailable", True)
+        assert seal(data, version).version == version.id
+
+
+def test_killed(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """Its processes end with it, and one that is begun over what it left does its work."""
+    house, version = sealed
+    data = tmp_path / "engine"
+    with engine(house, data, ends=False) as process:
+        poll_until("it is ready", lambda: is_ready(data))
+        pids = [pid for module in PROCESSES if (pid := child(process, module)) is not None]
+        assert len(pids) == len(PROCESSES)
+        assert not any(map(is_dead, pids))
+        process.kill()
+        poll_until("they are dead", lambda: all(map(is_dead, pids)) or None)
+    assert gate(data) == Unavailable("the engine")
+    (data / "run" / "rt-push-left.sock").touch()
+    with engine(house, data):
+        poll_until("it is ready", lambda: is_ready(data))
+        assert list((data / "run").glob("rt-*")) == []
+        assert seal(data, version).version == version.id
+
+
+def test_one_in_a_directory(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """The second one says who is there."""
+    house, _ = sealed
+    data = tmp_path / "engine"
+    with engine(house, data):
+        poll_until("it is ready", lambda: is_ready(data))
+        with engine(house, data, ends=False) as second:
+            assert second.wait(DEADLINE_S) == 1
+        assert is_judged(data)
+
+
+def test_a_setting_that_one_refuses(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """Ends all of it, with 2: it would be refused again."""
+    house, _ = sealed
+    with engine(house, tmp_path / "engine", ends=False, KELVIN_SLAB_BYTES="5") as process:
+        assert process.wait(DEADLINE_S) == 2
+
+
+def test_what_does_not_fit(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """Is refused for good, with both figures."""
+    house, version = sealed
+    data = tmp_path / "engine"
+    large = house.publish(make_llama(seed=6, intermediate_size=1 << 14))
+    with engine(house, data, KELVIN_HOST_BYTES=str(8 << 20)):
+        poll_until("it is ready", lambda: is_ready(data))
+        with pytest.raises(Refused) as refused:
+            seal(data, large)
+        failure = refused.value.failure
+        assert isinstance(failure, RemoteFailure)
+        assert (failure.remote_code, failure.remote_retryable) == ("capacity_exceeded", False)
+        assert seal(data, version).version == version.id
