@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -14,8 +15,16 @@ async def to_the_end(executor: Executor | None, function: Callable[P, T], *args:
     """Run in a thread of `executor` (None: the loop's own). A cancelled caller waits for the end of the call too, so
     that what the call uses is the caller's again when this returns or raises.
     """
-    (result,) = await all_to_the_end(executor, [partial(function, *args, **kwargs)], lambda: None)
-    return result
+    work = asyncio.get_running_loop().run_in_executor(executor, partial(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((work,))
+        if not work.cancelled():
+            work.exception()  # seen; the cancellation matters more
+        raise
 
 
 async def all_to_the_end(

@@ -75,3 +75,30 @@ def test_one_call() -> None:
             await to_the_end(None, divmod, 1, 0)
 
     asyncio.run(scenario())
+
+
+def test_one_call_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+    """Its result, or its error, is nobody's then."""
+    halted, begun = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def call() -> None:
+        begun.set()
+        assert halted.wait(30)
+        ran.append(1)
+        raise KeyError("late")
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            work = asyncio.ensure_future(to_the_end(threads, call))
+            await asyncio.to_thread(begun.wait, 30)
+            for _ in range(3):
+                work.cancel()
+                await asyncio.sleep(0)
+            assert not work.done()
+            halted.set()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            assert ran == [1]
+
+    asyncio.run(scenario())

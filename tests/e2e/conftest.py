@@ -30,7 +30,7 @@ WATCHED = {
     "KELVIN_METRICS_S": "0.5",
     "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Basic%20{COLLECTORS_SECRET}",
     "KELVIN_STANDBY_TARGET": "0.95",
-    "KELVIN_SCRUB_S": "0.2",
+    "KELVIN_SCRUB_S": "1",
     "KELVIN_FORESIGHT_S": "2",
 }
 

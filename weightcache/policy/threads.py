@@ -7,7 +7,7 @@ disk stands still meanwhile (measured on two cores: 0.75 of the plain O_DIRECT r
 from dataclasses import dataclass
 from typing import Final
 
-READS: Final = (4, 16)  # a disk needs several in flight, whatever the cores; none gains from more
+READS: Final = (8, 16)  # a disk needs some four in flight, whatever the cores, while as many compare tags
 HASHES: Final = (2, 8)  # 7 GB/s each: 8 are beyond any disk
 MAKERS: Final = (1, 4)
 
