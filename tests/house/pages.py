@@ -6,10 +6,12 @@ import importlib
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
+
+import click
 
 from activator.routes import Asked, ListModels, Wrong, route
 from blobstore.memory import MemoryStore
@@ -248,6 +250,16 @@ def unlinked_notes(index: str, notes: Iterable[str]) -> list[str]:
 def commands_of_docs(text: str) -> set[str]:
     """The word behind `kelvin` in each code span."""
     return set(re.findall(r"`kelvin ([a-z]+)", text))
+
+
+def unknown_subcommands(text: str, commands: Mapping[str, click.Command]) -> list[str]:
+    """Commands of groups that a page speaks of and that there are not; not of a group that takes a name as well."""
+    found = []
+    for name, rest in re.findall(r"`kelvin ([a-z]+) ([a-z]+(?:\|[a-z]+)*)", text):
+        group = commands.get(name)
+        if isinstance(group, click.Group) and type(group) is click.Group:
+            found += [f"{name} {each}" for each in rest.split("|") if each not in group.commands]
+    return found
 
 
 def names_of_tests() -> frozenset[str]:

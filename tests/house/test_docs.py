@@ -29,6 +29,7 @@ from tests.house.pages import (
     settings_of_code,
     tracked,
     unknown_names,
+    unknown_subcommands,
     unlinked_notes,
     wrong_settings,
 )
@@ -65,6 +66,8 @@ def test_commands() -> None:
     assert differences(commands_of_docs(read("api.md")), main.commands) == []
     spoken = {command for path in DOCS.rglob("*.md") for command in commands_of_docs(path.read_text())}
     assert spoken <= set(main.commands)
+    pages = (ROOT / "README.md", *DOCS.rglob("*.md"))
+    assert [each for path in pages for each in unknown_subcommands(path.read_text(), main.commands)] == []
 
 
 def test_layers() -> None:
@@ -130,6 +133,7 @@ PORT_ROW = "| `KELVIN_PORT` | 8443 | 0 to 65535 | the port |"
         pytest.param(lambda: wrong_settings(f"{PORT_ROW}\n`KELVIN_TURBO`", SETTINGS), id="an invented setting"),
         pytest.param(lambda: differences(dependencies_of_docs("| `left-pad` | why |"), ()), id="a dependency"),
         pytest.param(lambda: differences(commands_of_docs("`kelvin dance`"), ()), id="a command"),
+        pytest.param(lambda: unknown_subcommands("`kelvin models show M`", main.commands), id="a command of a group"),
         pytest.param(lambda: broken_links(DOCS / "x.md", "[x](nowhere.md#there)"), id="a link"),
         pytest.param(lambda: unknown_names("`contracts/nothing.py`", frozenset()), id="a file"),
         pytest.param(lambda: unknown_names("`test_nothing`", frozenset()), id="a test"),
