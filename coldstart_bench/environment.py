@@ -6,10 +6,12 @@ import mmap
 import os
 import platform
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from coldstart_bench.patience import remaining
 
 PATIENCE_S: Final = 5.0
 TOLERATED: Final = 1000
@@ -29,11 +31,9 @@ def drop_page_cache(paths: Iterable[Path]) -> None:
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fdatasync(fd)  # dirty pages cannot be dropped
-            limit = time.monotonic() + PATIENCE_S
-            while (held := _forget(fd)) > 0:  # a process that is about to unmap it still holds pages
-                if time.monotonic() > limit:
-                    raise CacheNotAsAsked(f"{path.name}: {held} pages are still in the page cache")
-                time.sleep(0.02)
+            # A process that is about to unmap it still holds pages.
+            if held := remaining(partial(_forget, fd), PATIENCE_S):
+                raise CacheNotAsAsked(f"{path.name}: {held} pages are still in the page cache")
         finally:
             os.close(fd)
 

@@ -25,6 +25,7 @@ from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontReport, Str
 from coldstart_bench.front_verdicts import judge
 from coldstart_bench.installation import free_port
 from coldstart_bench.lone_activator import activator
+from coldstart_bench.patience import remaining
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
 from coldstart_bench.scratch import scratch_directory
@@ -163,12 +164,7 @@ class _Run:
 
     def _unrecorded(self, answered: int) -> int:
         """Of so many answers; the last records are given time to be shipped."""
-        limit = time.monotonic() + RECORDED_S
-        while True:
-            records: int = self._upstream.ask()["records"]
-            if records >= answered or time.monotonic() > limit:
-                return max(0, answered - records)
-            time.sleep(0.05)
+        return remaining(lambda: max(0, answered - int(self._upstream.ask()["records"])), RECORDED_S)
 
     def _streams(self) -> Streams:
         """Handshakes are before the time that counts, and the ends of the streams after it."""

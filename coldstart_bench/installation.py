@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from coldstart_bench.footprint import runtimes_below
+from coldstart_bench.patience import comes
 from coldstart_bench.rest import Rest, cpu_ticks
 
 READY_S: Final = 120.0
-POLL_S: Final = 0.02
-SELDOM_S: Final = 0.2
 ATTEMPTS: Final = 3
 TAKEN: Final = "Address already in use"
 FIRST_PORT: Final = 15_000
@@ -172,12 +171,8 @@ class Installation:
 
     def wait(self, is_so: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
         """Until `is_so`. Raises InstallationFailed saying what never came."""
-        limit, pause_s = time.monotonic() + limit_s, POLL_S
-        while not is_so():
-            if time.monotonic() > limit:
-                raise InstallationFailed(f"after {limit_s:g} s it is not so that {what}")
-            time.sleep(pause_s)
-            pause_s = min(1.25 * pause_s, SELDOM_S)  # what takes long is not looked at by a core of its own
+        if not comes(is_so, limit_s):
+            raise InstallationFailed(f"after {limit_s:g} s it is not so that {what}")
 
 
 @contextlib.contextmanager

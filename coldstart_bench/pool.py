@@ -15,6 +15,7 @@ from coldstart_bench.environment import commit, load_1m, machine
 from coldstart_bench.failures import Failed
 from coldstart_bench.inner_files import make_inner
 from coldstart_bench.installation import InstallationFailed, running
+from coldstart_bench.patience import comes
 from coldstart_bench.peers import make_model
 from coldstart_bench.pods import CLASS, ParkedPod, PodGround, first_token, own_pod, parked_pod
 from coldstart_bench.pool_verdicts import OWN, WAITING, judge
@@ -28,7 +29,6 @@ from contracts.roles import Role
 NEED: Final = Need(disk_times=5.0, memory_times=4.0)
 TENANT, MODEL = "default", "bench"
 PARK_S: Final = 60.0
-POLL_S: Final = 0.05
 NOTE: Final = (
     "no cluster: neither has what its control plane takes, nor the start of a pod its scheduling, image and sandbox; "
     "both read the store through an empty cache of their own, the store's files may be in the page cache"
@@ -102,19 +102,12 @@ def _waiting(parked: ParkedPod, take: Take) -> tuple[float, str]:
 
 def _rest(parked: ParkedPod) -> None:
     """It waits, and has done what it does when it begins to: a start is measured from rest."""
-    _until(parked.waits)
     rest = Rest()
-    _until(
-        lambda: rest.sees(cpu_ticks(_children(parked.pid)), time.monotonic())
-    )  # not asked meanwhile: it would answer
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    limit = time.monotonic() + PARK_S
-    while not holds():
-        if time.monotonic() > limit:
-            raise InstallationFailed(f"the pod is not at rest, {PARK_S:g} s after it was released")
-        time.sleep(POLL_S)
+    # Not asked while it is looked at: it would answer.
+    if not comes(parked.waits, PARK_S) or not comes(
+        lambda: rest.sees(cpu_ticks(_children(parked.pid)), time.monotonic()), PARK_S
+    ):
+        raise InstallationFailed(f"the pod is not at rest, {PARK_S:g} s after it was released")
 
 
 def _children(pid: int) -> list[int]:

@@ -1,13 +1,13 @@
 """One process that a bench needs for the length of a block: begun, waited for until it is ready, and ended with it."""
 
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from coldstart_bench.installation import InstallationFailed
+from coldstart_bench.patience import comes
 
 READY_S: Final = 60.0
 POLL_S: Final = 0.02  # how late its readiness may be noticed
@@ -25,11 +25,9 @@ def service(
     with log.open("wb") as said:
         process = subprocess.Popen(command, env=dict(environment), stdout=said, stderr=said, start_new_session=True)
     try:
-        limit = time.monotonic() + READY_S
-        while not is_ready():
-            if process.poll() is not None or time.monotonic() > limit:
-                raise InstallationFailed(f"{what} did not start: {log.read_text(errors='replace')[-LAST_WORDS:]}")
-            time.sleep(POLL_S)
+        came = comes(lambda: is_ready() or process.poll() is not None, READY_S, POLL_S)
+        if not came or process.poll() is not None:
+            raise InstallationFailed(f"{what} did not start: {log.read_text(errors='replace')[-LAST_WORDS:]}")
         yield process.pid
     finally:
         process.terminate()

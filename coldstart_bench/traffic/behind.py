@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from coldstart_bench.front_tools import on_core
 from coldstart_bench.installation import free_port
 from coldstart_bench.lone_activator import activator
+from coldstart_bench.patience import comes
 from coldstart_bench.programs import Program
 from coldstart_bench.traffic.exchange import Plan, Ran
 from contracts.usage import RequestRecord
@@ -68,9 +68,7 @@ class Door:
 
     def seen(self, records: int) -> Seen:
         """Once so many records were shipped; the last of them are given time."""
-        limit = time.monotonic() + RECORDED_S
-        while self._upstream.ask()["records"] < records and time.monotonic() < limit:
-            time.sleep(0.05)
+        comes(lambda: int(self._upstream.ask()["records"]) >= records, RECORDED_S)
         into = self._scratch / "seen"
         self._upstream.ask(into=str(into))
         return decoder(Seen).decode(into.read_bytes())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from coldstart_bench.installation import Installation, InstallationFailed, free_port
+from coldstart_bench.patience import comes
 from coldstart_bench.services import service
 from coldstart_bench.stepped_clock import SteppedClock
 from coldstart_bench.traffic.family import pid_of
@@ -21,7 +22,7 @@ from coldstart_bench.traffic.soak_rows import Event
 
 STEP_S: Final = 600
 WHOLE_S: Final = 60.0
-POLL_S: Final = 0.05
+POLL_S: Final = 0.05  # how exactly it is known when all are ready again
 AWAY: Final = (OSError, http.client.HTTPException, InstallationFailed)
 
 
@@ -113,11 +114,7 @@ class Faults:
 
     def whole_after(self, since: float) -> float | None:
         """Seconds until every process says that it is ready; None where that takes too long."""
-        while time.monotonic() < since + WHOLE_S:
-            if self.is_whole():
-                return time.monotonic() - since
-            time.sleep(POLL_S)
-        return None
+        return time.monotonic() - since if comes(self.is_whole, WHOLE_S, POLL_S) else None
 
     def is_whole(self) -> bool:
         """Whether every process says so."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -15,6 +16,7 @@ from coldstart_bench.endings import Bounds, Totals, differences, totals_of
 from coldstart_bench.environment import commit, load_1m, machine
 from coldstart_bench.installation import Installation, running
 from coldstart_bench.leftovers import ended, stray_sockets, unfinished
+from coldstart_bench.patience import remaining
 from coldstart_bench.peers import make_model
 from coldstart_bench.room import LEAST_BYTES
 from coldstart_bench.scratch import scratch_directory
@@ -142,13 +144,14 @@ def _settled(kelvin: Installation) -> Totals:
 
 def _differences(kelvin: Installation, before: Totals, bounds: Bounds) -> list[str]:
     """Once it has had time to hear of everything."""
-    limit, wrong = time.monotonic() + SETTLED_S, ["the bill can't be asked for"]
-    while time.monotonic() < limit:
-        with contextlib.suppress(*AWAY):
-            if not (wrong := differences(before, totals_of(_bill(kelvin)), bounds)):
-                break
-        time.sleep(0.1)
-    return wrong
+
+    def wrong() -> list[str]:
+        try:
+            return differences(before, totals_of(_bill(kelvin)), bounds)
+        except AWAY as away:
+            return [f"the bill can't be asked for: {away}"]
+
+    return remaining(wrong, SETTLED_S)
 
 
 def _closing(kelvin: Installation) -> list[str]:
@@ -158,9 +161,7 @@ def _closing(kelvin: Installation) -> list[str]:
     found = []
     for words in (["billing", "report"], ["billing", "verify"], ["fsck"]):
         command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(kelvin.data)]
-        limit = time.monotonic() + SETTLED_S
-        while (why := run_to_end(command)) is not None and time.monotonic() < limit:
-            time.sleep(1.0)  # what a replica wrote at its end comes by itself
+        why = remaining(partial(run_to_end, command), SETTLED_S)  # what a replica wrote at its end comes by itself
         found += [] if why is None else [f"kelvin {' '.join(words)} {why}"]
     return found
 
