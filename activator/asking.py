@@ -67,6 +67,10 @@ class Asking(Generic[K]):
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await give_back
+        await self.answered()
+
+    async def answered(self) -> None:
+        """Wait for what is being asked."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 

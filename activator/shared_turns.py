@@ -3,14 +3,13 @@
 One question at a time for each version, in a task of its own. While the store is away each queue is fair by itself.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from activator.asking import Scripts
+from activator.asking import Asking, Scripts, each
 from activator.keys import VersionKey
 from activator.line import Waiter
 from activator.policy.fair import FairQueue
@@ -78,7 +77,6 @@ class _Kept:
 
     queue: FairQueue[Waiter]
     turns: Turns = field(default_factory=Turns)
-    asking: "asyncio.Task[None] | None" = None
 
 
 class SharedTurns:
@@ -88,10 +86,10 @@ class SharedTurns:
         self._store = store
         self._clock = clock
         self._kept: dict[VersionKey, _Kept] = {}
+        self._asking: Asking[VersionKey] = Asking()
 
     def __repr__(self) -> str:
-        asking = sum(kept.asking is not None for kept in self._kept.values())
-        return f"<SharedTurns versions={len(self._kept)} asking={asking} {self._store!r}>"
+        return f"<SharedTurns versions={len(self._kept)} {self._asking!r} {self._store!r}>"
 
     def waits(self, key: VersionKey, queue: FairQueue[Waiter]) -> None:
         """Somebody began to wait there. Returns at once."""
@@ -109,30 +107,27 @@ class SharedTurns:
 
     async def run(self) -> None:
         """Go on while somebody waits, whether or not anything is given; until cancelled."""
-        while True:
-            await asyncio.sleep(PAUSE_S)
-            self.tend()
+        await each(PAUSE_S, self.tend)
 
-    def tend(self) -> None:
+    async def tend(self) -> None:
         """Once."""
         for key, kept in list(self._kept.items()):
             if len(kept.queue):
                 self._try_ask(key, kept)
-            elif kept.asking is None and not kept.turns.is_recent(self._clock()):
+            elif key not in self._asking and not kept.turns.is_recent(self._clock()):
                 del self._kept[key]
 
     async def close(self) -> None:
         """Wait for what is being asked, which ends by itself."""
-        while asking := [kept.asking for kept in self._kept.values() if kept.asking is not None]:
-            await asyncio.wait(asking)
+        await self._asking.answered()
 
     def _try_ask(self, key: VersionKey, kept: _Kept) -> None:
         """With nobody else there is nothing to ask, and while the store is away it is no use."""
-        if kept.asking is not None or not self._store.is_up or self._store.members < 2:
+        if key in self._asking or not self._store.is_up or self._store.members < 2:
             return
         now_s = self._clock()
         if kept.turns.is_due(now_s):
-            kept.asking = asyncio.ensure_future(self._ask(key, kept, kept.turns.ask(kept.queue, now_s)))
+            self._asking.start(key, self._ask(key, kept, kept.turns.ask(kept.queue, now_s)))
 
     async def _ask(self, key: VersionKey, kept: _Kept, asked: Question) -> None:
         try:
@@ -144,8 +139,6 @@ class SharedTurns:
         except BaseException:
             kept.turns.lost()
             raise
-        finally:
-            kept.asking = None
 
 
 def _words(asked: Question) -> list[str | int]:

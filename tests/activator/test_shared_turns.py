@@ -8,18 +8,23 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activator.policy.ask import Ask
-from activator.policy.turns import EVERY, LULL_S, PAUSE_S
+from activator.policy.bounds import UNBOUNDED
+from activator.policy.crowd import Crowd
+from activator.policy.fair import FairQueue
+from activator.policy.turns import EVERY, LULL_S, PAUSE_S, SharedCounters
 from activator.shared_store import RedisStore, open_store
 from activator.shared_turns import Store
 from tests.activator.redis_server import RedisServer
 from tests.activator.test_rates import Clock
 from tests.activator.turning import LARGEST, InProcess, Run, Side
+from tests.virtual_loop import run_virtually
 
 ON_THEIR_WAY = 10  # requests; answers come after two on the average
 BOUND = 2 * LARGEST * (1 + 2 * EVERY + ON_THEIR_WAY)
@@ -195,8 +200,8 @@ def test_few_requests_ask(run: Runner) -> None:
         before = store.commands
         for _ in range(5):
             clock.now_s += PAUSE_S
-            side.turns.tend()
-            side.turns.tend()
+            await side.turns.tend()
+            await side.turns.tend()
             await found.heard()
         assert store.commands - before == 5
         store.members, before = 1, store.commands
@@ -205,6 +210,42 @@ def test_few_requests_ask(run: Runner) -> None:
         assert store.commands == before
 
     run(scenario)
+
+
+class Late(InProcess):
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = asyncio.Event()
+
+    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
+        """See `shared_turns.Store`."""
+        found = await super().ask(script, keys, *arguments)
+        await self.let.wait()
+        return found
+
+
+def test_a_version_with_another_queue_is_asked_for_once() -> None:
+    """Its replicas went and came while an answer was on its way: no second question, and the first is waited for."""
+
+    async def scenario() -> None:
+        store, clock = Late(), Clock()
+        side = Side(store, clock)
+        side.put("t", 1)
+        await asyncio.sleep(0)
+        side.queue = FairQueue(Crowd(UNBOUNDED), UNBOUNDED, SharedCounters)
+        side.put("t", 1)
+        closing = asyncio.create_task(side.turns.close())
+        await asyncio.sleep(0.01)
+        assert (store.commands, closing.done()) == (1, False)
+        store.let.set()
+        await closing
+        await side.turns.tend()
+        await side.turns.close()
+        assert store.commands == 2, "the queue that is there now"
+
+    run_virtually(scenario())
 
 
 def is_up(store: RedisStore) -> bool:
