@@ -1,5 +1,6 @@
 """A watch tells all there is, then what becomes of it, and begins again by itself whatever befalls it."""
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from controlplane import dependencies
 from controlplane.policy.labels import OURS_SELECTOR
 from controlplane.scaling.knative import watching
 from controlplane.scaling.knative.client import KubernetesCluster
-from controlplane.scaling.knative.cluster import Denied, Gone, Missing, Synced, Upsert
+from controlplane.scaling.knative.cluster import Gone, Synced, Upsert
 from controlplane.scaling.knative.transport import Query
 from tests.cluster.api_server import ApiServer, Fault, serving
 from tests.controlplane.cluster_ground import SPACE, Heard, config_map, eventually, heard, play
@@ -151,18 +152,26 @@ def test_a_watch_that_says_nothing_is_begun_again(
     play(server, tmp_path, scenario)
 
 
-def test_why_something_is_not_watched_is_told(server: ApiServer, tmp_path: Path) -> None:
-    """Whoever leads may lack a right, or the cluster a kind; it goes on when it is put right."""
+def test_why_something_is_not_watched_is_told(
+    server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever leads may lack a right, or the cluster a kind; it goes on when it is put right. Both are logged once."""
+    caplog.set_level(logging.INFO, "kelvin.cluster")
+
+    def said() -> list[str]:
+        return [each.getMessage().partition(":")[0] for each in caplog.records if each.name == "kelvin.cluster"]
 
     async def scenario(it: KubernetesCluster) -> None:
         server.fail(*[Fault(403, method="GET")] * 4)
         async with heard(it) as told:
-            await eventually(lambda: any(isinstance(each, Denied) for each in it.troubles))
             await eventually(lambda: told.syncs == 1)
-            assert it.troubles == ()
+            assert said() == ["/api/v1/configmaps is not watched", "/api/v1/configmaps is watched again"]
+            assert "is not watched: Denied: " in caplog.text
+        caplog.clear()
         async with heard(it, kind="Unheard"):
-            await eventually(lambda: any(isinstance(each, Missing) for each in it.troubles))
-        assert it.troubles == ()
+            await eventually(said)
+        assert said() == ["/api/v1/unheards is not watched"]
+        assert "is not watched: Missing: " in caplog.text
 
     play(server, tmp_path, scenario)
 

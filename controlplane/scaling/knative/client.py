@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from controlplane import dependencies
 from controlplane.clock import Clock, SystemClock
 from controlplane.policy.labels import MANAGER
-from controlplane.scaling.knative.cluster import Change, ClusterError, Conflict, Json, Missing, Ref, Trouble
+from controlplane.scaling.knative.cluster import Change, ClusterError, Conflict, Json, Missing, Ref
 from controlplane.scaling.knative.events import Events
 from controlplane.scaling.knative.paths import collection, path
 from controlplane.scaling.knative.transport import Load, Transport
@@ -30,15 +30,9 @@ class KubernetesCluster:
     def __init__(self, transport: Transport, clock: Clock, *, luck: Callable[[], float] = random.random) -> None:
         self._transport, self._clock, self._luck = transport, clock, luck
         self._events = Events(transport, clock)
-        self._watching: list[Watching] = []
 
     def __repr__(self) -> str:
-        return f"<KubernetesCluster {self._transport} watching={len(self._watching)}>"
-
-    @property
-    def troubles(self) -> tuple[Trouble, ...]:
-        """Why something is not being watched just now."""
-        return tuple(each.trouble for each in self._watching if each.trouble is not None)
+        return f"<KubernetesCluster {self._transport}>"
 
     async def apply(self, obj: Json) -> Json:
         return await self._apply(obj, path(Ref.of(obj)))
@@ -70,15 +64,8 @@ class KubernetesCluster:
             if not isinstance(error.trouble, Missing):
                 raise
 
-    async def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
-        watching = Watching(self._transport, api_version, kind, self._clock, labels=labels, luck=self._luck)
-        self._watching.append(watching)
-        try:
-            async with aclosing(watching.changes()) as changes:
-                async for change in changes:
-                    yield change
-        finally:
-            self._watching.remove(watching)
+    def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
+        return Watching(self._transport, api_version, kind, self._clock, labels=labels, luck=self._luck).changes()
 
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
         await self._events.record(about, reason, message, warning=warning)

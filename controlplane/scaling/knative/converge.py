@@ -104,12 +104,6 @@ class Converger:
         """Why the cluster as a whole can't be written to at present."""
         return self._away.refusal
 
-    @property
-    def settled(self) -> bool:
-        """Whether all was seen and there is nothing left to do, now or later."""
-        synced = self._wanted is not None and all(view.synced for view in self._views.values())
-        return synced and not self._looks and not self._due and not self._busy
-
     async def run(self) -> None:
         """Until it is cancelled. Begins with what there is now, whatever was seen before."""
         self._views = {key: View() for key in self._kinds}

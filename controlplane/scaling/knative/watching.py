@@ -37,7 +37,7 @@ _LOG = logging.getLogger("kelvin.cluster")
 
 
 class Watching:
-    """One kind. `trouble` is why it is not being watched just now."""
+    """One kind."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Watching:
         self._selected: Query = [("labelSelector", labels)] if labels else []
         self._version = ""  # up to where everything was seen; empty: nothing was
         self._failures = 0
-        self.trouble: Trouble | None = None
+        self._trouble: Trouble | None = None  # why it is not being watched just now
 
     def __repr__(self) -> str:
-        return f"<Watching {self._kind} at={self._version or 'none'} trouble={self.trouble}>"
+        return f"<Watching {self._kind} at={self._version or 'none'} trouble={self._trouble}>"
 
     async def changes(self) -> AsyncGenerator[Change, None]:
         """For ever."""
@@ -135,9 +135,9 @@ class Watching:
         return change
 
     def _told(self) -> None:
-        if self.trouble is not None:
+        if self._trouble is not None:
             _LOG.info("%s is watched again", self._path)
-        self.trouble = None
+        self._trouble = None
 
     def _went_well(self) -> None:
         """Not after a list alone: where that is too old at once, it is not to be asked for all the time."""
@@ -148,9 +148,9 @@ class Watching:
         if isinstance(trouble, Expired):
             _LOG.info("%s: %s; all of them are listed again", self._path, trouble)
             self._version = ""
-        elif self.trouble is None and self._failures > 0:
+        elif self._trouble is None and self._failures > 0:
             _LOG.warning("%s is not watched: %s", self._path, trouble)
-            self.trouble = trouble
+            self._trouble = trouble
         self._failures += 1
         pause_s = PAUSES.after(self._failures, self._luck())
         await self._clock.sleep(max(pause_s, trouble.retry_after_s if isinstance(trouble, Busy) else 0.0))
