@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request, Response
 from contracts.control import Scope
 from contracts.errors import Conflict, ModelNotFound, NotFound
 from contracts.ladder import Ladder
-from controlplane.answers import Deleted, DeletedModel, Deploy, Deployed, Models, ModelStatus, Split
+from contracts.scopes import allows
+from controlplane.answers import Deleted, DeletedModel, Deploy, Deployed, Models, ModelStatus, Split, Status
 from controlplane.audit import ActorOf
 from controlplane.bodies import answer, read
 from controlplane.changing import Changes
@@ -37,6 +38,14 @@ def router(registry: Registry, running: Running, changes: Changes, removal: Remo
         principal = admin_of(request)
         found = registry.models(principal.tenant)
         return answer(Models(models=tuple(model_status(model, replicas, outcomes) for model in found)))
+
+    @routes.get("/status", **described(Status))
+    async def status(request: Request) -> Response:
+        principal = admin_of(request)
+        models = tuple(model_status(model, replicas, outcomes) for model in registry.models(principal.tenant))
+        if not allows(principal.scopes, Scope.OPERATOR):
+            return answer(Status(processes=(), cache=None, device=None, models=models))
+        return answer(await running.status(models))
 
     @routes.get("/models/{model}", **described(ModelStatus, *NO_MODEL))
     async def model(request: Request, model: str) -> Response:

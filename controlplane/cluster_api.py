@@ -2,20 +2,12 @@
 answer is refused, with what is done instead.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
 from contracts.control import Scope
 from contracts.errors import OneMachineOnly, Refused
-from contracts.scopes import allows
-from controlplane.answers import PendingReplicas, ProcessStatus, Status
-from controlplane.bodies import answer
-from controlplane.outcomes import Outcomes
-from controlplane.registry import Registry
-from controlplane.running import Replicas
-from controlplane.status import model_status
 from service.openapi import described
 from service.principal import admin_of, holder_of
 from telemetry.policy.exposition import CONTENT_TYPE
@@ -36,27 +28,10 @@ REFUSED: Final = (
 )
 
 
-def router(
-    registry: Registry,
-    replicas: Replicas,
-    outcomes: Outcomes,
-    ready: Callable[[], Awaitable[bool]],
-    telemetry: Telemetry,
-    pending: Callable[[], tuple[PendingReplicas, ...]],
-) -> APIRouter:
-    """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
+def router(telemetry: Telemetry) -> APIRouter:
+    """Routes under `/admin/v1`. Every one needs the scope `admin`."""
     routes = APIRouter(prefix="/admin/v1")
     operator_of = holder_of(Scope.OPERATOR)
-
-    @routes.get("/status", **described(Status))
-    async def status(request: Request) -> Response:
-        principal = admin_of(request)
-        own = registry.models(principal.tenant)
-        models = tuple(model_status(model, replicas, outcomes) for model in own)
-        if not allows(principal.scopes, Scope.OPERATOR):
-            return answer(Status(processes=(), cache=None, device=None, models=models))
-        here = ProcessStatus(name="controlplane", healthy=True, ready=await ready())
-        return answer(Status(processes=(here,), cache=None, device=None, models=models, pending=pending()))
 
     @routes.get("/metrics", **described(str, scope=Scope.OPERATOR))
     async def metrics(request: Request) -> Response:

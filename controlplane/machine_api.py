@@ -1,6 +1,7 @@
 """The admin API's routes about one machine: its processes, devices and cache, and why a model is as warm as it is.
 
-What is the whole installation's (its processes, its devices, its cache) is shown to operators alone.
+What is the whole installation's (its processes, its devices, its cache) is shown to operators alone; of `/status`
+`admin_api` sees to that.
 """
 
 import asyncio
@@ -10,7 +11,6 @@ from fastapi import APIRouter, Request, Response
 
 from contracts.control import Scope
 from contracts.errors import Conflict, ModelNotFound, NotFound
-from contracts.scopes import allows
 from controlplane.answers import CacheCheck, CacheStatus, DeviceStatus, ModelStatus, PendingReplicas, Status
 from controlplane.audit import ActorOf
 from controlplane.autoscaler import Autoscaler
@@ -51,30 +51,28 @@ class Shown:
     foresight: Foresight
 
 
+async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Status:
+    """The machine's processes, devices and cache, with these models."""
+    peers, table, pool = shown.peers, shown.table, shown.pool
+    processes, cache = await asyncio.gather(peers.statuses(), peers.try_cache_status())
+    await pool.footprints.refresh()  # after the zygote was asked: who it is, is known
+    device = DeviceStatus(
+        slots=table.slots,
+        held=table.held,
+        standbys=table.count(ReplicaState.STANDBY),
+        pools=(pool_status(pool),),
+        zygote=memory(pool.footprints.zygote),
+    )
+    # Nobody knows how long: a slot comes free when another version leaves it.
+    row = PendingReplicas(device=pool.state().device, zone=ANY, spot="no", replicas=shown.autoscaler.pending)
+    return Status(processes=processes, cache=cache, device=device, models=models, pending=(row,))
+
+
 def router(shown: Shown, trail: Trail) -> APIRouter:
     """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
     routes = APIRouter(prefix="/admin/v1")
     operator_of, actor_of = holder_of(Scope.OPERATOR), ActorOf(Scope.ADMIN)
-    registry, table, outcomes, peers, pool = shown.registry, shown.table, shown.outcomes, shown.peers, shown.pool
-
-    @routes.get("/status", **described(Status))
-    async def status(request: Request) -> Response:
-        principal = admin_of(request)
-        models = tuple(model_status(model, table, outcomes) for model in registry.models(principal.tenant))
-        if not allows(principal.scopes, Scope.OPERATOR):
-            return answer(Status(processes=(), cache=None, device=None, models=models))
-        processes, cache = await asyncio.gather(peers.statuses(), peers.try_cache_status())
-        await pool.footprints.refresh()  # after the zygote was asked: who it is, is known
-        device = DeviceStatus(
-            slots=table.slots,
-            held=table.held,
-            standbys=table.count(ReplicaState.STANDBY),
-            pools=(pool_status(pool),),
-            zygote=memory(pool.footprints.zygote),
-        )
-        # Nobody knows how long: a slot comes free when another version leaves it.
-        row = PendingReplicas(device=pool.state().device, zone=ANY, spot="no", replicas=shown.autoscaler.pending)
-        return answer(Status(processes=processes, cache=cache, device=device, models=models, pending=(row,)))
+    registry, table, peers = shown.registry, shown.table, shown.peers
 
     @routes.get("/models/{model}/starts", **described(Starts, NotFound, ModelNotFound))
     async def starts(request: Request, model: str) -> Response:
@@ -92,7 +90,7 @@ def router(shown: Shown, trail: Trail) -> APIRouter:
         found = registry.model(principal.tenant, model)
         await trail.note(principal, principal.tenant, Action.MODEL_STOPPED, model)
         shown.autoscaler.stop(tuple(version.key for version in found.versions))
-        return answer(model_status(found, table, outcomes), status=202)
+        return answer(model_status(found, table, shown.outcomes), status=202)
 
     @routes.get("/cache", **described(CacheStatus, scope=Scope.OPERATOR))
     async def cache(request: Request) -> Response:

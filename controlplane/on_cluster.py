@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from contracts.settings import BadSetting
 from contracts.usage import RequestRecord
 from controlplane import cluster_api
-from controlplane.answers import PendingReplicas
+from controlplane.answers import ModelStatus, ProcessStatus, Status
 from controlplane.changing import Changes
 from controlplane.clock import Clock
 from controlplane.cluster_settings import SCALING, ClusterSettings
@@ -108,13 +108,15 @@ async def on_cluster(
     async def ready() -> bool:
         return plane.synced.is_set()
 
-    def pending() -> tuple[PendingReplicas, ...]:
+    async def status(models: tuple[ModelStatus, ...]) -> Status:
+        here = ProcessStatus(name="controlplane", healthy=True, ready=await ready())
         now_s = inst.clock.wall_s()
-        return tuple(pending_replicas(row, now_s) for row in plane.nodes.pending())
+        pending = tuple(pending_replicas(row, now_s) for row in plane.nodes.pending())
+        return Status(processes=(here,), cache=None, device=None, models=models, pending=pending)
 
-    router = cluster_api.router(inst.registry, pods, outcomes, ready, inst.telemetry, pending)
+    router = cluster_api.router(inst.telemetry)
     # A pod may live more than once, under names of its own (`runtime`): the ledger hears of them from itself.
-    return Running(pods, outcomes, plane, jobs, ready, _unheard, None, (router,))
+    return Running(pods, outcomes, plane, jobs, ready, status, _unheard, None, (router,))
 
 
 def _unheard(records: tuple[RequestRecord, ...]) -> None:

@@ -1,6 +1,7 @@
 """The versions of one machine run as processes that are forked here, and how many there are is decided here."""
 
 from contextlib import AsyncExitStack
+from functools import partial
 
 from fastapi import APIRouter
 
@@ -89,6 +90,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
         decider=autoscaler,
         jobs=job_desk(fleet, pool),
         ready=peers.zygote_answers,
+        status=partial(machine_api.machine_status, shown),
         answered=forecasts.answered,
         alive=lambda: [replica.runtime_id for replica in table],
         routers=routers(shown, renewals, inst.trail, telemetry),

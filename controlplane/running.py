@@ -8,6 +8,7 @@ from fastapi import APIRouter
 
 from contracts.control import Stats
 from contracts.usage import RequestRecord
+from controlplane.answers import ModelStatus, Status
 from controlplane.facts import Model, ScaleSettings, VersionKey
 from controlplane.outcomes import Outcomes
 from controlplane.replicas import Replica
@@ -68,6 +69,7 @@ class Running:
     decider: Decider
     jobs: Jobs
     ready: Callable[[], Awaitable[bool]]
+    status: Callable[[tuple[ModelStatus, ...]], Awaitable[Status]]  # the installation's, of these models: for operators
     answered: Callable[[tuple[RequestRecord, ...]], None]  # hears of requests that ended
     alive: Callable[[], Collection[str]] | None  # names in the ledger of who has not died; None where nobody knows
     routers: tuple[APIRouter, ...]
