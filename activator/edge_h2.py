@@ -2,7 +2,7 @@
 
 One scope and one connection object per stream (`edge_h2_stream`), so that nothing behind knows of it. Every frame is
 counted before it is parsed (`edge_frames`, `policy/h2_bounds`): what is too much ends the connection. What is sent in
-which order is `edge_h2_out`'s.
+which order is `edge_h2_out`'s, what comes too slowly `edge_h2_late`'s.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 from activator.edge_connection import EXTENSION, EdgeConnection
 from activator.edge_cycle import READ_AHEAD
 from activator.edge_frames import MAX_FRAME_BYTES, PREFACE, Frame, FrameReader, NotHttp2, TooLong
+from activator.edge_h2_late import FrameWatch
 from activator.edge_h2_out import Outgoing
 from activator.edge_h2_stream import Headers, Stream, StreamCycle
 from activator.edge_head import is_too_large, scope_of
@@ -64,11 +65,10 @@ class Http2Protocol(EdgeConnection):
         self._streams: dict[int, Stream] = {}  # that are served, or have something to send
         self._out = Outgoing(self._h2, self._bounds, limits, self, self._loop)
         self._untaken = 0  # bytes of bodies that no room was made for yet
-        self._has_asked = False
+        self._watch = FrameWatch(self._reader, self._bounds, self._streams, self._limits.head_s, self._loop, self._end)
         self._leaving = False  # no further stream may begin
         self._leaves_at_s = math.inf
         self._has_ended = False  # nothing more is read
-        self._late_timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Http2Protocol streams={len(self._streams)} {self._out} leaving={self._leaving}>"
@@ -93,7 +93,7 @@ class Http2Protocol(EdgeConnection):
         self._out.write(SettingsFrame(0, settings=told).serialize())
         self._h2.increment_flow_control_window(_WINDOW)
         self._out.flush()
-        self._watch_frame()
+        self._watch.look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_open:  # lost within the handshake
@@ -124,8 +124,8 @@ class Http2Protocol(EdgeConnection):
         if not self._has_ended:
             self._out.flush()
             self._out.send()
-            self._count_part()
-            self._watch_frame(moved=moved)
+            self._watch.count_part()
+            self._watch.look(moved=moved)
             if self.unaccepted() > _BACKLOG:
                 self.raw.abort()
 
@@ -203,7 +203,7 @@ class Http2Protocol(EdgeConnection):
     def _request(self, event: events.RequestReceived, now_s: float) -> None:
         number = event.stream_id or 0
         self._idle_since_s = None
-        self._has_asked = True
+        self._watch.has_asked = True
         if self._leaving or now_s >= self._leaves_at_s or len(self._streams) >= self._http2.streams:
             self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             if not self._bounds.try_reset(now_s):
@@ -286,7 +286,7 @@ class Http2Protocol(EdgeConnection):
         late = DeadlineExceeded(self._limits.head_s, "reading the request's body")
         self._gate.meters.refused(late)
         self._refuse(stream, late, b"" if stream.cycle is None else stream.cycle.scope["raw_path"])
-        self._watch_frame()
+        self._watch.look()
 
     def leave(self) -> None:
         self._leaving = True
@@ -335,6 +335,7 @@ class Http2Protocol(EdgeConnection):
     def _close_if_left(self) -> None:
         if self._leaving and not self._streams and not self._has_ended:
             self._has_ended = True
+            self._watch.close()
             self._say_goodbye(self._h2.highest_inbound_stream_id)
             self._transport.close()
 
@@ -359,42 +360,10 @@ class Http2Protocol(EdgeConnection):
     def _end_all(self) -> None:
         self._has_ended = True
         self._out.close()
-        if self._late_timer is not None:
-            self._late_timer.cancel()
-            self._late_timer = None
+        self._watch.close()
         for stream in list(self._streams.values()):
             stream.lose()
             self._done(stream)
 
     def _idled(self) -> None:
         self.leave()
-
-    # What comes too slowly, and what is not taken.
-
-    def _watch_frame(self, *, moved: bool = False) -> None:
-        """Until the first request, and while a frame or a header list is not whole; but a body has its own pace."""
-        part = self._reader.part()
-        paced = part is not None and part[0] == Kind.DATA and self._is_awaited(part[1])
-        waits = not self._has_asked or self._bounds.in_block or (self._reader.has_part and not paced)
-        if self._late_timer is not None and (not waits or (moved and self._has_asked and not self._bounds.in_block)):
-            self._late_timer.cancel()
-            self._late_timer = None
-        if waits and self._late_timer is None and not self._has_ended:
-            self._late_timer = self._loop.call_later(self._limits.head_s, self._is_late)
-
-    def _count_part(self) -> None:
-        """Of a frame of DATA that is not whole, its body's pace knows."""
-        part = self._reader.part()
-        if part is not None and part[0] == Kind.DATA and self._is_awaited(part[1]):
-            stream = self._streams[part[1]]
-            stream.pace.came(part[2] - stream.counted)
-            stream.counted = part[2]
-
-    def _is_awaited(self, number: int) -> bool:
-        stream = self._streams.get(number)
-        return stream is not None and not stream.is_said and stream.cycle is not None and stream.cycle.more_body
-
-    def _is_late(self) -> None:
-        self._late_timer = None
-        said_half = self._reader.has_part or self._bounds.in_block
-        self._end(ErrorCodes.ENHANCE_YOUR_CALM if said_half else ErrorCodes.NO_ERROR)

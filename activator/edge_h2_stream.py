@@ -96,6 +96,11 @@ class Stream(Client):
         """Whether something of it is to be sent."""
         return not self.is_said and (bool(self.pending) or self.ends)
 
+    @property
+    def is_body_awaited(self) -> bool:
+        """Whether more of its body may come, and is wanted."""
+        return not self.is_said and self.cycle is not None and self.cycle.more_body
+
     # What the application uses.
 
     def unaccepted(self) -> int:
