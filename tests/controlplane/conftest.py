@@ -19,6 +19,14 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield where
 
 
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    """The data directory of a whole control plane, likewise."""
+    where = tmp_path / "data"
+    with fake_zygote(Run(where / "run")):
+        yield where
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
     """Of this worker's own: to make one takes less than to agree on one.

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from controlplane.app import run
 from controlplane.settings import Settings, load
 from service.unix import SocketDirectory
 from tests.controlplane import backends
+from tests.controlplane.builders import key, registration, stats
 from tests.controlplane.ground import ROOT, eventually
 
 ADMIN = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "default", "scopes": ["admin", "operator"]})}
@@ -87,3 +89,28 @@ def program(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.kill()
         process.wait(60)
+
+
+async def push(door: Door, model: str = "m", letter: str = "a") -> None:
+    body = msgspec.to_builtins(registration(model, letter))
+    status, _ = await door.ask("POST", "/internal/v1/versions", body)
+    assert status in (200, 201)
+
+
+async def poke(door: Door, model: str = "m") -> None:
+    status, _ = await door.ask("POST", "/internal/v1/stats", msgspec.json.encode(stats(key(model))))
+    assert status == 204
+
+
+async def shown(door: Door, model: str = "m") -> Any:
+    status, found = await door.admin("GET", f"/models/{model}")
+    assert status == 200
+    return found
+
+
+async def becomes(door: Door, state: str, model: str = "m") -> Any:
+    """Ask until the model is in that state."""
+    async with asyncio.timeout(20):
+        while (found := await shown(door, model))["state"] != state:
+            await asyncio.sleep(0.005)
+    return found

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,13 @@ import pytest
 
 from contracts.control import Feed, TenantLimits, TenantRow
 from tests.controlplane.builders import registration
-from tests.controlplane.door import Door, opened
-from tests.controlplane.ground import Run, fake_zygote
-from tests.controlplane.test_admin_api import push
+from tests.controlplane.door import Door, opened, push
 from tests.controlplane.test_internal_api import feed
 
 OPERATOR = {"x-kelvin-principal": json.dumps({"key_id": "oper", "tenant": "default", "scopes": ["operator"]})}
 ACME = {"x-kelvin-principal": json.dumps({"key_id": "acme-k", "tenant": "acme", "scopes": ["admin"]})}
 
 pytestmark = pytest.mark.usefixtures("backend")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
 
 
 async def ask(

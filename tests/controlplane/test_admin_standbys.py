@@ -1,21 +1,9 @@
 """The pool of a whole control plane, as an operator sets it and sees it."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.controlplane.door import opened
-from tests.controlplane.ground import Run, fake_zygote
-from tests.controlplane.test_admin_api import becomes, poke, push
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
+from tests.controlplane.door import becomes, opened, poke, push
 
 
 def test_standbys_keep_to_their_settings(data: Path) -> None:

@@ -4,7 +4,7 @@ A new one fails here until it is in the table, and in the table until it leaves 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,9 @@ import pytest
 
 from controlplane import audit
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.door import ADMIN, Door, opened
-from tests.controlplane.ground import Run, fake_zygote
+from tests.controlplane.door import ADMIN, Door, opened, push
 from tests.controlplane.routes_of import admin_routes
 from tests.controlplane.test_access_api import ACME, OPERATOR
-from tests.controlplane.test_admin_api import push
 
 WHO = {**ADMIN, "x-request-id": "req_0123456789"}
 Before = Callable[[Door], Awaitable[object]]
@@ -128,13 +126,6 @@ ACTS: dict[tuple[str, str], Act] = {
     ),
 }  # fmt: skip
 CHANGE_NOTHING = {("POST", "/cache/check")}  # reads what is there and says whether it is right
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
 
 
 def test_every_route_that_changes_something_is_in_the_table() -> None:

@@ -9,9 +9,8 @@ from controlplane.policy.breakeven import Level
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import drain, process, sleep
 from tests.controlplane.builders import key
-from tests.controlplane.door import opened
+from tests.controlplane.door import becomes, opened, poke, push
 from tests.controlplane.ground import Local, Run, eventually, fake_zygote, play
-from tests.controlplane.test_admin_api import becomes, poke, push
 from tests.stopping import stop
 
 

@@ -1,7 +1,6 @@
 """Whether everybody was told of a change: who has left for a moment was not, until it is there again."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from controlplane.feed import REMEMBERED_S, FeedHub, Subscription
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.controlplane.door import Door, opened
-from tests.controlplane.ground import Run, eventually, fake_zygote
+from tests.controlplane.ground import eventually
 from tests.virtual_loop import run_virtually
 
 TELL_S = 1.0
@@ -127,13 +126,6 @@ def test_an_end_of_the_feed_leaves_nobody_to_wait_for() -> None:
         assert await hub.settled(hub.publish(removed_keys=("k",)), 0.0)
 
     run_virtually(main())
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
 
 
 def test_a_revocation_says_that_an_activator_was_away(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

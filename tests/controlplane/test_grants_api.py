@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from contracts.wire import encode
 from controlplane import grants
 from tests.controlplane.builders import registration
 from tests.controlplane.door import Door, opened
-from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.test_access_api import ACME, OPERATOR, ask
 from tests.controlplane.test_internal_api import feed
 
@@ -21,13 +19,6 @@ CALLER = {"x-kelvin-principal": json.dumps({"key_id": "acme-i", "tenant": "acme"
 GRANT = {"owner": "acme", "model": "m", "grantee": "other", "told": True}
 
 pytestmark = pytest.mark.usefixtures("backend")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
 
 
 async def _stage(door: Door) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,15 +19,8 @@ from controlplane.feed import FeedHub
 from controlplane.internal_api import FeedStream
 from tests.controlplane.builders import digest, key, registration, stats
 from tests.controlplane.door import Door, opened
-from tests.controlplane.ground import Run, eventually, fake_zygote
+from tests.controlplane.ground import Run, eventually
 from tests.controlplane.usage_records import lifetime_record, request_record
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
 
 
 class FeedReader:

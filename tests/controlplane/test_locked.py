@@ -14,9 +14,8 @@ from contracts.control import RequestBatch
 from contracts.wire import encode
 from controlplane import store
 from tests.controlplane.builders import key, stats
-from tests.controlplane.door import opened
+from tests.controlplane.door import becomes, opened, push
 from tests.controlplane.ground import Run, fake_zygote
-from tests.controlplane.test_admin_api import becomes, push
 from tests.controlplane.usage_records import request_record
 
 BUSY_MS = 50

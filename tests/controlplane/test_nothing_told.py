@@ -1,26 +1,15 @@
 """What a body has beyond its fields, and what headers hold, is in no log of the control plane, nor in its database."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.controlplane.builders import digest
-from tests.controlplane.door import ADMIN, knocking, program
-from tests.controlplane.ground import Run, eventually, fake_zygote
+from tests.controlplane.door import ADMIN, knocking, program, push
+from tests.controlplane.ground import eventually
 from tests.controlplane.routes_of import admin_routes
-from tests.controlplane.test_admin_api import push
 
 MARK = "xyzzy4711"
 BODIES = ({MARK: MARK}, {"max": MARK}, f'{{"{MARK}": '.encode(), f'"{MARK}"'.encode(), [MARK])
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
 
 
 async def _ask_all(data: Path) -> int:

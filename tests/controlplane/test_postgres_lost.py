@@ -1,35 +1,26 @@
 """PostgreSQL is killed below a control plane, a process of its own, and comes back: nothing is lost or restarted."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import aiohttp
 import msgspec
-import pytest
 
 from contracts.wire import encode
 from controlplane.postgres_place import PostgresPlace
 from spool import Spool
 from spool.shipper import Shipper
 from tests.controlplane.builders import key, stats
-from tests.controlplane.door import ADMIN, Door, knocking, program
-from tests.controlplane.ground import Run, eventually, fake_zygote
+from tests.controlplane.door import ADMIN, Door, becomes, knocking, program, push
+from tests.controlplane.ground import eventually
 from tests.controlplane.postgres_server import PostgresServer, name_of
-from tests.controlplane.test_admin_api import becomes, push
 from tests.controlplane.test_internal_api import feed
 from tests.controlplane.test_program import ready
 from tests.controlplane.usage_records import request_record
 
 SOURCE = "activator-1"
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
 
 
 def shipping(door: Door, spool: Spool) -> Shipper:

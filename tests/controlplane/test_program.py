@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -20,14 +19,7 @@ from service.decider import try_hold
 from service.unix import SocketDirectory
 from tests.controlplane.builders import key, registration, stats
 from tests.controlplane.door import Door, knocking, program
-from tests.controlplane.ground import ROOT, Run, eventually, fake_zygote
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
+from tests.controlplane.ground import ROOT, Run, eventually
 
 
 async def ready(data: Path) -> None:

@@ -4,9 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.controlplane.door import Door, opened
+from tests.controlplane.door import Door, becomes, opened, poke, push
 from tests.controlplane.ground import Run, fake_zygote
-from tests.controlplane.test_admin_api import becomes, poke, push
 
 
 async def _restart(door: Door, method: str = "GET", model: str = "m") -> tuple[int, Any]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from contracts.spending import SpendingRow, TokenPrices
 from contracts.wire import encode
 from controlplane.policy.rating import Bill, Prices
 from tests.controlplane.door import Door, opened
-from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.test_access_api import OPERATOR, ask
 from tests.controlplane.test_internal_api import FeedReader, feed
 from tests.controlplane.usage_records import request_record
@@ -22,13 +20,6 @@ from tests.controlplane.usage_records import request_record
 PROMPT = 500_000  # a million prompt tokens, by the book that is shipped
 
 pytestmark = pytest.mark.usefixtures("backend")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
-        yield where
 
 
 async def told(reader: FeedReader, spent: int) -> SpendingRow:

@@ -38,7 +38,7 @@ TAKEN_AWAY: Final = {
         "reports": "test_dependencies.py::test_a_drain_without_reports_is_cut_short",
         "adoption": "test_adopt.py::test_a_deaf_process_is_ended",
         "sleep": "test_dependencies.py::test_a_replica_that_can_t_be_told_to_sleep_is_ended",
-        "siblings": "test_admin_api.py::test_status_names_processes_devices_and_models",
+        "siblings": "test_machine_api.py::test_status_names_processes_devices_and_models",
         "eviction": "test_dependencies.py::test_without_a_cache_agent_models_start",
         "examination": "test_dependencies.py::test_without_a_cache_agent_models_start",
         "readers": "test_internal_api.py::test_a_reader_that_does_not_read_is_dropped",

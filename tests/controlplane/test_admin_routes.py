@@ -1,0 +1,102 @@
+"""Who may call the admin API's routes, and of whose models they speak."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane.door import opened, push
+from tests.controlplane.routes_of import admin_routes
+
+ROUTES = [
+    ("GET", "/status"),
+    ("GET", "/models"),
+    ("GET", "/models/m"),
+    *(("GET", f"/models/m/{what}") for what in ("idle", "starts", "restart")),
+    *(("POST", f"/models/m/{what}") for what in ("deploy", "stop", "restart")),
+    ("PUT", "/models/m/split"),
+    ("PUT", "/models/m/ladder"),
+    ("DELETE", "/models/m"),
+    ("DELETE", "/models/m/versions/aaaaaaaaaaaa"),
+    ("PUT", "/models/m/scale"),
+    ("GET", "/cache"),
+    ("POST", "/cache/evict"),
+    ("POST", "/cache/check"),
+    ("GET", "/metrics"),
+    ("GET", "/billing/report"),
+    ("POST", "/billing/close"),
+    ("GET", "/billing/verify"),
+    ("GET", "/billing/reconcile"),
+    ("GET", "/tenants"),
+    ("POST", "/tenants"),
+    ("POST", "/tenants/t/suspend"),
+    ("POST", "/tenants/t/resume"),
+    ("PUT", "/tenants/t/limits"),
+    ("DELETE", "/tenants/t"),
+    ("GET", "/grants"),
+    *((method, "/models/m/grants/g") for method in ("PUT", "DELETE")),
+    ("GET", "/keys"),
+    ("POST", "/keys"),
+    ("POST", "/keys/k/rotate"),
+    ("POST", "/keys/k/revoke"),
+    *(("GET", f"/audit{rest}") for rest in ("", "/verify", "/windows")),
+    *(("PUT", "/audit/windows"), ("POST", "/audit/expire")),
+]
+
+
+@pytest.mark.parametrize(
+    ("principal", "status", "code"),
+    [
+        pytest.param(None, 401, "invalid_api_key", id="nobody"),
+        pytest.param({"key_id": "k", "tenant": "default", "scopes": ["infer"]}, 403, "insufficient_scope", id="a user"),
+        pytest.param({"key_id": "k", "tenant": "default"}, 400, "invalid_request", id="a header that does not decode"),
+    ],
+)
+def test_every_route_asks_who_you_are(data: Path, principal: object, status: int, code: str) -> None:
+    """Without the scope `admin` nothing is shown and nothing changes, whatever the route."""
+
+    async def main() -> None:
+        headers = {} if principal is None else {"x-kelvin-principal": json.dumps(principal)}
+        async with opened(data) as door:
+            for method, path in ROUTES:
+                got, problem = await door.ask(method, f"/admin/v1{path}", {}, headers)
+                assert (path, got, problem["code"]) == (path, status, code)
+
+    asyncio.run(main())
+
+
+def test_the_list_of_routes_is_complete() -> None:
+    """A route that is added under `/admin/v1` must be asked above, too: this fails until it is."""
+    named = {
+        (method, re.sub(r"\{(\w)\w*\}", r"\1", path.replace("{version}", "a" * 12))) for method, path in admin_routes()
+    }
+    assert named == set(ROUTES)
+
+
+def test_tenants_do_not_see_each_other(data: Path) -> None:
+    """Another tenant's operator finds nothing, and gets the answer that a missing model gives."""
+    other = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "other", "scopes": ["admin"]})}
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await push(door)
+            assert (await door.ask("GET", "/admin/v1/models", None, other))[1] == {"models": []}
+            hidden: dict[str, object] = {"processes": [], "cache": None, "device": None, "models": [], "pending": []}
+            assert await door.ask("GET", "/admin/v1/status", None, other) == (200, hidden)
+            assert (await door.ask("GET", "/admin/v1/cache", None, other))[0] == 403
+            assert (await door.ask("POST", "/admin/v1/cache/check", None, other))[0] == 403
+            for method, path in (
+                ("GET", ""),
+                ("DELETE", ""),
+                ("DELETE", "?force=true"),
+                ("POST", "/stop"),
+                ("PUT", "/scale"),
+                ("POST", "/deploy"),
+            ):
+                body = {"version": "a" * 12} if path == "/deploy" else {}
+                status, problem = await door.ask(method, f"/admin/v1/models/m{path}", body, other)
+                assert (status, problem["detail"]) == (404, "the model 'm' does not exist")
+
+    asyncio.run(main())
