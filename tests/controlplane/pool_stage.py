@@ -19,7 +19,7 @@ from controlplane.scaling.knative.plane import SERVING
 from controlplane.scaling.knative.pool_pods import PodState
 from controlplane.scaling.knative.pools import PoolSettings
 from tests.controlplane.builders import NOW_S, key, registration, stats
-from tests.controlplane.test_plane import CLUSTER, OURS, Place, Scene, play
+from tests.controlplane.plane_scene import CLUSTER, OURS, Place, Scene, play
 
 SMALL, LARGE = PoolSpec("small", 5000, 2, 8), PoolSpec("large", 50_000, 1, 4)
 SETTINGS: Final = PoolSettings((SMALL, LARGE), Sharing(("*/m", "*/n"), frozenset({"secretive"})))

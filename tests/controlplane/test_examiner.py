@@ -18,8 +18,8 @@ from controlplane.examine import Order
 from controlplane.examiner import RUNNING_LIMIT, Examiner
 from controlplane.store import Database, snapshot, sqlite_engine
 from controlplane.verify import verify_ledger
+from tests.controlplane.billing_ground import BOOK, enter, good_month
 from tests.controlplane.ground import eventually
-from tests.controlplane.test_billing import BOOK, enter, good_month
 from tests.controlplane.usage_records import END_US
 
 # Says that it has read as many rows as its process id, and never ends.

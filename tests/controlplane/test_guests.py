@@ -16,7 +16,7 @@ from controlplane.policy.balance import Kind
 from controlplane.reconcile import Surroundings, reconcile
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import Backend
-from tests.controlplane.test_billing import BOOK, Record, enter
+from tests.controlplane.billing_ground import BOOK, Record, enter
 from tests.controlplane.test_reconcile import whole_engine
 from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
 

@@ -1,12 +1,7 @@
-"""The ledger takes each record once, durably, in any order and however often; contradictions stay visible."""
+"""The ledger takes each record once; which one of several stands is decided by who wrote it; contradictions stay."""
 
 import asyncio
-import os
-import signal
-import sqlite3
-import subprocess
-import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,8 +14,7 @@ from sqlalchemy import inspect, select, text
 from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.timeline import Stage, Stamp
-from contracts.usage import LifetimeRecord, Origin, RequestRecord
-from controlplane.billing import billing_report
+from contracts.usage import Origin, RequestRecord
 from controlplane.ledger import MAX_BATCH, Appended, Ledger, append_lifetimes, append_requests
 from controlplane.ledger_migrations import LEDGER_SCHEMA, NewerLedger
 from controlplane.ledger_schema import (
@@ -31,10 +25,8 @@ from controlplane.ledger_schema import (
     request_records,
     sources,
 )
-from controlplane.price_book import default_price_book
-from controlplane.verify import verify_ledger
 from tests.controlplane.backends import database as opened
-from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
+from tests.controlplane.usage_records import lifetime_record, request_record
 
 ROOT = Path(__file__).parents[2]
 
@@ -291,110 +283,3 @@ def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) 
     database.close()
     with pytest.raises(NewerLedger):
         opened(tmp_path)
-
-
-WRITER = """
-import asyncio, os, sys
-from pathlib import Path
-from contracts.control import RequestBatch
-from controlplane.ledger import Ledger
-from controlplane.store import Database, sqlite_engine
-from tests.controlplane.usage_records import request_record
-
-async def main():
-    ledger = Ledger(Database(sqlite_engine(Path(sys.argv[1]))))
-    number = 1
-    while True:
-        batch = tuple(request_record(one) for one in range(number, number + 7))
-        await ledger.append_requests(RequestBatch(records=batch))
-        number += 7
-        os.write(1, b"%d\\n" % (number - 1))
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("batches", [1, 9, 30])
-def test_what_was_answered_survives_sigkill(tmp_path: Path, batches: int) -> None:
-    """Whole batches only, and at least those that were answered."""
-    path = tmp_path / "kelvin.db"
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, bufsize=0)
-    assert writer.stdout is not None
-    told = [int(writer.stdout.readline()) for _ in range(batches)][-1]
-    os.kill(writer.pid, signal.SIGKILL)
-    writer.stdout.read()
-    writer.stdout.close()
-    writer.wait(30)
-    with sqlite3.connect(path) as connection:
-        (count,) = connection.execute("SELECT COUNT(*) FROM ledger_requests").fetchone()
-        ranges = connection.execute("SELECT first, last FROM ledger_received").fetchall()
-    connection.close()
-    assert count >= told
-    assert count % 7 == 0
-    assert ranges == [(1, count)]
-
-
-RECORDS = [
-    *(request_record(number, runtime_id=f"rt-{number % 2}") for number in range(1, 7)),
-    request_record(1, source="activator-2", request_id="other", outcome="cancelled", completion_tokens=0),
-]
-ORPHANS = [
-    request_record(
-        number, origin=Origin.ORPHAN, source=f"rt-{number % 2}", runtime_id=f"rt-{number % 2}", sequence=index
-    )
-    for index, number in ((1, 2), (2, 4), (1, 9))
-]
-LIVES = [lifetime_record(number, runtime_id=f"rt-{number}", requests=4) for number in range(3)]
-Delivery = Sequence[RequestRecord | LifetimeRecord]
-BOOK = default_price_book()
-
-
-def contents(path: Path, batches: Sequence[Delivery]) -> list[Any]:
-    """All tables and the report after these batches; a row's place in the chain is that of its arrival."""
-    found: list[Any] = []
-
-    async def scenario(ledger: Ledger) -> None:
-        for batch in batches:
-            await ledger.append_requests(requests(*(each for each in batch if isinstance(each, RequestRecord))))
-            lives = tuple(each for each in batch if isinstance(each, LifetimeRecord))
-            await ledger.append_lifetimes(LifetimeBatch(records=lives))
-        for table in metadata.sorted_tables:
-            place = {"link", "chain"}
-            kept = [{key: value for key, value in row.items() if key not in place} for row in await rows(ledger, table)]
-            found.append(sorted(kept, key=repr))
-        found.append(
-            await ledger.database.read(
-                lambda connection: billing_report(connection, BOOK, "acme", MONTH, live=set(), now_us=END_US)
-            )
-        )
-        sound = await ledger.database.read(lambda connection: verify_ledger(connection, "acme", None).sound)
-        assert sound
-
-    with_ledger(path, scenario)
-    return found
-
-
-@pytest.mark.deep
-@given(data=st.data())
-@settings(max_examples=30)
-def test_order_repeats_and_batches_do_not_matter(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Batches of several sources, delayed, reordered, cut otherwise, delivered twice: the same rows and report."""
-    everything: Delivery = [*RECORDS, *ORPHANS, *LIVES]
-    repeats = data.draw(st.lists(st.sampled_from(everything), max_size=10))
-    shuffled = data.draw(st.permutations([*everything, *repeats]))
-    cuts = sorted(data.draw(st.sets(st.integers(min_value=0, max_value=len(shuffled)), max_size=4)))
-    batches = [shuffled[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(shuffled)], strict=True)]
-    if batches:
-        batches.insert(data.draw(st.integers(0, len(batches))), data.draw(st.sampled_from(batches)))
-    got = contents(tmp_path_factory.mktemp("shuffled"), batches)
-    assert got == contents(tmp_path_factory.mktemp("plain"), [everything])
-
-
-@both
-def test_a_lost_delivery_would_show(tmp_path: Path) -> None:
-    """The control: without one record of one batch, tables and report are others."""
-    everything: Delivery = [*RECORDS, *ORPHANS, *LIVES]
-    whole = contents(tmp_path / "whole", [everything])
-    for missing in (0, len(RECORDS), len(everything) - 1):
-        less = [record for index, record in enumerate(everything) if index != missing]
-        assert contents(tmp_path / f"less-{missing}", [less]) != whole

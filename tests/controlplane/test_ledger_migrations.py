@@ -14,7 +14,7 @@ from controlplane.postgres_columns import in_byte_order
 from controlplane.store import sqlite_engine
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import SQLITE, Backend
-from tests.controlplane.test_billing import enter, report
+from tests.controlplane.billing_ground import enter, report
 from tests.controlplane.usage_records import lifetime_record, request_record
 
 # Made by the program that had schema 1: good and bad months of two tenants, orphans, a conflict, an unused standby.

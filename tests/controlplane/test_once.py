@@ -19,7 +19,7 @@ from controlplane.replay import replay
 from controlplane.request_rows import known_requests
 from controlplane.store import sqlite_engine
 from controlplane.verify import verify_ledger
-from tests.controlplane.test_billing import BOOK, enter, fresh_engine, good_month, report
+from tests.controlplane.billing_ground import BOOK, enter, fresh_engine, good_month, report
 from tests.controlplane.test_reconcile import found as reconciled
 from tests.controlplane.test_reconcile import whole_engine
 from tests.controlplane.test_verify import verify

@@ -18,7 +18,7 @@ from controlplane.ledger_schema import open_lives as table
 from controlplane.open_lives import CUT_S, LOOK_S, cut_forever, cut_off
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import Backend
-from tests.controlplane.test_billing import enter, report
+from tests.controlplane.billing_ground import enter, report
 from tests.controlplane.test_ledger import with_ledger
 from tests.controlplane.test_reconcile import found, whole_engine
 from tests.controlplane.usage_records import END_US, HOUR_US, lifetime_record, request_record

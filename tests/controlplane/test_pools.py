@@ -14,8 +14,8 @@ from controlplane.facts import ScaleChange
 from controlplane.scaling.knative.pool_actuator import START_S
 from controlplane.scaling.knative.pool_pods import PodState
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, registration, stats
+from tests.controlplane.plane_scene import CLUSTER
 from tests.controlplane.pool_stage import Pod, Pods, Stage, address, orders, staged
-from tests.controlplane.test_plane import CLUSTER
 
 
 def test_a_version_is_bound_and_released(tmp_path: Path) -> None:

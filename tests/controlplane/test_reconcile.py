@@ -18,7 +18,7 @@ from controlplane.policy.differences import Waiting
 from controlplane.reconcile import MAX_DIFFERENCES, MAX_IDS, Surroundings, reconcile
 from controlplane.schema import models, tenants, versions
 from tests.controlplane.backends import SQLITE, Backend
-from tests.controlplane.test_billing import BOOK, ORPHANED, Record, enter, fresh_engine, good_month
+from tests.controlplane.billing_ground import BOOK, ORPHANED, Record, enter, fresh_engine, good_month
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 POSITIONS = 1000  # tokens that a request of the version can have

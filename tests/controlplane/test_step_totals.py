@@ -15,7 +15,7 @@ from controlplane.policy.booking import Booked, StepKey, step_sums
 from controlplane.policy.chain import Kind, digest_of
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import Backend
-from tests.controlplane.test_billing import Record, enter, report
+from tests.controlplane.billing_ground import Record, enter, report
 from tests.controlplane.test_reconcile import found as reconciled
 from tests.controlplane.test_verify import close, verify
 from tests.controlplane.usage_records import BEGIN_US, HOUR_US, MONTH, lifetime_record, request_record

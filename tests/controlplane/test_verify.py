@@ -15,7 +15,7 @@ from controlplane.ledger_migrations import ensure_ledger
 from controlplane.month_end import LATE_US, close_month
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import SQLITE, Backend
-from tests.controlplane.test_billing import BOOK, Record, enter, fresh_engine, good_month
+from tests.controlplane.billing_ground import BOOK, Record, enter, fresh_engine, good_month
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 LATE = request_record(4, runtime_id="rt-2", outcome="ok", completion_tokens=70, source="activator-2", sequence=1)

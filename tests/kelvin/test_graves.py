@@ -21,7 +21,7 @@ from kelvin.supervisor.reaper import Reaped
 from spool.recovery import recover
 from spool.shipper import Post
 from spool.spool import Spool
-from tests.controlplane.test_billing import fresh_engine
+from tests.controlplane.billing_ground import fresh_engine
 from tests.kelvin.dying_supervisor import PID, POINTS
 from tests.spool.disks import FailingDisk
 
