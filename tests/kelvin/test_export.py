@@ -22,7 +22,7 @@ from kelvin.push_calls import Door
 from tests.kelvin.test_push import FAST, Told
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, Weight, default_weights, resharded, weight
-from tests.snapshotter.test_fsck import Store
+from tests.snapshotter.planted import Store
 
 EVERY = {f"model.of.{dtype}": weight((3, 5), number, dtype) for number, dtype in enumerate(DTYPE_BYTES)}
 ODD: dict[str, Weight] = {

@@ -7,8 +7,9 @@ import pytest
 
 from tests.snapshotter.bench import TENANT, Bench, push
 from tests.snapshotter.models import default_weights
+from tests.snapshotter.planted import Store, flip
 from tests.snapshotter.tensors_files import KeptModel
-from tests.snapshotter.test_fsck import HARMS, Store, check, flip, mend
+from tests.snapshotter.test_fsck import HARMS, check, mend
 
 KEPT = (KeptModel(), KeptModel(shards={"model.safetensors": default_weights(seed=70)}))
 

@@ -1,0 +1,173 @@
+"""A store that one model was pushed to, and each fault that may be planted there; it gives the key that is at fault."""
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from contracts.attestation import SEAL, read_seal
+from contracts.manifest import version_of
+from contracts.wire import encode
+from service.signing import Signer, load_signer
+from service.trust import SECRET_FILE
+from tests.snapshotter.bench import TENANT
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store directory that one model was pushed to."""
+
+    root: Path
+    version: str
+
+    def files(self, kind: str) -> list[Path]:
+        return sorted(path for path in (self.root / TENANT / kind).rglob("*") if path.is_file())
+
+    def first(self, kind: str) -> Path:
+        return self.files(kind)[0]
+
+    def key(self, path: Path) -> str:
+        return str(path.relative_to(self.root))
+
+    def put(self, key: str, raw: bytes) -> str:
+        (self.root / key).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / key).write_bytes(raw)
+        return key
+
+
+def flip(store: Store, path: Path, at: int) -> str:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    return store.key(path)
+
+
+def cut(store: Store, path: Path) -> str:
+    path.write_bytes(path.read_bytes()[:-20])
+    return store.key(path)
+
+
+def remove(store: Store, path: Path) -> str:
+    path.unlink()
+    return store.key(path)
+
+
+def swap_packs(store: Store) -> str:
+    """Each under the other's name: every chunk is right, and in the wrong place."""
+    one, two = store.files("packs")[:2]
+    raw = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(raw)
+    return store.key(one)
+
+
+def misplace(store: Store) -> str:
+    """An index that decodes, and is another pack's."""
+    one, two = store.files("index")[:2]
+    one.write_bytes(two.read_bytes())
+    return store.key(one)
+
+
+def manifest_of_nothing(store: Store) -> str:
+    """A manifest that is right in itself and names a chunk that nobody has."""
+    raw = store.first("manifests").read_bytes().replace(json_chunk(store), b"0" * 64)
+    attest(store, version_of(raw))
+    return store.put(f"{TENANT}/manifests/{version_of(raw)}", raw)
+
+
+def json_chunk(store: Store) -> bytes:
+    digest: str = json.loads(store.first("manifests").read_bytes())["chunks"][-1]["digest"]
+    return digest.encode()
+
+
+def manifest_of_other_files(store: Store) -> str:
+    """A manifest whose chunks are right, but whose pinned file has another digest."""
+    manifest = json.loads(store.first("manifests").read_bytes())
+    manifest["files"][0]["digest"] = "0" * 64
+    raw = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+    attest(store, version_of(raw))
+    return store.put(f"{TENANT}/manifests/{version_of(raw)}", raw)
+
+
+def attest(store: Store, version: str) -> str:
+    """The attestation of the pushed version, written and signed for another."""
+    path = store.files("attestations")[0]
+    seal = msgspec.structs.replace(read_seal(path.read_bytes(), store.version).seal, version=version)
+    raw = load_signer(store.root.parent / SECRET_FILE).attest(version, SEAL, seal)
+    return store.put(f"{TENANT}/attestations/{version}/{path.name}", raw)
+
+
+def resealed(store: Store, key: str | None, tolerance: float = 0.01) -> str:
+    """The same seal with another tolerance: by the installation's key, a stranger's, or not signed."""
+    path = store.first("attestations")
+    seal = read_seal(path.read_bytes(), store.version).seal
+    seal = msgspec.structs.replace(seal, probe=msgspec.structs.replace(seal.probe, tolerance=tolerance))
+    signer = Signer(Ed25519PrivateKey.generate())
+    path.write_bytes(encode(seal) if key is None else signer.attest(store.version, SEAL, seal))
+    return store.key(path)
+
+
+def forged(store: Store) -> str:
+    """A number in the signed payload is another one; base64, so no byte of JSON would tell."""
+    path = store.first("attestations")
+    envelope = json.loads(path.read_bytes())
+    payload = base64.b64decode(envelope["payload"])
+    assert b'"tolerance":0.01' in payload
+    envelope["payload"] = base64.b64encode(payload.replace(b'"tolerance":0.01', b'"tolerance":9.01')).decode()
+    path.write_bytes(json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode())
+    return store.key(path)
+
+
+def attestation_elsewhere(store: Store) -> str:
+    path = store.first("attestations")
+    return store.put(f"{TENANT}/attestations/{store.version}/seal-{'0' * 16}", path.read_bytes())
+
+
+FAULTS = [
+    pytest.param(lambda s: flip(s, s.first("packs"), 5000), "do not match their digests", id="a bit of a chunk"),
+    pytest.param(lambda s: flip(s, s.first("packs"), -9), "its footer", id="a bit of a footer's length"),
+    pytest.param(lambda s: flip(s, s.first("packs"), -30), "do not match", id="a bit of a footer's table"),
+    pytest.param(lambda s: cut(s, s.first("packs")), "its footer", id="a pack that was cut"),
+    pytest.param(lambda s: s.first("packs").write_bytes(b"") or s.key(s.first("packs")), "its footer",
+                 id="a pack of no bytes"),
+    pytest.param(lambda s: remove(s, s.first("packs")).replace("/packs/", "/index/"), "its pack is missing",
+                 id="a pack that is gone"),
+    pytest.param(swap_packs, "do not match its name", id="packs in each other's place"),
+    pytest.param(lambda s: remove(s, s.first("index")), "the index of a pack is missing", id="an index that is gone"),
+    pytest.param(lambda s: flip(s, s.first("index"), 0), "pack_corrupt", id="an index that does not decode"),
+    pytest.param(misplace, "differs from the footer", id="an index of another pack"),
+    pytest.param(lambda s: flip(s, s.first("manifests"), 3), "does not match its digest", id="a bit of a manifest"),
+    pytest.param(lambda s: s.put(f"{TENANT}/manifests/{version_of(b'{}')}", b"{}"), "manifest of version",
+                 id="a manifest that does not decode"),
+    pytest.param(manifest_of_nothing, "chunks are missing", id="a manifest of a chunk that nobody has"),
+    pytest.param(manifest_of_other_files, "the pinned file", id="a manifest of another file"),
+    pytest.param(lambda s: remove(s, s.first("attestations"))
+                 and s.key(s.first("manifests")), "no attestation", id="a version that was never sealed"),
+    pytest.param(lambda s: flip(s, s.first("attestations"), 0), "attestation",
+                 id="an attestation that does not decode"),
+    pytest.param(lambda s: attest(s, "f" * 64), "its version does not exist", id="an attestation of nothing"),
+    pytest.param(lambda s: s.put(f"{TENANT}/attestations/{'e' * 64}/{s.first('attestations').name}",
+                                 s.first("attestations").read_bytes()), "speaks of version",
+                 id="an attestation under another version"),
+    pytest.param(forged, "its signature is not that of", id="a changed number in an attestation"),
+    pytest.param(lambda s: resealed(s, None), "it is not signed", id="an attestation that nobody signed"),
+    pytest.param(lambda s: resealed(s, "a stranger's"), "not trusted here", id="an attestation by a stranger's key"),
+    pytest.param(attestation_elsewhere, "not that of its fingerprint", id="an attestation under another fingerprint"),
+    pytest.param(lambda s: s.put(s.key(s.first("inputs")), b"f" * 64), "which does not exist",
+                 id="inputs of a version that does not exist"),
+    pytest.param(lambda s: s.put(s.key(s.first("inputs")), b"\xff"), "which does not exist", id="inputs of no text"),
+    pytest.param(lambda s: s.put(f"{TENANT}/inputs/{'0' * 64}", s.version.encode()), "made of other inputs",
+                 id="inputs that are not the version's"),
+    pytest.param(lambda s: s.put(f"{TENANT}/drafts/{s.version}", s.first("manifests").read_bytes()), "did not end",
+                 id="a draft that was left over"),
+    pytest.param(lambda s: remove(s, s.first("manifests")), "its manifest is missing",
+                 id="a named version's manifest that is gone"),
+    pytest.param(lambda s: remove(s, s.first("inputs")), "nothing says of which inputs", id="inputs that are gone"),
+    pytest.param(lambda s: s.put(f"{TENANT}/condemned/{'0' * 64}", b""), "marks a version that does not exist",
+                 id="a mark of nothing"),
+    pytest.param(lambda s: s.put(f"{TENANT}/litter/a", b""), "no object of this format", id="an object of no kind"),
+]  # fmt: skip
