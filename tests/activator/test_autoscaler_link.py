@@ -16,6 +16,7 @@ from activator.autoscaler_link import AutoscalerLink
 from activator.keys import VersionKey
 from contracts.control import ConcurrencyStat, RevisionRow
 from tests.activator.knative_autoscaler import StrictAutoscaler
+from tests.eventually import eventually
 
 POD = "activator-7"
 M, N, UNKNOWN = (VersionKey("t", name, "v") for name in ("m", "n", "nobody"))
@@ -28,13 +29,6 @@ def stat(key: VersionKey, concurrency: float, requests: int = 0) -> ConcurrencyS
     return ConcurrencyStat(**key._asdict(), concurrency=concurrency, requests=requests)
 
 
-async def until(claim: Callable[[], bool]) -> None:
-    """It holds."""
-    async with asyncio.timeout(30):
-        while not claim():
-            await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def linked(server: StrictAutoscaler, *, told: bool = True) -> AsyncIterator[AutoscalerLink]:
     """A link to it, which runs, and has connected if `told`; in the end nothing wrong was sent."""
@@ -42,7 +36,7 @@ async def linked(server: StrictAutoscaler, *, told: bool = True) -> AsyncIterato
     running = asyncio.create_task(link.run())
     try:
         if told:
-            await until(lambda: link.is_open)
+            await eventually(lambda: link.is_open)
         yield link
     finally:
         running.cancel()
@@ -146,12 +140,12 @@ def test_nothing_is_sent_late_but_that_there_is_nothing(how: str) -> None:
                 server.kill()
             else:
                 await server.leave()
-            await until(lambda: not link.is_open)
+            await eventually(lambda: not link.is_open)
             assert link.session is None
             assert not await link.send((stat(M, 0.0), stat(N, 0.0)))
             assert not await link.send((stat(N, 1.0, 1),))
             server.is_away = False
-            await until(lambda: link.is_open)
+            await eventually(lambda: link.is_open)
             assert link.session is not before
             assert await link.send((stat(N, 1.0),))
             await server.until(lambda heard: len(heard.stats) == 4)
@@ -173,7 +167,7 @@ def test_who_is_refused_comes_again() -> None:
                 assert not await link.send((stat(M, 1.0),))
                 await asyncio.sleep(0.05)
             server.is_away = False
-            await until(lambda: link.is_open)
+            await eventually(lambda: link.is_open)
             assert await link.send((stat(M, 1.0),))
             await server.until(lambda heard: len(heard.stats) == 1)
 
@@ -202,13 +196,13 @@ async def unheard(port: int) -> AsyncIterator[tuple[AutoscalerLink, asyncio.Task
     """A link to it that has connected, what runs it, and what it is connected by, which is closed in the end."""
     link = AutoscalerLink(f"ws://127.0.0.1:{port}", LONG, ROWS.get)
     running = asyncio.create_task(link.run())
-    await until(lambda: link.is_open)
+    await eventually(lambda: link.is_open)
     assert isinstance(link.session, aiohttp.ClientWebSocketResponse)
     line = link.session.get_extra_info("socket")
     yield link, running, line
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await until(lambda: line.fileno() < 0)
+    await eventually(lambda: line.fileno() < 0)
 
 
 def test_one_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +214,7 @@ def test_one_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch)
             session = link.session
             assert not await link.send(FLOOD)
             assert link.session is not session
-            await until(lambda: line.fileno() < 0)
+            await eventually(lambda: line.fileno() < 0)
 
     asyncio.run(scenario())
 
@@ -258,7 +252,7 @@ def test_nor_of_one_that_does_not_leave(monkeypatch: pytest.MonkeyPatch, timeout
             for _ in range(times):
                 running.cancel()
                 await leaving.wait()
-            await until(lambda: line.fileno() < 0)
+            await eventually(lambda: line.fileno() < 0)
 
     asyncio.run(scenario())
 
@@ -276,13 +270,13 @@ def test_a_zero_that_was_not_taken_is_owed(monkeypatch: pytest.MonkeyPatch, then
         server.is_deaf = True
         link = AutoscalerLink(server.url, LONG, ROWS.get)
         running = asyncio.create_task(link.run())
-        await until(lambda: link.is_open)
+        await eventually(lambda: link.is_open)
         assert not await link.send((*FLOOD, stat(N, 0.0)))
         if then:
             assert not await link.send(then)
         assert f"owed={0 if then else 1}" in repr(link)
         server.is_deaf = False
-        await until(lambda: link.is_open)
+        await eventually(lambda: link.is_open)
         assert await link.send((stat(M, 1.0),))
         heard = [] if then else [("ns/n-1", 0.0)]
         await server.until(lambda heard_by: len(heard_by.stats) == len(heard) + 1)

@@ -14,6 +14,7 @@ from activator.issuers import Source
 from activator.jwks import KeySet
 from contracts.errors import Refused
 from tests.activator.identity import KeyServer, Signer, key_server
+from tests.eventually import eventually
 
 ONE, TWO = Signer("one"), Signer("two")
 NAME, OTHER = ("one", "ES256"), ("two", "ES256")
@@ -38,11 +39,6 @@ def _run(scratch: Path, scenario: Scenario, *, max_age_s: float = 3600.0, is_bel
     asyncio.run(main())
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.005)
-
-
 def test_a_new_key_is_found_and_an_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token that names it has it fetched; a key that stays is the same object, one that is gone is nobody's."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
@@ -51,15 +47,15 @@ def test_a_new_key_is_found_and_an_old_one_goes(tmp_path: Path, monkeypatch: pyt
         first = await keys.find(NAME)
         assert first is not None
         server.signers.append(TWO)
-        await _until(lambda: not keys._pauses)
+        await eventually(lambda: not keys._pauses)
         assert await keys.find(OTHER) is not None
         assert keys.current(NAME) is first
         server.signers[:] = [TWO, Signer("one")]
-        await _until(lambda: not keys._pauses)
+        await eventually(lambda: not keys._pauses)
         await keys.find(("three", "ES256"))
         assert keys.current(NAME) not in (None, first)
         server.signers[:] = [TWO]
-        await _until(lambda: not keys._pauses)
+        await eventually(lambda: not keys._pauses)
         assert await keys.find(("three", "ES256")) is None
         assert keys.current(NAME) is None
 
@@ -100,7 +96,7 @@ def test_the_last_keys_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
         first = await keys.find(NAME)
         server.status, server.body = status, body
         asked = server.asked
-        await _until(lambda: not keys._pauses)
+        await eventually(lambda: not keys._pauses)
         assert await keys.find(OTHER) is None
         assert server.asked > asked
         assert keys.current(NAME) is first is not None
@@ -123,7 +119,7 @@ def test_they_stand_up_to_an_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     async def scenario(server: KeyServer, keys: KeySet) -> None:
         await known(keys)
         server.status = 503
-        await _until(lambda: keys.current(NAME) is None)
+        await eventually(lambda: keys.current(NAME) is None)
         with pytest.raises(Refused) as caught:
             await keys.find(NAME)
         assert caught.value.failure.retryable

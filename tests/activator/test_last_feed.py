@@ -16,6 +16,7 @@ from contracts.control import Feed, KeyRow, RevisionRow, Scope
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.activator.control import ADMIN, KEY, OTHER, STRANGER, key_row, replica_row, snapshot, version_row
+from tests.eventually import eventually
 
 MAX_AGE_S = 100.0
 WALL_S = 1_800_000_000.0
@@ -46,12 +47,6 @@ def _last(run: Path, clocks: _Clocks, table: Table | None = None) -> LastFeed:
     return LastFeed(directory, table or Table(), MAX_AGE_S, clock=clocks.monotonic, wall_s=clocks.wall)
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not is_so():
-            await asyncio.sleep(0.005)
-
-
 def _write(run: Path, clocks: _Clocks, *lines: Feed) -> bytes:
     """The file, once an activator heard these lines."""
 
@@ -63,7 +58,7 @@ def _write(run: Path, clocks: _Clocks, *lines: Feed) -> bytes:
             last.heard(line)
         task = asyncio.create_task(last.run())
         try:
-            await _until(lambda: (run / NAME).exists())
+            await eventually(lambda: (run / NAME).exists())
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -182,16 +177,16 @@ def test_it_is_written_for_changes_and_now_and_then(
         task = asyncio.create_task(last.run())
         table.apply(snapshot())
         last.heard(snapshot())
-        await _until(lambda: len(written) == 2)
+        await eventually(lambda: len(written) == 2)
         for _ in range(20):
             last.heard(Feed(revision=1))
             await asyncio.sleep(0)
         assert not last._due.is_set()
         clocks.s += last_feed.AGAIN_S
         last.heard(Feed(revision=1))
-        await _until(lambda: len(written) == 3)
+        await eventually(lambda: len(written) == 3)
         last.heard(Feed(revision=2, removed_keys=("k1",)))
-        await _until(lambda: len(written) == 4)
+        await eventually(lambda: len(written) == 4)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

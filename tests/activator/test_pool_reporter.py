@@ -10,7 +10,8 @@ from activator.revisions import Revisions
 from activator.stat_wire import RevisionStat
 from contracts.control import ConcurrencyStat, Feed, PoolRow
 from tests.activator.knative_autoscaler import StrictAutoscaler
-from tests.activator.test_autoscaler_link import ROWS, UNKNOWN, M, stat, until
+from tests.activator.test_autoscaler_link import ROWS, UNKNOWN, M, stat
+from tests.eventually import eventually
 from tests.virtual_loop import run_virtually
 
 POOL = PoolRow(namespace="ns", name="pool-1", share=2.5)
@@ -96,9 +97,9 @@ def test_the_autoscaler_hears_it() -> None:
         told = [RevisionStat(POOL.namespace, POOL.name, POOL.share, 0)]
         assert not await link.tell(told)
         running = asyncio.create_task(link.run())
-        await until(lambda: link.is_open)
+        await eventually(lambda: link.is_open)
         assert await link.tell(told)
-        await until(lambda: bool(server.stats))
+        await eventually(lambda: bool(server.stats))
         assert [each[1:] for each in server.stats] == [(0, "ns/pool-1", "activator-7", 2.5, 0.0)]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -10,7 +10,7 @@ from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.controlplane.builders import digest
 from tests.controlplane.door import Door, knocking, program
-from tests.controlplane.ground import eventually
+from tests.eventually import eventually
 
 SERVING: Final = "serving.knative.dev/v1"
 SLICES: Final = "discovery.k8s.io/v1"

@@ -25,8 +25,9 @@ from tests.cluster.api_server import ApiServer
 from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, Knative, inside, running
 from tests.controlplane.builders import digest, registration
 from tests.controlplane.door import Door, program
-from tests.controlplane.ground import Run, eventually, fake_zygote
+from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.test_internal_api import FeedReader, feed
+from tests.eventually import eventually
 
 CLUSTER: Final = Cluster(
     image=IMAGE, store_url="s3://models/prod", cores=2, secret="store", timeout_s=300,

@@ -13,8 +13,8 @@ from tests.cluster.playing import NAMESPACE, Knative, inside, running
 from tests.cluster.test_control_plane import knative as knative
 from tests.cluster.test_control_plane import register, until
 from tests.controlplane.builders import digest
-from tests.controlplane.ground import eventually
 from tests.controlplane.test_internal_api import feed
+from tests.eventually import eventually
 
 OURS: Final = "kelvin.dev/v1alpha1"
 CRDS: Final = Path(__file__).parents[2] / "manifests" / "crds"

@@ -8,7 +8,7 @@ from controlplane.policy.knative_service import service_name
 from tests.cluster.playing import NAMESPACE, SERVING, Knative, inside, running
 from tests.cluster.test_control_plane import knative as knative
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.ground import eventually
+from tests.eventually import eventually
 
 
 def test_all_together_order_no_more_than_there_is(knative: Knative, tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from tests.cluster.playing import FEATURES, NAMESPACE, Knative, inside, running
 from tests.cluster.test_control_plane import register
 from tests.controlplane.builders import digest
 from tests.controlplane.door import Door
-from tests.controlplane.ground import eventually
 from tests.controlplane.test_internal_api import FeedReader, feed
+from tests.eventually import eventually
 
 SPOT = {
     "cluster_nodes": "kelvin.dev/capacity=spot,topology.kubernetes.io/zone=eu-1a",

@@ -30,8 +30,8 @@ from tests.cluster.playing import FEATURES, IMAGE, SERVING, SETTINGS, SLICES, Kn
 from tests.cluster.test_control_plane import register, until
 from tests.controlplane.builders import key, stats
 from tests.controlplane.door import program
-from tests.controlplane.ground import eventually
 from tests.controlplane.test_internal_api import feed
+from tests.eventually import eventually
 from tests.service.pki import Authority, write
 
 POOLS: Final = "kelvin--pools"

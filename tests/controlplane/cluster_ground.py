@@ -16,7 +16,6 @@ from controlplane.scaling.knative.cluster import Change, ClusterError, Gone, Jso
 from tests.cluster.api_server import ApiServer
 
 SPACE = "kelvin-models"
-WITHIN_S = 30.0
 
 
 def play(
@@ -52,13 +51,6 @@ def runtime(version: str = "3f2a91c0b7de", *, streams: int = 4, most: int = 3) -
 def config_map(name: str, value: str = "1") -> Json:
     about = {"name": name, "namespace": SPACE, "labels": {"app.kubernetes.io/managed-by": "kelvin"}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"value": value}}
-
-
-async def eventually(done: Callable[[], object], what: str = "") -> None:
-    """Waits for it, and not for longer than a busy machine may take."""
-    async with asyncio.timeout(WITHIN_S):
-        while not done():
-            await asyncio.sleep(0.005)
 
 
 async def trouble(call: Awaitable[object]) -> Trouble:

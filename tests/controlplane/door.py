@@ -18,7 +18,8 @@ from controlplane.settings import Settings, load
 from service.unix import SocketDirectory
 from tests.controlplane import backends
 from tests.controlplane.builders import key, registration, stats
-from tests.controlplane.ground import ROOT, eventually
+from tests.controlplane.ground import ROOT
+from tests.eventually import eventually
 
 ADMIN = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "default", "scopes": ["admin", "operator"]})}
 

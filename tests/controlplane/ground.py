@@ -27,9 +27,9 @@ from controlplane.tasks import Tasks
 from service.jobs import JobDesk
 from service.unix import SocketDirectory
 from service.zygote import ZygoteClient
+from tests.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
 
 
 class Run:
@@ -68,16 +68,6 @@ def fake_zygote(run: Run) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(60)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it was forking when it was told to end
-
-
-async def eventually(holds: Callable[[], bool], what: str = "the condition") -> None:
-    """Return once `holds()`, which the outside brings about. Fails after PATIENCE_S."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not holds():
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError(f"{what} does not come about") from None
 
 
 class News:

@@ -15,7 +15,8 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling.adopt import _STATES, survey
 from service.unix import SocketDirectory
 from tests.controlplane.builders import key
-from tests.controlplane.ground import ROOT, Run, eventually, local
+from tests.controlplane.ground import ROOT, Run, local
+from tests.eventually import eventually
 
 
 def test_what_ran_is_taken_on(run: Run) -> None:

@@ -24,8 +24,9 @@ from controlplane.scaling.knative.cluster import (
 from controlplane.scaling.knative.lease import Election
 from tests.cluster.api_server import ApiServer, Fault, serving
 from tests.controlplane.candidates import stand
-from tests.controlplane.cluster_ground import SPACE, config_map, connected, eventually, play, runtime, trouble
+from tests.controlplane.cluster_ground import SPACE, config_map, connected, play, runtime, trouble
 from tests.controlplane.virtual_time import VirtualClock
+from tests.eventually import eventually
 
 
 @pytest.fixture

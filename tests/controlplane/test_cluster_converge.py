@@ -13,7 +13,8 @@ from controlplane.scaling.knative.client import KubernetesCluster
 from controlplane.scaling.knative.cluster import Ref
 from controlplane.scaling.knative.converge import Converger, Kind
 from tests.cluster.api_server import ApiServer, serving
-from tests.controlplane.cluster_ground import SPACE, eventually, play, runtime
+from tests.controlplane.cluster_ground import SPACE, play, runtime
+from tests.eventually import eventually
 
 SERVICES = Kind("serving.knative.dev/v1", "Service")
 NAMESPACES = Kind("v1", "Namespace", pruned=False)

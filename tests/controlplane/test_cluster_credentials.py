@@ -11,7 +11,8 @@ from controlplane.scaling.knative import transport
 from controlplane.scaling.knative.client import in_cluster, kubeconfig, opened
 from controlplane.scaling.knative.cluster import ClusterError, Denied
 from tests.cluster.api_server import ApiServer, serving
-from tests.controlplane.cluster_ground import SPACE, config_map, eventually, heard, trouble
+from tests.controlplane.cluster_ground import SPACE, config_map, heard, trouble
+from tests.eventually import eventually
 
 
 @pytest.fixture

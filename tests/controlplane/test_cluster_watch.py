@@ -16,7 +16,8 @@ from controlplane.scaling.knative.client import KubernetesCluster
 from controlplane.scaling.knative.cluster import Gone, Synced, Upsert
 from controlplane.scaling.knative.transport import Query
 from tests.cluster.api_server import ApiServer, Fault, serving
-from tests.controlplane.cluster_ground import SPACE, Heard, config_map, eventually, heard, play
+from tests.controlplane.cluster_ground import SPACE, Heard, config_map, heard, play
+from tests.eventually import eventually
 
 
 @pytest.fixture

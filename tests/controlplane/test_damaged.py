@@ -7,7 +7,8 @@ from controlplane.damaged import DamageLoop
 from controlplane.policy.replica_life import ReplicaState
 from telemetry.policy.instruments import Page
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Run, eventually, local
+from tests.controlplane.ground import Run, local
+from tests.eventually import eventually
 
 
 def test_it_is_sent_away(run: Run) -> None:

@@ -10,7 +10,8 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import drain, process, sleep
 from tests.controlplane.builders import key
 from tests.controlplane.door import becomes, opened, poke, push
-from tests.controlplane.ground import Local, Run, eventually, fake_zygote, play
+from tests.controlplane.ground import Local, Run, fake_zygote, play
+from tests.eventually import eventually
 from tests.stopping import stop
 
 

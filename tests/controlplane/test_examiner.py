@@ -19,8 +19,8 @@ from controlplane.examiner import RUNNING_LIMIT, Examiner
 from controlplane.store import Database, snapshot, sqlite_engine
 from controlplane.verify import verify_ledger
 from tests.controlplane.billing_ground import BOOK, enter, good_month
-from tests.controlplane.ground import eventually
 from tests.controlplane.usage_records import END_US
+from tests.eventually import eventually
 
 # Says that it has read as many rows as its process id, and never ends.
 SAYS = """

@@ -13,7 +13,7 @@ from controlplane.feed import REMEMBERED_S, FeedHub, Subscription
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.controlplane.door import Door, opened
-from tests.controlplane.ground import eventually
+from tests.eventually import eventually
 from tests.virtual_loop import run_virtually
 
 TELL_S = 1.0

@@ -19,8 +19,9 @@ from controlplane.feed import FeedHub
 from controlplane.internal_api import FeedStream
 from tests.controlplane.builders import digest, key, registration, stats
 from tests.controlplane.door import Door, opened
-from tests.controlplane.ground import Run, eventually
+from tests.controlplane.ground import Run
 from tests.controlplane.usage_records import lifetime_record, request_record
+from tests.eventually import eventually
 
 
 class FeedReader:

@@ -11,7 +11,8 @@ from controlplane.scaling.process import Process
 from service import jobs as jobs_module
 from tests.controlplane.builders import digest, key
 from tests.controlplane.fake_zygote import GATE
-from tests.controlplane.ground import Run, eventually, local
+from tests.controlplane.ground import Run, local
+from tests.eventually import eventually
 
 SEAL = SealJob(tenant="default", version=digest("a"))
 JOB = GateJob(config_json="{}", tensors={})

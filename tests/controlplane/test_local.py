@@ -16,7 +16,8 @@ from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import local as local_module
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, Run, eventually, play
+from tests.controlplane.ground import Local, Run, play
+from tests.eventually import eventually
 
 
 def test_a_parked_standby_is_promoted(run: Run) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.controlplane.builders import digest
 from tests.controlplane.door import ADMIN, knocking, program, push
-from tests.controlplane.ground import eventually
 from tests.controlplane.routes_of import admin_routes
+from tests.eventually import eventually
 
 MARK = "xyzzy4711"
 BODIES = ({MARK: MARK}, {"max": MARK}, f'{{"{MARK}": '.encode(), f'"{MARK}"'.encode(), [MARK])

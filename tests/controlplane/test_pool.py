@@ -7,7 +7,8 @@ import pytest
 from controlplane.facts import VersionKey
 from controlplane.policy.standbys import Sizing, Why
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, Run, eventually, local
+from tests.controlplane.ground import Local, Run, local
+from tests.eventually import eventually
 
 LEARNING = Sizing(least=1, most=8, target=0.99, share=0.0, budget_bytes=1 << 40)
 THREE = tuple(key(name) for name in ("a", "b", "c"))

@@ -19,10 +19,10 @@ from controlplane.ledger_schema import received, request_records
 from controlplane.opening import keep_writing, open_when_there
 from controlplane.postgres_place import PostgresPlace
 from controlplane.store import disposing, open_database, reading_engine
-from tests.controlplane.ground import eventually
 from tests.controlplane.postgres_server import SHIPPED, PostgresServer, name_of, waiting_for_locks
 from tests.controlplane.postgres_wire import Lost, Wire
 from tests.controlplane.usage_records import request_record
+from tests.eventually import eventually
 
 AWAY = Unavailable("the database")
 

@@ -14,11 +14,11 @@ from spool import Spool
 from spool.shipper import Shipper
 from tests.controlplane.builders import key, stats
 from tests.controlplane.door import ADMIN, Door, becomes, knocking, program, push
-from tests.controlplane.ground import eventually
 from tests.controlplane.postgres_server import PostgresServer, name_of
 from tests.controlplane.test_internal_api import feed
 from tests.controlplane.test_program import ready
 from tests.controlplane.usage_records import request_record
+from tests.eventually import eventually
 
 SOURCE = "activator-1"
 

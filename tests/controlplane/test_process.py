@@ -8,7 +8,8 @@ import time
 import pytest
 
 from contracts.errors import Refused, Unavailable
-from tests.controlplane.ground import Run, eventually, local
+from tests.controlplane.ground import Run, local
+from tests.eventually import eventually
 
 
 def test_sigterm_is_enough_for_most(run: Run) -> None:

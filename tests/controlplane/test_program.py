@@ -19,7 +19,8 @@ from service.decider import try_hold
 from service.unix import SocketDirectory
 from tests.controlplane.builders import key, registration, stats
 from tests.controlplane.door import Door, knocking, program
-from tests.controlplane.ground import ROOT, Run, eventually
+from tests.controlplane.ground import ROOT, Run
+from tests.eventually import eventually
 
 
 async def ready(data: Path) -> None:

@@ -16,7 +16,8 @@ from controlplane.policy.replica_life import SERVING, ReplicaState
 from controlplane.renewal import Renewals
 from controlplane.scaling.relief import Relief
 from tests.controlplane.builders import TENANT, key, registration
-from tests.controlplane.ground import Local, Run, eventually, local, play
+from tests.controlplane.ground import Local, Run, local, play
+from tests.eventually import eventually
 
 Scenario = Callable[["Renewing"], Awaitable[None]]
 

@@ -11,7 +11,8 @@ from controlplane.facts import VersionKey
 from controlplane.policy.breakeven import Level
 from controlplane.policy.replica_life import ReplicaState
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, Run, eventually, play
+from tests.controlplane.ground import Local, Run, play
+from tests.eventually import eventually
 
 
 async def asleep(it: Local, which: VersionKey, level: Level = Level.ASLEEP) -> None:

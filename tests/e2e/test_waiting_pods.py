@@ -26,8 +26,8 @@ from tests.cluster.playing import FEATURES, Knative
 from tests.cluster.playing import SETTINGS as ON_CLUSTER
 from tests.cluster.test_pools import ADDRESS, POOLS, SERVICE, appears, cost
 from tests.controlplane.door import knocking, program
-from tests.controlplane.ground import eventually
 from tests.e2e.conftest import SETTINGS
+from tests.eventually import eventually
 from tests.kelvin.orders import Orders
 from tests.runtime.processes import poll_until
 from tests.service.pki import Authority, write

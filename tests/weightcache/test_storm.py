@@ -11,6 +11,7 @@ import pytest
 
 from blobstore.memory import MemoryStore
 from contracts.manifest import PAGE
+from tests.eventually import eventually
 from tests.weightcache.kit import TENANT, Version, describe, publish, settings_of
 from weightcache import turns
 from weightcache.cache import Cache, open_cache
@@ -91,11 +92,6 @@ async def cache_over(root: Path, store: MemoryStore) -> AsyncIterator[Cache]:
         yield cache
 
 
-async def until(wish: Callable[[], bool]) -> None:
-    while not wish():
-        await asyncio.sleep(0.001)
-
-
 def in_line(cache: Cache) -> int:
     """Chunks that wait for their turn at the store, or have it."""
     turns = cache.fetcher.turns
@@ -114,7 +110,7 @@ async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
             asyncio.create_task(leases.enter_async_context(cache.residents.pinned(TENANT, version.id, LIMIT_S)))
             for version in versions
         ]
-        await until(lambda: in_line(cache) == sum(sizes))
+        await eventually(lambda: in_line(cache) == sum(sizes))
         store.open.set()
         await asyncio.gather(*waiting)
     fair = [PAGE * sum(min(mine, other) for other in sizes) for mine in sizes]
@@ -157,7 +153,7 @@ async def a_thousand_wait(cache: Cache, store: Line, version: Version) -> None:
             pass
 
     waiting = [asyncio.create_task(wait()) for _ in range(1000)]
-    await until(lambda: in_line(cache) == len(version.digests))
+    await eventually(lambda: in_line(cache) == len(version.digests))
     store.open.set()
     await asyncio.gather(*waiting)
 
@@ -204,12 +200,12 @@ async def beside_a_prefetch(root: Path, *, wanted: bool) -> float:
     packs = [await publish(store, version) for version in (early, start)]
     async with cache_over(root, store) as cache, AsyncExitStack() as leases:
         waiting = [asyncio.create_task(cache.residents.bring(TENANT, early.id, LIMIT_S, urgent=False))]
-        await until(lambda: in_line(cache) == 100)
+        await eventually(lambda: in_line(cache) == 100)
         if wanted:
             lease = cache.residents.pinned(TENANT, early.id, LIMIT_S)
             waiting.append(asyncio.create_task(_enter(leases, lease)))
         waiting.append(asyncio.create_task(cache.residents.bring(TENANT, start.id, LIMIT_S, urgent=True)))
-        await until(lambda: in_line(cache) == 200)
+        await eventually(lambda: in_line(cache) == 200)
         store.open.set()
         await asyncio.gather(*waiting)
     return store.last[f"{TENANT}/packs/{packs[1]}"] / store.moved

@@ -1,0 +1,26 @@
+"""What comes is waited for, and what never does is named in the end."""
+
+import asyncio
+
+import pytest
+
+from tests.eventually import PATIENCE_S, eventually
+from tests.virtual_loop import run_virtually
+
+
+@pytest.mark.parametrize("after_s", [0.0, PATIENCE_S / 2])
+def test_what_comes(after_s: float) -> None:
+    """At once, or after a while: it is seen within a moment."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        await eventually(lambda: loop.time() >= after_s)
+        assert loop.time() == pytest.approx(after_s, abs=0.01)
+
+    run_virtually(main())
+
+
+def test_what_never_comes() -> None:
+    """Its control."""
+    with pytest.raises(AssertionError, match="a door that opens does not come about"):
+        run_virtually(eventually(lambda: False, "a door that opens"))
