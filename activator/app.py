@@ -5,7 +5,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 
 import msgspec
@@ -70,6 +70,7 @@ from contracts.deadline import Deadline
 from contracts.roles import Role
 from contracts.settings import BadSetting
 from service.client import ServiceClient
+from service.first import first
 from service.inner import open_inner
 from service.run import Stop
 from service.unix import SocketDirectory
@@ -271,12 +272,9 @@ async def _serve(
 ) -> None:
     """Accept; from a socket that is kept open for us only once we know who may call: until then callers can wait."""
     if settings.listener_fd is not None:
-        either = [asyncio.ensure_future(feed.synced.wait()), asyncio.ensure_future(stop.wait())]
-        try:
-            await asyncio.wait(either, timeout=FIRST_FEED_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiting in either:
-                waiting.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_FEED_S):
+                await first(feed.synced.wait(), stop.wait())
     async with asyncio.TaskGroup() as tasks:
         for front in fronts:
             tasks.create_task(front)

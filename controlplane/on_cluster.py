@@ -30,6 +30,7 @@ from controlplane.scaling.knative.pool_calls import PodCalls
 from controlplane.scaling.knative.pools import Pools
 from controlplane.scaling.knative.wanted import Rendering
 from controlplane.status import pending_replicas
+from service.first import first
 from service.way import Ways
 from telemetry.policy.instruments import Kind, by
 
@@ -103,7 +104,7 @@ async def on_cluster(
     )
     inst.tasks.start(_ending(plane.run(), stop), "cluster")
     inst.tasks.start(_ending(declared.run(), stop), "declarations")
-    await _either(plane.synced, stop)
+    await first(plane.synced.wait(), stop.wait())
 
     async def ready() -> bool:
         return plane.synced.is_set()
@@ -130,12 +131,3 @@ async def _ending(loop: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
     except Exception:  # not where it is cut: who lost the lead stands again
         stop.set()
         raise
-
-
-async def _either(one: asyncio.Event, other: asyncio.Event) -> None:
-    waiting = [asyncio.ensure_future(each.wait()) for each in (one, other)]
-    try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for each in waiting:
-            each.cancel()

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from array import array
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from contracts.names import dns_label
 from contracts.problem import code_of, to_wire
 from contracts.wire import decode, encode
 from service.cause import begin
+from service.first import first
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.filling import Filling
@@ -129,7 +130,7 @@ class LeaseServer:
                 raw = await loop.sock_recv(sock, MAX_MESSAGE_BYTES)
             if raw:
                 # Nothing more is expected: whatever comes is the end.
-                await _first(self._lease(sock, raw), loop.sock_recv(sock, 1))
+                await first(self._lease(sock, raw), loop.sock_recv(sock, 1))
         except (TimeoutError, OSError) as error:
             log.info("a lease's client is gone", extra={"error": repr(error)})
         except Exception:
@@ -253,17 +254,3 @@ async def _say(sock: socket.socket, reply: LeaseReply) -> None:
     """Raises OSError or TimeoutError where the client is gone, or does not read what it was sent before."""
     async with asyncio.timeout(SAY_TIMEOUT_S):
         await asyncio.get_running_loop().sock_sendall(sock, encode(reply))
-
-
-async def _first(work: Awaitable[object], end: Awaitable[object]) -> None:
-    """Until either is done; the other is cancelled, and gone when this returns."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(end)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+from service.first import first
+
 Key = tuple[str, str]  # tenant, version
 
 
@@ -44,17 +46,8 @@ class Waiting:
         """Run `work`, which is about that version. False where it was cancelled because a lease began to wait for
         another one; it is gone then. Raises what `work` raises.
         """
-        working, busy = asyncio.ensure_future(work()), asyncio.ensure_future(self._until_busy(key))
-        try:
-            await asyncio.wait((working, busy), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            working.cancel()
-            busy.cancel()
-            await asyncio.wait((working, busy))
-        if working.cancelled():
-            return False
-        working.result()
-        return True
+        is_done, _ = await first(work(), self._until_busy(key))
+        return is_done
 
     async def _until_busy(self, but: Key) -> None:
         while not self.is_busy(but):

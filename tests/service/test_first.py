@@ -1,0 +1,77 @@
+"""Whoever comes first is waited for; the others are cut, and gone, whatever they do about it."""
+
+import asyncio
+
+import pytest
+
+from service.first import first
+from tests.virtual_loop import run_virtually
+
+
+class Work:
+    """Over after a while; cut, it takes another while to go."""
+
+    def __init__(self, over_s: float, goes_s: float = 0.0) -> None:
+        self._over_s, self._goes_s = over_s, goes_s
+        self.is_gone = False
+
+    async def do(self) -> None:
+        try:
+            await asyncio.sleep(self._over_s)
+        except asyncio.CancelledError:
+            await asyncio.sleep(self._goes_s)
+            raise
+        finally:
+            self.is_gone = True
+
+
+def test_the_others_are_gone() -> None:
+    """Once it returns, also one that takes its time."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        slow, quick = Work(60.0, goes_s=2.0), Work(1.0)
+        assert await first(slow.do(), quick.do()) == (False, True)
+        assert slow.is_gone
+        assert loop.time() == pytest.approx(3.0)
+
+    run_virtually(main())
+
+
+def test_two_at_once() -> None:
+    """Both came to their ends."""
+
+    async def main() -> None:
+        assert await first(asyncio.sleep(1.0), asyncio.sleep(1.0)) == (True, True)
+
+    run_virtually(main())
+
+
+def test_what_one_raises() -> None:
+    """Is raised, and the other is gone."""
+
+    async def fails() -> None:
+        await asyncio.sleep(1.0)
+        raise OSError("away")
+
+    async def main() -> None:
+        other = Work(60.0)
+        with pytest.raises(OSError, match="away"):
+            await first(other.do(), fails())
+        assert other.is_gone
+
+    run_virtually(main())
+
+
+def test_who_waits_is_cut() -> None:
+    """With both."""
+
+    async def main() -> None:
+        one, two = Work(60.0), Work(60.0, goes_s=1.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await first(one.do(), two.do())
+        assert one.is_gone
+        assert two.is_gone
+
+    run_virtually(main())
