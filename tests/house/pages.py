@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import functools
 import importlib
 import re
 import subprocess
@@ -262,8 +263,9 @@ def unknown_subcommands(text: str, commands: Mapping[str, click.Command]) -> lis
     return found
 
 
+@functools.cache
 def names_of_tests() -> frozenset[str]:
-    """Every test that there is."""
+    """Every test that there is; read once for all pages."""
     return frozenset(
         name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
     )

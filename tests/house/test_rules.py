@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,24 +33,48 @@ def _is_all(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_says_what_it_is(path: Path) -> None:
-    """Every module begins with a docstring, `__init__` holds nothing else, and none sleeps while blocking a loop."""
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), "no module docstring"
-    if path.name == "__init__.py":
-        beyond = [node for node in tree.body[1:] if not isinstance(node, ast.ImportFrom) and not _is_all(node)]
-        assert beyond == [], "logic in __init__.py"
+def _is_silent(text: str) -> bool:
+    """Whether a module begins without a docstring."""
+    return not ast.get_docstring(ast.parse(text))
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_environment_is_read_in_settings_alone(path: Path) -> None:
+def _beyond(text: str) -> list[str]:
+    """Statements of an `__init__.py` that are neither its docstring, an import nor `__all__`."""
+    body = ast.parse(text).body[1:]
+    return [ast.unparse(node) for node in body if not isinstance(node, ast.ImportFrom) and not _is_all(node)]
+
+
+def _reads_environment(text: str) -> bool:
+    return "os.environ" in text or "os.getenv" in text
+
+
+def test_a_module_says_what_it_is() -> None:
+    """Every module begins with a docstring, and `__init__` holds nothing else."""
+    assert [path for path in PRODUCT if _is_silent(path.read_text())] == []
+    assert {
+        path: beyond for path in PRODUCT if path.name == "__init__.py" if (beyond := _beyond(path.read_text()))
+    } == {}
+
+
+def test_the_environment_is_read_in_settings_alone() -> None:
     """`os.environ` and `os.getenv` stand in `settings.py`, in the programs of the bench, and nowhere else."""
-    if path.name == "settings.py" or "coldstart_bench" in path.parts:
-        return
-    text = path.read_text()
-    assert "os.environ" not in text
-    assert "os.getenv" not in text
+    others = [path for path in PRODUCT if path.name != "settings.py" and "coldstart_bench" not in path.parts]
+    assert [path for path in others if _reads_environment(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "right"),
+    [
+        pytest.param(_is_silent, "import os", '"""This."""\nimport os', id="no docstring"),
+        pytest.param(_beyond, '"""This."""\nx = 1', '"""This."""\nfrom a import b\n__all__ = ["b"]', id="logic"),
+        pytest.param(_reads_environment, "os.environ['A']", "environ(name)", id="the environment"),
+        pytest.param(_reads_environment, "os.getenv('A')", "getenv(name)", id="a variable"),
+    ],
+)
+def test_a_rule_sees_it(rule: Callable[[str], object], wrong: str, right: str) -> None:
+    """Negative control of those that look at all modules at once."""
+    assert rule(wrong)
+    assert not rule(right)
 
 
 @pytest.mark.parametrize("floor", FLOORS, ids=lambda path: path.name)
