@@ -1,7 +1,8 @@
 """What holds for every test, which files are read and in which order, and the S3 server that some share."""
 
+import gc
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,22 @@ settings.load_profile("kelvin")
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A file of which nothing would run is not even imported: that takes seconds, in each worker."""
-    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    if config.option.markexpr == "not deep" and is_test and collection_path not in named and is_deep(collection_path):
-        return True
-    return None
+    if config.option.markexpr != "not deep" or not is_test or not is_deep(collection_path):
+        return None
+    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    return None if collection_path in named else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All that is imported and collected is there to the end: no collection of garbage looks through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,13 +1,12 @@
-"""Small random models of every served family, made in the tests from a seed, and their reference answers."""
+"""Small random models of every served family, made in the tests from a seed, and their reference answers.
+
+Libraries are imported where one is made: that takes seconds, in each worker that collects.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM
 
 WORDS = 61
 EOS = 1
@@ -32,6 +31,10 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 
 def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, dtype: str = "float32") -> Path:
     """A decoder of a few hundred kilobytes in Hugging Face layout; one token per word `w0 … w60`."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     shape = {
         "vocab_size": WORDS + 3,
         "hidden_size": 64,
@@ -80,12 +83,17 @@ def prompt_of(ids: Sequence[int]) -> str:
 
 def text_of(directory: Path, ids: Sequence[int]) -> str:
     """The text of generated `ids`, by the model's own tokenizer; the end of text (1) is no text."""
+    from tokenizers import Tokenizer
+
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     return str(tokenizer.decode([token for token in ids if token != 1], skip_special_tokens=False)).strip()
 
 
 def greedy(directory: Path, prompt: Sequence[int], count: int) -> list[int]:
     """What `transformers.generate` continues `prompt` with, greedily."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     ids = torch.tensor([list(prompt)])
     with torch.no_grad():

@@ -1,17 +1,12 @@
-"""Classical models trained in the tests, as scikit-learn has them and as ONNX."""
+"""Classical models trained in the tests, as scikit-learn has them and as ONNX. Libraries are imported to train one:
+that takes seconds, in each worker that collects.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import skl2onnx
-from sklearn.datasets import make_classification
-from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 OPSETS = {"": 17, "ai.onnx.ml": 3}
 COLUMNS = 6
@@ -27,6 +22,8 @@ class Trained:
 
     def write(self, directory: Path, signature: str | None = None) -> Path:
         """As a directory to push."""
+        import onnx
+
         directory.mkdir(parents=True)
         onnx.save_model(self.onnx, directory / "model.onnx")
         if signature is not None:
@@ -36,6 +33,9 @@ class Trained:
 
 def train(model: Any, *, names: bool = False) -> Trained:
     """On made-up rows of three classes, which have `names` or are 0, 1 and 2."""
+    import skl2onnx
+    from sklearn.datasets import make_classification
+
     rows, classes = make_classification(
         n_samples=240, n_features=COLUMNS, n_informative=4, n_classes=3, class_sep=0.8, random_state=7
     )
@@ -47,14 +47,22 @@ def train(model: Any, *, names: bool = False) -> Trained:
 
 def logistic() -> Trained:
     """Logistic regression behind a scaler; its classes have names."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     return train(make_pipeline(StandardScaler(), LogisticRegression(C=0.7)), names=True)
 
 
 def boosted() -> Trained:
     """Gradient boosting of classes."""
+    from sklearn.ensemble import GradientBoostingClassifier
+
     return train(GradientBoostingClassifier(n_estimators=30, max_depth=3, random_state=1))
 
 
 def boosted_regression() -> Trained:
     """Gradient boosting of a number."""
+    from sklearn.ensemble import GradientBoostingRegressor
+
     return train(GradientBoostingRegressor(n_estimators=30, max_depth=3, random_state=1))

@@ -14,7 +14,6 @@ from typing import Any, Final
 from coldstart_bench.installation import free_port
 from contracts.manifest import Limits
 from tests.runtime.processes import DEADLINE_S, Installation, installation
-from tests.runtime.versions import make_llama
 from tests.weightcache.kit import TENANT, Version
 
 LONG: Final = 16_384  # tokens: seconds of steps on any machine
@@ -24,6 +23,8 @@ PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
 @contextmanager
 def sealed_version(data: Path) -> Iterator[tuple[Installation, Version]]:
     """A store with a sealed version, of which an answer may take long."""
+    from tests.runtime.versions import make_llama  # it brings torch
+
     with installation(data) as house:
         version = house.publish(make_llama(seed=5, max_position_embeddings=LONG, limits=Limits(400, LONG, 8)))
         standby = house.fork()

@@ -1,9 +1,5 @@
-"""One installation of real processes for all tests that need it: its zygote takes seconds to import everything.
+"""One installation of real processes for all tests that need it: its zygote takes seconds to import everything."""
 
-And collections that look at little, for tests in which a replica sleeps.
-"""
-
-import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,14 +9,6 @@ from tests.runtime.processes import Installation, installation
 
 if TYPE_CHECKING:
     from tests.runtime.versions import MemoryLease
-
-
-@pytest.fixture
-def frozen() -> Iterator[None]:
-    """As after a fork of the zygote: a collection looks at what was made since, not at all that was imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

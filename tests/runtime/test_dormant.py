@@ -25,8 +25,6 @@ from tests.runtime.restoring import (
 )
 from tests.runtime.versions import MemoryLease
 
-pytestmark = pytest.mark.usefixtures("frozen")
-
 
 def _dropped(lease: MemoryLease, heard: Heard) -> Kept:
     """Asleep, and nothing looks into its weights any more."""

@@ -31,8 +31,6 @@ from tests.runtime.restoring import (
 )
 from tests.runtime.versions import MemoryLease, make_llama
 
-pytestmark = pytest.mark.usefixtures("frozen")
-
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "not attested here"])
 def test_a_restored_model_says_what_the_library_says(sealed: MemoryLease, attested: bool) -> None:

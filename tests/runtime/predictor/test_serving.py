@@ -133,7 +133,6 @@ def test_who_slept_answers_again_or_not_at_all(attested: bool) -> None:
         assert isinstance(progress.failure, ProbeFailed) if bent else progress.reason == "stop"
 
 
-@pytest.mark.usefixtures("frozen")
 def test_who_dropped_its_graph_reads_it_anew_and_proves_it() -> None:
     """Out of another lease; planted there: other weights, which fail the wake before anybody is served."""
     lease = models.sealed(models.regression())
