@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.faults.buckets import Buckets, serving
-from tests.together import Together, is_deep
+from tests.together import KEPT, Together, is_deep, shared_by
 
 # How long an example takes says more about the machine's neighbours than about the example.
 settings.register_profile("kelvin", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -51,6 +51,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         limit = item.get_closest_marker("timeout")
         limits[item.path] = max(limits[item.path], 0.0 if limit is None else limit.args[0])
     items.sort(key=lambda item: (-limits[item.path], "e2e" not in item.path.parts))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """A worker that goes on to other files keeps nothing of those before, which no worker is given again."""
+    yield
+    is_last = nextitem is None or shared_by(nextitem.path) != shared_by(item.path)
+    if is_last and hasattr(item.config, "workerinput"):
+        KEPT.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,12 @@
 """Files that share an installation are found by what their tests ask for; a file that is deep, by its mark."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.together import ROOT, is_deep, shared_by
+from tests.together import ROOT, Kept, is_deep, shared_by
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,23 @@ def test_the_installation_is_shared() -> None:
     found = [shared_by(path) for path in (ROOT / "tests").rglob("test_*.py")]
     for name in ("kelvin: Installation", "watched: Installation", "house: Installation"):
         assert found.count(name) > 1, name
+
+
+def test_what_is_kept_is_made_once_and_ends() -> None:
+    """For all who ask for it by that name; the next after its end has another."""
+    kept, seen = Kept(), list[str]()
+
+    @contextmanager
+    def thing(name: str) -> Iterator[str]:
+        seen.append(f"{name} begins")
+        yield name
+        seen.append(f"{name} ends")
+
+    for _ in range(2):
+        assert kept.get("a", lambda: thing("a")) == "a"
+    assert kept.get("b", lambda: thing("b")) == "b"
+    assert seen == ["a begins", "b begins"]
+    kept.close()
+    assert seen[2:] == ["b ends", "a ends"]
+    kept.close()
+    assert kept.get("a", lambda: thing("another")) == "another"

@@ -1,11 +1,17 @@
-"""Which files go to one worker: those that share what takes long to start, so that it is started once."""
+"""Which files go to one worker: those that share what takes long to start, so that it is started once, and ends with
+the last of them: an installation that nobody asks anything needs the processor, too.
+"""
 
 import functools
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from xdist.scheduler.loadfile import LoadFileScheduling
+
+T = TypeVar("T")
 
 ROOT: Final = Path(__file__).parents[1]
 # Session fixtures that are processes, as tests and fixtures ask for them.
@@ -30,6 +36,32 @@ def shared_by(path: Path) -> str | None:
 def is_deep(path: Path) -> bool:
     """Whether the whole file is: then nothing of it runs without `-m deep`."""
     return _DEEP.search(path.read_text()) is not None
+
+
+class Kept:
+    """What the files of a group share, by name."""
+
+    def __init__(self) -> None:
+        self._ladder = ExitStack()
+        self._made: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<Kept {', '.join(self._made) or 'nothing'}>"
+
+    def get(self, name: str, make: Callable[[], AbstractContextManager[T]]) -> T:
+        """Made by who asks first. Raises what that raises."""
+        if name not in self._made:
+            self._made[name] = self._ladder.enter_context(make())
+        found: T = self._made[name]
+        return found
+
+    def close(self) -> None:
+        """Nothing of it is left, and the next who asks has another."""
+        self._made.clear()
+        self._ladder.close()
+
+
+KEPT: Final = Kept()
 
 
 class Together(LoadFileScheduling):  # type: ignore[misc]

@@ -2,6 +2,8 @@
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from coldstart_bench.installation import Installation, running
 from tests.e2e.models import make_tiny
 from tests.telemetry import receiver
 from tests.telemetry.receiver import Receiver
+from tests.together import KEPT, Kept
 
 # Small tiers, quick scaling, two replicas' worth of devices: what a test machine has.
 SETTINGS = {
@@ -43,6 +46,13 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def kept(scratch: Path) -> Iterator[Kept]:
+    """Installations that several files share: they end with the last of these, at the latest with the session."""
+    yield KEPT
+    KEPT.close()
+
+
+@pytest.fixture(scope="session")
 def llama(scratch: Path) -> Path:
     """A tiny float32 Llama."""
     return make_tiny(scratch / "llama", "llama", seed=1)
@@ -54,15 +64,20 @@ def qwen2(scratch: Path) -> Path:
     return make_tiny(scratch / "qwen2", "qwen2", seed=2)
 
 
-@pytest.fixture(scope="session")
-def kelvin(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
-    """`kelvin up` with both tiny models pushed."""
+@contextmanager
+def _with_both(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
     with running(scratch / "data", settings=SETTINGS) as installation:
         installation.push(llama, "llama")
         installation.push(qwen2, "qwen2")
         for model in ("llama", "qwen2"):
             installation.admin.request("PUT", f"/admin/v1/models/{model}/scale", {"max": 1})
         yield installation
+
+
+@pytest.fixture(scope="module")
+def kelvin(kept: Kept, scratch: Path, llama: Path, qwen2: Path) -> Installation:
+    """`kelvin up` with both tiny models pushed."""
+    return kept.get("kelvin", partial(_with_both, scratch, llama, qwen2))
 
 
 @pytest.fixture(scope="session")
@@ -72,13 +87,18 @@ def collector() -> Iterator[Receiver]:
         yield found
 
 
-@pytest.fixture(scope="session")
-def watched(collector: Receiver, scratch: Path, llama: Path) -> Iterator[Installation]:
-    """`kelvin up` that tells a collector of notable requests only, looks at all that it keeps several times a second,
-    learns how many standbys it needs, and brings weights ahead after pauses of seconds; with one tiny model.
-    """
+@contextmanager
+def _with_one(collector: Receiver, scratch: Path, llama: Path) -> Iterator[Installation]:
     settings = {**WATCHED, "KELVIN_OTLP_ENDPOINT": collector.endpoint}
     with running(scratch / "watched", settings=settings) as installation:
         installation.push(llama, "llama")
         installation.admin.request("PUT", "/admin/v1/models/llama/scale", {"max": 1})
         yield installation
+
+
+@pytest.fixture(scope="module")
+def watched(kept: Kept, collector: Receiver, scratch: Path, llama: Path) -> Installation:
+    """`kelvin up` that tells a collector of notable requests only, looks at all that it keeps every other moment,
+    learns how many standbys it needs, and brings weights ahead after pauses of seconds; with one tiny model.
+    """
+    return kept.get("watched", partial(_with_one, collector, scratch, llama))
