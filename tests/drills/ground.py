@@ -46,11 +46,12 @@ _MODULES: Final = {
 
 def wait(is_so: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
     """Until it is so. Raises NotSo saying what never came."""
-    limit = time.monotonic() + limit_s
+    limit, pause_s = time.monotonic() + limit_s, 0.02
     while not is_so():
         if time.monotonic() > limit:
             raise NotSo(f"after {limit_s:g} s it is not so that {what}")
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.25 * pause_s, 0.1)  # what takes seconds needs the processor itself
 
 
 class Ground:

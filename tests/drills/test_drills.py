@@ -56,7 +56,7 @@ def test_what_is_expected_wrongly_is_red(ground: Ground, models: TinyModels) -> 
     """Control: the same kills, each with another class's outcome stated."""
     seen, wrong = kill_at(ground, models, Process.RUNTIME, Stage.DECODE, ANSWERED)
     assert (seen, wrong) == (refused("replica_lost"), ["expected answered, seen refused replica_lost"])
-    seen, wrong = kill_at(ground, models, Process.ZYGOTE, Stage.DECODE, CUT)
+    seen, wrong = kill_at(ground, models, Process.SNAPSHOTTER, Stage.DECODE, CUT)
     assert (seen, wrong) == (ANSWERED, ["expected cut, seen answered"])
 
 

@@ -17,7 +17,7 @@ from contracts.wire import decode
 from kelvin.supervisor.graves import LIFETIME_PREFIX
 from spool.recovery import left_records
 from tests.kelvin.orders import Orders, take_of
-from tests.kelvin.pods import PROMPT, Pod, standby
+from tests.kelvin.pods import PROMPT, standby
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.weightcache.kit import Version
 
@@ -42,8 +42,8 @@ def kept(data: Path, name: str) -> list[Path]:
 
 def test_one_version_after_another(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """Ready while it waits, and for no request; bound once, to what fits, by the control plane alone; it serves then,
-    and what asks for the same is answered likewise. Released, a fresh process waits with nothing of the one before,
-    whose life is the tenant's.
+    and what asks for the same is answered likewise. Released, it ends what it answers as in any drain and begins
+    nothing else; a fresh process waits with nothing of the one before, whose life is the tenant's.
     """
     house, version = sealed
     orders, take = Orders.made(tmp_path), take_of(house, version)
@@ -68,7 +68,13 @@ def test_one_version_after_another(sealed: tuple[Installation, Version], tmp_pat
         assert (each.get("/readyz")[0], each.get("/healthz", QUEUE)) == (200, (200, b"queue"))
         assert each.ask(PROMPT)[0] == 200
         (left,) = kept(each.data, version.digests[0])
+        connection, answer = each.open(PROMPT | {"max_tokens": 200, "stream": True})
+        head = answer.read(1)
         assert orders.tell("release", take)[0] == 202
+        frames = FrameDecoder().feed(head + answer.read())
+        connection.close()
+        assert frames[-1].kind is FrameKind.END
+        assert frames[-1].counts.completion_tokens == 200
         second = parks(orders, first)
         assert each.get("/healthz", QUEUE)[0] == 503
         assert not left.exists()
@@ -76,7 +82,7 @@ def test_one_version_after_another(sealed: tuple[Installation, Version], tmp_pat
         assert (life.runtime_id, life.tenant, life.model) == (first, take.tenant, "m")
         assert life.standby_us > 0
         assert life.restore_us > 0
-        assert life.requests == 1
+        assert life.requests == 2
 
         status, again = orders.tell("bind", take)
         assert (status, again["runtime_id"]) == (200, second)
@@ -125,30 +131,6 @@ def bound_to(orders: Orders) -> str | None:
     """Who serves there."""
     state = orders.state()
     return str(state["runtime_id"]) if state is not None and state["state"] == "ready" else None
-
-
-def test_a_release_ends_what_was_begun(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """An answer under way is ended as in any drain; nothing else is begun."""
-    house, version = sealed
-    orders, take = Orders.made(tmp_path), take_of(house, version)
-    with standby(house, tmp_path / "data", **orders.settings) as each:
-        first = parks(orders)
-        assert orders.tell("bind", take)[0] == 200
-        connection, answer = each.open(PROMPT | {"max_tokens": 200, "stream": True})
-        head = answer.read(1)
-        assert orders.tell("release", take)[0] == 202
-        frames = FrameDecoder().feed(head + answer.read())
-        connection.close()
-        assert frames[-1].kind is FrameKind.END
-        assert frames[-1].counts.completion_tokens == 200
-        parks(orders, first)
-        ends(each)
-
-
-def ends(each: Pod) -> None:
-    """At the first signal, whatever it does."""
-    each.process.send_signal(signal.SIGTERM)
-    assert each.process.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.parametrize(

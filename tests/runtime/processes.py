@@ -46,12 +46,15 @@ def _count_installations(change: int) -> None:
 
 
 def poll_until(wish: str, condition: Callable[[], T | None]) -> T:
-    """What `condition` gives once it gives something; bounded."""
-    deadline = time.monotonic() + DEADLINE_S
+    """What `condition` gives once it gives something; bounded. What takes seconds is asked for less often: it needs the
+    processor itself.
+    """
+    deadline, pause_s = time.monotonic() + DEADLINE_S, 0.005
     while time.monotonic() < deadline:
         if (found := condition()) is not None:
             return found
-        select.select([], [], [], 0.005)
+        select.select([], [], [], pause_s)
+        pause_s = min(1.25 * pause_s, 0.1)
     raise AssertionError(f"never came true: {wish}")
 
 
