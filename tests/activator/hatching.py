@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from service.listener import LISTENER_VARIABLE
+from tests.forks import FORKS
 
-_FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__, "activator.app"])
 _FRESH: Final = multiprocessing.get_context("spawn")  # for programs that change something before they import it
 
 
@@ -37,7 +36,7 @@ class Hatched:
     def __init__(
         self, program: str, environment: dict[str, str], log: Path, listener: socket.socket | None = None
     ) -> None:
-        context = _FORKS if program == "activator" else _FRESH
+        context = FORKS if program == "activator" else _FRESH
         self._process = context.Process(target=_run, args=(program, environment, log, listener))
         self._process.start()
         assert self._process.pid is not None

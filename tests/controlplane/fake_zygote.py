@@ -1,4 +1,4 @@
-"""A zygote and its standbys for tests of the actuator: real sockets, real processes, no model. Run as a program.
+"""A zygote and its standbys for tests of the actuator: real sockets, real processes, no model. `live` is a process.
 
 What it imitates of `runtime.zygote` and of the processes that it forks (contracts/jobs.py, runtime/replica.py):
 - one SEQPACKET message in, one out, the pidfd of the fork beside it;
@@ -19,7 +19,6 @@ while `ignore-term` exists ignores SIGTERM, one while `never-park` exists does n
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -254,8 +253,9 @@ def _attestation(job: SealJob) -> SealAttestation:
     )
 
 
-def main(run: Path) -> None:
-    """Answer until SIGTERM; whatever was forked ends then, too."""
+def live(run: Path) -> None:
+    """In a session of its own, answer until SIGTERM; whatever was forked ends then, too."""
+    os.setsid()
     children: list[int] = []
 
     def end(*_: object) -> NoReturn:
@@ -288,7 +288,3 @@ def main(run: Path) -> None:
             pidfd = os.pidfd_open(pid)
             socket.send_fds(connection, [msgspec.json.encode({"ok": True, "pid": pid})], [pidfd])
             os.close(pidfd)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

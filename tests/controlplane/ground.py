@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +25,9 @@ from controlplane.tasks import Tasks
 from service.jobs import JobDesk
 from service.unix import SocketDirectory
 from service.zygote import ZygoteClient
+from tests.controlplane.fake_zygote import live
 from tests.eventually import eventually
+from tests.forks import FORKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,19 +55,21 @@ class Run:
 
 
 @contextmanager
-def fake_zygote(run: Run) -> Iterator[subprocess.Popen[bytes]]:
+def fake_zygote(run: Run) -> Iterator[None]:
     """The program beside us, listening."""
     (run.path / "zygote.sock").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "tests.controlplane.fake_zygote", str(run.path)]
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    process = FORKS.Process(target=live, args=(run.path,))
+    process.start()
+    assert process.pid is not None
     try:
         asyncio.run(eventually((run.path / "zygote.sock").exists))
-        yield process
+        yield
     finally:
         process.terminate()
-        process.wait(60)
+        process.join(60)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it was forking when it was told to end
+        process.close()  # it has ended
 
 
 class News:

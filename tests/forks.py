@@ -1,0 +1,7 @@
+"""Processes as forks of one that has imported what they need: most of a start is that."""
+
+import multiprocessing
+from typing import Final
+
+FORKS: Final = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["activator.app", "tests.activator.hatching", "tests.controlplane.fake_zygote"])
