@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from blake3 import blake3
@@ -54,7 +55,7 @@ class Version:
     def id(self) -> str:
         return version_of(self.raw)
 
-    @property
+    @cached_property
     def linear(self) -> bytes:
         return b"".join(self.chunks)
 
