@@ -3,9 +3,11 @@
 A test that uses the fixture `backend` runs on each; `database` opens that one, and elsewhere SQLite's file.
 """
 
+import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -16,6 +18,26 @@ from controlplane.store import Database, open_database, sqlite_engine
 from tests.controlplane.postgres_server import PostgresServer
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
+
+
+@functools.cache
+def _migrated() -> bytes:
+    """A file as the program leaves it when it has started: the steps to there are taken once for all tests."""
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place, "kelvin.db")
+        open_database(path).close()
+        return path.read_bytes()
+
+
+def _file(directory: Path, *, migrated: bool = True) -> Path:
+    """Of SQLite there; a new one is migrated, or not made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "kelvin.db"
+    with suppress(FileExistsError):
+        if migrated:
+            with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(_migrated())
+    return path
 
 
 class Backend:
@@ -34,8 +56,7 @@ class Backend:
     def place(self, path: Path, *, migrated: bool = True) -> Path | PostgresPlace:
         """As settings have it."""
         if self._server is None:
-            os.makedirs(path, exist_ok=True)
-            return path / "kelvin.db"
+            return _file(path, migrated=migrated)
         if path not in self._places:
             self._places[path] = place = self._server.database(migrated=migrated)
             self._ladder.callback(self._server.drop, place)
@@ -62,12 +83,12 @@ _chosen: list[Backend] = []
 
 def database(path: Path) -> Database:
     """The test's database of that path, migrated. Close it."""
-    return _chosen[-1].database(path) if _chosen else open_database(path / "kelvin.db")
+    return _chosen[-1].database(path) if _chosen else open_database(_file(path))
 
 
 def place(path: Path) -> Path | PostgresPlace:
     """Likewise, as settings have it."""
-    return _chosen[-1].place(path) if _chosen else path / "kelvin.db"
+    return _chosen[-1].place(path) if _chosen else _file(path)
 
 
 @contextmanager
