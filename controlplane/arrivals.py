@@ -96,10 +96,18 @@ class Conflicts:
     def add(self, record: RequestRecord | LifetimeRecord, subject: str, at_us: int, conflict: Conflict) -> None:
         """Keep it, with the reason."""
         raw = encode(record)
-        digest = hashlib.sha256(raw).hexdigest()
-        tenant = None if record.tenant is None else _fitting(record.tenant, conflicts.c.tenant)
+        self._keep(hashlib.sha256(raw).hexdigest(), record.tenant, subject, at_us, conflict.reason, raw)
+
+    def add_unreadable(self, raw: bytes, tenant: str, subject: str, at_us: int, reason: str) -> None:
+        """Likewise what is no record: the same bytes of two subjects are two."""
+        digest = hashlib.sha256(subject.encode() + b"\n" + raw).hexdigest()
+        self._keep(digest, tenant, subject, at_us, reason, raw)
+
+    def _keep(self, digest: str, tenant: str | None, subject: str, at_us: int, reason: str, raw: bytes) -> None:
+        tenant = None if tenant is None else _fitting(tenant, conflicts.c.tenant)
         subject = _fitting(subject, conflicts.c.subject)
-        self._rows[digest] = _Aside(digest, tenant, subject, _storable(at_us), conflict.reason, raw.decode())
+        text = raw.decode(errors="replace")
+        self._rows[digest] = _Aside(digest, tenant, subject, _storable(at_us), reason, text)
 
     def write(self, connection: Connection, chains: Chains, shut: Closed) -> int:
         """Store those that are not known yet, as links of the chain; how many there were."""

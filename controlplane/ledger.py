@@ -26,6 +26,7 @@ from controlplane.closings import closing_entry
 from controlplane.journal import LedgerJournal
 from controlplane.ledger_schema import LIFETIME_VALUES, lifetime_records, request_records
 from controlplane.months import Closed
+from controlplane.open_lives import Unreadable
 from controlplane.policy.booking import Booked
 from controlplane.policy.chain import Kind
 from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request, standing
@@ -88,17 +89,23 @@ class Ledger:
 
     async def cut_lives(self, before_us: int) -> int:
         """Record the lives of replicas that have said nothing since then; how many. One that contradicts the ledger is
-        kept aside like any other, and ends here, too.
+        kept aside like any other, and ends here, too; so is what can't be read.
         """
 
-        def cut(connection: Connection) -> Appended:
-            records = open_lives.cut_off(connection, before_us)
+        def cut(connection: Connection) -> tuple[Appended, list[Unreadable]]:
+            records, unreadable = open_lives.cut_off(connection, before_us)
             appended = self._noted(append_lifetimes, connection, records)
-            open_lives.forget(connection, {record.runtime_id for record in records})
-            return appended
+            keep_aside(connection, unreadable)
+            ended = {record.runtime_id for record in records} | {each.runtime_id for each in unreadable}
+            open_lives.forget(connection, ended)
+            return appended, unreadable
 
-        _tell(ended := await self._database.write(cut, repeated=True))
-        return ended.new
+        appended, unreadable = await self._database.write(cut, repeated=True)
+        _tell(appended)
+        for each in unreadable:
+            seen = {"runtime_id": each.runtime_id, "tenant": each.tenant, "error": each.reason}
+            log.error("the life of a replica can't be recorded; its last word is kept aside", extra=seen)
+        return appended.new
 
     async def close_month(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
         """Run `close` in a transaction, and note what it froze."""
@@ -195,6 +202,15 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
     chains.write()
     arrived.write(connection)
     return Appended(placements[Known.NEW], placements[Known.DUPLICATE], aside_count)
+
+
+def keep_aside(connection: Connection, unreadable: Sequence[Unreadable]) -> None:
+    """Where people see it: a link of its tenant's chain."""
+    chains, aside = Chains(connection), Conflicts()
+    for each in unreadable:
+        aside.add_unreadable(each.raw, each.tenant, each.runtime_id, each.died_at_us, each.reason)
+    aside.write(connection, chains, Closed(connection, {each.tenant for each in unreadable}))
+    chains.write()
 
 
 def timeline_of(connection: Connection, tenant: str, request_id: str) -> TimelineAnswer | None:

@@ -5,15 +5,16 @@ for CUT_S the last one becomes that record: it may be up to SO_FAR_S short, and 
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy import ColumnElement, Connection, LargeBinary, bindparam, cast, delete, select
 
 from contracts.errors import InvalidRequest, Refused
 from contracts.usage import CUT, KILLED, LifetimeRecord
-from contracts.wire import decoder, encode
+from contracts.wire import MAX_RULE, decoder, encode
 from controlplane.arrivals import chunks
 from controlplane.clock import Clock
 from controlplane.ledger_schema import lifetime_records, open_lives
@@ -35,6 +36,22 @@ _NOTE: Final = upserts(
     ),
 )
 _FORGET: Final = delete(open_lives).where(open_lives.c.runtime_id == bindparam("ended"))
+# SQLite keeps whatever bytes it was given, and one row that is no UTF-8 would fail the query of all.
+_RAW: Final[Mapping[str, ColumnElement[Any]]] = {
+    "sqlite": cast(open_lives.c.record, LargeBinary),
+    "postgresql": open_lives.c.record,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A last word that is none: `raw` as it lies there, and why it can't be read."""
+
+    runtime_id: str
+    tenant: str
+    died_at_us: int
+    raw: bytes
+    reason: str
 
 
 def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int) -> None:
@@ -70,14 +87,33 @@ def forget(connection: Connection, ended: Collection[str]) -> None:
         connection.execute(_FORGET, [{"ended": name} for name in sorted(ended)])
 
 
-def cut_off(connection: Connection, before_us: int) -> list[LifetimeRecord]:
-    """Lives to be recorded of replicas that have said nothing since then, by our clock. Asked again, the same."""
+def cut_off(connection: Connection, before_us: int) -> tuple[list[LifetimeRecord], list[Unreadable]]:
+    """Lives to be recorded of replicas that have said nothing since then, by our clock; and what is none. Asked again,
+    the same.
+    """
     c = open_lives.c
-    query = select(c.runtime_id, c.record).where(c.told_at_us < before_us).order_by(c.told_at_us, c.runtime_id)
-    return [
-        msgspec.structs.replace(_LIVES.decode(raw), source=f"{CUT}{runtime_id}"[:128], sequence=1, exit_status=KILLED)
-        for runtime_id, raw in connection.execute(query.limit(_MOST))
-    ]
+    query = select(c.runtime_id, c.tenant, c.died_at_us, _RAW[connection.dialect.name])
+    query = query.where(c.told_at_us < before_us).order_by(c.told_at_us, c.runtime_id).limit(_MOST)
+    records, unreadable = list[LifetimeRecord](), list[Unreadable]()
+    for runtime_id, tenant, died_at_us, raw in connection.execute(query):
+        match _read(raw, runtime_id, tenant):
+            case LifetimeRecord() as word:
+                source = f"{CUT}{runtime_id}"[:128]
+                records.append(msgspec.structs.replace(word, source=source, sequence=1, exit_status=KILLED))
+            case str(fault):
+                content = raw if isinstance(raw, bytes) else raw.encode()
+                reason = f"its last word can't be read: {fault}"
+                unreadable.append(Unreadable(runtime_id, tenant, died_at_us, content, reason))
+    return records, unreadable
+
+
+def _read(raw: str | bytes, runtime_id: str, tenant: str) -> LifetimeRecord | str:
+    """What it says, or why nobody knows that."""
+    try:
+        word = _LIVES.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return str(error)[:MAX_RULE]
+    return word if (word.runtime_id, word.tenant) == (runtime_id, tenant) else "it is another replica's"
 
 
 async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock) -> None:

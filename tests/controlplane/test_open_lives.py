@@ -6,19 +6,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Connection, Engine, insert, select, text
 
 from contracts.control import LivesSoFar
 from contracts.errors import Refused
 from contracts.usage import CUT, SO_FAR_S, LifetimeRecord
+from contracts.wire import encode
 from controlplane import open_lives
 from controlplane.ledger import Ledger, append_lifetimes
-from controlplane.ledger_schema import conflicts
+from controlplane.ledger_schema import conflicts, lifetime_records
 from controlplane.ledger_schema import open_lives as table
 from controlplane.open_lives import CUT_S, LOOK_S, cut_forever, cut_off
+from controlplane.reconcile import Surroundings, reconcile
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import Backend
-from tests.controlplane.billing_ground import enter, report
+from tests.controlplane.billing_ground import BOOK, enter, report
 from tests.controlplane.test_ledger import with_ledger
 from tests.controlplane.test_reconcile import found, whole_engine
 from tests.controlplane.usage_records import END_US, HOUR_US, lifetime_record, request_record
@@ -49,8 +51,9 @@ def note(engine: Engine, *records: LifetimeRecord, now_us: int = NOW_US) -> None
 def cut(engine: Engine, before_us: int) -> list[LifetimeRecord]:
     """End those that have said nothing since then."""
     with engine.begin() as connection:
-        records = cut_off(connection, before_us)
+        records, unreadable = cut_off(connection, before_us)
         append_lifetimes(connection, records)
+    assert unreadable == []
     return records
 
 
@@ -101,6 +104,80 @@ def test_a_life_that_contradicts_the_ledger_ends_once(
 
     with_ledger(tmp_path, scenario)
     assert [vars(each)["count"] for each in caplog.records] == [1] * taken
+
+
+def _word(runtime: int) -> str:
+    """As it lies there."""
+    known = lifetime_record(runtime, idle_us=5_000_000, died_at_us=NOW_US - HOUR_US)
+    return encode(msgspec.structs.replace(known, sequence=0)).decode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        pytest.param("", "Input data was truncated", id="nothing"),
+        pytest.param(_word(2)[:-9], "Input data was truncated", id="cut"),
+        pytest.param(_word(2).replace('"pid"', '"pids"'), "unknown field `pids`", id="of another program"),
+        pytest.param(_word(3), "it is another replica's", id="another's"),
+        pytest.param(_word(2), None, id="the control: a good one"),
+    ],
+)
+def test_one_that_can_t_be_read_holds_up_no_other(
+    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture, raw: str, why: str | None
+) -> None:
+    """It is named, in the log and in the accounts, kept aside as it is, and gone; lives that come later end, too."""
+    row = {"runtime_id": "rt-2", "tenant": "acme", "told_at_us": NOW_US - 1, "died_at_us": NOW_US, "record": raw}
+    later = msgspec.structs.replace(so_far(5_000_000), runtime_id="rt-4")
+
+    async def scenario(ledger: Ledger) -> None:
+        clock, database = VirtualClock(), ledger.database
+        ending = asyncio.create_task(cut_forever(lambda _: ledger.cut_lives(NOW_US + 1), clock))
+
+        async def ended() -> set[str]:
+            """Whose life is recorded, once nobody's is open."""
+            while await database.read(lambda c: c.execute(select(table.c.runtime_id)).all()):
+                assert not ending.done()
+                await clock.advance(LOOK_S)
+            return set(await database.read(lambda c: c.execute(select(lifetime_records.c.runtime_id)).scalars().all()))
+
+        await database.write(lambda connection: connection.execute(insert(table).values(row)))
+        await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US)
+        assert await ended() == {"rt-1"} | ({"rt-2"} if why is None else set())
+        await ledger.note_lives(LivesSoFar(records=(later,)), NOW_US)
+        assert "rt-4" in await ended()
+        ending.cancel()
+        await asyncio.gather(ending, return_exceptions=True)
+
+        aside = await database.read(lambda c: c.execute(select(conflicts.c.subject, conflicts.c.record)).all())
+        assert [tuple(each) for each in aside] == ([] if why is None else [("rt-2", raw)])
+        assert (await database.read(lambda c: verify_ledger(c, "acme", None))).sound
+        around = Surroundings(BOOK, set(), END_US, {})
+        differing = await database.read(lambda c: reconcile(c, "acme", None, around).differences)
+        named = [each for each in differing if each.kind == "conflict"]
+        assert [(each.subject, each.fails) for each in named] == ([] if why is None else [("rt-2", True)])
+        assert why is None or why in named[0].detail
+
+    with_ledger(tmp_path, scenario)
+    told = [vars(each)["runtime_id"] for each in caplog.records if each.levelname == "ERROR"]
+    assert told == ([] if why is None else ["rt-2"])
+
+
+def test_bytes_that_are_no_text_hold_up_no_other(tmp_path: Path) -> None:
+    """SQLite gives back what a disk made of them. Of two that are the same each is named."""
+
+    def spoil(connection: Connection) -> None:
+        for name in ("rt-2", "rt-3"):
+            row = "INSERT INTO ledger_open_lives VALUES (:name, 'acme', 1, 1, CAST(x'7bff' AS TEXT))"
+            connection.execute(text(row), {"name": name})
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US)
+        await ledger.database.write(spoil)
+        assert [await ledger.cut_lives(NOW_US + 1) for _ in range(2)] == [1, 0]
+        kept = await ledger.database.read(lambda c: c.execute(select(conflicts.c.subject)).scalars().all())
+        assert sorted(kept) == ["rt-2", "rt-3"]
+
+    with_ledger(tmp_path, scenario)
 
 
 def test_the_end_takes_the_place_of_all_that_was_said(engine: Engine) -> None:
