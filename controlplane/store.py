@@ -162,7 +162,8 @@ class Database:
     def check_copied(self) -> None:
         """Raises as `copy`."""
         if self._postgres is not None:
-            raise Refused(Conflict("backup", "the database is PostgreSQL: pg_dump, or its own archive, backs it up"))
+            rule = "the database is the PostgreSQL of KELVIN_DATABASE: pg_dump, or its own archive, backs it up"
+            raise Refused(Conflict("backup", rule))
 
     def close(self) -> None:
         """Waits for commits under way."""

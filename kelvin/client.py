@@ -69,10 +69,11 @@ def _refuse(answer: httpx.Response) -> None:
     """Turn an error of the API into the sentence that it carries."""
     if answer.status_code < 400:
         return
-    raise DoorClosed(_sentence(answer.status_code, answer.read()), answer.status_code)
+    raise DoorClosed(sentence_of(answer.status_code, answer.read()), answer.status_code)
 
 
-def _sentence(status: int, body: bytes) -> str:
+def sentence_of(status: int, body: bytes) -> str:
+    """What an error of an API says, or its status where it says nothing."""
     try:
         found = msgspec.json.decode(body)
     except msgspec.DecodeError:

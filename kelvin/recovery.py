@@ -18,7 +18,8 @@ import msgspec
 
 from contracts.backup import SUFFIX, RestoreReport
 from contracts.wire import decode
-from kelvin.client import DoorClosed, target
+from kelvin.client import DoorClosed, sentence_of, target
+from kelvin.settings import has_postgres
 from kelvin.supervisor.lock import AlreadyRunning, data_lock
 from service.private import keep_secrets
 from service.unix import SocketDirectory
@@ -27,6 +28,11 @@ from service.whole_file import drafted
 SILENCE_S: Final = 600.0  # while the database is copied nothing comes
 MISSING_EXIT: Final = 2
 _STDOUT: Final = Path("-")
+_NOT_USED: Final = (
+    "KELVIN_DATABASE is set: nothing was restored. A backup holds a kelvin.db, and the control plane would not use it. "
+    "Bring that PostgreSQL back by pg_restore, or from its archive; for an installation with a kelvin.db of its own "
+    "unset KELVIN_DATABASE (`--check` looks at a backup all the same)"
+)
 
 
 @click.command("backup")
@@ -75,9 +81,8 @@ def _copy(file: BinaryIO) -> tuple[int, str]:
             control.stream("GET", "/internal/v1/backup") as answer,
         ):
             if answer.status_code != 200:
-                raise DoorClosed(
-                    f"the control plane answered {answer.status_code}; `kelvin logs controlplane` says why"
-                )
+                logged = "; `kelvin logs controlplane` says why" if answer.status_code >= 500 else ""
+                raise DoorClosed(sentence_of(answer.status_code, answer.read()) + logged)
             for piece in answer.iter_raw():
                 file.write(piece)
                 digest.update(piece)
@@ -101,6 +106,8 @@ def restore_command(
     journal are missing: what is there was restored, and the bill lacks some.
     """
     keep_secrets()
+    if has_postgres() and not check:
+        raise DoorClosed(_NOT_USED)
     options = [word for word, given in (("--replace", replace), ("--accept-unsound", accept_unsound)) if given]
     if check:
         report = _restore([str(source.absolute()), *options])

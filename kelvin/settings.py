@@ -133,6 +133,11 @@ def default_data(env: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "kelvin"
 
 
+def has_postgres(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether `$KELVIN_DATABASE` names the database of the control plane, so that it isn't DATA/kelvin.db."""
+    return bool(env.get("KELVIN_DATABASE"))
+
+
 def load_up(data: Path, port: int | None, store: str | None, env: Mapping[str, str] = os.environ) -> UpSettings:
     """Raises BadSetting naming variable, value and rule."""
     return UpSettings(

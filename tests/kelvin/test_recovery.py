@@ -1,0 +1,65 @@
+"""`kelvin backup` and `kelvin restore` where the database is no file of this installation: refused, with what to do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane.door import program
+from tests.controlplane.ground import ROOT
+from tests.controlplane.postgres_server import PostgresServer
+from tests.controlplane.test_restore import World, in_world
+from tests.runtime.processes import poll_until
+
+URL = "postgresql://kelvin@db.example/kelvin"
+
+
+def kelvin(*words: str, database: str = "") -> tuple[int, str]:
+    """Exit code, and all that it said."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("KELVIN_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "kelvin.main", *words],
+        cwd=ROOT,
+        env=ours | ({"KELVIN_DATABASE": database} if database else {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_what_nobody_would_use_is_not_restored(tmp_path: Path) -> None:
+    """It names the setting and what to do in its place, and touches nothing; a backup may be looked at. The control:
+    without the setting it is restored.
+    """
+    file, new = tmp_path / "made.backup", tmp_path / "new"
+
+    async def scenario(world: World) -> None:
+        await world.write(file)
+
+    in_world(tmp_path, scenario)
+    code, said = kelvin("restore", str(file), "--data", str(new), database=URL)
+    assert (code, new.exists()) == (1, False)
+    for word in ("KELVIN_DATABASE is set", "pg_restore", "unset KELVIN_DATABASE"):
+        assert word in said
+    assert "db.example" not in said
+    assert kelvin("restore", str(file), "--check", database=URL)[0] == 0
+    assert kelvin("restore", str(file), "--data", str(new))[0] == 0
+    assert (new / "kelvin.db").exists()
+
+
+@pytest.mark.parametrize(
+    "is_file", [pytest.param(False, id="PostgreSQL"), pytest.param(True, id="the control: a file")]
+)
+def test_what_is_no_file_is_not_backed_up(tmp_path: Path, is_file: bool) -> None:
+    """The running installation says so, by the setting and by what backs it up."""
+    data, file = tmp_path / "data", tmp_path / "made.backup"
+    data.mkdir()
+    with PostgresServer() as postgres, program(data, **({} if is_file else {"database": postgres.database().url})):
+        poll_until("it serves", lambda: (data / "run" / "control.sock").exists() or None)
+        code, said = kelvin("backup", str(file), "--data", str(data))
+    assert (code, file.exists()) == ((0, True) if is_file else (1, False)), said
+    for word in ("KELVIN_DATABASE", "pg_dump"):
+        assert (word in said) is not is_file
