@@ -10,10 +10,12 @@ from typing import Final
 import click
 
 from kelvin.client import DoorClosed, target
+from kelvin.policy.certificates import judge_certificate_files
 from kelvin.policy.configuration import Place, judge_names, judge_values
 from kelvin.policy.findings import Finding, Level, fails
 from kelvin.policy.guarding import OF_POSTGRESQL, judge_backups, judge_certificate, judge_files
 from kelvin.policy.machine import judge_clock, judge_devices, judge_disk, judge_kernel, judge_limits, judge_memory
+from kelvin.probes.certificates import look_at_certificates
 from kelvin.probes.devices import look_at_devices
 from kelvin.probes.disk import READ_BYTES, look_at_disk
 from kelvin.probes.guards import (
@@ -55,6 +57,7 @@ def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iter
         yield judge_certificate(
             "that callers see", leaf_left_s(data), "restart `kelvin up`: it should have been renewed"
         )
+    yield from judge_certificate_files(look_at_certificates(environment))
     if environment.get("KELVIN_DATABASE"):
         yield OF_POSTGRESQL
     else:

@@ -30,10 +30,10 @@ class Pair:
 class Authority:
     """Signs."""
 
-    def __init__(self, name: str = "one") -> None:
+    def __init__(self, name: str = "one", ends_in: datetime.timedelta = HOUR) -> None:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
-        built = self._builder(self._name, self._key.public_key(), HOUR)
+        built = self._builder(self._name, self._key.public_key(), ends_in)
         built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self.pem = built.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 

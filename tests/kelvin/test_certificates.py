@@ -1,0 +1,103 @@
+"""`kelvin doctor` looks at every certificate that a setting names as a file, and at the one of it that counts."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from contracts.roles import Role
+from kelvin.policy.certificates import Use
+from kelvin.policy.guarding import DAY_S
+from kelvin.probes.certificates import look_at_certificates
+from tests.kelvin.test_doctor import doctor
+from tests.service.pki import Authority, write
+
+YEAR, WEEK, AGO = timedelta(days=365), timedelta(days=7), timedelta(hours=-1)
+OLD, NEW, NEXT = Authority("old", AGO), Authority("new", WEEK), Authority("next", YEAR)
+
+
+def days_left(env: dict[str, str]) -> dict[str, int | None]:
+    """By the end of the file's path, rounded."""
+    found = look_at_certificates(env)
+    assert len({file.path for file in found}) == len(found)
+    days = {"/".join(Path(file.path).parts[-2:]): file.left_s for file in found}
+    return {name: None if left_s is None else round(left_s / DAY_S) for name, left_s in days.items()}
+
+
+def test_what_callers_are_shown(tmp_path: Path) -> None:
+    """Each pair's leaf, by either name, here and in directories below; a directory without any is told of itself."""
+    for name, place, ends_in in (
+        ("tls.crt", "a", YEAR),
+        ("fullchain.pem", "b", AGO),
+        ("fullchain.pem", ".hidden", AGO),
+    ):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / name).write_bytes(NEXT.sign(ends_in=ends_in).certificate + OLD.pem)
+    (tmp_path / "c").mkdir()
+    env = {"KELVIN_CERTIFICATES": str(tmp_path)}
+    assert days_left(env) == {"a/tls.crt": 365, "b/fullchain.pem": 0}
+    assert [file.use for file in look_at_certificates(env)] == [Use.FRONT] * 2
+    for empty in (tmp_path / "c", tmp_path / "none"):
+        (file,) = look_at_certificates({"KELVIN_CERTIFICATES": str(empty)})
+        assert (file.path, file.left_s) == (str(empty), None)
+
+
+def test_who_processes_are_to_one_another(tmp_path: Path) -> None:
+    """The leaf of each role, and of several authorities the one that signed it: another may have ended, or may come."""
+    write(tmp_path / Role.ACTIVATOR, NEW.sign("x://activator", ends_in=YEAR), OLD, NEW, NEXT)
+    write(tmp_path / Role.CONTROLPLANE, NEXT.sign("x://controlplane", ends_in=WEEK), OLD, NEXT)
+    env = {"KELVIN_INNER_TLS": str(tmp_path)}
+    assert days_left(env) == {
+        "activator/tls.crt": 365, "activator/ca.crt": 7, "controlplane/tls.crt": 7, "controlplane/ca.crt": 365,
+    }  # fmt: skip
+    (tmp_path / "bundle").write_bytes(NEW.pem + NEXT.pem)
+    shared = days_left({**env, "KELVIN_INNER_CA": str(tmp_path / "bundle")})
+    assert shared.pop(f"{tmp_path.name}/bundle") == 7, "the worst of what is signed by it"
+    assert set(shared) == {"activator/tls.crt", "controlplane/tls.crt"}
+    write(tmp_path / "all", OLD.sign("x://activator"), OLD)
+    assert days_left({"KELVIN_INNER_TLS": str(tmp_path / "all")}) == {"all/tls.crt": 0, "all/ca.crt": 0}
+    assert days_left({"KELVIN_INNER_TLS": str(tmp_path / "none")}) == {"none/tls.crt": None, "none/ca.crt": None}
+
+
+def test_whom_we_believe(tmp_path: Path) -> None:
+    """Of databases and issuers, by the one that lasts longest; what is no file, or no file of issuers, is not ours."""
+    roots, gone = tmp_path / "roots.pem", tmp_path / "gone.pem"
+    roots.write_bytes(OLD.pem + NEW.pem)
+    (tmp_path / "own.pem").write_bytes(NEXT.sign(ends_in=AGO).certificate + NEXT.pem)
+    (tmp_path / "issuers").write_text('[[issuer]]\nca = "roots.pem"\n[[issuer]]\nissuer = "x"\n')
+    env = {
+        "KELVIN_DATABASE": f"postgresql://kelvin@db/kelvin?sslrootcert={roots}&sslcert={tmp_path}/own.pem",
+        "KELVIN_REDIS": f"rediss://:secret@redis/0?ssl_ca_certs={gone}",
+        "KELVIN_OIDC": str(tmp_path / "issuers"),
+    }
+    found = [(file.setting, Path(file.path).name, file.left_s) for file in look_at_certificates(env)]
+    assert [(setting, name, left_s and round(left_s / DAY_S)) for setting, name, left_s in found] == [
+        ("KELVIN_DATABASE", "roots.pem", 7), ("KELVIN_DATABASE", "own.pem", 0), ("KELVIN_REDIS", "gone.pem", None),
+        ("KELVIN_OIDC", "roots.pem", 7),
+    ]  # fmt: skip
+    (tmp_path / "issuers").write_text("issuer = 3")
+    for strange in (
+        {"KELVIN_DATABASE": "postgresql://kelvin@db/kelvin?sslrootcert=system"},
+        {"KELVIN_DATABASE": "postgresql://kelvin@[db/kelvin?sslrootcert=/x"},
+        {"KELVIN_OIDC": str(tmp_path / "issuers")},
+        {"KELVIN_OIDC": str(tmp_path / "none")},
+        {"KELVIN_TRUST_ROOTS": str(tmp_path)},
+        {},
+    ):
+        assert look_at_certificates(strange) == []
+
+
+@pytest.mark.deep
+def test_doctor_tells(tmp_path: Path) -> None:
+    """From outside: the one that has ended fails the command; good ones are one line."""
+    front = tmp_path / "front"
+    write(front, NEXT.sign(ends_in=AGO))
+    found = doctor(tmp_path, 1, env={"KELVIN_CERTIFICATES": str(front)})["certificate file"]
+    assert (found["level"], "expired 0 days ago" in found["seen"]) == ("fail", True)
+    assert "KELVIN_CERTIFICATES" in found["seen"]
+    assert found["cost"]
+    assert found["mend"]
+    write(front, NEXT.sign(ends_in=YEAR))
+    found = doctor(tmp_path, 0, env={"KELVIN_CERTIFICATES": str(front)})
+    assert found["certificate files"]["level"] == "ok"
+    assert "certificate file" not in found
