@@ -1,5 +1,8 @@
-"""What a backup says of itself, and what a restore did. The bytes around it are `controlplane/archive.py`'s."""
+"""What a backup says of itself, and what a restore, or a copy into another database, did. The bytes around a backup
+are `controlplane/archive.py`'s.
+"""
 
+from collections.abc import Iterable
 from typing import Final
 
 from contracts.audit import AuditChain
@@ -67,5 +70,37 @@ class RestoreReport(Wire, frozen=True):
     @property
     def sound(self) -> bool:
         """Whether every chain holds."""
-        differences = [*(chain.difference for chain in self.chains), *(audit.difference for audit in self.audits)]
-        return not any(differences)
+        return all_hold(self.chains, self.audits)
+
+
+class CopiedTable(Wire, frozen=True):
+    """A table, every row of which came out as it went in."""
+
+    table: str
+    rows: int
+
+
+class CopyReport(Wire, frozen=True):
+    """What a copy of a database put into the other one, as it lies there."""
+
+    database: str  # as it was named
+    tables: tuple[CopiedTable, ...]
+    chains: tuple[RestoredChain, ...]
+    audits: tuple[AuditChain, ...]
+    took_us: int
+
+    @property
+    def rows(self) -> int:
+        """Of all tables."""
+        return sum(each.rows for each in self.tables)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every chain holds."""
+        return all_hold(self.chains, self.audits)
+
+
+def all_hold(chains: Iterable[RestoredChain], audits: Iterable[AuditChain]) -> bool:
+    """Whether nothing in any of them is not what was written."""
+    differences = [*(each.difference for each in chains), *(each.difference for each in audits)]
+    return all(each is None for each in differences)

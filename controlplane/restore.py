@@ -13,24 +13,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import func, select, text
 
-from contracts.backup import BackupIndex, RestoredChain, RestoreReport
+from contracts.backup import BackupIndex, RestoreReport
 from contracts.errors import Refused
 from contracts.wire import encode
 from controlplane import schema
 from controlplane.archive import BadBackup, unpack
-from controlplane.audit_verify import ALL, verify_audit
 from controlplane.backup_place import backups_in
 from controlplane.backups import DATABASE, NAMES, UNSHIPPED
 from controlplane.journal import Entry, entries_after, entry_of, extent_of
 from controlplane.ledger_migrations import NewerLedger
-from controlplane.ledger_schema import chains
 from controlplane.migrations import NewerDatabase
 from controlplane.placing import STAGING, place
 from controlplane.replay import replay
+from controlplane.soundness import soundness_of
 from controlplane.store import Database, open_database
-from controlplane.verify import verify_ledger
 from service.private import keep_secrets
 from spool.frame import decode_frame
 
@@ -51,15 +49,10 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
             unshipped = replay(database.engine, _unshipped(staging / UNSHIPPED))
             replayed, missing = _replay_journal(database, source, index) if source.is_dir() else (0, 0)
             with database.engine.connect() as connection:
-                found = _verified(connection)
-                audits = verify_audit(connection, ALL).chains
+                found = soundness_of(connection)
                 keys = connection.execute(select(func.count()).select_from(schema.keys)).scalar_one()
-        broken = next((each for each in found if each.difference is not None), None)
-        if broken is not None and not accept_unsound:
-            raise CannotRestore(f"the ledger of {broken.tenant} {broken.month} is not sound: {broken.difference}")
-        forged = next((each for each in audits if each.difference is not None), None)
-        if forged is not None and not accept_unsound:
-            raise CannotRestore(f"the audit of {forged.tenant or 'the installation'} is not sound: {forged.difference}")
+        if found.fault is not None and not accept_unsound:
+            raise CannotRestore(found.fault)
         placed, aside = ((), None) if data is None else place(staging, data, replace=replace)
     return RestoreReport(
         source=str(taken),
@@ -68,8 +61,8 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
         unshipped=unshipped,
         replayed=replayed,
         missing=missing,
-        chains=found,
-        audits=audits,
+        chains=found.ledger,
+        audits=found.audits,
         keys=keys,
         versions=index.versions,
         placed=placed,
@@ -143,27 +136,6 @@ def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tupl
     if extent.last < index.journal_after:
         return replayed, None
     return replayed, extent.last - index.journal_after - replayed
-
-
-def _verified(connection: Connection) -> tuple[RestoredChain, ...]:
-    """Every month of every tenant; "" is the platform's own."""
-    owners = {*connection.execute(select(schema.tenants.c.tenant)).scalars(), ""}
-    owners |= set(connection.execute(select(chains.c.tenant)).scalars())
-    found = []
-    for tenant in sorted(owners):
-        report = verify_ledger(connection, tenant, None)
-        for month in report.months:
-            difference = next((f"{each.subject}: {each.detail}" for each in month.differences), None)
-            found.append(
-                RestoredChain(
-                    tenant=tenant, month=month.month, links=month.links, chain=month.chain, difference=difference
-                )
-            )
-        found += [
-            RestoredChain(tenant=tenant, month="", links=0, chain="", difference=f"{each.subject}: {each.detail}")
-            for each in report.replicas
-        ]
-    return tuple(found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

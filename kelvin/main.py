@@ -15,6 +15,7 @@ from kelvin.billing import billing_command
 from kelvin.cache import cache_command
 from kelvin.client import DoorClosed, Target, target
 from kelvin.collect import collect_command
+from kelvin.database import copy_command, database_command
 from kelvin.doctor import doctor_command
 from kelvin.drill import drill_command
 from kelvin.engine import engine_command
@@ -95,7 +96,7 @@ def _place(context: click.Context, parameter: click.Parameter, value: object) ->
             context.obj = dataclasses.replace(context.obj, key=value)
 
 
-_OF_THIS_MACHINE = (up_command, backup_command, doctor_command, restart_command, restore_command)
+_OF_THIS_MACHINE = (up_command, backup_command, copy_command, doctor_command, restart_command, restore_command)
 
 
 def _located(command: click.Command) -> click.Command:
@@ -130,6 +131,7 @@ for _command in (
     backup_command,
     billing_command,
     collect_command,
+    database_command,
     deploy_command,
     doctor_command,
     explain_command,

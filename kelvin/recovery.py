@@ -6,7 +6,6 @@ What is in a backup, and how it is read, is the control plane's: it makes the on
 import contextlib
 import hashlib
 import json
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,8 @@ import httpx
 import msgspec
 
 from contracts.backup import SUFFIX, RestoreReport
-from contracts.wire import decode
 from kelvin.client import DoorClosed, sentence_of, target
+from kelvin.program import reported
 from kelvin.settings import has_postgres
 from kelvin.supervisor.lock import AlreadyRunning, data_lock
 from service.private import keep_secrets
@@ -131,12 +130,7 @@ def restore_command(
 
 
 def _restore(arguments: list[str]) -> RestoreReport:
-    command = [sys.executable, "-m", "controlplane.restore", *arguments]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
-        raise DoorClosed(f"nothing was restored: {lines[-1]}")
-    return decode(done.stdout, RestoreReport, what="report of the restore")
+    return reported("controlplane.restore", arguments, RestoreReport, otherwise="nothing was restored")
 
 
 def _tell(report: RestoreReport, check: bool) -> None:

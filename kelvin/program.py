@@ -1,0 +1,20 @@
+"""Programs of the control plane that the command line runs beside it, and what they report."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TypeVar
+
+from contracts.wire import decode
+from kelvin.client import DoorClosed
+
+T = TypeVar("T")
+
+
+def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise: str) -> T:
+    """Its report. Raises DoorClosed with its last line, where it did not do it: `otherwise` says so."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+        raise DoorClosed(f"{otherwise}: {lines[-1]}")
+    return decode(done.stdout, kind, what=f"report of {module}")

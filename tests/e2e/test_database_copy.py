@@ -1,0 +1,54 @@
+"""`kelvin up` goes on in a PostgreSQL: the same keys open the door, the same models answer, the bill goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart_bench.installation import Installation, running
+from tests.controlplane.postgres_server import PostgresServer, name_of
+from tests.e2e.calls import complete
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.inside import bill, is_recorded
+
+ROOT = Path(__file__).parents[2]
+
+
+def copy(url: str, data: Path) -> tuple[int, str]:
+    """Exit code, and all that it said."""
+    command = [sys.executable, "-m", "kelvin.main", "database", "copy", "--to", url, "--data", str(data)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def _charged(kelvin: Installation) -> Any:
+    """Of requests: what replicas lived is told when they end."""
+    found = bill(kelvin)
+    return {name: found[name] for name in ("requests", "month", "currency")}
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+def test_an_installation_moves(scratch: Path, llama: Path) -> None:
+    """With what it had, and its next request is on the same bill. While it runs, it is refused."""
+    data = scratch / "moving"
+    with PostgresServer() as postgres:
+        place = postgres.database(migrated=False)
+        with running(data, settings=SETTINGS) as kelvin:
+            kelvin.push(llama, "llama")
+            answer = complete(kelvin, "llama", "w1", max_tokens=2)
+            kelvin.wait(lambda: is_recorded(kelvin, answer.headers["x-request-id"]), "it is in the ledger")
+            charged = _charged(kelvin)
+            code, said = copy(place.url, data)
+            assert (code, "is in use by process" in said) == (1, True), said
+        code, said = copy(place.url, data)
+        assert code == 0, said
+        with running(data, settings={**SETTINGS, "KELVIN_DATABASE": place.url}) as kelvin:
+            assert [model["id"] for model in kelvin.door.request("GET", "/v1/models")["data"]] == ["llama"]
+            assert _charged(kelvin) == charged
+            assert complete(kelvin, "llama", "w1", max_tokens=2).text == answer.text
+            rows = "SELECT count(*) FROM ledger_requests"
+            kelvin.wait(lambda: postgres.ask(rows, name_of(place)) == [(2,)], "the next one is in the ledger")
+            assert _charged(kelvin)["requests"] == {"ok": 2}
