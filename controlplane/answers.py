@@ -242,10 +242,20 @@ class PendingReplicas(Wire, frozen=True):
     measured: int = 0  # waits that say so; 0: a guess
 
 
+class PodPool(Wire, frozen=True):
+    """Pods of a cluster that versions share. `wanted` is what Knative's autoscaler is told of them; `pods` how many
+    there are, by state.
+    """
+
+    name: str
+    wanted: int
+    pods: dict[str, int]
+
+
 class Status(Wire, frozen=True):
     """`GET /admin/v1/status`. All but the models is the installation's, and told to operators.
 
-    `cache` is null while the cache does not answer.
+    `cache` is null while the cache does not answer, and on a cluster, as `device` is; `pools` are of a cluster alone.
     """
 
     processes: tuple[ProcessStatus, ...]
@@ -253,3 +263,4 @@ class Status(Wire, frozen=True):
     device: DeviceStatus | None
     models: tuple[ModelStatus, ...]
     pending: tuple[PendingReplicas, ...] = ()
+    pools: tuple[PodPool, ...] = ()

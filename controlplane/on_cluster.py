@@ -29,7 +29,7 @@ from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pool_calls import PodCalls
 from controlplane.scaling.knative.pools import Pools
 from controlplane.scaling.knative.wanted import Rendering
-from controlplane.status import pending_replicas
+from controlplane.status import pending_replicas, pod_pools
 from service.first import first
 from service.way import Ways
 from telemetry.policy.instruments import Kind, by
@@ -113,7 +113,9 @@ async def on_cluster(
         here = ProcessStatus(name="controlplane", healthy=True, ready=await ready())
         now_s = inst.clock.wall_s()
         pending = tuple(pending_replicas(row, now_s) for row in plane.nodes.pending())
-        return Status(processes=(here,), cache=None, device=None, models=models, pending=pending)
+        return Status(
+            processes=(here,), cache=None, device=None, models=models, pending=pending, pools=pod_pools(pools.counts())
+        )
 
     router = cluster_api.router(inst.telemetry)
     # A pod may live more than once, under names of its own (`runtime`): the ledger hears of them from itself.

@@ -1,10 +1,13 @@
 """Puts together what an operator sees of models: the registry's facts, what runs, the last restores."""
 
+from collections.abc import Mapping
+
 from contracts.names import DEFAULT_ALIAS
 from controlplane.answers import (
     Memory,
     ModelStatus,
     PendingReplicas,
+    PodPool,
     PoolStatus,
     ReplicaStatus,
     RestoreStatus,
@@ -76,6 +79,14 @@ def pending_replicas(row: Pending, now_s: float) -> PendingReplicas:
         node_s=row.node_s,
         measured=row.measured,
     )
+
+
+def pod_pools(counts: Mapping[tuple[str, ...], float]) -> tuple[PodPool, ...]:
+    """Of (pool, state) -> how many; `wanted` is no state of theirs."""
+    pools: dict[str, dict[str, int]] = {}
+    for (name, state), count in sorted(counts.items()):
+        pools.setdefault(name, {})[state] = int(count)
+    return tuple(PodPool(name=name, wanted=of.pop("wanted", 0), pods=of) for name, of in pools.items())
 
 
 def memory(seen: Footprint) -> Memory:

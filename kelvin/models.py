@@ -50,9 +50,9 @@ def status_command(as_json: bool) -> None:
         if found["device"] is not None:  # a cluster has them on its nodes
             click.echo(cache_line(found["cache"]))
             click.echo("\n".join(standby_lines(found["device"])))
-        for line in pending_lines(found["pending"]):
+        for line in (*pool_lines(found["pools"]), *pending_lines(found["pending"])):
             click.echo(line)
-    Console().print(_model_table(found["models"]))
+    _print_models(found["models"])
 
 
 @click.group("models", invoke_without_command=True)
@@ -67,7 +67,7 @@ def models_command(context: click.Context, as_json: bool) -> None:
     if as_json:
         _print_json(found)
         return
-    Console().print(_model_table(found["models"]))
+    _print_models(found["models"])
 
 
 @models_command.command("delete")
@@ -169,11 +169,33 @@ def pending_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         waited = "" if row["waited_s"] is None else f": {row['waited_s']:.0f} s by now"
         known = "expected" if row["measured"] else "guessed"
         expected = "" if row["node_s"] is None else f", {row['node_s']:.0f} s {known} in all"
-        yield f"pending ({row['device']}{where}{spot}): {row['replicas']} replicas{waited}{expected}"
+        count = "1 replica" if row["replicas"] == 1 else f"{row['replicas']} replicas"
+        yield f"pending ({row['device']}{where}{spot}): {count}{waited}{expected}"
+
+
+def pool_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Pods of a cluster that versions share, by what they do."""
+    for row in rows:
+        there = ", ".join(f"{count} {state}" for state, count in row["pods"].items())
+        yield f"pods that wait ({row['name']}): {row['wanted']} wanted; {there or 'none there'}"
+
+
+def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+    """Of each model of which nothing is ready, why its last start came to nothing."""
+    for row in models:
+        last = row["last_restore"]
+        if row["state"] != "ready" and last is not None and last["failure"] is not None:
+            yield f"{row['model']}: its last start: {last['failure']}"
 
 
 def _mark(good: bool) -> str:
     return "yes" if good else "NO"
+
+
+def _print_models(models: list[dict[str, Any]]) -> None:
+    Console().print(_model_table(models))
+    for line in failure_lines(models):
+        click.echo(line)
 
 
 def _model_table(models: list[dict[str, Any]]) -> Table:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 import pytest
 
-from kelvin.models import cache_line, pending_lines, read_weights, split_lines, standby_lines
+from kelvin.models import cache_line, failure_lines, pending_lines, pool_lines, read_weights, split_lines, standby_lines
 
 QUIET: dict[str, Any] = {
     "chunk_faults": {},
@@ -114,9 +114,37 @@ def _pending(**more: Any) -> dict[str, Any]:
             ["pending (mig-1g.10gb, on spot capacity, too): 2 replicas: 3 s by now, 95 s expected in all"],
             id="of a cluster that was measured",
         ),
+        pytest.param(_pending(replicas=1), ["pending (cpu): 1 replica"], id="one"),
         pytest.param(_pending(replicas=0, node_s=95.0, measured=4), [], id="none waits"),
     ],
 )
 def test_pending_replicas(row: dict[str, Any], want: list[str]) -> None:
     """What they ask for, how many there are, and how long they wait."""
     assert list(pending_lines([row])) == want
+
+
+def test_pool_lines() -> None:
+    """How many there are to be, and what those that are there do."""
+    rows = [
+        {"name": "large", "wanted": 0, "pods": {}},
+        {"name": "small", "wanted": 3, "pods": {"bound": 1, "parked": 2}},
+    ]
+    assert list(pool_lines(rows)) == [
+        "pods that wait (large): 0 wanted; none there",
+        "pods that wait (small): 3 wanted; 1 bound, 2 parked",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "last", "want"),
+    [
+        pytest.param("zero", {"failure": "no image"}, ["m: its last start: no image"], id="nothing runs"),
+        pytest.param("restoring", {"failure": "no image"}, ["m: its last start: no image"], id="again"),
+        pytest.param("ready", {"failure": "no image"}, [], id="another one runs"),
+        pytest.param("zero", {"failure": None}, [], id="it went well"),
+        pytest.param("zero", None, [], id="none was seen"),
+    ],
+)
+def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str]) -> None:
+    """Why nothing of a model is ready."""
+    assert list(failure_lines([{"model": "m", "state": state, "last_restore": last}])) == want
