@@ -123,8 +123,9 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
         table, timelines, under_way = Table(), Timelines(), UnderWay()
         told = choose_sink(
-            settings.autoscaler, control, name, table.revisions.of, lambda: table.revisions.pools, telemetry.page
-        )
+            settings.autoscaler, control, name, table.revisions.of, lambda: table.revisions.pools, counted.alive,
+            telemetry.page,
+        )  # fmt: skip
         backlogs = Backlogs(table.backlog_s, lambda key: throttler.queued(key), lambda key: throttler.pace(key))
         reporter = Reporter(told.sink, backlogs)
 

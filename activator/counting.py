@@ -31,6 +31,10 @@ class Counted:
     slots: SharedSlots | None = None
     loops: tuple[Callable[[], Coroutine[object, object, None]], ...] = ()
 
+    def alive(self) -> int | None:
+        """How many activators share the store, this one included; None where nobody can say it now."""
+        return self.store.members if self.store is not None and self.store.is_up else None
+
 
 @asynccontextmanager
 async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Counted]:

@@ -2,7 +2,8 @@
 
 A version on such a pod has no Revision of its own, so that the control plane decides how many replicas it has. The pods
 have one, and each second Knative's autoscaler is told of it what the feed said last: also while the control plane is
-away, so that nothing that serves goes with it.
+away, so that nothing that serves goes with it. It adds up what activators say, so that each says its share: by those
+that share a Redis, where there is one, as that knows within seconds who died; else by those that the feed has said.
 """
 
 import asyncio
@@ -34,11 +35,14 @@ class PoolReporter:
         control: Sink,
         revision_of: Callable[[VersionKey], RevisionRow | None],
         pools: Callable[[], tuple[PoolRow, ...]],
+        alive: Callable[[], int | None],
     ) -> None:
+        """`alive`: how many activators there are by now; None where only the feed has said it."""
         self._link = link
         self._control = control
         self._revision_of = revision_of
         self._pools = pools
+        self._alive = alive
 
     def __repr__(self) -> str:
         return f"<PoolReporter pools={len(self._pools())} {self._link!r}>"
@@ -73,7 +77,11 @@ class PoolReporter:
             due = max(due + PERIOD_S, loop.time())  # never twice within one second
             await asyncio.sleep(due - loop.time())
             if pools := self._pools():
-                await self._link.tell([RevisionStat(row.namespace, row.name, row.share, 0) for row in pools])
+                await self._link.tell([RevisionStat(row.namespace, row.name, self._share(row), 0) for row in pools])
+
+    def _share(self, row: PoolRow) -> float:
+        alive = self._alive()
+        return row.share if alive is None else row.wanted / alive
 
 
 def _key(stat: ConcurrencyStat) -> VersionKey:

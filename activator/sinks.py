@@ -35,6 +35,7 @@ def choose_sink(
     name: str,
     revision_of: Callable[[VersionKey], RevisionRow | None],
     pools: Callable[[], tuple[PoolRow, ...]],
+    alive: Callable[[], int | None],
     page: Page,
 ) -> Told:
     """As the setting says. Raises BadSetting. The library is imported only where Knative's autoscaler is named."""
@@ -48,7 +49,7 @@ def choose_sink(
         raise BadSetting("KELVIN_AUTOSCALER", autoscaler, rule) from missing
     link = AutoscalerLink(autoscaler, name, revision_of)
     page.gauge("kelvin_autoscaler_connected", "Whether Knative's autoscaler hears us.", lambda: link.is_open)
-    sink = PoolReporter(link, ControlSink(control, name), revision_of, pools)
+    sink = PoolReporter(link, ControlSink(control, name), revision_of, pools, alive)
     return Told(sink, lambda: link.is_open, (link.run, sink.run))
 
 

@@ -141,12 +141,13 @@ class RevisionRow(Wire, frozen=True):
 
 class PoolRow(Wire, frozen=True):
     """Where Knative's autoscaler hears of pods that wait for versions, and what each activator tells it: its `share` of
-    how many pods there are to be.
+    how many are `wanted`, by the activators that hear this.
     """
 
     namespace: str
     name: str
     share: float
+    wanted: int
 
 
 class RestoreFailure(Wire, frozen=True):

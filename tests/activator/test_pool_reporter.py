@@ -3,18 +3,25 @@
 import asyncio
 from collections.abc import Iterable
 
+import pytest
+
+from activator import shared_store
 from activator.autoscaler_link import AutoscalerLink
+from activator.counting import open_rates
 from activator.pool_reporter import PoolReporter
 from activator.reporter import PERIOD_S
 from activator.revisions import Revisions
+from activator.shared_store import open_store
 from activator.stat_wire import RevisionStat
 from contracts.control import ConcurrencyStat, Feed, PoolRow
+from telemetry.policy.instruments import Page
 from tests.activator.knative_autoscaler import StrictAutoscaler
+from tests.activator.redis_server import RedisServer
 from tests.activator.test_autoscaler_link import ROWS, UNKNOWN, M, stat
 from tests.eventually import eventually
 from tests.virtual_loop import run_virtually
 
-POOL = PoolRow(namespace="ns", name="pool-1", share=2.5)
+POOL = PoolRow(namespace="ns", name="pool-1", share=2.5, wanted=5)
 
 
 class Heard:
@@ -46,7 +53,7 @@ def test_who_is_told_of_a_version() -> None:
 
     async def main() -> None:
         link, control, pools = Heard(), Heard(), [POOL]
-        reporter = PoolReporter(link, control, ROWS.get, lambda: tuple(pools))
+        reporter = PoolReporter(link, control, ROWS.get, lambda: tuple(pools), lambda: None)
         own, shared = stat(M, 1.0), stat(UNKNOWN, 2.0)
         assert await reporter.send((own, shared))
         assert (link.stats, control.stats) == ([own], [shared])
@@ -71,7 +78,7 @@ def test_pods_are_told_each_second() -> None:
 
     async def main() -> None:
         link, seen = Heard(), Revisions()
-        reporter = PoolReporter(link, Heard(), seen.of, lambda: seen.pools)
+        reporter = PoolReporter(link, Heard(), seen.of, lambda: seen.pools, lambda: None)
         running = asyncio.create_task(reporter.run())
         await asyncio.sleep(1.5)
         assert link.told == []
@@ -85,6 +92,51 @@ def test_pods_are_told_each_second() -> None:
         assert link.told == [(at, RevisionStat("ns", "pool-1", 2.5, 0)) for at in (2.0, 3.0, 4.0)]
 
     run_virtually(main())
+
+
+def test_of_one_that_died_the_others_say_its_share() -> None:
+    """Who is alive is known or not: with it the whole is reported while the control plane says nothing new. The
+    control: without it what was said last, by as many as there were then.
+    """
+
+    async def main() -> None:
+        link, alive = Heard(), list[int | None]((None,))
+        reporter = PoolReporter(link, Heard(), ROWS.get, lambda: (POOL,), lambda: alive[-1])
+        running = asyncio.create_task(reporter.run())
+        await asyncio.sleep(PERIOD_S / 2)  # between two reports
+        for now in (None, 2, 1, None):
+            alive.append(now)
+            await asyncio.sleep(PERIOD_S)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert [each.concurrency for _, each in link.told] == [2.5, 2.5, 5.0, 2.5]
+
+    run_virtually(main())
+
+
+def test_who_is_alive_is_heard_of_a_real_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is silent counts no more; nobody says how many there are without a Redis, or while it is away."""
+    monkeypatch.setattr(shared_store, "SILENT_S", 1.0)
+
+    async def main() -> None:
+        async with open_rates(None, "one", Page("activator")) as alone:
+            assert alone.alive() is None
+        with RedisServer() as server:
+            async with asyncio.timeout(60), open_rates(server.url, "one", Page("activator")) as one:
+                assert one.store is not None
+                assert one.alive() == 1
+                async with open_store(server.url, "two") as two:
+                    await two.beat()
+                    await one.store.beat()
+                    assert one.alive() == 2
+                while one.alive() != 1:
+                    await one.store.beat()
+                    await asyncio.sleep(0.01)
+                server.kill()
+                await one.store.beat()
+                assert one.alive() is None
+
+    asyncio.run(main())
 
 
 def test_the_autoscaler_hears_it() -> None:

@@ -169,7 +169,7 @@ def test_from_a_report_to_a_release(knative: Knative, tmp_path: Path) -> None:
             told = await until(reader, lambda line: bool(line.replicas))
             assert rows(told.replicas) == [there]
             told = await until(reader, lambda line: bool(line.pools))
-            assert [row.share for row in told.pools] == [2.0]
+            assert [(row.share, row.wanted) for row in told.pools] == [(2.0, 2)]
             await eventually(lambda: cost(knative) == "1000", "it is worth more than those that wait")
             _, shown = await door.admin("GET", "/status")
             assert shown["pools"] == [{"name": "small", "wanted": 2, "pods": {"bound": 1}}]

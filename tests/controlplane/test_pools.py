@@ -80,6 +80,7 @@ def test_what_is_reported(tmp_path: Path) -> None:
         with stage.scene.feed.subscribe():
             await stage.scene.passes(2)
             assert await shares(stage) == {"small-00001": 1.5, "large-00001": 0.5}
+            assert [row.wanted for row in stage.scene.feed.snapshot().pools] == [1, 3]
 
     staged(tmp_path, scenario)
 

@@ -283,8 +283,9 @@ class Pools:
         counts = self._wanted()
         readers = max(1, self._feed.readers)
         rows = tuple(
-            PoolRow(namespace=place[0], name=revision, share=counts[self._specs[place].name] / readers)
+            PoolRow(namespace=place[0], name=revision, share=wanted / readers, wanted=wanted)
             for place, revision in sorted(self._revisions.items())
+            for wanted in (counts[self._specs[place].name],)
         )
         if rows and rows != self._rows:
             self._rows = rows
