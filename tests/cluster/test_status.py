@@ -19,8 +19,9 @@ from tests.cluster.playing import FEATURES, Knative, inside, running
 from tests.cluster.test_control_plane import register
 from tests.cluster.test_pending import SPOT, Scene, unscheduled
 from tests.controlplane.builders import digest
-from tests.controlplane.ground import ROOT, eventually
+from tests.controlplane.ground import ROOT
 from tests.controlplane.test_internal_api import feed
+from tests.eventually import eventually
 from tests.kelvin.test_recovery import kelvin
 
 

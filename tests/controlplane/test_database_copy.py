@@ -23,10 +23,10 @@ from controlplane.policy.month import month_of
 from controlplane.postgres_place import PostgresPlace
 from controlplane.soundness import Soundness, soundness_of
 from controlplane.store import disposing, open_database, reading_engine, sqlite_engine
+from tests.controlplane.billing_ground import BOOK, enter
 from tests.controlplane.builders import BY, NOW_S
 from tests.controlplane.postgres_server import PostgresServer, name_of, waiting_for_locks
 from tests.controlplane.postgres_wire import Lost, Wire
-from tests.controlplane.test_billing import BOOK, enter
 from tests.controlplane.test_ledger_migrations import GOLDEN
 from tests.controlplane.test_restore import World, in_world
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
