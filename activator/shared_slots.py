@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from activator.asking import Asking, Scripts, each
 from activator.keys import VersionKey
-from activator.line import Line
+from activator.line import Line, Replica
 from activator.policy.places import GOOD_S, LEASED_S, QUIET_S, RENEW_S, share
 from activator.policy.slot_parts import TURN_S, SlotLease, Wish
 from activator.shared_rates import Away
@@ -105,6 +105,13 @@ class _Kept:
     quiet_until_s: float = -inf  # there was less than was wanted
     ends_s: float = -inf
     is_alone: bool = False  # since the store was away for too long
+    answer: "asyncio.Future[None] | None" = None  # for who waits for the next one
+
+    def heard(self) -> None:
+        """It came."""
+        answer, self.answer = self.answer, None
+        if answer is not None:
+            answer.set_result(None)
 
 
 class SharedSlots:
@@ -157,6 +164,27 @@ class SharedSlots:
         if kept is not None and self._clock() >= kept.quiet_until_s and _may_have_more(line):
             self._try_ask(key, kept)
 
+    async def fetch(self, key: VersionKey, line: Line, replica: Replica) -> None:
+        """A request belongs there, of which no slot is free here: wait for one to be leased, where there may be some,
+        and no longer than the store takes for two answers. Cancelling it leaves nothing behind.
+        """
+        self.see(key, line)
+        kept, lease = self._kept.get(key), replica.lease
+        if kept is None or lease is None or not _may_grow(replica, self._clock()):
+            return
+        lease.called += 1
+        try:
+            for _ in range(2):  # what is being asked already knows nothing of it
+                if self._kept.get(key) is not kept or not _may_grow(replica, self._clock()):
+                    return
+                self._try_ask(key, kept)
+                if (task := self._asking.of(key)) is None:
+                    return
+                kept.answer = kept.answer or asyncio.get_running_loop().create_future()
+                await asyncio.wait((task, kept.answer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lease.called -= 1
+
     async def run(self) -> None:
         """Until cancelled."""
         await each(QUIET_S, self.tend)
@@ -171,7 +199,7 @@ class SharedSlots:
                 del self._kept[key]
             elif not self._store.is_up:
                 self._go_alone(key, kept, is_over=now_s >= kept.ends_s)
-            elif now_s - kept.asked_s >= RENEW_S or (now_s >= kept.quiet_until_s and _is_due(kept)):
+            elif now_s - kept.asked_s >= RENEW_S or _is_due(kept, now_s):
                 self._try_ask(key, kept)
 
     async def close(self) -> None:
@@ -227,13 +255,16 @@ class SharedSlots:
                 return  # what was leased is good until its time is over
             kept.ends_s = kept.asked_s + GOOD_S
             for (name, _, wish), slots in zip(rows, told, strict=True):
-                if slots < wish.want:
-                    kept.quiet_until_s = max(kept.quiet_until_s, self._clock() + QUIET_S)
+                quiet_s = self._clock() + QUIET_S if slots < wish.want else -inf
                 if (lease := kept.leases.get(name)) is not None:
                     lease.told(wish, slots)
+                    lease.short_until_s = max(lease.short_until_s, quiet_s)
+                if lease is None or not lease.called:  # else others may have some for those who wait
+                    kept.quiet_until_s = max(kept.quiet_until_s, quiet_s)
+            kept.heard()
             if self._kept.get(key) is kept:
                 self._grant(key)
-            if is_last or self._clock() < kept.quiet_until_s or not _is_due(kept):
+            if is_last or not _is_due(kept, self._clock()):
                 return
 
     def _wishes(self, kept: _Kept, is_last: bool) -> list[tuple[str, int, Wish]]:
@@ -255,7 +286,7 @@ class SharedSlots:
             if leaves:
                 wish = lease.leave(inside)
             elif was_alone:
-                wish = lease.stay(inside)
+                wish, lease.short_until_s = lease.stay(inside), kept.quiet_until_s
             else:
                 wish = lease.ask(inside, waiting, slots)
             rows.append((name, slots, wish))
@@ -270,13 +301,32 @@ class SharedSlots:
                 await asyncio.wait((task,))
 
 
-def _is_due(kept: _Kept) -> bool:
+def _is_due(kept: _Kept, now_s: float) -> bool:
     """Whether somebody waits who finds none, or others may have some of ours."""
     line = kept.line
+    if any(lease.called and _may_grow(line.replicas[name], now_s) for name, lease in _here(kept)):
+        return True
+    if now_s < kept.quiet_until_s:
+        return False
     if len(line.waiting) and not line.free and _may_have_more(line):
         return True
-    return any(
-        lease.gives_back(line.replicas[name].running) for name, lease in kept.leases.items() if name in line.replicas
+    return any(lease.gives_back(line.replicas[name].running) for name, lease in _here(kept))
+
+
+def _here(kept: _Kept) -> list[tuple[str, SlotLease]]:
+    """Leases of replicas that have not gone meanwhile."""
+    return [(name, lease) for name, lease in kept.leases.items() if name in kept.line.replicas]
+
+
+def _may_grow(replica: Replica, now_s: float) -> bool:
+    """Whether it has no free slot here, and may have one that is not ours."""
+    lease = replica.lease
+    return (
+        lease is not None
+        and not replica.free
+        and not replica.is_closed
+        and replica.slots < replica.row.max_streams
+        and now_s >= lease.short_until_s
     )
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from activator.keys import VersionKey
 from activator.line import Line, Replica
-from activator.policy.affinity import choose
+from activator.policy.affinity import Affinity, choose
 from activator.policy.ask import Ask
 from activator.policy.balance import Occupancy, less_loaded
 from contracts.deadline import Deadline
@@ -107,13 +107,19 @@ def take_other(line: Line, than: Replica) -> Replica | None:
     return chosen
 
 
+def where_it_belongs(line: Line, affinity: Affinity) -> Replica | None:
+    """The replica, of whose slots others may have some; None where each has as many requests as it takes from here."""
+    name = choose(affinity, line.ring, _open_ones(line))
+    return None if name is None else line.replicas[name]
+
+
 def _choose(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
     free = [replica for replica in line.replicas.values() if replica.free]
     if len(free) == 1:
         return free[0]
     if ask.affinity is not None:
-        open_ones = {name: _taken(replica) for name, replica in line.replicas.items() if replica.is_open}
-        name = choose(ask.affinity, line.ring, open_ones)
+        at = {replica.row.runtime_id for replica in free}
+        name = choose(ask.affinity, line.ring, _open_ones(line), at)
         assert name is not None
         return line.replicas[name]
     first = draw(len(free))
@@ -121,6 +127,15 @@ def _choose(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
     second += second >= first
     chosen, other = free[first], free[second]
     return other if less_loaded(_taken(chosen), _taken(other)) else chosen
+
+
+def _open_ones(line: Line) -> dict[str, Occupancy]:
+    """By all slots of each, ours or not: two activators with equal requests prefer the same one."""
+    return {
+        name: Occupancy(replica.running, replica.row.max_streams)
+        for name, replica in line.replicas.items()
+        if replica.is_open
+    }
 
 
 def _taken(replica: Replica) -> Occupancy:

@@ -14,6 +14,7 @@ from activator.breakers import INTEGRITY, LONGEST_S, Breakers
 from activator.keys import VersionKey
 from activator.line import Line, Replica, Waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
+from activator.policy.affinity import Affinity
 from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Crowd
 from activator.policy.expected import Outlook, Pace, Starts, comes_too_late, wait_s
@@ -25,7 +26,7 @@ from activator.roster import Roster, Waking, key_of
 from activator.shared_slots import SharedSlots
 from activator.shared_turns import SharedTurns
 from activator.shedding import Shedding
-from activator.slots import NoSlotInTime, Slot, take_other, take_slot
+from activator.slots import NoSlotInTime, Slot, take_other, take_slot, where_it_belongs
 from contracts.control import Feed
 from contracts.deadline import Deadline
 from contracts.errors import Failure, Refused
@@ -161,6 +162,8 @@ class Throttler:
 
     async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None) -> Replica:
         """`slot` without its end: whoever calls this calls `release`."""
+        if self._slots is not None and ask.affinity is not None:
+            await self._fetch(self._slots, key, ask.affinity)
         now = self._clock()
         if self.breakers and self.is_asleep(key):
             self.breakers.check(key, now)
@@ -306,6 +309,17 @@ class Throttler:
             counters = Counters if self._turns is None else SharedCounters
             line = self._lines[key] = Line(FairQueue(self._everyone, self._limits.per_version, counters))
         return line
+
+    async def _fetch(self, slots: SharedSlots, key: VersionKey, affinity: Affinity) -> None:
+        """Where a replica has what the request needs, but no slot that is ours, try for one: elsewhere it would have to
+        be computed anew. Not past those who wait.
+        """
+        line = self._lines.get(key)
+        if line is None or len(line.waiting):
+            return
+        replica = where_it_belongs(line, affinity)
+        if replica is not None and not replica.free:
+            await slots.fetch(key, line, replica)
 
     def _take_slot(self, line: Line, ask: Ask) -> Replica:
         replica = take_slot(line, ask, self._draw)

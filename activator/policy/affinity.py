@@ -7,7 +7,7 @@ without a free slot: it has state to lose, and few requests at once.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
@@ -55,14 +55,18 @@ class Ring:
                 yield name
 
 
-def choose(affinity: Affinity, ring: Ring, open_ones: Mapping[str, Occupancy]) -> str | None:
-    """The replica, with a free slot, of those that take requests; None where none has one."""
+def choose(
+    affinity: Affinity, ring: Ring, open_ones: Mapping[str, Occupancy], free: Container[str] | None = None
+) -> str | None:
+    """The replica, with a free slot, of those that take requests; None where none has one. `free`: those that have one
+    which may be taken now, where that is not all of them.
+    """
     running = sum(each.running for each in open_ones.values())
     capacity = sum(each.capacity for each in open_ones.values())
     later = None
     for name in ring.from_key(affinity.key):
         one = open_ones.get(name)
-        if one is None or one.running >= one.capacity:
+        if one is None or one.running >= one.capacity or (free is not None and name not in free):
             continue
         if affinity.is_session or one.running < SHARE * (running + 1) * one.capacity / capacity:
             return name

@@ -10,6 +10,7 @@ slots, but for the requests of who was silent for so long that its slots went to
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final, NamedTuple
 
 TURN_S: Final = 2.0  # for which slots that don't divide stay where they are: who asks each second hears of each turn
@@ -30,16 +31,19 @@ class SlotLease:
     slots: int = 0  # that may be taken from here
     held: int = 0  # by us, as the store knows: more than that until we say that the rest is not in use
     most: int = 0
+    called: int = 0  # requests that belong there and wait for an answer
+    short_until_s: float = -inf  # there was less than was wanted
 
     def used(self, inside: int) -> None:
         """So many are inside now."""
         self.most = max(self.most, inside)
 
     def ask(self, inside: int, waiting: int, slots: int) -> Wish:
-        """For so many who wait, of so many slots: none where nobody came since. What is given back by it is not used
-        any more, since the answer may come after others had it.
+        """For so many who wait, beside those who belong there, of so many slots: none where nobody came since. What is
+        given back by it is not used any more, since the answer may come after others had it.
         """
         used, self.most = max(self.most, inside), inside
+        waiting += self.called
         want = min(slots, max(used, inside + waiting) + max(1, slots // AHEAD)) if used or waiting else 0
         self.slots = min(self.slots, want)
         return Wish(max(inside, self.slots), want)
@@ -65,7 +69,7 @@ class SlotLease:
 
     def is_idle(self, inside: int) -> bool:
         """Whether it tells no more than a new one would."""
-        return not (self.slots or self.held or self.most or inside)
+        return not (self.slots or self.held or self.most or inside or self.called)
 
 
 def part_of(slots: int, wants: Sequence[int], me: int, turn: int) -> int:

@@ -3,103 +3,19 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from activator.line import Replica
-from activator.policy.admission import QueueLimits
-from activator.policy.ask import Ask
-from activator.policy.bounds import Bound
 from activator.policy.places import GOOD_S, QUIET_S, RENEW_S
 from activator.policy.slot_parts import part_of
-from activator.shared_slots import LEASE, SharedSlots
-from activator.shared_store import RedisStore, open_store
-from activator.throttler import Throttler
-from contracts.deadline import Deadline
-from tests.activator.control import replica_row
+from activator.shared_slots import LEASE
+from activator.shared_store import open_store
+from tests.activator.leasing import HASH, SLOTS, Door, doors
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import Call, hello
-from tests.activator.test_rates import Clock
-from tests.activator.test_throttler import KEY, Bell, _feed
 from tests.activator.world import world
-
-SLOTS = 8
-ASK = Ask("default", 10, 10)
-WIDE = Bound(1000, 100_000, 100_000)
-HASH = f"kelvin:{{{KEY.tenant}/{KEY.version}}}:slots"
-
-
-class Door:
-    """One activator's: requests that wait for the one replica, and those that are inside."""
-
-    def __init__(self, store: RedisStore, slots: int = SLOTS, turn_s: float = 2.0, leased_s: float = 60.0) -> None:
-        self.store, self.clock = store, Clock()
-        self.slots = SharedSlots(store, self.clock, leased_s, turn_s)
-        limits = QueueLimits(WIDE, WIDE, WIDE, 60.0)
-        self.throttler = Throttler(limits, Bell(), slots=self.slots, draw=lambda n: 0)
-        self.throttler.apply(_feed(replica_row("a", slots)))
-        self._coming: list[asyncio.Task[Replica]] = []
-
-    @property
-    def inside(self) -> int:
-        """Requests that the replica has from here."""
-        return sum(task.done() for task in self._coming)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._coming) - self.inside
-
-    async def come(self, many: int = 1) -> None:
-        """So many more requests, which stay inside."""
-        until = Deadline.after(60.0, asyncio.get_running_loop().time())
-        for _ in range(many):
-            self._coming.append(asyncio.create_task(self.throttler.acquire(KEY, ASK, until)))
-        await asyncio.sleep(0)
-
-    def leave(self, many: int = 1) -> None:
-        """So many of those that are inside end, as far as there are such."""
-        for task in [task for task in self._coming if task.done()][:many]:
-            self._coming.remove(task)
-            self.throttler.release(KEY, task.result(), ASK, 10)
-
-    async def heard(self) -> None:
-        """All answers have come, and who waited for them goes on."""
-        while self.slots.is_asking:
-            await asyncio.sleep(0.001)  # the limit is that of `doors`
-        await asyncio.sleep(0)
-        self.throttler.check_integrity()
-
-    async def pass_s(self, seconds: float) -> None:
-        """So long by its clock, and what is due is done."""
-        self.clock.now_s += seconds
-        await self.slots.tend()
-        await self.heard()
-
-    async def end(self) -> None:
-        for task in self._coming:
-            task.cancel()
-        await asyncio.gather(*self._coming, return_exceptions=True)
-        await self.slots.close()
-
-
-@asynccontextmanager
-async def doors(
-    *servers: RedisServer, slots: int = SLOTS, answer_s: float = 20.0, **more: float
-) -> AsyncIterator[list[Door]]:
-    """One for each, which know of each other where they share a server, however busy the machine is."""
-    async with asyncio.timeout(60), AsyncExitStack() as ladder:
-        stores = [
-            await ladder.enter_async_context(open_store(server.url, f"door-{number}", answer_s))
-            for number, server in enumerate(servers)
-        ]
-        for store in stores:
-            await store.beat()
-        found = [Door(store, slots, **more) for store in stores]
-        for door in found:
-            ladder.push_async_callback(door.end)
-        yield found
 
 
 @pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="two: the control")])
