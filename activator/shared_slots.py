@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final, Protocol
+from typing import Protocol
 
 from activator.asking import Asking, Scripts, each
 from activator.keys import VersionKey
@@ -17,68 +17,7 @@ from activator.line import Line, Replica
 from activator.policy.places import GOOD_S, LEASED_S, QUIET_S, RENEW_S, share
 from activator.policy.slot_parts import TURN_S, SlotLease, Wish
 from activator.shared_rates import Away
-
-# A hash of what each member has of each replica of a version, how many it wants, and until when. In: our name, for how
-# many seconds, how long a turn is; of each replica its name, its slots, what we keep, what is wanted. Out: of each how
-# many may be taken from here. The parts are those of `policy/slot_parts.part_of`.
-LEASE: Final = """
-local clock = redis.call('TIME')
-local now = clock[1] + clock[2] / 1000000
-local turn = math.floor(now / ARGV[3])
-local of = {}
-local all = redis.call('HGETALL', KEYS[1])
-for at = 1, #all, 2 do
-  local replica, member = string.match(all[at], '^(%S+) (%S+)$')
-  local have, want, ends = string.match(all[at + 1], '^(%d+) (%d+) (%S+)$')
-  if tonumber(ends) <= now then
-    redis.call('HDEL', KEYS[1], all[at])
-  elseif member ~= ARGV[1] then
-    of[replica] = of[replica] or {}
-    table.insert(of[replica], {member, tonumber(have), tonumber(want)})
-  end
-end
-local out = {}
-for at = 4, #ARGV, 4 do
-  local slots, keep, want = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local every = of[ARGV[at]] or {}
-  local free = slots
-  for _, one in ipairs(every) do free = free - one[2] end
-  table.insert(every, {ARGV[1], 0, want})
-  table.sort(every, function(a, b) return a[1] < b[1] end)
-  local wants = {}
-  for _, one in ipairs(every) do table.insert(wants, one[3]) end
-  table.sort(wants)
-  local left, many = slots, #wants
-  for _, one in ipairs(wants) do
-    if one * many > left then break end
-    left = left - one
-    many = many - 1
-  end
-  local part = want
-  if many > 0 and want > math.floor(left / many) then
-    local level, above, me = math.floor(left / many), 0, 0
-    for _, one in ipairs(every) do
-      if one[3] > level then
-        if one[1] == ARGV[1] then me = above end
-        above = above + 1
-      end
-    end
-    part = level
-    if (me + turn) % above < left - level * many then part = level + 1 end
-  end
-  local may = math.max(0, math.min(part, free))
-  local have = math.max(keep, may)
-  local name = ARGV[at] .. ' ' .. ARGV[1]
-  if have > 0 or want > 0 then
-    redis.call('HSET', KEYS[1], name, string.format('%d %d %.6f', have, want, now + ARGV[2]))
-  else
-    redis.call('HDEL', KEYS[1], name)
-  end
-  table.insert(out, may)
-end
-redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[2] * 1000))
-return out
-"""
+from activator.slot_script import LEASE
 
 
 class Store(Scripts, Protocol):
@@ -246,7 +185,7 @@ class SharedSlots:
         while rows := self._wishes(kept, is_last):
             words: list[str | int] = []
             for name, slots, wish in rows:
-                words += [name, slots, wish.keep, wish.want]
+                words += [name, slots, wish.keep, wish.need, wish.want - wish.need]
             try:
                 told: list[int] = await self._store.ask(
                     LEASE, (hash_name,), self._store.name, str(self._leased_s), str(self._turn_s), *words

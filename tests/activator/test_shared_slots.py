@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from activator.policy.places import GOOD_S, QUIET_S, RENEW_S
-from activator.policy.slot_parts import part_of
-from activator.shared_slots import LEASE
+from activator.policy.slot_parts import Wish, part_of
 from activator.shared_store import open_store
+from activator.slot_script import LEASE
 from tests.activator.leasing import HASH, SLOTS, Door, doors
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import Call, hello
@@ -94,6 +94,46 @@ def test_one_slot_goes_round() -> None:
                         served[number] += door.inside
                         door.leave(door.inside)
                         await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+
+
+def test_in_each_turn_each_has_one_somewhere() -> None:
+    """Of two replicas that take one request: neither has both, and the other none, until the next turn."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with doors(server, server, slots=1, turn_s=1e6, replicas="ab") as both:
+                for door in both:
+                    await door.come(50)
+                rounds = []
+                for _ in range(8):
+                    for door in both:
+                        await door.pass_s(RENEW_S)
+                    rounds.append([door.inside for door in both])
+                    for door in both:
+                        door.leave(door.inside)
+                assert rounds[-3:] == [[1, 1]] * 3, rounds
+
+    asyncio.run(scenario())
+
+
+def test_what_others_have_ahead_is_whose_who_needs_it() -> None:
+    """Three have a few requests inside, and would like some ahead: all that is left is the fourth's, who has many."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with doors(*[server] * 4, replicas="abcd") as every:
+                many = every[3]
+                for door in every[:3]:
+                    await door.come(4)
+                    await door.heard()
+                await many.come(60)
+                for _ in range(4):
+                    for door in every:
+                        await door.pass_s(RENEW_S)
+                assert [door.inside for door in every] == [4, 4, 4, 4 * SLOTS - 12]
+                assert many.waiting > 0
 
     asyncio.run(scenario())
 
@@ -218,18 +258,19 @@ def test_the_script_divides_as_the_policy_says(seed: int) -> None:
         with RedisServer() as server:
             async with asyncio.timeout(60), open_store(server.url, "one", 20.0) as store:
                 for number in range(60):
-                    slots, wants = draw.randrange(12), [draw.randrange(9) for _ in range(draw.randint(1, 5))]
+                    slots, needs = draw.randrange(12), [draw.randrange(9) for _ in range(draw.randint(1, 5))]
+                    rows = [(need, draw.randrange(4) if need else 0) for need in needs]
                     key, far_s = f"k-{number}", "1e12"  # all of it in one turn, of which there was none before
-                    for me, want in enumerate(wants):
-                        await store.ask(LEASE, (key,), f"m-{me}", "60", far_s, "a", 0, 0, want)
+                    for me, row in enumerate(rows):
+                        await store.ask(LEASE, (key,), f"m-{me}", "60", far_s, "a", 0, 0, *row)
                     told = [
-                        await store.ask(LEASE, (key,), f"m-{me}", "60", far_s, "a", slots, 0, want)
-                        for me, want in enumerate(wants)
+                        await store.ask(LEASE, (key,), f"m-{me}", "60", far_s, "a", slots, 0, *row)
+                        for me, row in enumerate(rows)
                     ]
-                    some = [want for want in wants if want]  # who wants none is not there
-                    at = [me for me, want in enumerate(wants) if want]
-                    parts = dict(zip(at, (part_of(slots, some, me, 0) for me in range(len(some))), strict=True))
-                    assert told == [[parts.get(me, 0)] for me in range(len(wants))], (slots, wants)
+                    at = [me for me, row in enumerate(rows) if row[0]]  # who wants none is not there
+                    some = [Wish(0, rows[me][0], sum(rows[me])) for me in at]
+                    parts = dict(zip(at, (part_of(slots, some, me, ord("a")) for me in range(len(some))), strict=True))
+                    assert told == [[parts.get(me, 0)] for me in range(len(rows))], (slots, rows)
 
     asyncio.run(scenario())
 

@@ -148,11 +148,11 @@ class Gate:
 
     async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
         """See `shared_slots.Store`."""
-        rows = [arguments[at : at + 4] for at in range(3, len(arguments), 4)]
+        rows = [arguments[at : at + 5] for at in range(3, len(arguments), 5)]
         answer = asyncio.get_running_loop().create_future()
         self.asked.append(({str(row[0]) for row in rows if row[3]}, answer))
         await answer
-        return [row[3] for row in rows]
+        return [int(row[3]) + int(row[4]) for row in rows]
 
 
 class Behind:

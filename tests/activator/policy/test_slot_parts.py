@@ -7,6 +7,11 @@ from hypothesis import strategies as st
 from activator.policy.slot_parts import SlotLease, Wish, part_of
 
 
+def needed(slots: int) -> Wish:
+    """All that is wanted is."""
+    return Wish(0, slots, slots)
+
+
 @pytest.mark.parametrize(
     ("slots", "wants", "want"),
     [
@@ -22,44 +27,69 @@ from activator.policy.slot_parts import SlotLease, Wish, part_of
 )
 def test_parts(slots: int, wants: list[int], want: list[int]) -> None:
     """The same in whichever turn, where they divide."""
+    wishes = [needed(each) for each in wants]
     for turn in range(3):
-        assert [part_of(slots, wants, me, turn) for me in range(len(wants))] == want
+        assert [part_of(slots, wishes, me, turn) for me in range(len(wants))] == want
+
+
+@pytest.mark.parametrize(
+    ("slots", "wishes", "want"),
+    [
+        pytest.param(8, [(1, 2), (1, 2), (1, 2), (8, 8)], [1, 1, 1, 5], id="what is needed comes before any ahead"),
+        pytest.param(8, [(1, 2), (1, 2), (2, 3)], [2, 2, 3], id="enough for all that is wanted"),
+        pytest.param(8, [(1, 9), (3, 4)], [4, 4], id="what is left by equal parts, as far as it is wanted"),
+        pytest.param(4, [(8, 9), (1, 9)], [3, 1], id="nothing is left"),
+    ],
+)
+def test_ahead_of_need(slots: int, wishes: list[tuple[int, int]], want: list[int]) -> None:
+    """Of each what it needs and what it wants in all."""
+    parts = [part_of(slots, [Wish(0, *wish) for wish in wishes], me, 0) for me in range(len(wishes))]
+    assert parts == want
 
 
 def test_what_does_not_divide_goes_round() -> None:
     """One slot for three has each of them in turn; two of five have the larger part."""
-    assert [[part_of(1, [1, 4, 1], me, turn) for me in range(3)] for turn in range(3)] == [
+    assert [[part_of(1, list(map(needed, (1, 4, 1))), me, turn) for me in range(3)] for turn in range(3)] == [
         [1, 0, 0],
         [0, 0, 1],
         [0, 1, 0],
     ]
     for turn in range(5):
-        assert sorted(part_of(12, [9] * 5, me, turn) for me in range(5)) == [2, 2, 2, 3, 3]
+        assert sorted(part_of(12, [needed(9)] * 5, me, turn) for me in range(5)) == [2, 2, 2, 3, 3]
 
 
-@given(slots=st.integers(0, 20), wants=st.lists(st.integers(0, 30), min_size=1, max_size=6), turn=st.integers(0, 10**9))
-def test_all_is_given_and_never_more(slots: int, wants: list[int], turn: int) -> None:
-    """Nobody has more than it wants; and of two that lack some, neither has two more than the other."""
-    parts = [part_of(slots, wants, me, turn) for me in range(len(wants))]
-    assert sum(parts) == min(slots, sum(wants))
-    assert all(0 <= part <= want for part, want in zip(parts, wants, strict=True))
-    lacking = [part for part, want in zip(parts, wants, strict=True) if part < want]
+@given(
+    slots=st.integers(0, 20),
+    rows=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10)), min_size=1, max_size=6),
+    turn=st.integers(0, 10**9),
+)
+def test_all_is_given_and_never_more(slots: int, rows: list[tuple[int, int]], turn: int) -> None:
+    """Nobody has more than it wants, nor any ahead where another lacks what it needs; and of two that lack some of
+    what they need, neither has two more than the other.
+    """
+    wishes = [Wish(0, need, need + ahead) for need, ahead in rows]
+    parts = [part_of(slots, wishes, me, turn) for me in range(len(wishes))]
+    assert sum(parts) == min(slots, sum(wish.want for wish in wishes))
+    assert all(0 <= part <= wish.want for part, wish in zip(parts, wishes, strict=True))
+    lacking = [part for part, wish in zip(parts, wishes, strict=True) if part < wish.need]
     assert all(part <= least + 1 for least in lacking for part in parts)
+    if lacking:
+        assert all(part <= wish.need for part, wish in zip(parts, wishes, strict=True))
 
 
 def test_what_is_asked_for() -> None:
     """What was used since, who waits, an eighth ahead; nothing where nobody came."""
     lease = SlotLease()
-    assert lease.ask(0, 0, 64) == Wish(0, 0)
-    assert lease.ask(0, 1, 64) == Wish(0, 9)
-    lease.told(Wish(0, 9), 9)
+    assert lease.ask(0, 0, 64) == Wish(0, 0, 0)
+    assert lease.ask(0, 1, 64) == Wish(0, 1, 9)
+    lease.told(Wish(0, 1, 9), 9)
     lease.used(3)
     lease.used(2)
-    assert lease.ask(1, 0, 64) == Wish(9, 11), "what may be in use when the answer comes is kept"
-    lease.told(Wish(9, 11), 11)
-    assert lease.ask(1, 100, 64) == Wish(11, 64)
-    lease.told(Wish(11, 64), 40)
-    assert lease.ask(1, 0, 64) == Wish(9, 9), "what goes back is not used any more"
+    assert lease.ask(1, 0, 64) == Wish(9, 3, 11), "what may be in use when the answer comes is kept"
+    lease.told(Wish(9, 3, 11), 11)
+    assert lease.ask(1, 100, 64) == Wish(11, 64, 64)
+    lease.told(Wish(11, 64, 64), 40)
+    assert lease.ask(1, 0, 64) == Wish(9, 1, 9), "what goes back is not used any more"
     assert lease.slots == 9
 
 
@@ -75,7 +105,7 @@ def test_a_part_that_is_cut_is_given_back_as_requests_end() -> None:
     assert not lease.gives_back(8), "all are in use"
     assert lease.gives_back(7)
     wish = lease.ask(7, 5, 8)
-    assert wish == Wish(7, 8)
+    assert wish == Wish(7, 8, 8)
     lease.told(wish, 4)
     assert not lease.gives_back(7)
 
@@ -84,10 +114,10 @@ def test_after_a_time_alone_it_asks_for_what_it_has() -> None:
     """And for more next time, when the others have said what they have."""
     lease = SlotLease(slots=4)
     lease.used(4)
-    assert lease.stay(2) == Wish(4, 4)
-    lease.told(Wish(4, 4), 3)
+    assert lease.stay(2) == Wish(4, 4, 4)
+    lease.told(Wish(4, 4, 4), 3)
     assert (lease.slots, lease.held) == (3, 4)
-    assert SlotLease(slots=1).stay(3) == Wish(3, 3)
+    assert SlotLease(slots=1).stay(3) == Wish(3, 3, 3)
 
 
 def test_it_is_idle_once_the_store_knows_so() -> None:
@@ -97,11 +127,13 @@ def test_it_is_idle_once_the_store_knows_so() -> None:
     lease.told(lease.ask(0, 1, 8), 2)
     assert not lease.is_idle(0)
     wish = lease.ask(0, 0, 8)
-    assert wish == Wish(0, 0)
+    assert wish == Wish(0, 0, 0)
     assert not lease.is_idle(0), "nobody has heard of it"
     lease.told(wish, 0)
     assert lease.is_idle(0)
     assert not lease.is_idle(1)
-    lease.told(Wish(0, 5), 5)
-    assert lease.leave(2) == Wish(2, 0)
+    lease.told(Wish(0, 1, 2), 0)
+    assert not lease.is_idle(0), "others have less for a wish that is nobody's any more"
+    lease.told(Wish(0, 5, 5), 5)
+    assert lease.leave(2) == Wish(2, 0, 0)
     assert lease.slots == 0
