@@ -115,7 +115,9 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         post = poster(control)
         shipper = await ladder.enter_async_context(Shipper(spool, post))
         ladder.push_async_callback(_flush, shipper)
-        counted = await ladder.enter_async_context(open_rates(settings.redis, name, telemetry.page))
+        counted = await ladder.enter_async_context(
+            open_rates(settings.redis, name, telemetry.page, subsets=settings.subsets)
+        )
         errands = Errands()
         upstreams = Upstreams(ways, errands)
         ladder.push_async_callback(upstreams.close)

@@ -13,7 +13,7 @@ from activator.shared_slots import SharedSlots
 from activator.shared_turns import SharedTurns
 from activator.shares import Entrance, Shares
 from contracts.settings import BadSetting
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import Kind, Page
 
 if TYPE_CHECKING:
     from activator.shared_store import RedisStore
@@ -37,8 +37,8 @@ class Counted:
 
 
 @asynccontextmanager
-async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Counted]:
-    """As the setting says. Raises BadSetting. The library is imported only where there is a Redis."""
+async def open_rates(url: str | None, name: str, page: Page, *, subsets: bool = True) -> AsyncIterator[Counted]:
+    """As the settings say. Raises BadSetting. The library is imported only where there is a Redis."""
     if url is None:
         yield Counted(Rates(), Shares())
         return
@@ -52,7 +52,9 @@ async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Co
         page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)
         page.gauge("kelvin_redis_members", "Activators that share it.", lambda: store.members)
         requests, tokens, places = Shared(store, REQUESTS), Shared(store, TOKENS), SharedPlaces(store)
-        budgets, turns, slots = SharedBudgets(store), SharedTurns(store), SharedSlots(store)
+        budgets, turns, slots = SharedBudgets(store), SharedTurns(store), SharedSlots(store, subsets=subsets)
+        help = "Replicas whose slots other activators have, too, by whether this one prefers them."
+        page.read("kelvin_shared_replicas", help, Kind.GAUGE, ("preferred",), lambda: _by_preference(slots))
         loops = (store.run, requests.run, tokens.run, places.run, budgets.run, turns.run, slots.run)
         try:
             yield Counted(Rates(requests, tokens), places, store, budgets, turns, slots, loops)
@@ -63,3 +65,7 @@ async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Co
             await places.close()
             await requests.close()
             await tokens.close()
+
+
+def _by_preference(slots: SharedSlots) -> dict[tuple[str, ...], float]:
+    return {("yes" if is_preferred else "no",): count for is_preferred, count in slots.replicas.items()}

@@ -23,6 +23,7 @@ class Replica:
     running: int = 0
     breaker: Breaker | None = None  # since it was lost, until it answers
     lease: SlotLease | None = None  # of its slots, where other activators have some
+    is_preferred: bool = True  # to those that others prefer
     gone: bool = False
 
     @property
@@ -68,6 +69,7 @@ class Line:
     ring: Ring = field(default_factory=Ring)  # of all of them
     pace: Pace = field(default_factory=Pace)
     swept_s: float = 0.0  # when it was last looked for those who are late
+    most: int = 0  # requests that its replicas had at once from here, since somebody asked for that
 
     @property
     def free(self) -> int:

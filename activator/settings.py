@@ -87,6 +87,7 @@ class ActivatorSettings:
     telemetry: TelemetrySettings = OFF
     issuers: tuple[TrustedIssuer, ...] = ()
     redis: str | None = field(default=None, repr=False)  # where several activators share limits; may hold a password
+    subsets: bool = True  # whether each of many activators prefers some replicas of a version
     once: OnceLimits = DEFAULT_LIMITS
     cache: OnceLimits = CACHE_LIMITS
     firewall: FirewallSettings | None = None
@@ -178,6 +179,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
         between=read_between(env, Role.ACTIVATOR),
         redis=_redis(env),
+        subsets=settings.choice(env, "KELVIN_SUBSETS", "auto", ("auto", "off")) == "auto",
         autoscaler=_autoscaler(env),
         data_path=address(env, "KELVIN_ACTIVATOR_LISTEN") if env.get("KELVIN_ACTIVATOR_LISTEN") else None,
         firewall=_firewall(env),

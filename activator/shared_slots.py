@@ -18,6 +18,7 @@ from activator.policy.places import GOOD_S, LEASED_S, QUIET_S, RENEW_S, share
 from activator.policy.slot_parts import TURN_S, SlotLease, Wish
 from activator.shared_rates import Away
 from activator.slot_script import LEASE
+from activator.subsets import Subset
 
 
 class Store(Scripts, Protocol):
@@ -33,6 +34,11 @@ class Store(Scripts, Protocol):
         """This activator's, of which there is no other."""
         ...
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all of them, as far as is known, in order."""
+        ...
+
 
 @dataclass(slots=True)
 class _Kept:
@@ -40,10 +46,12 @@ class _Kept:
 
     line: Line
     leases: dict[str, SlotLease] = field(default_factory=dict)  # of replicas
+    subset: Subset = field(default_factory=Subset)
     asked_s: float = -inf
     quiet_until_s: float = -inf  # there was less than was wanted
     ends_s: float = -inf
     is_alone: bool = False  # since the store was away for too long
+    is_wide: bool = False  # who waits finds none at those that we prefer
     answer: "asyncio.Future[None] | None" = None  # for who waits for the next one
 
     def heard(self) -> None:
@@ -62,11 +70,13 @@ class SharedSlots:
         clock: Callable[[], float] = time.monotonic,
         leased_s: float = LEASED_S,
         turn_s: float = TURN_S,
+        subsets: bool = True,
     ) -> None:
         self._store = store
         self._clock = clock
         self._leased_s = leased_s
         self._turn_s = turn_s
+        self._subsets = subsets
         self._kept: dict[VersionKey, _Kept] = {}
         self._asking: Asking[VersionKey] = Asking()
         self._is_on = store.members > 1
@@ -75,6 +85,12 @@ class SharedSlots:
 
     def __repr__(self) -> str:
         return f"<SharedSlots {'on' if self._is_on else 'off'} versions={len(self._kept)} {self._asking!r}>"
+
+    @property
+    def replicas(self) -> dict[bool, int]:
+        """Whose slots are leased, by whether we prefer them."""
+        every = [replica.is_preferred for kept in self._kept.values() for replica in kept.line.replicas.values()]
+        return {True: sum(every), False: len(every) - sum(every)}
 
     @property
     def is_asking(self) -> bool:
@@ -155,7 +171,7 @@ class SharedSlots:
                 self.lacks(key, line)
                 continue
             for replica in line.replicas.values():
-                replica.lease = None
+                replica.lease, replica.is_preferred = None, True
             self._grant(key)
 
     def _go_alone(self, key: VersionKey, kept: _Kept, *, is_over: bool) -> None:
@@ -203,6 +219,8 @@ class SharedSlots:
             kept.heard()
             if self._kept.get(key) is kept:
                 self._grant(key)
+            if kept.subset.has_others and not kept.is_wide and len(kept.line.waiting) and not kept.line.free:
+                kept.quiet_until_s = -inf  # nobody waits while there may be one at a replica that we don't prefer
             if is_last or not _is_due(kept, self._clock()):
                 return
 
@@ -212,13 +230,18 @@ class SharedSlots:
         was_alone, kept.is_alone = kept.is_alone, False
         if was_alone:
             kept.quiet_until_s = kept.asked_s + RENEW_S
-        waiting = -(-len(line.waiting) // max(1, len(line.replicas)))
+        if self._subsets:
+            kept.subset.choose(line, self._store.names, self._store.name, kept.asked_s)
+        may_prefer = any(each.is_preferred and _may_grow(each, kept.asked_s) for each in line.replicas.values())
+        kept.is_wide = was_alone or (len(line.waiting) > 0 and (kept.is_wide or not may_prefer))
+        at = {name for name, each in line.replicas.items() if kept.is_wide or each.is_preferred}
+        all_waiting = -(-len(line.waiting) // max(1, len(at)))
         rows: list[tuple[str, int, Wish]] = []
         for name, lease in kept.leases.items():
             replica = line.replicas.get(name)
             if replica is None:
                 continue
-            slots, inside = replica.row.max_streams, replica.running
+            slots, inside, waiting = replica.row.max_streams, replica.running, all_waiting if name in at else 0
             leaves = is_last or replica.is_closed
             if lease.is_idle(inside) and (leaves or not waiting):
                 continue

@@ -76,13 +76,13 @@ end
 return have
 """
 
-# In: our name, seconds of silence. Out: how many members there are.
+# In: our name, seconds of silence. Out: the members' names.
 BEAT: Final = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[2] * 2)
-return redis.call('ZCARD', KEYS[1])
+return redis.call('ZRANGE', KEYS[1], 0, -1)
 """
 
 
@@ -97,6 +97,7 @@ class RedisStore:
         self._running: set[asyncio.Task[Any]] = set()
         self.is_up = False
         self.members = 1
+        self.names: tuple[str, ...] = (name,)
         self.commands = 0
 
     def __repr__(self) -> str:
@@ -114,10 +115,11 @@ class RedisStore:
     async def beat(self) -> None:
         """Say that we live, and look whether it answers."""
         try:
-            members = await self.ask(BEAT, (MEMBERS,), self.name, int(SILENT_S))
+            told: list[bytes] = await self.ask(BEAT, (MEMBERS,), self.name, int(SILENT_S))
         except Away:
             return
-        self.members = max(1, int(members))
+        self.names = tuple(sorted(name.decode() for name in told))
+        self.members = max(1, len(told))
         if not self.is_up:
             log.info("redis answers", extra={"members": self.members})
         self.is_up = True

@@ -86,13 +86,9 @@ class Slot:
 
 def take_slot(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
     """A free slot, of which there is one: where the ask belongs, else of the less loaded of two replicas drawn among
-    the free; `draw(n)` < n.
+    the free, those that we prefer as far as there are such; `draw(n)` < n.
     """
-    chosen = _choose(line, ask, draw)
-    chosen.running += 1
-    if chosen.lease is not None:
-        chosen.lease.used(chosen.running)
-    return chosen
+    return _taken_by_one_more(line, _choose(line, ask, draw))
 
 
 def take_other(line: Line, than: Replica) -> Replica | None:
@@ -100,11 +96,15 @@ def take_other(line: Line, than: Replica) -> Replica | None:
     others = [each for each in line.replicas.values() if each is not than and each.free and each.breaker is None]
     if not others:
         return None
-    chosen = min(others, key=lambda each: each.running / each.slots)
-    chosen.running += 1
-    if chosen.lease is not None:
-        chosen.lease.used(chosen.running)
-    return chosen
+    return _taken_by_one_more(line, min(others, key=lambda each: each.running / each.slots))
+
+
+def _taken_by_one_more(line: Line, replica: Replica) -> Replica:
+    replica.running += 1
+    if replica.lease is not None:
+        replica.lease.used(replica.running)
+        line.most = max(line.most, line.pace.running)
+    return replica
 
 
 def where_it_belongs(line: Line, affinity: Affinity) -> Replica | None:
@@ -122,6 +122,9 @@ def _choose(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
         name = choose(ask.affinity, line.ring, _open_ones(line), at)
         assert name is not None
         return line.replicas[name]
+    free = [replica for replica in free if replica.is_preferred] or free
+    if len(free) == 1:
+        return free[0]
     first = draw(len(free))
     second = draw(len(free) - 1)
     second += second >= first

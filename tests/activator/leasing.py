@@ -36,9 +36,11 @@ class Door:
         leased_s: float = 60.0,
         replicas: str = "a",
         seed: int | None = None,
+        *,
+        subsets: bool = True,
     ) -> None:
         self.store, self.clock = store, Clock()
-        self.slots = SharedSlots(store, self.clock, leased_s, turn_s)
+        self.slots = SharedSlots(store, self.clock, leased_s, turn_s, subsets)
         limits = QueueLimits(WIDE, WIDE, WIDE, 60.0)
         draw = (lambda n: 0) if seed is None else random.Random(seed).randrange
         self.throttler = Throttler(limits, Bell(), slots=self.slots, draw=draw)
@@ -59,6 +61,11 @@ class Door:
     def at(self) -> list[str]:
         """Where those that are inside are, in the order in which they came."""
         return [task.result().row.runtime_id for task in self._coming if task.done()]
+
+    @property
+    def preferred(self) -> set[str]:
+        """Replicas that it prefers."""
+        return {name for name, each in self.throttler.line_of(KEY).replicas.items() if each.is_preferred}
 
     async def come(self, many: int = 1, ask: Ask = ASK) -> None:
         """So many more requests, which stay inside."""
@@ -111,6 +118,7 @@ async def doors(
     leased_s: float = 60.0,
     replicas: str = "a",
     is_random: bool = False,
+    subsets: bool = True,
 ) -> AsyncIterator[list[Door]]:
     """One for each, which know of each other where they share a server, however busy the machine is."""
     async with asyncio.timeout(60), AsyncExitStack() as ladder:
@@ -121,9 +129,20 @@ async def doors(
         for store in stores:
             await store.beat()
         found = [
-            Door(store, slots, turn_s, leased_s, replicas, number if is_random else None)
+            Door(store, slots, turn_s, leased_s, replicas, number if is_random else None, subsets=subsets)
             for number, store in enumerate(stores)
         ]
         for door in found:
             ladder.push_async_callback(door.end)
         yield found
+
+
+@asynccontextmanager
+async def beating(store: RedisStore) -> AsyncIterator[None]:
+    """Others know that it lives, and it knows of them."""
+    task = asyncio.create_task(store.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

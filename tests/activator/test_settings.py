@@ -37,6 +37,7 @@ def test_defaults_need_only_the_data_directory() -> None:
         pytest.param("KELVIN_AUTOSCALER", "ws://autoscaler:8080/x", id="an autoscaler with a path"),
         pytest.param("KELVIN_AUTOSCALER", "ws://autoscaler:no", id="an autoscaler whose port is none"),
         pytest.param("KELVIN_HEDGE_REQUESTS", "1", id="a switch that is neither on nor off"),
+        pytest.param("KELVIN_SUBSETS", "on", id="subsets that are neither automatic nor off"),
     ],
 )
 def test_refusals(name: str, value: str) -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from activator.policy.places import GOOD_S, QUIET_S, RENEW_S
 from activator.policy.slot_parts import Wish, part_of
 from activator.shared_store import open_store
 from activator.slot_script import LEASE
-from tests.activator.leasing import HASH, SLOTS, Door, doors
+from tests.activator.leasing import HASH, SLOTS, Door, beating, doors
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import Call, hello
 from tests.activator.world import world
@@ -275,17 +273,6 @@ def test_the_script_divides_as_the_policy_says(seed: int) -> None:
     asyncio.run(scenario())
 
 
-@asynccontextmanager
-async def beating(door: Door) -> AsyncIterator[None]:
-    """Others know that it lives, and it knows of them."""
-    task = asyncio.create_task(door.store.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 def test_an_activator_leases_its_slots(tmp_path: Path) -> None:
     """Named by its setting: while another one has all slots of the replica its request waits, then it is served; and it
     ends in peace.
@@ -303,7 +290,7 @@ def test_an_activator_leases_its_slots(tmp_path: Path) -> None:
                 await other.come(2)
                 await other.pass_s(RENEW_S)
                 assert other.inside == 2
-                async with beating(other), world(tmp_path, redis=server.url) as here:
+                async with beating(other.store), world(tmp_path, redis=server.url) as here:
                     replica = await here.replica("a", held, max_streams=2)
                     asked = asyncio.create_task(here.post())
                     async with asyncio.timeout(30):

@@ -143,7 +143,7 @@ class Gate:
     """A store whose answers come when the test says so: as much as is wanted."""
 
     def __init__(self) -> None:
-        self.is_up, self.members, self.name = True, 2, "me"
+        self.is_up, self.members, self.name, self.names = True, 2, "me", ("me", "other")
         self.asked: list[tuple[set[str], asyncio.Future[None]]] = []  # replicas of which any is wanted
 
     async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
