@@ -7,8 +7,10 @@ Revision for, it drops without a word: so what is sent has to be right, and it w
 import asyncio
 import logging
 import random
+import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -42,7 +44,7 @@ class AutoscalerLink:
         self._url = url
         self._pod = pod
         self._revision_of = revision_of
-        self._socket: _Socket | None = None
+        self._open: _Connection | None = None
         self._owed: dict[VersionKey, ConcurrencyStat] = {}  # nothing, that could not be told
         self._nowhere: set[VersionKey] = set()  # asked for, without a Revision
         message_class()  # read now, off nobody's way
@@ -53,17 +55,16 @@ class AutoscalerLink:
     @property
     def is_open(self) -> bool:
         """Whether the autoscaler hears us."""
-        return self._socket is not None and not self._socket.closed
+        return self._open is not None and not self._open.stream.closed
 
     @property
     def session(self) -> object | None:
         """See reporter.Sink."""
-        return self._socket if self.is_open else None
+        return None if self._open is None or self._open.stream.closed else self._open.stream
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
         """See reporter.Sink; of a version that no Revision is known for, False."""
-        socket = self._socket
-        if socket is None or socket.closed:
+        if not self.is_open:
             self._owe(stats)
             return False
         told = list(self._told(stats))
@@ -77,57 +78,59 @@ class AutoscalerLink:
 
     async def tell(self, told: Iterable[RevisionStat]) -> bool:
         """Whether it was taken. Nothing of it is kept, where nobody hears."""
-        socket, left = self._socket, iter(told)
-        if socket is None or socket.closed:
+        connection, left = self._open, iter(told)
+        if connection is None or connection.stream.closed:
             return False
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 while some := list(islice(left, AT_ONCE)):
-                    await socket.send_bytes(encode_stats(self._pod, some))
+                    await connection.stream.send_bytes(encode_stats(self._pod, some))
         except _AWAY as error:
             log.warning("Knative's autoscaler takes nothing", extra={"error": repr(error)})
-            if self._socket is socket:
-                self._socket = None
-            socket.abort()
+            if self._open is connection:
+                self._open = None
+            connection.abort()
             return False
         return True
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
-        pause_s = FIRST_BACKOFF_S
-        connector = HostWay(self._url, None).connector(0)
-        async with aiohttp.ClientSession(connector=connector, ws_response_class=_Socket) as session:
+        pause_s, lines = FIRST_BACKOFF_S, list[socket.socket]()
+        connector = HostWay(self._url, None).connector(0, lines.append)
+        async with aiohttp.ClientSession(connector=connector) as session:
             while True:
                 was_open = False
                 try:
-                    was_open = await self._follow(session)
+                    was_open = await self._follow(session, lines)
                 except _AWAY as error:
                     if pause_s == FIRST_BACKOFF_S:
                         log.warning("Knative's autoscaler is away", extra={"url": self._url, "error": repr(error)})
                 pause_s = FIRST_BACKOFF_S if was_open else min(LAST_BACKOFF_S, pause_s * MORE)
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
 
-    async def _follow(self, session: aiohttp.ClientSession) -> bool:
-        """Until the connection ends. Raises where there is none."""
+    async def _follow(self, session: aiohttp.ClientSession, lines: list[socket.socket]) -> bool:
+        """Until the connection ends. Raises where there is none. `lines`: where its socket comes to be, with those of
+        other addresses, which are closed by then.
+        """
+        lines.clear()
         async with asyncio.timeout(TIMEOUT_S):
-            socket = await session.ws_connect(
+            heard = await session.ws_connect(
                 self._url,
                 heartbeat=SILENCE_S * 2 / 3,  # and half of that for the answer
                 timeout=aiohttp.ClientWSTimeout(ws_close=TIMEOUT_S),
             )
-        assert isinstance(socket, _Socket)
-        self._socket = socket
+        connection = self._open = _Connection(heard, tuple(lines))
         log.info("Knative's autoscaler hears us", extra={"url": self._url})
         try:
             owed, self._owed = tuple(self._owed.values()), {}
             if owed:
                 await self.send(owed)
-            async for _ in socket:
+            async for _ in heard:
                 pass  # it has nothing to say
         finally:
-            self._socket = None
-            await _leave(socket)
-        log.warning("Knative's autoscaler ended the connection", extra={"url": self._url, "code": socket.close_code})
+            self._open = None
+            await connection.leave()
+        log.warning("Knative's autoscaler ended the connection", extra={"url": self._url, "code": heard.close_code})
         return True
 
     def _owe(self, stats: tuple[ConcurrencyStat, ...]) -> None:
@@ -153,23 +156,27 @@ class AutoscalerLink:
                 log.warning("a version is asked for that has no Revision", extra={"version": str(key)})
 
 
-class _Socket(aiohttp.ClientWebSocketResponse):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Connection:
     """One that can be ended. The library only closes: what was not sent then waits, for ever, for who reads nothing."""
 
+    stream: aiohttp.ClientWebSocketResponse
+    lines: tuple[socket.socket, ...]
+
     def abort(self) -> None:
-        """At once, whatever waits to be sent. Idempotent."""
-        self._response.close()
-        self._writer.transport.abort()
+        """At once, whatever waits to be sent: to send it fails, and the library lets go of it. Idempotent."""
+        for line in self.lines:
+            with suppress(OSError):  # it is closed, or was never connected
+                line.shutdown(socket.SHUT_RDWR)
 
-
-async def _leave(socket: _Socket) -> None:
-    """In order within its time, else not; nothing of it stays open, also where this is cancelled."""
-    try:
-        with suppress(*_AWAY):
-            async with asyncio.timeout(TIMEOUT_S):
-                await socket.close()
-    finally:
-        socket.abort()
+    async def leave(self) -> None:
+        """In order within its time, else not; nothing of it stays open, also where this is cancelled."""
+        try:
+            with suppress(*_AWAY):
+                async with asyncio.timeout(TIMEOUT_S):
+                    await self.stream.close()
+        finally:
+            self.abort()
 
 
 def _key(stat: ConcurrencyStat) -> VersionKey:

@@ -90,10 +90,17 @@ class HostWay:
         notice_lost_hosts(transport.get_extra_info("socket"))
         return made
 
-    def connector(self, limit: int) -> aiohttp.BaseConnector:
-        """See Way."""
+    def connector(self, limit: int, told: Callable[[socket.socket], None] | None = None) -> aiohttp.BaseConnector:
+        """See Way. Of each socket that it makes, connected or not, somebody may be told."""
+
+        def make(found: aiohttp.AddrInfoType) -> socket.socket:
+            line = _socket(found)
+            if told is not None:
+                told(line)
+            return line
+
         tls = True if self._tls is None else self._tls
-        made = aiohttp.TCPConnector(ssl=tls, limit=limit, use_dns_cache=False, socket_factory=_socket)
+        made = aiohttp.TCPConnector(ssl=tls, limit=limit, use_dns_cache=False, socket_factory=make)
         if self._tls is not None:
             made.allowed_protocol_schema_set = frozenset({"https"})  # a session can't be talked into speaking openly
         return made

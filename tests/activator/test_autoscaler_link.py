@@ -3,13 +3,15 @@
 import asyncio
 import base64
 import hashlib
+import os
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import pytest
+import uvloop
 
 from activator import autoscaler_link
 from activator.autoscaler_link import AutoscalerLink
@@ -232,6 +234,42 @@ def test_nothing_stays_open_of_one_that_is_cancelled() -> None:
     asyncio.run(scenario())
 
 
+def sockets() -> int:
+    """That this process has open."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one by which this was listed
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found
+
+
+@pytest.mark.parametrize("loop", [
+    pytest.param(asyncio.new_event_loop, id="asyncio"),
+    pytest.param(uvloop.new_event_loop, id="uvloop, on which an activator runs"),
+])  # fmt: skip
+def test_nothing_stays_open_on_either_loop(
+    monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """Of one that reads nothing, once it is given up: each time that it is connected to again, and in the end."""
+    monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.2)
+
+    async def scenario() -> None:
+        async with deaf() as port:
+            before = sockets()
+            link = AutoscalerLink(f"ws://127.0.0.1:{port}", LONG, ROWS.get)
+            running = asyncio.create_task(link.run())
+            for times in range(1, 3):
+                await until(lambda: link.is_open)
+                assert sockets() == before + 1 + times, "ours, and the other end of each that there was"
+                assert not await link.send(FLOOD)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await until(lambda: sockets() == before + 2)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("timeout_s", "times"),
     [pytest.param(0.2, 1, id="its time is over"), pytest.param(30.0, 2, id="it is cancelled again")],
@@ -239,12 +277,11 @@ def test_nothing_stays_open_of_one_that_is_cancelled() -> None:
 def test_nor_of_one_that_does_not_leave(monkeypatch: pytest.MonkeyPatch, timeout_s: float, times: int) -> None:
     """The other end keeps up a close in order, for longer than there is time."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", timeout_s)
-    leaving = asyncio.Event()
+    leaving, really = asyncio.Event(), aiohttp.ClientWebSocketResponse.close
 
-    async def close(_: aiohttp.ClientWebSocketResponse) -> bool:
+    async def close(socket: aiohttp.ClientWebSocketResponse) -> bool:
         leaving.set()
-        await asyncio.Event().wait()
-        return True
+        return await really(socket)
 
     async def scenario() -> None:
         async with deaf() as port, unheard(port) as (_, running, line):
