@@ -9,9 +9,7 @@ from service.settings import log_level
 from service.startup import only_checks, refusing_bad_settings
 from weightcache.settings import read_settings
 
-SWITCH_S: Final = (
-    0.0005  # a reader that comes out of a call waits so long for whoever computes; Python's own is ten times it
-)
+SWITCH_S: Final = 0.0005  # for a reader that comes out of a call, beside whoever computes; Python's own is 5 ms
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ class Way(StrEnum):
 def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> Way:
     """Fill `into` (page-aligned) with the beginning of the file, `from_medium` whatever the page cache has.
 
-    `fd` is open for reading, without status flags, and may have others then. Raises EOFError where the file ends before,
-    which one that shrinks meanwhile does as well, and OSError.
+    `fd` is open for reading, without status flags, and may have others then. Raises EOFError where the file ends
+    before, which one that shrinks meanwhile does as well, and OSError.
     """
     if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE * FEW <= into.nbytes:
         _read(fd, into, 0)

@@ -259,12 +259,12 @@ def test_nothing_stays_open_on_either_loop(
             link = AutoscalerLink(f"ws://127.0.0.1:{port}", LONG, ROWS.get)
             running = asyncio.create_task(link.run())
             for times in range(1, 3):
-                await until(lambda: link.is_open)
+                await eventually(lambda: link.is_open)
                 assert sockets() == before + 1 + times, "ours, and the other end of each that there was"
                 assert not await link.send(FLOOD)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await until(lambda: sockets() == before + 2)
+            await eventually(lambda: sockets() == before + 2)
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(scenario())
