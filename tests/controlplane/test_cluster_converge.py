@@ -63,7 +63,7 @@ def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> None:
         wanted = [runtime(), runtime("0a1b2c3d4e5f")]
         async with converging(client) as it:
             it.want([*wanted, space])
-            await eventually(lambda: writes(server) == 3)
+            await eventually(lambda: all(it.seen(Ref.of(each)) for each in (*wanted, space)))  # as it was answered
             for each in range(2):
                 server.namespace(f"other-{each}")  # watches were told of nothing that late
                 await eventually(lambda: server.watching == 2)
