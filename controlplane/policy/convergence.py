@@ -101,7 +101,8 @@ Step = Apply | Delete | Wait | Settled
 def judge(wanted: Json | None, seen: Json | None, memory: Memory, now: float) -> Step:
     """The next step. `wanted` is stamped; None for both of them is nothing to do.
 
-    What is being deleted is left alone until it is gone. What does not bear our label is never deleted.
+    What is being deleted is left alone until it is gone. What does not bear our label, or was not written here, is
+    never deleted: somebody may have applied what `kelvin models render` prints.
     """
     if seen is not None and "deletionTimestamp" in seen["metadata"]:
         return Settled()
@@ -154,9 +155,9 @@ def pause_s(tries: int, luck: float) -> float:
 
 
 def ours(obj: Json) -> bool:
-    """Whether it bears our label."""
-    labels = obj["metadata"].get("labels") or {}
-    return bool(labels.get(MANAGED_BY) == MANAGER)
+    """Whether it bears our label, and was written by a control plane."""
+    labels, notes = obj["metadata"].get("labels") or {}, obj["metadata"].get("annotations") or {}
+    return bool(labels.get(MANAGED_BY) == MANAGER and APPLIED in notes)
 
 
 def stamped(obj: Json) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Place(World):
         condition = {"type": "Ready", "status": "True" if reason is None else "False", "reason": reason or ""}
         self._put(SERVING, "Revision", f"{at(letter).name}-00001", status={"conditions": [condition]})
 
-    def pods(self, letter: str, **ready: bool) -> None:
+    def pods(self, letter: str, namespace: str = NAMESPACE, **ready: bool) -> None:
         """By their names, and whether they are ready."""
         service = at(letter).name
         endpoints = [
@@ -70,12 +70,20 @@ class Place(World):
         ]
         self._put(
             "discovery.k8s.io/v1", "EndpointSlice", f"{service}-00001-private-x",
-            {"serving.knative.dev/service": service},
+            {"serving.knative.dev/service": service}, namespace,
             ports=[{"name": "http", "port": 8012}] if endpoints else None, endpoints=endpoints or None,
         )  # fmt: skip
 
-    def _put(self, api_version: str, kind: str, name: str, labels: Json | None = None, **more: Any) -> None:
-        about = {"name": name, "namespace": NAMESPACE, "labels": {**OURS, **(labels or {})}, "uid": name}
+    def _put(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        labels: Json | None = None,
+        namespace: str = NAMESPACE,
+        **more: Any,
+    ) -> None:
+        about = {"name": name, "namespace": namespace, "labels": {**OURS, **(labels or {})}, "uid": name}
         self.put({"apiVersion": api_version, "kind": kind, "metadata": about, **more})
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.policy.convergence import stamped
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Invalid, Ref, Unreachable, Upsert
 from controlplane.scaling.knative.converge import ABREAST, Converger, Kind
@@ -74,7 +75,7 @@ def test_nothing_is_written_or_deleted_before_it_is_said_what_is_wanted() -> Non
     """A control plane that has not read its registry must not take down what serves."""
 
     async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
-        world.put(service("m"))
+        world.put(stamped(service("m")))
         await clock.advance(3600)
         assert it.seen(M) is not None
         assert world.calls == []
@@ -86,10 +87,11 @@ def test_nothing_is_written_or_deleted_before_it_is_said_what_is_wanted() -> Non
 
 
 def test_what_others_made_is_left_alone() -> None:
-    """And what is not pruned stays, even if it bears our label."""
+    """Also what was rendered here and applied by somebody. And what is not pruned stays, even if it is ours."""
 
     async def others(world: World, it: Converger, clock: VirtualClock) -> None:
         world.put(service("m", labels=False))
+        world.put(service("as rendered"))
         it.want([])
         await clock.advance(3600)
         assert world.calls == []

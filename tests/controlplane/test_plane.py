@@ -8,10 +8,12 @@ import pytest
 
 from controlplane.facts import ScaleChange
 from controlplane.feed import FeedHub
+from controlplane.policy.labels import STREAMS, VERSION
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling.knative.cluster import Invalid, Ref, Upsert
+from controlplane.scaling.knative.plane import SERVING
 from controlplane.tasks import Tasks
-from tests.controlplane.builders import BY, NOW_S, TENANT, key, opened_registry
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry
 from tests.controlplane.plane_scene import CLUSTER, NAMESPACE, Place, Scene, at, at_once, play, running
 from tests.controlplane.virtual_time import VirtualClock
 
@@ -44,6 +46,30 @@ def test_from_a_registration_to_its_deletion(tmp_path: Path) -> None:
         assert it.place.services() == set()
         snapshot = it.feed.snapshot()
         assert (snapshot.revisions, snapshot.replicas, len(tuple(it.table))) == ((), (), 0)
+
+    play(tmp_path, scenario)
+
+
+def test_a_service_elsewhere_gets_no_requests(tmp_path: Path) -> None:
+    """Whoever may make one in a namespace of theirs, with the names of somebody's version: its pods are told to nobody,
+    as those where it belongs are (the control).
+    """
+
+    async def scenario(it: Scene) -> None:
+        await it.register("a")
+        it.place.becomes_ready("a")
+        theirs = Ref(SERVING, "Service", "theirs", at("a").name)
+        ours = it.place.objects[at("a")]
+        it.place.put({**ours, "metadata": {**ours["metadata"], "namespace": "theirs", "annotations": {
+            VERSION: digest("a"), STREAMS: "4"}}})  # fmt: skip
+        it.place.pods("a", "theirs", stranger=True)
+        await it.passes()
+        assert [row.namespace for row in it.feed.snapshot().revisions] == [NAMESPACE]
+        assert it.feed.snapshot().replicas == ()
+        assert theirs in it.place.objects, "it is not ours to delete"
+        it.place.pods("a", one=True)
+        await it.passes()
+        assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
 
     play(tmp_path, scenario)
 

@@ -182,10 +182,19 @@ class Plane:
         if self._pools.service(place, obj):
             return
         before = self._sight.service_at(place)
-        found = None if obj is None else service_of(obj)
+        found = None if obj is None else self._at_its_place(place, service_of(obj))
         self._tell(self._sight.service(place, found))
         if (before is None) != (found is None) or (before and found and before.ready != found.ready):
             self._changed.set()  # an old version may go now
+
+    def _at_its_place(self, place: Place, found: Service | None) -> Service | None:
+        """None for one elsewhere than we write it: else whoever may make Services in some namespace could have what is
+        asked of another tenant's version sent to pods of theirs.
+        """
+        with suppress(Refused):
+            if found is not None and place == place_of(_key(found.of), self._rendering.cluster):
+                return found
+        return None
 
     def _revision(self, place: Place, obj: Json | None) -> None:
         self._tell(self._sight.revision(place, None if obj is None else failed_of(obj)))

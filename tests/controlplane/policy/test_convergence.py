@@ -58,6 +58,8 @@ STAMP = stamp_of(WANTED)
         pytest.param(None, found(WANTED), Memory(), Delete("u1"), id="what is not wanted is deleted, that very one"),
         pytest.param(None, found(WANTED, labels={}), Memory(), Settled(), id="what is not ours is never deleted"),
         pytest.param(None, found(WANTED, labels=None), Memory(), Settled(), id="nor what has no labels at all"),
+        pytest.param(None, found(WANTED, annotations={}), Memory(), Settled(), id="nor what was not written here"),
+        pytest.param(None, found(WANTED, annotations=None), Memory(), Settled(), id="nor what has no notes"),
         pytest.param(
             None, found(WANTED, deletionTimestamp="t"), Memory(), Settled(), id="what is going is not deleted again"
         ),
