@@ -26,10 +26,8 @@ class Way(StrEnum):
 
 
 def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> Way:
-    """Fill `into` (page-aligned) with the beginning of the file, `from_medium` whatever the page cache has.
-
-    `fd` is open for reading, without status flags, and may have others then. Raises EOFError where the file ends
-    before, which one that shrinks meanwhile does as well, and OSError.
+    """Fill `into` (page-aligned) with the beginning of the file, `from_medium` whatever the page cache has. Raises
+    EOFError where the file ends before, which one that shrinks meanwhile does as well, and OSError.
     """
     if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE * FEW <= into.nbytes:
         _read(fd, into, 0)
@@ -38,7 +36,6 @@ def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> Way:
     pages = into.nbytes // PAGE * PAGE
     done = _read_direct(fd, into[:pages])
     if done < into.nbytes:
-        fcntl.fcntl(fd, fcntl.F_SETFL, 0)
         _read(fd, into, done)
     return Way.DIRECT if done else Way.BUFFERED
 
@@ -55,12 +52,16 @@ def _read_direct(fd: int, into: memoryview) -> int:
     """How much was read until the file system refused, here or at once, or gave a part of a page."""
     done = 0
     try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
-        while done < into.nbytes and done % PAGE == 0:
-            count = os.preadv(fd, [into[done:]], done)
-            if count == 0:
-                raise EOFError
-            done += count
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+        try:
+            while done < into.nbytes and done % PAGE == 0:
+                count = os.preadv(fd, [into[done:]], done)
+                if count == 0:
+                    raise EOFError
+                done += count
+        finally:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

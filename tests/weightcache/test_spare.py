@@ -60,8 +60,8 @@ def test_spare_of(host: int, slab: int, spare: int, want: int) -> None:
 @pytest.mark.parametrize(
     ("cores", "want"),
     [
-        pytest.param(1, (4, 2, 1), id="a disk wants several reads whatever the cores"),
-        pytest.param(2, (4, 2, 1), id="two"),
+        pytest.param(1, (8, 2, 1), id="a disk wants several reads whatever the cores"),
+        pytest.param(2, (8, 2, 1), id="two"),
         pytest.param(8, (8, 4, 4), id="eight"),
         pytest.param(192, (16, 8, 4), id="no disk needs more"),
     ],
