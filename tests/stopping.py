@@ -10,10 +10,14 @@ LIMIT_S: Final = 60.0
 
 
 def stop(pid: int) -> None:
-    """Returns once no thread of the process runs any more. On busy cores others than the first go on until then."""
+    """Returns once no thread of the process runs any more. On busy cores others than the first go on until then. Raises
+    ProcessLookupError where it ends instead.
+    """
     os.kill(pid, signal.SIGSTOP)
     limit_s = time.monotonic() + LIMIT_S
     while not is_stopped(pid):
+        if has_ended(pid):
+            raise ProcessLookupError(pid)
         assert time.monotonic() < limit_s, f"{pid} does not stop"
         time.sleep(0.001)
 
@@ -25,3 +29,11 @@ def is_stopped(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False  # one has just ended
     return bool(stats) and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether it is gone, or waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

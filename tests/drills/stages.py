@@ -41,8 +41,11 @@ class Held:
     again: Callable[[], Operation] | None = None  # the same operation once more
 
     def stop(self, process: psutil.Process) -> psutil.Process:
-        """Hold it."""
-        stop(process.pid)
+        """Hold it. Raises psutil.NoSuchProcess where it ends by itself."""
+        try:
+            stop(process.pid)
+        except ProcessLookupError as error:
+            raise psutil.NoSuchProcess(process.pid) from error
         self.stopped.append(process)
         return process
 
@@ -86,7 +89,8 @@ def seal(ground: Ground, models: TinyModels) -> Iterator[Held]:
         wait(lambda: sent(ground.data) >= 1 or push.is_over(), "a chunk is staged")
         ground.wait_until_whole()
         for standby in ground.standbys(runtime):
-            held.stop(standby)
+            with contextlib.suppress(psutil.NoSuchProcess):  # the one that has just judged the headers
+                held.stop(standby)
         wait(lambda: bool(drafts(ground.data)) or push.is_over(), "a draft waits to be sealed")
         yield held
 

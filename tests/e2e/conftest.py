@@ -46,7 +46,7 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def kept(scratch: Path) -> Iterator[Kept]:
+def together(scratch: Path) -> Iterator[Kept]:
     """Installations that several files share: they end with the last of these, at the latest with the session."""
     yield KEPT
     KEPT.close()
@@ -75,9 +75,9 @@ def _with_both(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation
 
 
 @pytest.fixture(scope="module")
-def kelvin(kept: Kept, scratch: Path, llama: Path, qwen2: Path) -> Installation:
+def kelvin(together: Kept, scratch: Path, llama: Path, qwen2: Path) -> Installation:
     """`kelvin up` with both tiny models pushed."""
-    return kept.get("kelvin", partial(_with_both, scratch, llama, qwen2))
+    return together.get("kelvin", partial(_with_both, scratch, llama, qwen2))
 
 
 @pytest.fixture(scope="session")
@@ -97,8 +97,8 @@ def _with_one(collector: Receiver, scratch: Path, llama: Path) -> Iterator[Insta
 
 
 @pytest.fixture(scope="module")
-def watched(kept: Kept, collector: Receiver, scratch: Path, llama: Path) -> Installation:
+def watched(together: Kept, collector: Receiver, scratch: Path, llama: Path) -> Installation:
     """`kelvin up` that tells a collector of notable requests only, looks at all that it keeps every other moment,
     learns how many standbys it needs, and brings weights ahead after pauses of seconds; with one tiny model.
     """
-    return kept.get("watched", partial(_with_one, collector, scratch, llama))
+    return together.get("watched", partial(_with_one, collector, scratch, llama))
