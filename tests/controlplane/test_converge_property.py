@@ -8,20 +8,22 @@ from copy import deepcopy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.convergence import differences
+from controlplane.policy.convergence import differences, stamped
+from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Conflict, Invalid, Json, Ref, Unreachable
 from controlplane.scaling.knative.converge import Converger, Kind
 from tests.controlplane.cluster_world import SERVICE, World, service
 from tests.controlplane.virtual_time import VirtualClock
 
 NAMES = ("a", "b", "c", "d")
-OBJECT = st.builds(
+BUILT = st.builds(
     service,
     st.sampled_from(NAMES),
     image=st.sampled_from(["one", "two"]),
     scale=st.sampled_from(["1", "3", None]),
     labels=st.booleans(),
 )
+OBJECT = BUILT | BUILT.map(stamped)  # as somebody applied it, or as a control plane did
 WANTED = st.builds(
     service, st.sampled_from(NAMES), image=st.sampled_from(["one", "two"]), scale=st.sampled_from(["1", None])
 )
@@ -40,7 +42,11 @@ async def converged(
     world, clock = World(), VirtualClock()
     for each in by_name(there).values():
         world.put(deepcopy(each))
-    foreign = {ref for ref, each in world.objects.items() if not each["metadata"]["labels"]}
+    foreign = {
+        ref
+        for ref, each in world.objects.items()
+        if not each["metadata"]["labels"] or APPLIED not in each["metadata"].get("annotations", {})
+    }
     world.refuse = {Ref(*SERVICE, "models", name): deque(them) for name, them in troubles.items()}  # type: ignore[arg-type]
     want = by_name(wanted)
     for crash in [*crashes, None]:
