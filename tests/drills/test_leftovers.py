@@ -23,8 +23,9 @@ sys.stdin.read()
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no shared memory here")
 def test_shared_memory_of_a_neighbour_is_not_left() -> None:
-    """While a process has it mapped or open; without one it is."""
+    """While a process has it mapped or open; without one it is, unless a server that was killed has left it."""
     names = [f"kelvin-test-{os.getpid()}-{which}" for which in ("mapped", "opened")]
+    killed = Path("/dev/shm", f"PostgreSQL.{os.getpid()}")
     paths = [Path("/dev/shm", name) for name in names]
     try:
         with subprocess.Popen(
@@ -33,7 +34,9 @@ def test_shared_memory_of_a_neighbour_is_not_left() -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             assert not leftovers.shared_memory() & set(names)
+        killed.touch()
         assert leftovers.shared_memory() >= set(names)
+        assert killed.name not in leftovers.shared_memory()
     finally:
-        for path in paths:
+        for path in (*paths, killed):
             path.unlink(missing_ok=True)
