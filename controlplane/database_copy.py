@@ -20,13 +20,13 @@ from sqlalchemy.exc import DBAPIError
 
 from contracts.backup import CopiedTable, CopyReport
 from contracts.settings import BadSetting
-from contracts.wire import encode
 from controlplane import ledger_schema, schema
 from controlplane.arrivals import insert_rows
 from controlplane.ledger_migrations import NewerLedger, ensure_ledger
 from controlplane.migrations import NewerDatabase, migrate
 from controlplane.postgres_columns import unhurried
 from controlplane.postgres_place import BadPlace, PostgresPlace, parse_place
+from controlplane.program import reporting
 from controlplane.soundness import Soundness, soundness_of
 from controlplane.store import disposing, open_database, reading_engine, streamed
 from service.private import keep_secrets
@@ -134,17 +134,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("password_file", type=Path, nargs="?")
     parser.add_argument("--accept-unsound", action="store_true")
     given = parser.parse_args(arguments)
+    return reporting(lambda: _copied(given.data, given.url, given.password_file, given.accept_unsound), CannotCopy)
+
+
+def _copied(data: Path, url: str, password_file: Path | None, accept_unsound: bool) -> CopyReport:
     try:
-        place = parse_place(given.url, given.password_file)
-        report = copy_database(given.data, place, accept_unsound=given.accept_unsound)
+        place = parse_place(url, password_file)
     except BadPlace as bad:
-        sys.stderr.write(f"--to: {bad}\n")
-        return 1
-    except (CannotCopy, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(encode(report).decode() + "\n")
-    return 0
+        raise CannotCopy(f"--to: {bad}") from bad
+    return copy_database(data, place, accept_unsound=accept_unsound)
 
 
 if __name__ == "__main__":

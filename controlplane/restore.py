@@ -16,8 +16,6 @@ from pathlib import Path
 from sqlalchemy import func, select, text
 
 from contracts.backup import BackupIndex, RestoreReport
-from contracts.errors import Refused
-from contracts.wire import encode
 from controlplane import schema
 from controlplane.archive import BadBackup, unpack
 from controlplane.backup_place import backups_in
@@ -26,6 +24,7 @@ from controlplane.journal import Entry, entries_after, entry_of, extent_of
 from controlplane.ledger_migrations import NewerLedger
 from controlplane.migrations import NewerDatabase
 from controlplane.placing import STAGING, place
+from controlplane.program import reporting
 from controlplane.replay import replay
 from controlplane.soundness import soundness_of
 from controlplane.store import Database, open_database
@@ -147,16 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replace", action="store_true")
     parser.add_argument("--accept-unsound", action="store_true")
     given = parser.parse_args(arguments)
-    try:
-        report = restore(given.source, given.data, replace=given.replace, accept_unsound=given.accept_unsound)
-    except (CannotRestore, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except Refused as refused:
-        sys.stderr.write(f"{refused.failure.message}\n")
-        return 1
-    sys.stdout.write(encode(report).decode() + "\n")
-    return 0
+    return reporting(
+        lambda: restore(given.source, given.data, replace=given.replace, accept_unsound=given.accept_unsound),
+        CannotRestore,
+    )
 
 
 if __name__ == "__main__":

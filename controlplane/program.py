@@ -1,0 +1,22 @@
+"""What a program of ours that the command line runs says of its work: `kelvin/program.py` reads it."""
+
+import sys
+from collections.abc import Callable
+
+from contracts.errors import Refused
+from contracts.wire import encode
+
+
+def reporting(work: Callable[[], object], refusal: type[Exception]) -> int:
+    """Do it. Its report as JSON on standard output and 0; or what is refused, as one line on standard error, and 1."""
+    try:
+        report = work()
+    except Refused as refused:
+        said = refused.failure.message
+    except (refusal, OSError) as error:
+        said = str(error)
+    else:
+        sys.stdout.write(encode(report).decode() + "\n")
+        return 0
+    sys.stderr.write(f"{said}\n")
+    return 1
