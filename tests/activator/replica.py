@@ -103,6 +103,21 @@ async def hello(call: Call) -> None:
     await call.end(2)
 
 
+class Held:
+    """Answers as `hello`, once it is released."""
+
+    def __init__(self) -> None:
+        self._released = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        await self._released.wait()
+        await hello(call)
+
+    def release(self) -> None:
+        """All there are, and whoever comes."""
+        self._released.set()
+
+
 class FakeReplica:
     """Answers by its script; knows what was cancelled, acknowledged, and how many ran at once."""
 

@@ -8,7 +8,7 @@ from contracts.spending import SpendingRow, TokenPrices
 from tests.activator import spending
 from tests.activator.control import STRANGER
 from tests.activator.redis_server import RedisServer
-from tests.activator.replica import Call, hello
+from tests.activator.replica import Held
 from tests.activator.world import CHAT, World, http, world
 
 PRICES = TokenPrices(per_tokens=1, prompt=10, cached=10, completion=100, request=0)
@@ -51,11 +51,7 @@ def test_a_budget_that_is_spent(tmp_path: Path) -> None:
 
 def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
     """It is held at its most while it runs, charged at what it was, and given over to the ledger's sum."""
-    release = asyncio.Event()
-
-    async def held(call: Call) -> None:
-        await release.wait()
-        await hello(call)
+    held = Held()
 
     async def scenario() -> None:
         async with world(tmp_path) as here:
@@ -67,7 +63,7 @@ def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
             got = await here.post(body=SMALL)
             assert (got.status, got.code) == (429, "insufficient_quota")
             assert b"does not cover this request" in got.body
-            release.set()
+            held.release()
             assert (await first).status == 200
             assert (await here.post(body=SMALL)).status == 200  # its own, and what the first one was
             assert (await here.post(body=SMALL)).status == 429

@@ -9,7 +9,7 @@ import msgspec
 from contracts.control import TenantLimits, TenantRow
 from contracts.errors import InvalidRequest
 from tests.activator.control import STRANGER
-from tests.activator.replica import Call, hello
+from tests.activator.replica import Call, Held, hello
 from tests.activator.world import CHAT, World, http, world
 
 SMALL = CHAT | {"max_tokens": 10}
@@ -64,11 +64,7 @@ def test_requests_a_minute(tmp_path: Path) -> None:
 
 def test_tokens_a_minute(tmp_path: Path) -> None:
     """An estimate is held while a request runs, the truth is charged when it ends: others may have the rest at once."""
-    release = asyncio.Event()
-
-    async def held(call: Call) -> None:
-        await release.wait()
-        await hello(call)  # 3 tokens in, 2 out
+    held = Held()  # 3 tokens in, 2 out
 
     async def scenario() -> None:
         async with world(tmp_path) as here:
@@ -82,7 +78,7 @@ def test_tokens_a_minute(tmp_path: Path) -> None:
             assert got.headers["x-ratelimit-limit-tokens"] == "1000"
             assert int(got.headers["retry-after"]) >= 1
             assert int(got.headers["x-ratelimit-remaining-tokens"]) < 100
-            release.set()
+            held.release()
             assert (await first).status == 200
             got = await here.post(body=CHAT | {"max_tokens": 900})
             assert (got.status, len(replica.calls)) == (200, 2)

@@ -12,7 +12,7 @@ from activator.shared_store import open_store
 from activator.slot_script import LEASE
 from tests.activator.leasing import HASH, SLOTS, Door, beating, doors
 from tests.activator.redis_server import RedisServer
-from tests.activator.replica import Call, hello
+from tests.activator.replica import Held
 from tests.activator.world import world
 
 
@@ -277,11 +277,7 @@ def test_an_activator_leases_its_slots(tmp_path: Path) -> None:
     """Named by its setting: while another one has all slots of the replica its request waits, then it is served; and it
     ends in peace.
     """
-    release = asyncio.Event()
-
-    async def held(call: Call) -> None:
-        await release.wait()
-        await hello(call)
+    held = Held()
 
     async def scenario() -> None:
         with RedisServer() as server:
@@ -303,7 +299,7 @@ def test_an_activator_leases_its_slots(tmp_path: Path) -> None:
                         while not replica.calls:
                             await other.pass_s(RENEW_S)
                             await asyncio.sleep(0.05)
-                    release.set()
+                    held.release()
                     assert (await asked).status == 200
                     assert await here.terminate() == 0
                     assert b"activator-" not in server.ask("HGETALL", HASH)

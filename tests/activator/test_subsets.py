@@ -14,7 +14,7 @@ from contracts.control import Feed
 from tests.activator.control import replica_row
 from tests.activator.leasing import ASK, HASH, SLOTS, Door, beating, doors
 from tests.activator.redis_server import RedisServer
-from tests.activator.replica import Call, hello
+from tests.activator.replica import Held
 from tests.activator.world import world
 
 MANY = "abcdefghijklmnop"
@@ -195,11 +195,7 @@ def test_an_activator_prefers_some(tmp_path: Path, setting: str, want: int) -> N
     """Beside three others, of six replicas with four slots: five requests at once are at two of them, or at more where
     its setting says so.
     """
-    release = asyncio.Event()
-
-    async def held(call: Call) -> None:
-        await release.wait()
-        await hello(call)
+    held = Held()
 
     async def scenario() -> None:
         with RedisServer() as server:
@@ -220,7 +216,7 @@ def test_an_activator_prefers_some(tmp_path: Path, setting: str, want: int) -> N
                 page = await here.page()
                 assert f'kelvin_shared_replicas{{process="activator",preferred="yes"}} {want}' in page
                 assert f'kelvin_shared_replicas{{process="activator",preferred="no"}} {6 - want}' in page
-                release.set()
+                held.release()
                 assert [each.status for each in await asyncio.gather(*asked)] == [200] * 5
 
     asyncio.run(asyncio.wait_for(scenario(), 90))

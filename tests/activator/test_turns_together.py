@@ -16,7 +16,7 @@ from activator.throttler import Throttler
 from contracts.deadline import Deadline
 from tests.activator.control import replica_row
 from tests.activator.redis_server import RedisServer
-from tests.activator.replica import Call, hello
+from tests.activator.replica import Held
 from tests.activator.test_throttler import KEY, Bell, _feed
 from tests.activator.world import world
 
@@ -88,11 +88,7 @@ def test_who_waits_at_one_has_its_part_of_both(shared: bool) -> None:
 
 def test_an_activator_tells_its_turns(tmp_path: Path) -> None:
     """Named by its setting, and while another one uses that Redis: when a request waits, and not before."""
-    release = asyncio.Event()
-
-    async def held(call: Call) -> None:
-        await release.wait()
-        await hello(call)
+    held = Held()
 
     async def scenario() -> None:
         with RedisServer() as server:
@@ -106,7 +102,7 @@ def test_an_activator_tells_its_turns(tmp_path: Path) -> None:
                     while server.ask("KEYS", "*turns").startswith(b"*0"):
                         await other.beat()
                         await asyncio.sleep(0.05)
-                release.set()
+                held.release()
                 assert [(await each).status for each in (first, second)] == [200, 200]
                 assert await here.terminate() == 0
 
