@@ -34,12 +34,19 @@ _POLL_S: Final = 0.02
 
 
 def run(settings: RuntimeSettings, pod: Pod) -> int:
-    """Serve until a drain is over: 0, or 1 after a failure, BAD_SETTING_STATUS where the address can't be had."""
+    """Serve until a drain is over: 0, or 1 after a failure, BAD_SETTING_STATUS where the address or the device can't be
+    had.
+    """
     from runtime import app, preload  # after the settings, which pin the libraries' threads
     from runtime.metering import create_meter_page
     from runtime.pod_api import build_probes
+    from runtime.weights import has_device
 
     preload.imports()
+    if not has_device(pod.device_class):
+        why = "no GPU that this image's libraries could compute on is here; a class of processors begins with cpu-"
+        log.error("no device", extra={"device_class": pod.device_class, "why": why})
+        return BAD_SETTING_STATUS
     try:
         listener = listen(pod.host, pod.port)
     except OSError as error:

@@ -103,6 +103,11 @@ def device_of(device_class: str) -> torch.device:
     return torch.device("cpu") if device_class.partition("-")[0] == "cpu" else torch.device("cuda", 0)
 
 
+def has_device(device_class: str) -> bool:
+    """Whether this process has what a class computes on. Makes no context on a GPU."""
+    return device_of(device_class).type == "cpu" or torch.cuda.device_count() > 0
+
+
 def engine_of(device: torch.device) -> tuple[str, str]:
     """Torch, and the device's kind: what of a fingerprint is known before any version is."""
     return str(torch.__version__), "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from contracts.frames import FrameDecoder, FrameKind
 from kelvin.supervisor.graves import recorded_lives
@@ -69,6 +70,18 @@ def test_what_is_not_there_ends_it(sealed: tuple[Installation, Version], tmp_pat
         assert each.process.returncode == 1
     failed = [json.loads(line) for line in lines.splitlines() if b'"failed"' in line]
     assert failed[0]["why"] == f"version '{'0' * 64}' does not exist"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_device_that_is_not_there_ends_it(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """Before anything is restored: 2, with the class and the rule among its lines. The test above is the control."""
+    house, version = sealed
+    with pod(house, version.id, tmp_path / "data", "--device-class", "h100") as each:
+        _, lines = each.process.communicate(timeout=DEADLINE_S)
+        assert each.process.returncode == 2
+    (said,) = (json.loads(line) for line in lines.splitlines() if b'"no device"' in line)
+    assert said["device_class"] == "h100"
+    assert "begins with cpu-" in said["why"]
 
 
 @pytest.mark.parametrize(
