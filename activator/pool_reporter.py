@@ -81,7 +81,7 @@ class PoolReporter:
 
     def _share(self, row: PoolRow) -> float:
         alive = self._alive()
-        return row.share if alive is None else row.wanted / alive
+        return row.share if alive is None or not row.wanted else row.wanted / alive
 
 
 def _key(stat: ConcurrencyStat) -> VersionKey:

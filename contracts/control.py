@@ -18,7 +18,7 @@ from contracts.signature import Signature
 from contracts.spending import SpendingRow
 from contracts.timeline import Span, Stamp
 from contracts.usage import LifetimeRecord, RequestRecord
-from contracts.wire import Wire
+from contracts.wire import Fact, Wire
 
 
 class Scope(StrEnum):
@@ -35,7 +35,7 @@ Priority = Literal["batch", "standard", "interactive"]  # from the lowest to the
 MAX_WEIGHT: Final = 1000  # of a tenant; the least is 1
 
 
-class TenantLimits(Wire, frozen=True):
+class TenantLimits(Fact, frozen=True):
     """What a tenant may use at most; None where the installation's setting holds for it."""
 
     store_bytes: Annotated[int, Meta(ge=0)] | None = None  # of its packs
@@ -52,7 +52,7 @@ class TenantLimits(Wire, frozen=True):
     deadline_max_s: Annotated[int, Meta(ge=1)] | None = None  # of an inference request, whatever that asks for
 
 
-class TenantRow(Wire, frozen=True):
+class TenantRow(Fact, frozen=True):
     """A tenant whose keys may be good. Those of a suspended one are known and refused."""
 
     tenant: str
@@ -60,7 +60,7 @@ class TenantRow(Wire, frozen=True):
     limits: TenantLimits = TenantLimits()
 
 
-class KeyRow(Wire, frozen=True):
+class KeyRow(Fact, frozen=True):
     """A credential as the activator knows it: SHA-256 of the secret (256 random bits need no slow hash)."""
 
     key_id: str
@@ -71,7 +71,7 @@ class KeyRow(Wire, frozen=True):
     expires_at_s: int | None = None
 
 
-class Principal(Wire, frozen=True, omit_defaults=True):
+class Principal(Fact, frozen=True):
     """Who calls, as authenticated by the activator; travels inwards as the header `x-kelvin-principal`."""
 
     key_id: str
@@ -84,7 +84,7 @@ class Principal(Wire, frozen=True, omit_defaults=True):
         return not self.models or model in self.models
 
 
-class ModelRow(Wire, frozen=True):
+class ModelRow(Fact, frozen=True):
     """A model, its aliases and the versions that may be addressed."""
 
     tenant: str
@@ -98,9 +98,11 @@ class ModelRow(Wire, frozen=True):
     ladder: tuple[Rung, ...] = ()  # what it gives up before it refuses what is asked of `prod`
     plan_ladders: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # in its place, for tenants of that plan
     backlog_s: Annotated[float, Meta(ge=0)] = 0.0  # of work before a replica, by which tokens count; 0: they don't
+    # Version that was only just named -> the one before it, which answers what that can't take yet while it is awake.
+    meanwhile: dict[str, str] = field(default_factory=dict)
 
 
-class VersionRow(Wire, frozen=True):
+class VersionRow(Fact, frozen=True):
     """A version that is ready to serve, with what the door needs to know of it."""
 
     tenant: str
@@ -112,7 +114,7 @@ class VersionRow(Wire, frozen=True):
     signature: Signature | None = None  # of what predicts
 
 
-class ReplicaRow(Wire, frozen=True):
+class ReplicaRow(Fact, frozen=True):
     """A replica that takes requests. `address` is a socket name within the run directory, `url` where it is reached
     from other hosts, or "".
     """
@@ -129,7 +131,7 @@ class ReplicaRow(Wire, frozen=True):
     unproven: bool = False  # a pod that the cluster doesn't call ready yet: whoever would use it probes it first
 
 
-class RevisionRow(Wire, frozen=True):
+class RevisionRow(Fact, frozen=True):
     """Where Knative's autoscaler hears of a version: the namespace and name of its Revision, which scales it."""
 
     tenant: str
@@ -139,7 +141,7 @@ class RevisionRow(Wire, frozen=True):
     name: str
 
 
-class PoolRow(Wire, frozen=True):
+class PoolRow(Fact, frozen=True):
     """Where Knative's autoscaler hears of pods that wait for versions, and what each activator tells it: its `share` of
     how many are `wanted`, by the activators that hear this.
     """
@@ -147,10 +149,10 @@ class PoolRow(Wire, frozen=True):
     namespace: str
     name: str
     share: float
-    wanted: int
+    wanted: int = 0
 
 
-class RestoreFailure(Wire, frozen=True):
+class RestoreFailure(Fact, frozen=True):
     """A start of the version failed for good: waiters are told this instead of waiting."""
 
     tenant: str
@@ -176,7 +178,7 @@ class RestoreFailure(Wire, frozen=True):
 READER: Final = "x-kelvin-reader"  # of a request for the feed: who reads, by a name that is its alone
 
 
-class Feed(Wire, frozen=True):
+class Feed(Fact, frozen=True):
     """One line of `GET /internal/v1/feed`. The first is a snapshot (`full`), the rest are changes in order."""
 
     revision: int
@@ -201,13 +203,13 @@ class Feed(Wire, frozen=True):
     machine: Machine | None = None  # in a snapshot: by which starts are given their part of it
 
 
-class KeyUses(Wire, frozen=True):
+class KeyUses(Fact, frozen=True):
     """Body of `POST /internal/v1/keys/uses`: the minute in which each of these keys was last good, seconds of 1970."""
 
     used_at_s: dict[str, int]
 
 
-class ConcurrencyStat(Wire, frozen=True):
+class ConcurrencyStat(Fact, frozen=True):
     """Time-weighted concurrency of one version at one activator since its last report; all reports of a second add."""
 
     tenant: str
@@ -217,26 +219,26 @@ class ConcurrencyStat(Wire, frozen=True):
     requests: int
 
 
-class Stats(Wire, frozen=True):
+class Stats(Fact, frozen=True):
     """Body of `POST /internal/v1/stats`, once a second, and at once for the first request of a version."""
 
     activator: str
     stats: tuple[ConcurrencyStat, ...]
 
 
-class RequestBatch(Wire, frozen=True):
+class RequestBatch(Fact, frozen=True):
     """Body of `POST /internal/v1/usage/requests`; answered 204 once durable. Repeats are harmless."""
 
     records: tuple[RequestRecord, ...]
 
 
-class LifetimeBatch(Wire, frozen=True):
+class LifetimeBatch(Fact, frozen=True):
     """Body of `POST /internal/v1/usage/lifetimes`; likewise."""
 
     records: tuple[LifetimeRecord, ...]
 
 
-class LivesSoFar(Wire, frozen=True):
+class LivesSoFar(Fact, frozen=True):
     """Body of `POST /internal/v1/usage/lives`: replicas that live, each as if it ended now. Answered 204 once durable.
 
     The newest of a replica counts, until its record comes; source, sequence and exit status say nothing.
@@ -255,7 +257,7 @@ class TimelineAnswer(Wire, frozen=True):
     stamps: tuple[Stamp, ...]
 
 
-class VersionRegistration(Wire, frozen=True):
+class VersionRegistration(Fact, frozen=True):
     """`POST /internal/v1/versions`: the snapshotter published this; the first of a model creates the alias `prod`."""
 
     tenant: str
@@ -272,7 +274,7 @@ class VersionRegistration(Wire, frozen=True):
     pushed_by: str = ""  # the id of the tenant's key
 
 
-class NamedVersions(Wire, frozen=True):
+class NamedVersions(Fact, frozen=True):
     """`GET /internal/v1/versions?tenant=T`: every version that a model of the tenant names; deleted ones are not."""
 
     versions: tuple[str, ...]

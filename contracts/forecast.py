@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from contracts.wire import Wire
+from contracts.wire import Fact, Wire
 
 
 class TierRate(Wire, frozen=True):
@@ -26,7 +26,7 @@ class Whereabouts(Wire, frozen=True):
     bytes_s: float
 
 
-class Forecast(Wire, frozen=True):
+class Forecast(Fact, frozen=True):
     """A start of the version is under way: when it is expected to be ready, how many bytes have to be brought into
     memory for it, and from which tier the slowest of them, where that is known. News, not state, like a failure.
     """
@@ -39,7 +39,7 @@ class Forecast(Wire, frozen=True):
     tier: str | None = None
 
 
-class StartRow(Wire, frozen=True):
+class StartRow(Fact, frozen=True):
     """Of a version at zero: how long a start would take, as it was when its last replica went. State, until a replica
     is there again; only of versions of which, or of whose size, a start was seen.
     """

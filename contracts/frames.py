@@ -12,6 +12,7 @@ import msgspec
 
 from contracts.problem import WireFailure
 from contracts.timeline import Span
+from contracts.wire import Fact
 
 CONTENT_TYPE: Final = "application/x-kelvin-frames"
 MAX_PAYLOAD: Final = 16 << 20
@@ -32,7 +33,7 @@ class FrameKind(IntEnum):
 _KINDS: Final[dict[int, FrameKind]] = {kind.value: kind for kind in FrameKind}
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class End(Fact, frozen=True):
     """Payload of the last frame of a complete answer."""
 
     finish_reason: str

@@ -8,12 +8,12 @@ import msgspec
 from contracts.manifest import Kind
 from contracts.signature import Value
 from contracts.timeline import Span
-from contracts.wire import Wire
+from contracts.wire import Fact, Wire
 
 ENGINE: Final = "engine.sock"  # of a `kelvin engine`, which takes the jobs of a push as the control plane does
 
 
-class Bind(Wire, frozen=True):
+class Bind(Fact, frozen=True):
     """`POST /control/bind` to a standby: take this version. Answered by `Bound` when ready, or an error.
 
     `POST /control/wake` to a runtime that sleeps takes the same of the version that it has, and is answered likewise.
@@ -58,7 +58,7 @@ class Pod(Wire, frozen=True):
         return "" if said is None else said.device_class
 
 
-class Take(Wire, frozen=True):
+class Take(Fact, frozen=True):
     """`POST /control/bind` to a pod that is parked. Answered by `Bound` when ready; so is the same again.
 
     `POST /control/release` takes the same, and is answered 202 before the drain has ended, 204 where nothing is bound.
@@ -72,7 +72,7 @@ class Take(Wire, frozen=True):
     weight_bytes: int
 
 
-class Bound(Wire, frozen=True):
+class Bound(Fact, frozen=True):
     """The standby is a runtime now."""
 
     runtime_id: str
@@ -94,7 +94,7 @@ class RuntimeState(StrEnum):
     FAILED = "failed"
 
 
-class RuntimeReport(Wire, frozen=True):
+class RuntimeReport(Fact, frozen=True):
     """`GET /control/state`: lets a restarted control plane adopt it, and an operator look inside."""
 
     runtime_id: str
@@ -116,7 +116,7 @@ class RuntimeReport(Wire, frozen=True):
     url: str = ""  # where other hosts reach it, if they do
 
 
-class GateJob(Wire, frozen=True):
+class GateJob(Fact, frozen=True):
     """`POST /control/gate` to a standby: may this architecture be served? Needs no weights."""
 
     config_json: str
@@ -142,7 +142,7 @@ class GateFacts(Wire, frozen=True):
     dimensions: int = 0  # of an embedding
 
 
-class SealJob(Wire, frozen=True):
+class SealJob(Fact, frozen=True):
     """`POST /control/seal` to a standby: bind the draft both ways, compare, record the known answers."""
 
     tenant: str

@@ -4,12 +4,12 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from contracts.wire import Wire
+from contracts.wire import Fact
 
 MIN_KV_BYTES: Final = 64 << 20
 
 
-class Machine(Wire, frozen=True):
+class Machine(Fact, frozen=True):
     """The CPU of a machine, shared by its replicas: by this a start is given its part, whoever decides it."""
 
     slots: Annotated[int, Meta(ge=1)]  # replicas at once

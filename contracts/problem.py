@@ -13,6 +13,7 @@ import msgspec
 from contracts.errors import Failure, MethodNotAllowed, RemoteFailure
 from contracts.secrets import redact
 from contracts.traffic_errors import DeadlineTooShort
+from contracts.wire import Fact
 
 OPENAI_CONTENT_TYPE: Final = "application/json"
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
@@ -21,7 +22,7 @@ PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
 ErrorForm = Callable[[Failure, str | None], bytes]  # of a failure and the request's id
 
 
-class WireFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WireFailure(Fact, frozen=True):
     """A failure between processes. Decodes to a `RemoteFailure` that renders the same."""
 
     code: str

@@ -3,10 +3,10 @@
 Money is integer micro-units of the price book's currency.
 """
 
-from contracts.wire import Wire
+from contracts.wire import Fact
 
 
-class TokenPrices(Wire, frozen=True):
+class TokenPrices(Fact, frozen=True):
     """Micro-units per `per_tokens` tokens, and per request."""
 
     per_tokens: int
@@ -22,7 +22,7 @@ class TokenPrices(Wire, frozen=True):
         return self.request - -tokens // self.per_tokens
 
 
-class SpendingRow(Wire, frozen=True):
+class SpendingRow(Fact, frozen=True):
     """Of a tenant that has a budget: the bill of a month as it stands, and which records are in it."""
 
     tenant: str

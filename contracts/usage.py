@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import UNSET, UnsetType
 
 from contracts.timeline import Stamp
-from contracts.wire import Wire
+from contracts.wire import Fact, Wire
 
 ACK_TOKENS: Final = 64  # an activator acknowledges a stream's delivered tokens this often
 SO_FAR_S: Final = 60  # the longest that a replica in a pod lives between two words of how it has lived so far
@@ -79,7 +79,7 @@ class LifetimeRecord(Wire, frozen=True):
     max_rss_kb: int
 
 
-class Receipt(Wire, frozen=True):
+class Receipt(Fact, frozen=True):
     """Of one request. Cumulative: a repeated or lost one changes nothing."""
 
     request_id: str
@@ -87,7 +87,7 @@ class Receipt(Wire, frozen=True):
     recorded: bool = False  # the activator's record is durable: the replica may forget the request
 
 
-class Receipts(Wire, frozen=True):
+class Receipts(Fact, frozen=True):
     """Body of `POST /v1/receipts` at a replica."""
 
     receipts: tuple[Receipt, ...]

@@ -19,7 +19,16 @@ _built: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every fact that crosses processes: frozen, keyword-only, unknown fields refused."""
+    """Base of what crosses processes: frozen, keyword-only, unknown fields refused."""
+
+
+class Fact(Wire, frozen=True, omit_defaults=True):
+    """Base of what goes between processes that may be of different builds while one takes the place of the other.
+
+    A field that is added has a default, and is not said where it has that. So who does not know it yet understands all
+    that is said until somebody uses what is new, and refuses that then, in place of doing something else; and what was
+    written before there was the field is read for ever.
+    """
 
 
 def encode(value: object) -> bytes:

@@ -9,13 +9,13 @@ from typing import Annotated, Final
 import msgspec
 
 from contracts.manifest import Digest
-from contracts.wire import Wire
+from contracts.wire import Fact
 
 MAX_DIGESTS: Final = 2048  # of one question: 140 kB
 MAX_WAIT_S: Final = 5.0
 
 
-class Have(Wire, frozen=True):
+class Have(Fact, frozen=True):
     """The question. With `wait_s` it is answered once one of the chunks is there, or will not be."""
 
     digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_DIGESTS)]
@@ -23,7 +23,7 @@ class Have(Wire, frozen=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_S)] = 0.0
 
 
-class Holdings(Wire, frozen=True):
+class Holdings(Fact, frozen=True):
     """The answer: one letter for each chunk (`policy/mixing.Standing`), and a count that grows as bytes arrive."""
 
     node: str

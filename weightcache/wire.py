@@ -13,7 +13,7 @@ from typing import Final
 from contracts.jobs import SealAttestation
 from contracts.manifest import Digest, Offset, Size
 from contracts.problem import WireFailure
-from contracts.wire import Wire
+from contracts.wire import Fact
 
 SOCKET: Final = "lease.sock"
 MAX_MESSAGE_BYTES: Final = 64 << 10
@@ -21,7 +21,7 @@ MAX_SLABS: Final = 252  # 253 descriptors fit a message (SCM_MAX_FD)
 MAX_SPANS: Final = 1000  # of a message
 
 
-class LeaseRequest(Wire, frozen=True):
+class LeaseRequest(Fact, frozen=True):
     """The client's message. The lease lasts until the connection or the process ends."""
 
     tenant: str
@@ -31,14 +31,14 @@ class LeaseRequest(Wire, frozen=True):
     progressive: bool = False  # whether to answer as soon as it is known where the bytes will be
 
 
-class SlabFact(Wire, frozen=True):
+class SlabFact(Fact, frozen=True):
     """A slab's number, unique while the agent lives, and its size."""
 
     id: int
     bytes: Size
 
 
-class LeaseReply(Wire, frozen=True):
+class LeaseReply(Fact, frozen=True):
     """The agent's message: `ok`, or a failure and no descriptors. `ready` are parts of the linear space, first byte and
     the first byte after it, that no earlier message had.
     """
@@ -54,7 +54,7 @@ class LeaseReply(Wire, frozen=True):
     bytes_by_tier: dict[str, int] | None = None
 
 
-class Layout(Wire, frozen=True):
+class Layout(Fact, frozen=True):
     """Where the version's linear space lies: extents of (virtual offset, index of the slab, offset in it, length)."""
 
     total_bytes: Size

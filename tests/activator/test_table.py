@@ -94,14 +94,6 @@ def test_where_a_version_is_scaled_is_known_until_it_is_not() -> None:
         table.check_integrity()
 
 
-def test_a_line_of_an_older_control_plane_is_read() -> None:
-    """It says nothing of revisions, nor of pods that are not ready: nobody is pushed to, and what it names is used."""
-    old = msgspec.json.decode(encode(Feed(revision=2, replicas=(replica_row("r1"),))))
-    del old["revisions"], old["removed_revisions"], old["replicas"][0]["unproven"]
-    line = decode(encode(old), Feed)
-    assert (line.revisions, line.removed_revisions, line.replicas[0].unproven) == ((), (), False)
-
-
 def _granting(*grantees: str) -> Feed:
     row = ModelRow(tenant="default", model="m", aliases={"prod": VERSION}, created_at_s=7, grantees=grantees)
     return Feed(revision=2, models=(row,))

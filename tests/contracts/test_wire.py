@@ -49,8 +49,8 @@ def test_threads_that_decode_a_type_for_the_first_time() -> None:
 
 
 def test_control() -> None:
-    """By msgspec's own call they do, and the process is gone. Where this goes red, msgspec was mended."""
-    assert race("plain") == -signal.SIGSEGV
+    """By msgspec's own call they do, soon, and the process is gone. Where this goes red, msgspec was mended."""
+    assert any(race("plain") == -signal.SIGSEGV for _ in range(5))
 
 
 def test_decoder() -> None:

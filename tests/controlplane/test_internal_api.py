@@ -1,7 +1,6 @@
 """What the other processes call: the feed over its socket, pokes, registrations, jobs, records, readiness."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from contracts.control import Feed, RequestBatch
 from contracts.jobs import GateJob, SealJob
 from contracts.timeline import Stage, Stamp
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
-from contracts.wire import encode
+from contracts.wire import decode, encode
 from controlplane.feed import FeedHub
 from controlplane.internal_api import FeedStream
 from tests.controlplane.builders import digest, key, registration, stats
@@ -226,6 +225,6 @@ def test_a_reader_that_leaves_is_forgotten(data: Path) -> None:
         left.set()
         await streaming
         assert hub._subscriptions == set()
-        assert json.loads(hub.heartbeat())["full"] is False
+        assert decode(hub.heartbeat(), Feed).full is False
 
     asyncio.run(main())
