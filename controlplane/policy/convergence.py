@@ -14,7 +14,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from contracts.doubling import Doubling
-from controlplane.policy.labels import APPLIED, MANAGED_BY, MANAGER
+from controlplane.policy.labels import APPLIED, INSTALLATION, MANAGED_BY, MANAGER
 
 Json = Mapping[str, Any]
 
@@ -23,6 +23,7 @@ LONGEST_S: Final = 300.0
 PAUSES: Final = Doubling(FIRST_S, LONGEST_S)
 CALM_S: Final = 120.0  # an object that stayed as it was for so long is repaired at once again
 SHOWN: Final = 8  # differences of one object
+FOREIGN: Final = "Foreign"  # the reason of what another installation wrote
 
 _QUANTITIES: Final = frozenset({"limits", "requests", "sizeLimit", "hard", "min", "max", "default", "defaultRequest"})
 _QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?\d{1,3}))?")
@@ -95,23 +96,33 @@ class Settled:
     """There is nothing to do until something changes."""
 
 
-Step = Apply | Delete | Wait | Settled
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Another installation's, to be left as it is."""
+
+    owner: str
 
 
-def judge(wanted: Json | None, seen: Json | None, memory: Memory, now: float) -> Step:
+Step = Apply | Delete | Wait | Settled | Foreign
+
+
+def judge(wanted: Json | None, seen: Json | None, memory: Memory, now: float, installation: str) -> Step:
     """The next step. `wanted` is stamped; None for both of them is nothing to do.
 
     What is being deleted is left alone until it is gone. What does not bear our label, or was not written here, is
-    never deleted: somebody may have applied what `kelvin models render` prints.
+    never deleted: somebody may have applied what `kelvin models render` prints. What the control plane of another
+    installation wrote is neither deleted nor written over.
     """
     if seen is not None and "deletionTimestamp" in seen["metadata"]:
         return Settled()
     if wanted is None:
-        if seen is None or not ours(seen):
+        if seen is None or not ours(seen, installation):
             return Settled()
         step: Step = Delete(seen["metadata"]["uid"])
     elif seen is None:
         step = Apply()
+    elif (owner := owner_of(seen)) not in (None, installation):
+        return Foreign(str(owner))
     else:
         found = differences(wanted, seen)
         if not found or (memory.kept == found and memory.stamp == stamp_of(wanted)):
@@ -154,16 +165,25 @@ def pause_s(tries: int, luck: float) -> float:
     return PAUSES.after(tries, luck)
 
 
-def ours(obj: Json) -> bool:
-    """Whether it bears our label, and was written by a control plane."""
+def ours(obj: Json, installation: str) -> bool:
+    """Whether it bears our label, and was written by a control plane of this installation, as far as is known."""
     labels, notes = obj["metadata"].get("labels") or {}, obj["metadata"].get("annotations") or {}
-    return bool(labels.get(MANAGED_BY) == MANAGER and APPLIED in notes)
+    return labels.get(MANAGED_BY) == MANAGER and APPLIED in notes and owner_of(obj) in (None, installation)
 
 
-def stamped(obj: Json) -> dict[str, Any]:
-    """A copy that says what it was rendered as, so that a later rendering without some field differs from it."""
+def owner_of(obj: Json) -> str | None:
+    """The installation whose control plane wrote it; None where nobody said that."""
+    noted = (obj["metadata"].get("annotations") or {}).get(INSTALLATION)
+    return None if noted is None else str(noted)
+
+
+def stamped(obj: Json, installation: str) -> dict[str, Any]:
+    """A copy that says whose it is and what it was rendered as, so that a later rendering without some field differs
+    from it.
+    """
     about = {key: value for key, value in obj["metadata"].items() if key != "annotations"}
     noted = {key: value for key, value in (obj["metadata"].get("annotations") or {}).items() if key != APPLIED}
+    noted[INSTALLATION] = installation
     whole = {**obj, "metadata": {**about, "annotations": noted}}
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
     return {**obj, "metadata": {**about, "annotations": {**noted, APPLIED: digest}}}

@@ -20,3 +20,4 @@ CAPACITY: Final = "kelvin.dev/capacity"  # of nodes, where nothing else says tha
 VERSION: Final = "kelvin.dev/version"
 STREAMS: Final = "kelvin.dev/streams"  # of a pod, for requests; queue-proxy lets some more through
 APPLIED: Final = "kelvin.dev/applied"  # a field that we no longer name leaves no other trace
+INSTALLATION: Final = "kelvin.dev/installation"  # whose control plane wrote it: the namespace in which that runs

@@ -5,9 +5,10 @@ It keeps who owns which field as server-side apply does, and fills in what Knati
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
-from typing import Any
+from typing import Any, Protocol
 
 from controlplane.scaling.knative.cluster import (
     Change,
@@ -22,6 +23,24 @@ from controlplane.scaling.knative.cluster import (
 )
 
 SERVICE = ("serving.knative.dev/v1", "Service")
+
+
+class Runs(Protocol):
+    """A loop over a cluster."""
+
+    def run(self) -> Coroutine[Any, Any, None]: ...
+
+
+@asynccontextmanager
+async def running(loop: Runs) -> AsyncIterator[None]:
+    """It runs until the block ends."""
+    task = asyncio.create_task(loop.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def service(name: str, *, image: str = "one", scale: str | None = "3", labels: bool = True) -> Json:

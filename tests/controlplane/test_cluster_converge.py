@@ -28,7 +28,7 @@ def server() -> Iterator[ApiServer]:
 
 @asynccontextmanager
 async def converging(client: KubernetesCluster) -> AsyncIterator[Converger]:
-    it = Converger(client, [NAMESPACES, SERVICES], SystemClock())
+    it = Converger(client, [NAMESPACES, SERVICES], SystemClock(), "kelvin")
     task = asyncio.create_task(it.run())
     try:
         yield it

@@ -2,20 +2,20 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from controlplane.policy.convergence import stamped
+from controlplane.policy.convergence import Refusal, stamped
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Invalid, Ref, Unreachable, Upsert
 from controlplane.scaling.knative.converge import ABREAST, Converger, Kind
-from tests.controlplane.cluster_world import SERVICE, World, service
+from tests.controlplane.cluster_world import SERVICE, World, running, service
 from tests.controlplane.virtual_time import VirtualClock
 
 M = Ref(*SERVICE, "models", "m")
+HERE, THERE = "kelvin", "kelvin-staging"  # installations
 IMAGE = ("spec", "template", "spec", "containers", 0, "image")
 
 
@@ -24,25 +24,13 @@ def play(scenario: Callable[[World, Converger, VirtualClock], Awaitable[None]], 
 
     async def main() -> None:
         world, clock = World(), VirtualClock()
-        converger = Converger(world, [Kind(*SERVICE, pruned=pruned)], clock, luck=lambda: 0.0)
+        converger = Converger(world, [Kind(*SERVICE, pruned=pruned)], clock, HERE, luck=lambda: 0.0)
         async with running(converger):
             await clock.advance(0.1)
             await scenario(world, converger, clock)
         assert world.watching == []
 
     asyncio.run(main())
-
-
-@asynccontextmanager
-async def running(converger: Converger) -> AsyncIterator[None]:
-    """It runs until the block ends."""
-    task = asyncio.create_task(converger.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def image(world: World, ref: Ref = M) -> Any:
@@ -75,7 +63,7 @@ def test_nothing_is_written_or_deleted_before_it_is_said_what_is_wanted() -> Non
     """A control plane that has not read its registry must not take down what serves."""
 
     async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
-        world.put(stamped(service("m")))
+        world.put(stamped(service("m"), HERE))
         await clock.advance(3600)
         assert it.seen(M) is not None
         assert world.calls == []
@@ -104,6 +92,23 @@ def test_what_others_made_is_left_alone() -> None:
 
     play(others)
     play(kept, pruned=False)
+
+
+def test_two_installations_leave_one_another_alone() -> None:
+    """What the other wrote is neither deleted nor written over; that is said, until it is gone."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        world.put(stamped(service("m", image="theirs"), THERE))
+        world.put(stamped(service("n"), THERE))
+        it.want([service("m")])
+        await clock.advance(3600)
+        assert (world.calls, image(world)) == ([], "theirs")
+        assert it.refusals() == {M: Refusal("Foreign", "it is of the installation in kelvin-staging")}
+        await world.delete(M)
+        await clock.advance(1)
+        assert (world.calls.pop(), image(world), it.refusals()) == (("apply", M), "one", {})
+
+    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +269,7 @@ def test_a_defect_leaves_no_watch_open() -> None:
 
     async def main() -> None:
         world, clock = World(), VirtualClock()
-        converging = asyncio.create_task(Converger(world, [Kind(*SERVICE)], clock).run())
+        converging = asyncio.create_task(Converger(world, [Kind(*SERVICE)], clock, HERE).run())
         await clock.advance(0.1)
         ((_, changes),) = world.watching
         changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))

@@ -8,7 +8,7 @@ from copy import deepcopy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.convergence import differences, stamped
+from controlplane.policy.convergence import differences, owner_of, stamped
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Conflict, Invalid, Json, Ref, Unreachable
 from controlplane.scaling.knative.converge import Converger, Kind
@@ -23,10 +23,12 @@ BUILT = st.builds(
     scale=st.sampled_from(["1", "3", None]),
     labels=st.booleans(),
 )
-OBJECT = BUILT | BUILT.map(stamped)  # as somebody applied it, or as a control plane did
+HERE, THERE = "kelvin", "kelvin-staging"  # installations
 WANTED = st.builds(
     service, st.sampled_from(NAMES), image=st.sampled_from(["one", "two"]), scale=st.sampled_from(["1", None])
 )
+# As somebody applied it, as a control plane of ours did and maybe somebody after it, as another installation's did.
+OBJECT = BUILT | st.builds(stamped, BUILT, st.just(HERE)) | st.builds(stamped, WANTED, st.just(THERE))
 TROUBLE = st.sampled_from([None, Unreachable("x"), Busy("x", 3.0), Conflict("x"), Invalid("x")])
 CRASH = st.tuples(st.integers(1, 6), st.booleans())
 FOREVER_S = 4000.0
@@ -42,7 +44,8 @@ async def converged(
     world, clock = World(), VirtualClock()
     for each in by_name(there).values():
         world.put(deepcopy(each))
-    foreign = {
+    theirs = {ref: deepcopy(each) for ref, each in world.objects.items() if owner_of(each) == THERE}
+    foreign = theirs.keys() | {
         ref
         for ref, each in world.objects.items()
         if not each["metadata"]["labels"] or APPLIED not in each["metadata"].get("annotations", {})
@@ -50,7 +53,7 @@ async def converged(
     world.refuse = {Ref(*SERVICE, "models", name): deque(them) for name, them in troubles.items()}  # type: ignore[arg-type]
     want = by_name(wanted)
     for crash in [*crashes, None]:
-        converger = Converger(world, [Kind(*SERVICE)], clock)
+        converger = Converger(world, [Kind(*SERVICE)], clock, HERE)
         converger.want(want.values())
         world.hang_at = None if crash is None else (len(world.calls) + crash[0], crash[1])
         world.hung.clear()
@@ -60,7 +63,7 @@ async def converged(
             if world.hung.is_set():
                 break
         if crash is None:
-            assert converger.refusals() == {}, converger
+            assert converger.refusals().keys() == want.keys() & theirs.keys(), converger
             asked = len(world.calls)
             world.resync()
             await clock.advance(FOREVER_S)
@@ -69,7 +72,10 @@ async def converged(
         with suppress(asyncio.CancelledError):
             await task
     assert set(world.objects) == set(want) | foreign
+    assert all(world.objects[ref] == each for ref, each in theirs.items())
     for ref, each in want.items():
+        if ref in theirs:
+            continue
         assert differences(each, world.objects[ref]) == ()
         annotations = world.objects[ref]["spec"]["template"]["metadata"]["annotations"]
         assert annotations == each["spec"]["template"]["metadata"]["annotations"] or ref in by_name(there)
@@ -85,5 +91,5 @@ async def converged(
 def test_it_converges_and_is_silent(
     there: list[Json], wanted: list[Json], crashes: list[tuple[int, bool]], troubles: dict[str, list[object]]
 ) -> None:
-    """Whatever was there, whatever is refused for a while, whenever it is cut."""
+    """Whatever was there, whatever is refused for a while, whenever it is cut; another installation's stays."""
     asyncio.run(converged(there, wanted, crashes, troubles))

@@ -88,6 +88,7 @@ async def world(data: Path, cluster: DeclaredCluster | None = None) -> AsyncIter
             DeclaredTenants(changes, removal, clock),
             clock,
             lambda tenant: f"kelvin-{tenant}",
+            "kelvin",
             period_s=0.01,
         )
         running = asyncio.create_task(declarations.run())

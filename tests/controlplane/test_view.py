@@ -7,8 +7,8 @@ import pytest
 from controlplane.scaling.knative.cluster import Change, Gone, Json, Synced, Upsert
 from controlplane.scaling.knative.converge import Converger, Kind
 from controlplane.scaling.knative.view import Uids, View
-from tests.controlplane.cluster_world import SERVICE, World, service
-from tests.controlplane.test_converge import M, play, running
+from tests.controlplane.cluster_world import SERVICE, World, running, service
+from tests.controlplane.test_converge import M, play
 from tests.controlplane.virtual_time import VirtualClock
 
 
@@ -37,7 +37,7 @@ def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
     async def main() -> None:
         world, clock = World(), VirtualClock()
         world.told.clear()
-        it = Converger(world, [Kind(*SERVICE)], clock, luck=lambda: 0.0)
+        it = Converger(world, [Kind(*SERVICE)], clock, "kelvin", luck=lambda: 0.0)
         async with running(it):
             await clock.advance(1)
             it.want([service("m")])

@@ -15,7 +15,7 @@ from typing import Final
 
 from controlplane.clock import Clock
 from controlplane.policy import convergence as policy
-from controlplane.policy.convergence import Apply, Delete, Memory, Refusal, Settled, Wait
+from controlplane.policy.convergence import FOREIGN, Apply, Delete, Foreign, Memory, Refusal, Settled, Wait
 from controlplane.policy.labels import OURS_SELECTOR
 from controlplane.scaling.knative.cluster import (
     Busy,
@@ -44,18 +44,22 @@ class Kind:
 
 
 class Converger:
-    """Wanted objects, the ones seen, and what is left to do. `told` is called with each name whose object changed."""
+    """Wanted objects, the ones seen, and what is left to do; what another `installation` wrote is left to that. `told`
+    is called with each name whose object changed.
+    """
 
     def __init__(
         self,
         api: ClusterApi,
         kinds: Iterable[Kind],
         clock: Clock,
+        installation: str,
         *,
         luck: Callable[[], float] = random.random,
         told: Callable[[Ref], None] | None = None,
     ) -> None:
         self._api, self._clock, self._luck, self._told = api, clock, luck, told
+        self._installation = installation
         self._kinds = {(each.api_version, each.kind): each for each in kinds}
         self._views = {key: View() for key in self._kinds}
         self._wanted: dict[Ref, Json] | None = None
@@ -152,6 +156,9 @@ class Converger:
                         self._forget(ref)
                     case Wait(until):
                         self._at(ref, until)
+                    case Foreign(owner):
+                        self._due.pop(ref, None)
+                        self._leave(ref, owner)
                     case Apply() | Delete():
                         self._at(ref, now)
             await asyncio.sleep(0)
@@ -163,13 +170,21 @@ class Converger:
         wanted = self._stamped_of(ref)
         if wanted is None and not kind.pruned:
             return Settled()
-        return policy.judge(wanted, view.objects.get(ref), self._memory.get(ref, Memory()), now)
+        memory = self._memory.get(ref, Memory())
+        return policy.judge(wanted, view.objects.get(ref), memory, now, self._installation)
 
     def _stamped_of(self, ref: Ref) -> Json | None:
         held = self._stamped.get(ref)
         if held is None and self._wanted is not None and ref in self._wanted:
-            held = self._stamped[ref] = policy.stamped(self._wanted[ref])
+            held = self._stamped[ref] = policy.stamped(self._wanted[ref], self._installation)
         return held
+
+    def _leave(self, ref: Ref, owner: str) -> None:
+        wanted, memory = self._stamped_of(ref), self._memory.get(ref, Memory())
+        refusal = Refusal(FOREIGN, f"it is of the installation in {owner}")
+        if (memory.refusal, memory.stamp) != (refusal, policy.stamp_of(wanted)):
+            self._memory[ref] = policy.refused(wanted, refusal, memory, self._now(), self._luck())
+            _LOG.warning("%s is left alone: %s", ref, refusal.message)
 
     def _forget(self, ref: Ref) -> None:
         """What was wanted and refused is no longer told once it is not wanted, or is as it should be."""
@@ -241,7 +256,7 @@ class Converger:
                 case Delete(uid):
                     await self._api.delete(ref, uid=uid)
                     view.doom(ref, uid)
-                case Wait() | Settled():
+                case Wait() | Settled() | Foreign():
                     return
         except ClusterError as error:
             self._failed(ref, wanted, memory, error.trouble)

@@ -39,6 +39,7 @@ class Declarations:
         tenants: DeclaredTenants,
         clock: Clock,
         namespace_of: Callable[[str], str],
+        installation: str,
         *,
         period_s: float = PERIOD_S,
     ) -> None:
@@ -49,7 +50,7 @@ class Declarations:
         self._namespace_of = namespace_of
         self._period_s = period_s
         self._views = {policy.MODEL: View(), policy.TENANT: View()}
-        self._mirror = Converger(api, (Kind(policy.API_VERSION, policy.MODEL_VERSION),), clock)
+        self._mirror = Converger(api, (Kind(policy.API_VERSION, policy.MODEL_VERSION),), clock, installation)
         self._news = asyncio.Event()
         self._failures = 0
 

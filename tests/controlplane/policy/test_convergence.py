@@ -14,6 +14,7 @@ from controlplane.policy.convergence import (
     Apply,
     Delete,
     Difference,
+    Foreign,
     Memory,
     Refusal,
     Settled,
@@ -29,13 +30,15 @@ from controlplane.policy.convergence import (
     stamped,
     succeeded,
 )
+from controlplane.policy.labels import INSTALLATION
 
 NO = Refusal("Invalid", "no")
+HERE, THERE = "kelvin", "kelvin-staging"  # installations
 
 
-def made(**spec: Any) -> dict[str, Any]:
+def made(by: str = HERE, **spec: Any) -> dict[str, Any]:
     about = {"name": "m", "labels": {"app.kubernetes.io/managed-by": "kelvin"}}
-    return stamped({"apiVersion": "v1", "kind": "Thing", "metadata": about, "spec": spec})
+    return stamped({"apiVersion": "v1", "kind": "Thing", "metadata": about, "spec": spec}, by)
 
 
 def found(obj: dict[str, Any], **about: Any) -> dict[str, Any]:
@@ -46,6 +49,8 @@ def found(obj: dict[str, Any], **about: Any) -> dict[str, Any]:
 
 WANTED = made(image="one")
 STAMP = stamp_of(WANTED)
+UNSIGNED = deepcopy(WANTED)  # by a build that did not say whose it is
+del UNSIGNED["metadata"]["annotations"][INSTALLATION]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +65,12 @@ STAMP = stamp_of(WANTED)
         pytest.param(None, found(WANTED, labels=None), Memory(), Settled(), id="nor what has no labels at all"),
         pytest.param(None, found(WANTED, annotations={}), Memory(), Settled(), id="nor what was not written here"),
         pytest.param(None, found(WANTED, annotations=None), Memory(), Settled(), id="nor what has no notes"),
+        pytest.param(None, found(made(by=THERE)), Memory(), Settled(), id="nor what another installation wrote"),
+        pytest.param(
+            WANTED, found(made(by=THERE, image="one")), Memory(), Foreign(THERE), id="which is not written over either"
+        ),
+        pytest.param(WANTED, found(UNSIGNED), Memory(), Apply(), id="what was written before anybody signed is signed"),
+        pytest.param(None, found(UNSIGNED), Memory(), Delete("u1"), id="and is deleted"),
         pytest.param(
             None, found(WANTED, deletionTimestamp="t"), Memory(), Settled(), id="what is going is not deleted again"
         ),
@@ -88,7 +99,7 @@ STAMP = stamp_of(WANTED)
 )
 def test_judge(wanted: dict[str, Any] | None, seen: dict[str, Any] | None, memory: Memory, want: Step) -> None:
     """One object, at second 10."""
-    assert judge(wanted, seen, memory, now=10.0) == want
+    assert judge(wanted, seen, memory, now=10.0, installation=HERE) == want
 
 
 @pytest.mark.parametrize(
@@ -165,14 +176,14 @@ OWNED = {
 )
 def test_fields_that_somebody_took(entries: list[dict[str, Any]] | None, want: Step) -> None:
     """Values are as wanted; who else wrote there may have written more."""
-    assert judge(WANTED, found(WANTED, managedFields=entries), Memory(), now=0.0) == want
+    assert judge(WANTED, found(WANTED, managedFields=entries), Memory(), now=0.0, installation=HERE) == want
 
 
 def test_a_field_that_is_no_longer_wanted_is_a_difference() -> None:
     """Nothing else tells it from one that a webhook filled in."""
     before, after = made(image="one", scale=3), made(image="one")
     assert [each.field for each in differences(after, before)] == ["metadata.annotations.kelvin.dev/applied"]
-    assert stamped(after) == after
+    assert stamped(after, HERE) == after
     assert stamp_of(before) != stamp_of(after)
 
 
@@ -218,7 +229,7 @@ def test_what_a_cluster_makes_of_it_is_told() -> None:
     assert memory.refusal is not None
     assert 'spec.image is "two", not "one"' in memory.refusal.message
     assert not memory.failing
-    assert judge(WANTED, found(made(image="two")), memory, now=1.0) == Settled()
+    assert judge(WANTED, found(made(image="two")), memory, now=1.0, installation=HERE) == Settled()
 
 
 def test_pauses_are_bounded() -> None:
