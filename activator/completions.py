@@ -18,7 +18,7 @@ from activator.policy.ask import Ask
 from activator.policy.body import ceiling_of, estimate
 from activator.policy.expected import UNKNOWN, Outlook
 from activator.policy.once import HEADER
-from activator.policy.traffic import resolve
+from activator.policy.traffic import Standing, answering, resolve
 from activator.reporter import Reporter
 from activator.routes import Complete
 from activator.settings import RequestLimits
@@ -125,6 +125,8 @@ class Completions:
 
     async def _run(self, call: Call, answer: Answer) -> None:
         row = resolve(call.reference, call.entry, call.who_of(call.entry))
+        if call.entry.meanwhile and call.reference.alias is not None:
+            row = answering(row, call.entry, self._standing)
         call.account.version = row.version
         if call.path not in PATHS[row.kind]:
             raise Refused(other_kind(call.reference.model, row.kind))
@@ -145,6 +147,9 @@ class Completions:
             await self._at(row, call, answer)
         if caching is not None and call.account.degraded is None:
             caching.keep(call)
+
+    def _standing(self, row: VersionRow) -> Standing:
+        return self._throttler.standing(VersionKey(row.tenant, row.model, row.version))
 
     async def _at(self, row: VersionRow, call: Call, answer: Answer) -> None:
         """Answer it at that version. Raises Refused."""

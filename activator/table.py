@@ -172,6 +172,7 @@ class Table:
                 ladder=entry.ladder,
                 plan_ladders=dict(entry.plan_ladders),
                 backlog_s=entry.backlog_s,
+                meanwhile=dict(entry.meanwhile),
             )
             for entry in entries
         )
@@ -195,7 +196,7 @@ class Table:
         grantees = frozenset(row.grantees)
         entry = models[row.model] = ModelEntry(
             row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees, row.split, row.ladder,
-            row.plan_ladders, row.backlog_s,
+            row.plan_ladders, row.backlog_s, row.meanwhile,
         )  # fmt: skip
         self._index(entry if before is None else before, grantees)
 

@@ -20,6 +20,7 @@ from activator.policy.crowd import Crowd
 from activator.policy.expected import Outlook, Pace, Starts, comes_too_late, wait_s
 from activator.policy.fair import Counters, FairQueue, Place, cost
 from activator.policy.shed import Reason, ends_in_s
+from activator.policy.traffic import Standing
 from activator.policy.turns import SharedCounters
 from activator.resting import Resting
 from activator.roster import Roster, Waking, key_of
@@ -94,6 +95,14 @@ class Throttler:
         """Whether no replica of the version takes requests."""
         line = self._lines.get(key)
         return line is None or line.is_asleep
+
+    def standing(self, key: VersionKey) -> Standing:
+        """Of a version, by its replicas and who waits. Of slots that other activators may have it knows nothing."""
+        line = self._lines.get(key)
+        if line is None or line.is_asleep:
+            return Standing.ASLEEP
+        has_room = any(each.is_open and each.running < each.row.max_streams for each in line.replicas.values())
+        return Standing.ROOM if has_room and not len(line.waiting) else Standing.FULL
 
     def is_wanted(self, key: VersionKey) -> bool:
         """Whether requests wait for a first replica."""

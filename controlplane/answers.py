@@ -111,6 +111,7 @@ class ModelStatus(Wire, frozen=True):
     split: dict[str, int]  # versions that share what is asked of `prod`, by weight
     ladder: tuple[Rung, ...]  # what it gives up before it refuses
     plan_ladders: dict[str, tuple[Rung, ...]]  # in its place, by the plan of who asks
+    meanwhile: dict[str, str]  # version that was only just named -> the one before it, which answers what it can't yet
 
 
 class ModelGrant(Wire, frozen=True):

@@ -25,6 +25,7 @@ from controlplane.scaling.knative.pools import PoolSettings
 
 SCALING: Final = "KELVIN_SCALING"
 MOST_DEVICES: Final = 1_000_000
+OVERLAP_S: Final = 120.0  # two of Knative's windows: in the second one a version has what the first one asked for
 _KEY: Final = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # of a label or a taint
 MOST_PODS: Final = 1000  # of a pool
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -42,6 +43,7 @@ class ClusterSettings:
     kubeconfig: Path | None = None  # None: by the service account of our own pod
     devices: int | None = None  # None: nothing bounds all versions together
     pools: PoolSettings = field(default_factory=PoolSettings)
+    overlap_s: float = OVERLAP_S  # of a version and the one that was named before it
 
     @property
     def own_devices(self) -> int | None:
@@ -76,7 +78,8 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     kubeconfig = Path(env["KUBECONFIG"]) if env.get("KUBECONFIG") else None
     namespace = _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin"))
     devices = settings.integer(env, "KELVIN_CLUSTER_DEVICES", 0, low=0, high=MOST_DEVICES) or None
-    found = ClusterSettings(pods, namespace, kubeconfig, devices, _pools(env, pods))
+    overlap_s = settings.number(env, "KELVIN_CLUSTER_OVERLAP_S", OVERLAP_S, low=0, high=86_400)
+    found = ClusterSettings(pods, namespace, kubeconfig, devices, _pools(env, pods), overlap_s)
     if found.own_devices is not None and found.own_devices < 0:
         raise BadSetting("KELVIN_CLUSTER_POOLS", env["KELVIN_CLUSTER_POOLS"], f"has more pods than {devices} devices")
     return found

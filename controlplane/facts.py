@@ -109,6 +109,7 @@ class Model:
     split: dict[str, int] = field(default_factory=dict)  # versions that share what `prod` is asked, by weight
     ladder: tuple[Rung, ...] = ()  # what it gives up before it refuses
     plan_ladders: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # in its place, by the plan of who asks
+    meanwhile: dict[str, str] = field(default_factory=dict)  # as in `ModelRow`: by what runs, and kept nowhere
 
     @property
     def named(self) -> frozenset[str]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REASONS: Final = ("Busy", "Conflict", "Denied", "Differs", "Invalid", "Missing", "Unreachable")
+REASONS: Final = ("Busy", "Conflict", "Denied", "Differs", "Foreign", "Invalid", "Missing", "Unreachable")
 STATES: Final = (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
 
 
@@ -82,7 +82,10 @@ async def on_cluster(
         inst.registry, inst.feed, outcomes, pods, inst.clock, inst.tasks,
     )  # fmt: skip
     page.read("kelvin_pool_pods", "Pods that wait or serve, by state.", Kind.GAUGE, ("pool", "state"), pools.counts)
-    plane = Plane(api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, inst.feed.is_suspended, pools)
+    plane = Plane(
+        api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, inst.feed.is_suspended, pools,
+        settings.overlap_s,
+    )  # fmt: skip
     show_pending(
         page,
         lambda: {(row.node.device, row.node.zone, row.node.spot): row.replicas for row in plane.nodes.pending()},
@@ -92,6 +95,7 @@ async def on_cluster(
         ("reason",), lambda: by((reason, plane.refusals()[reason]) for reason in REASONS),
     )  # fmt: skip
     inst.registry.on_changed = plane.tick
+    inst.registry.meanwhile = plane.meanwhile
     tenants = inst.access.tenants
     changes = Changes(inst.registry, tenants, plane, inst.clock)
     removal = Removal(inst.registry, tenants, inst.access.keys, pods, plane, inst.clock)
@@ -101,6 +105,7 @@ async def on_cluster(
         DeclaredTenants(changes, removal, inst.clock),
         inst.clock,
         lambda tenant: namespace_of(tenant, settings.pods),
+        settings.namespace,
     )
     inst.tasks.start(_ending(plane.run(), stop), "cluster")
     inst.tasks.start(_ending(declared.run(), stop), "declarations")

@@ -62,6 +62,7 @@ class Registry:
         self._turn = asyncio.Lock()  # a write is decided on what the write before it left
         self.on_named: Callable[[VersionKey], None] = lambda _: None  # an alias was moved to it, or set
         self.on_changed: Callable[[], None] = lambda: None  # after each change, whatever it is
+        self.meanwhile: Callable[[Model], dict[str, str]] = lambda _: {}  # as `Model.meanwhile`, by what runs now
 
     def __repr__(self) -> str:
         versions = sum(len(model.versions) for model in self._models.values())
@@ -90,6 +91,15 @@ class Registry:
     def every_model(self) -> tuple[Model, ...]:
         """All models of all tenants."""
         return tuple(self._models.values())
+
+    def look_again(self) -> None:
+        """What runs is otherwise: tell of each model for which another version answers by now, or none any more."""
+        changed = [model for model in self._models.values() if self.meanwhile(model) != model.meanwhile]
+        for model in changed:
+            self._models[model.tenant, model.model] = replace(model, meanwhile=self.meanwhile(model))
+        if changed:
+            rows = tuple(model_row(self._models[model.tenant, model.model]) for model in changed)
+            self._publisher.publish(models=rows)
 
     def model(self, tenant: str, model: str) -> Model:
         """Raises Refused(ModelNotFound)."""
@@ -322,14 +332,15 @@ class Registry:
         versions = tuple(after if each.key == key else each for each in model.versions)
         self._keep(replace(model, versions=versions))
 
-    def _keep(self, model: Model) -> None:
-        self._models[model.tenant, model.model] = model
+    def _keep(self, model: Model) -> Model:
+        """As it is kept."""
+        kept = self._models[model.tenant, model.model] = replace(model, meanwhile=self.meanwhile(model))
         self.on_changed()
+        return kept
 
     def _show(self, model: Model, *versions: Version) -> int:
-        self._keep(model)
         rows = tuple(version_row(each) for each in versions)
-        return self._publisher.publish(models=(model_row(model),), versions=rows)
+        return self._publisher.publish(models=(model_row(self._keep(model)),), versions=rows)
 
 
 def _without(model: Model, grantee: str) -> Model:
@@ -348,6 +359,7 @@ def model_row(model: Model) -> ModelRow:
         ladder=model.ladder,
         plan_ladders=model.plan_ladders,
         backlog_s=model.scale.backlog_s,
+        meanwhile=model.meanwhile,
     )
 
 

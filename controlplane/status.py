@@ -44,6 +44,7 @@ def model_status(model: Model, replicas: Replicas, outcomes: Outcomes) -> ModelS
         split=model.split,
         ladder=model.ladder,
         plan_ladders=model.plan_ladders,
+        meanwhile=model.meanwhile,
     )
 
 

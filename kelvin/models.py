@@ -192,9 +192,16 @@ def _mark(good: bool) -> str:
     return "yes" if good else "NO"
 
 
+def overlap_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+    """Of each model of which a version was only just named, which one answers what that can't yet."""
+    for row in models:
+        for new, old in row["meanwhile"].items():
+            yield f"{row['model']}: {old[:12]} answers what {new[:12]} can't take yet"
+
+
 def _print_models(models: list[dict[str, Any]]) -> None:
     Console().print(_model_table(models))
-    for line in failure_lines(models):
+    for line in (*failure_lines(models), *overlap_lines(models)):
         click.echo(line)
 
 

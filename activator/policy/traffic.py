@@ -1,14 +1,23 @@
 """Decide which version a request means. Who may ask is authentication's matter, waiting is the throttler's."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 from activator.policy.split import assign
 from contracts.control import VersionRow
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
 from contracts.ladder import Rung
 from contracts.names import DEFAULT_ALIAS, ModelReference, model_for, parse_address
+
+
+class Standing(IntEnum):
+    """How soon a version could take one more, the sooner the higher."""
+
+    ASLEEP = 0  # no replica takes requests
+    FULL = 1
+    ROOM = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,7 @@ class ModelEntry:
     ladder: tuple[Rung, ...] = ()  # as in `ModelRow`
     plan_ladders: Mapping[str, tuple[Rung, ...]] = field(default_factory=dict)  # likewise
     backlog_s: float = 0.0  # likewise
+    meanwhile: Mapping[str, str] = field(default_factory=dict)  # likewise
 
     def name_for(self, caller: str) -> str:
         """What the tenant calls it by; keys, records and lists have it under this name."""
@@ -68,6 +78,15 @@ def resolve(reference: ModelReference, entry: ModelEntry, who: str | None = None
     if row is None:
         raise Refused(ModelNotFound(str(reference)))
     return row
+
+
+def answering(row: VersionRow, entry: ModelEntry, standing: Callable[[VersionRow], Standing]) -> VersionRow:
+    """Who answers what is meant for that version: the one before it, where that stands better in these first minutes.
+    Both being as full the newer one has those who wait, so that it is scaled for them.
+    """
+    before = entry.meanwhile.get(row.version)
+    other = None if before is None else find_version(entry, before)
+    return other if other is not None and other.kind == row.kind and standing(other) > standing(row) else row
 
 
 def find_version(entry: ModelEntry, version: str) -> VersionRow | None:

@@ -7,6 +7,7 @@ import msgspec
 
 from activator.policy.affinity import PREFIX_BYTES
 from tests.activator.control import OTHER, VERSION, replica_row, snapshot
+from tests.activator.replica import Held
 from tests.activator.world import CHAT, World, world
 
 PROMPT = "x" * 2 * PREFIX_BYTES
@@ -85,5 +86,58 @@ def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
             here.control.publish(models=(row,))
             await here.settled()
             assert {await answering(here, x_kelvin_session=session) for session in sessions} == {VERSION}
+
+    asyncio.run(scenario())
+
+
+async def queued(here: World, count: int) -> None:
+    """Until so many requests wait."""
+    async with asyncio.timeout(30):
+        while f'kelvin_requests_queued{{process="activator"}} {count}\n' not in await here.page():
+            await asyncio.sleep(0.01)
+
+
+def test_nobody_waits_for_a_version_that_was_only_just_named(tmp_path: Path) -> None:
+    """While it has no replica, or no slot, the one before it answers; what names it by its digest waits for it. Both
+    being full the new one has who waits. The control: told of none before it, the door has all wait for it.
+    """
+    before = snapshot().models[0]
+    named = msgspec.structs.replace(before, aliases={"prod": OTHER})
+    deployed = msgspec.structs.replace(named, meanwhile={OTHER: VERSION})
+    held = Held()
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            old = await here.replica("old", max_streams=2)
+            await here.replica("new", held, told=False)
+            here.control.publish(models=(deployed,))
+            await here.settled()
+            got = await here.post()
+            assert (got.status, got.headers["x-kelvin-version"]) == (200, VERSION)
+            pinned = asyncio.create_task(here.post(body=CHAT | {"model": "m@" + OTHER[:12]}))
+            await queued(here, 1)
+            here.control.publish(replica_row("new", version=OTHER, max_streams=1))
+            await here.settled()
+            await queued(here, 0)
+            assert (await here.post()).headers["x-kelvin-version"] == VERSION
+
+            old.script = held
+            others = [asyncio.create_task(here.post()) for _ in range(2)]
+            async with asyncio.timeout(30):
+                while len(old.calls) < 4:
+                    await asyncio.sleep(0.01)
+            waiting = asyncio.create_task(here.post())
+            await queued(here, 1)
+            held.release()
+            assert (await waiting).headers["x-kelvin-version"] == OTHER
+            assert {(await each).headers["x-kelvin-version"] for each in others} == {VERSION}
+            assert (await pinned).status == 200
+            assert (await here.post()).headers["x-kelvin-version"] == OTHER, "it has room again"
+
+            here.control.publish(models=(named,), removed=("new",))
+            await here.settled()
+            late = asyncio.create_task(here.post())
+            await queued(here, 1)
+            late.cancel()
 
     asyncio.run(scenario())

@@ -1,8 +1,7 @@
 """A control plane over a cluster in memory, where a test plays Knative, and what activators hear of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from controlplane.scaling.knative.pools import Pools, PoolSettings
 from controlplane.scaling.knative.wanted import Rendering
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, opened_registry, registration
-from tests.controlplane.cluster_world import World
+from tests.controlplane.cluster_world import World, running
 from tests.controlplane.no_pods import Nobody
 from tests.controlplane.virtual_time import VirtualClock
 
@@ -33,6 +32,9 @@ OURS = {"app.kubernetes.io/managed-by": "kelvin"}
 def at(letter: str, model: str = "m") -> Ref:
     """The version's Service."""
     return Ref(SERVING, "Service", NAMESPACE, service_name(model, digest(letter)))
+
+
+OVERLAP_S = 60.0
 
 
 class Place(World):
@@ -110,9 +112,10 @@ class Scene:
             registry, feed, self.outcomes, self.table, clock, tasks,
         )  # fmt: skip
         self.plane = Plane(
-            place, registry, feed, self.outcomes, self.table, rendering, clock, feed.is_suspended, self.pools
+            place, registry, feed, self.outcomes, self.table, rendering, clock, feed.is_suspended, self.pools, OVERLAP_S
         )
         registry.on_changed = self.plane.tick
+        registry.meanwhile = self.plane.meanwhile
         self.subscription = feed.subscribe()
         self._heard = self.subscription.__enter__()
 
@@ -137,18 +140,6 @@ class Scene:
         """`prod` names it."""
         await self.registry.deploy(BY, TENANT, "m", digest(letter)[:12], NOW_S)
         await self.passes()
-
-
-@asynccontextmanager
-async def running(plane: Plane) -> AsyncIterator[None]:
-    """It runs until the block ends."""
-    task = asyncio.create_task(plane.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def play(path: Path, scenario: Callable[[Scene], Awaitable[None]], place: Place | None = None, **more: Any) -> None:

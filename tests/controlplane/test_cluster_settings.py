@@ -44,6 +44,7 @@ def test_all_of_them() -> None:
             "KELVIN_CLUSTER_APART": "bank",
             "KELVIN_CONTROL_LISTEN": "0.0.0.0:7500",
             "KELVIN_CLUSTER_TIMEOUT_S": "1800",
+            "KELVIN_CLUSTER_OVERLAP_S": "30",
             "KELVIN_CLUSTER_NODES": "example.com/gpu=h100,zone=a",
             "KELVIN_CLUSTER_TOLERATIONS": "nvidia.com/gpu,spot",
             "KELVIN_CLUSTER_PRIORITY_CLASS": "models",
@@ -79,6 +80,7 @@ def test_all_of_them() -> None:
             (PoolSpec("small", 8 << 30, 2, 16), PoolSpec("large", 80 << 30, 1, 4)),
             Sharing(("*/llama", "acme/*"), frozenset({"bank"})),
         ),
+        30.0,
     )
 
 
@@ -92,6 +94,7 @@ def test_all_of_them() -> None:
         pytest.param({"KELVIN_CLUSTER_FEATURES": "gpu"}, "each must be of kubernetes.podspec-", id="a feature"),
         pytest.param({"KELVIN_CLUSTER_DEVICE": "tpu"}, "must be nvidia.com/gpu", id="a device"),
         pytest.param({"KELVIN_CLUSTER_DEVICES": "-1"}, "KELVIN_CLUSTER_DEVICES=-1: must be 0 or more", id="devices"),
+        pytest.param({"KELVIN_CLUSTER_OVERLAP_S": "-1"}, "KELVIN_CLUSTER_OVERLAP_S=-1: must be 0", id="an overlap"),
         pytest.param({"KELVIN_CLUSTER_NODES": "gpu"}, "each must be KEY=VALUE", id="a label without a value"),
         pytest.param({"KELVIN_CLUSTER_TOLERATIONS": "a b"}, "each must be a taint's key", id="a taint"),
         pytest.param(

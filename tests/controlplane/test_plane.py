@@ -8,13 +8,14 @@ import pytest
 
 from controlplane.facts import ScaleChange
 from controlplane.feed import FeedHub
-from controlplane.policy.labels import STREAMS, VERSION
+from controlplane.policy.labels import INSTALLATION, STREAMS, VERSION
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling.knative.cluster import Invalid, Ref, Upsert
 from controlplane.scaling.knative.plane import SERVING
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry
-from tests.controlplane.plane_scene import CLUSTER, NAMESPACE, Place, Scene, at, at_once, play, running
+from tests.controlplane.cluster_world import running
+from tests.controlplane.plane_scene import CLUSTER, NAMESPACE, OVERLAP_S, Place, Scene, at, at_once, play
 from tests.controlplane.virtual_time import VirtualClock
 
 
@@ -74,6 +75,35 @@ def test_a_service_elsewhere_gets_no_requests(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_another_installation_has_its_service(tmp_path: Path) -> None:
+    """In the namespace of a tenant of the same name: it stays as it is, its pods are told to nobody, and who waits is
+    told so; once it is gone, ours is written.
+    """
+
+    async def scenario(it: Scene) -> None:
+        await it.register("a")
+        ours = it.place.objects[at("a")]
+        notes = {**ours["metadata"]["annotations"], INSTALLATION: "kelvin-staging"}
+        it.place.remove(at("a"))
+        theirs = it.place.put({**ours, "metadata": {**ours["metadata"], "annotations": notes}})
+        it.place.becomes_ready("a")
+        it.place.pods("a", stranger=True)
+        it.place.calls.clear()
+        await it.passes(10.0)
+        assert it.place.calls == []
+        assert it.place.objects[at("a")]["metadata"]["annotations"] == theirs["metadata"]["annotations"]
+        assert (it.feed.snapshot().revisions, it.feed.snapshot().replicas) == ((), ())
+        told = [row for line in await it.heard() for row in line.failures]
+        assert [row.message for row in told] == ["no replica could be started: the cluster does not take its Service"]
+        assert it.plane.refusals()["Foreign"] == 1
+        it.place.remove(at("a"))
+        await it.passes(10.0)
+        assert it.place.calls == [("apply", at("a"))]
+        assert it.plane.refusals()["Foreign"] == 0
+
+    play(tmp_path, scenario)
+
+
 def test_another_version(tmp_path: Path) -> None:
     """What was named before keeps its Service until the new one was ready; deployed back meanwhile it stays."""
 
@@ -92,6 +122,50 @@ def test_another_version(tmp_path: Path) -> None:
         assert it.place.services() == {at("b").name}
 
     play(tmp_path, scenario)
+
+
+def test_callers_wait_for_no_deploy(tmp_path: Path) -> None:
+    """What a new version can't take goes to the one before it, from the deploy on: while that has a pod, and until the
+    new one has been ready for as long as they overlap.
+    """
+
+    def answers(it: Scene) -> dict[str, str]:
+        (row,) = it.feed.snapshot().models
+        return {new[0]: old[0] for new, old in row.meanwhile.items()}
+
+    async def scenario(it: Scene) -> None:
+        await it.register("a")
+        await it.register("b")
+        it.place.becomes_ready("a")
+        it.place.pods("a", one=True)
+        await it.passes()
+        assert answers(it) == {}
+        await it.heard()
+        await it.registry.deploy(BY, TENANT, "m", digest("b")[:12], NOW_S)
+        (line,) = [line for line in await it.heard() if line.models]
+        assert line.models[0].aliases == {"prod": digest("b")}
+        assert line.models[0].meanwhile == {digest("b"): digest("a")}, "in the same line"
+        await it.passes()
+        it.place.becomes_ready("b")
+        it.place.pods("b", two=True)
+        await it.passes(OVERLAP_S - 5.0)
+        assert (answers(it), it.place.services()) == ({"b": "a"}, {at("a").name, at("b").name})
+        await it.passes(10.0)
+        assert (answers(it), it.place.services()) == ({}, {at("b").name})
+
+    async def left(it: Scene) -> None:
+        await it.register("a")
+        await it.register("b")
+        it.place.becomes_ready("a")
+        it.place.pods("a", one=True)
+        await it.deploy("b")
+        it.place.becomes_ready("b")
+        it.place.pods("a")
+        await it.passes(5.0)
+        assert (answers(it), it.place.services()) == ({}, {at("b").name})
+
+    play(tmp_path / "one", scenario)
+    play(tmp_path / "two", left)
 
 
 def test_scale_is_written(tmp_path: Path) -> None:

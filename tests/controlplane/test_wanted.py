@@ -1,5 +1,6 @@
 """Which versions have a Service, and how it is written: what is named, and for a while what was named before."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,41 +22,46 @@ def model(prod: str = "a", versions: str = "ab", *, tenant: str = "default", nam
     return replace(Model(tenant, name, NOW_S, aliases={"prod": digest(prod)}, versions=made), **more)
 
 
+OVERLAP = model("b", meanwhile={digest("b"): digest("a")})
+
+
 def rendering(own: str = "kelvin", devices: int | None = None) -> Rendering:
     return Rendering(CLUSTER, own, kv_bytes=512 << 20, devices=devices)
 
 
-def _letters(it: Model, there: str = "", ready: str = "") -> str:
-    def among(letters: str, of: VersionKey) -> bool:
-        return of.version[0] in letters
+def _letters(it: Model, there: str = "", ready: str = "", awake: str = "") -> str:
+    def among(letters: str) -> Callable[[VersionKey], bool]:
+        return lambda of: of.version[0] in letters
 
-    return "".join(v.key.version[0] for _, v in served([it], lambda k: among(there, k), lambda k: among(ready, k)))
+    return "".join(v.key.version[0] for _, v in served([it], among(there), among(ready), among(awake)))
 
 
 @pytest.mark.parametrize(
-    ("it", "there", "ready", "want"),
+    ("it", "there", "ready", "awake", "want"),
     [
-        pytest.param(model("a"), "", "", "a", id="what prod names, and no other"),
-        pytest.param(model("b"), "a", "a", "ba", id="what it named before stays until the new one was ready"),
-        pytest.param(model("b"), "ab", "ab", "b", id="and goes then"),
-        pytest.param(model("b"), "", "", "b", id="one that never had a Service gets none for it"),
+        pytest.param(model("a"), "", "", "", "a", id="what prod names, and no other"),
+        pytest.param(model("b"), "a", "a", "", "ba", id="what it named before stays until the new one was ready"),
+        pytest.param(model("b"), "ab", "ab", "ab", "b", id="and goes then"),
+        pytest.param(OVERLAP, "ab", "ab", "ab", "ba", id="but where it answers what that can't take yet"),
+        pytest.param(OVERLAP, "ab", "ab", "b", "b", id="and that is until its last pod has gone"),
+        pytest.param(model("b"), "", "", "", "b", id="one that never had a Service gets none for it"),
         pytest.param(
-            model("a", "abc", aliases={"prod": digest("a"), "next": digest("b")}), "", "", "ab", id="each alias"
+            model("a", "abc", aliases={"prod": digest("a"), "next": digest("b")}), "", "", "", "ab", id="each alias"
         ),
         pytest.param(
-            model("a", "abc", split={digest("a"): 9, digest("c"): 1}), "abc", "a", "acb",
+            model("a", "abc", split={digest("a"): 9, digest("c"): 1}), "abc", "a", "", "acb",
             id="those that share; one more stays while one of them has not been ready",
         ),
         pytest.param(
             replace(model("a"), versions=tuple(replace(v, state=VersionState.DELETED) for v in model("a").versions)),
-            "ab", "", "", id="no deleted one, whoever names it",
+            "ab", "", "", "", id="no deleted one, whoever names it",
         ),
-        pytest.param(model("a", ""), "", "", "", id="a model without versions"),
+        pytest.param(model("a", ""), "", "", "", "", id="a model without versions"),
     ],
 )  # fmt: skip
-def test_served(it: Model, there: str, ready: str, want: str) -> None:
-    """By what is named, what is there, and what was ready once."""
-    assert _letters(it, there, ready) == want
+def test_served(it: Model, there: str, ready: str, awake: str, want: str) -> None:
+    """By what is named, what is there, what was ready once, and what has pods."""
+    assert _letters(it, there, ready, awake) == want
 
 
 def test_rendered() -> None:
@@ -98,7 +104,7 @@ def test_a_suspended_tenant() -> None:
 
 def most_of(it: Rendering, *models: Model, old: str = "") -> list[str]:
     """The `max-scale` of each version that is served, in the order of the models."""
-    every = list(served(models, lambda key: key.version[0] in old, lambda key: False))
+    every = list(served(models, lambda key: key.version[0] in old, lambda key: False, lambda key: False))
     objects, failed = it.objects(every, lambda tenant: False)
     assert not failed
     services = [each for each in objects if each["kind"] == "Service"]

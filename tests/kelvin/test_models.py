@@ -5,7 +5,16 @@ from typing import Any
 import click
 import pytest
 
-from kelvin.models import cache_line, failure_lines, pending_lines, pool_lines, read_weights, split_lines, standby_lines
+from kelvin.models import (
+    cache_line,
+    failure_lines,
+    overlap_lines,
+    pending_lines,
+    pool_lines,
+    read_weights,
+    split_lines,
+    standby_lines,
+)
 
 QUIET: dict[str, Any] = {
     "chunk_faults": {},
@@ -148,3 +157,12 @@ def test_pool_lines() -> None:
 def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str]) -> None:
     """Why nothing of a model is ready."""
     assert list(failure_lines([{"model": "m", "state": state, "last_restore": last}])) == want
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "want"),
+    [({}, []), ({"b" * 64: "a" * 64}, [f"m: {'a' * 12} answers what {'b' * 12} can't take yet"])],
+)
+def test_overlap_lines(meanwhile: dict[str, str], want: list[str]) -> None:
+    """Of a model whose version was only just named."""
+    assert list(overlap_lines([{"model": "m", "meanwhile": meanwhile}])) == want

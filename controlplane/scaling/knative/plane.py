@@ -7,8 +7,9 @@ seen, so that it may be cut anywhere: the next one goes on from there.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import inf
 from typing import Final, Protocol
 
 from contracts.control import RestoreFailure, Stats
@@ -18,6 +19,8 @@ from controlplane.clock import Clock
 from controlplane.facts import Model, ScaleSettings, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
+from controlplane.policy import overlap
+from controlplane.policy.convergence import owner_of
 from controlplane.policy.knative_seen import (
     PRIVATE,
     UNSCHEDULABLE,
@@ -52,6 +55,10 @@ class Models(Protocol):
 
     def every_model(self) -> tuple[Model, ...]: ...
 
+    def look_again(self) -> None:
+        """At what `Plane.meanwhile` says of each."""
+        ...
+
 
 class Plane:
     """One per installation: of whoever leads. Also the decider that the routes ask, for whom Knative decides."""
@@ -67,8 +74,11 @@ class Plane:
         clock: Clock,
         is_suspended: Callable[[str], bool],
         pools: Pools,
+        overlap_s: float,
     ) -> None:
-        """What may be on a pod of one of `pools` has no Service of its own."""
+        """What may be on a pod of one of `pools` has no Service of its own. For `overlap_s` what a version can't take
+        that was only just named and ready goes to the one before it.
+        """
         self._api = api
         self._models = models
         self._feed = feed
@@ -78,6 +88,7 @@ class Plane:
         self._clock = clock
         self._is_suspended = is_suspended
         self._pools = pools
+        self._overlap_s = overlap_s
         self._sight = Sight()
         self.nodes = NodeWaits(api, self._sight.service_at, feed, clock)
         self._changed = asyncio.Event()
@@ -92,7 +103,9 @@ class Plane:
         self.synced.clear()
         self._pools.begin()
         self._tell(self._sight.forget())
-        self._converger = Converger(self._api, KINDS, self._clock, told=self._wrote)
+        self._converger = Converger(self._api, KINDS, self._clock, self._rendering.own, told=self._wrote)
+        self._since_s: dict[Place, float] = {}  # Services that are ready, and since when, as far as was seen
+        self._overlap = False  # of two versions of some model
         self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
         self._refused: set[VersionKey] = set()  # likewise
         self._changed.set()
@@ -122,6 +135,18 @@ class Plane:
         self._pools.resume(keys)
         self.tick()
 
+    def meanwhile(self, model: Model) -> dict[str, str]:
+        """Of versions that were only just named those before them, by when their Services came to be ready."""
+        alive = [version.key for version in model.versions if not version.is_deleted]
+        named = [key for key in alive if key.version in model.named]
+        if not overlap.young(model.named, self._since(named), self._now_s(), self._overlap_s):
+            return {}  # as most of the time, whatever other versions there are
+        return overlap.meanwhile(model.named, self._since(alive), self._now_s(), self._overlap_s)
+
+    def _since(self, keys: Iterable[VersionKey]) -> dict[str, float]:
+        every = ((key.version, self._ready_since_s(key)) for key in keys)
+        return {version: since_s for version, since_s in every if since_s is not None}
+
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
         """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
         self._rendering.check(model, scale)
@@ -142,6 +167,7 @@ class Plane:
             for first in (self._converger.synced, revisions, slices):
                 await first.wait()
             await self._pools.adopt()
+            self._models.look_again()
             self.synced.set()
             tasks.create_task(self._pools.run(), name="pools")
             tasks.create_task(self._want(), name="want")
@@ -152,7 +178,10 @@ class Plane:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            every = served(self._models.every_model(), self._is_there, self._is_ready)
+            self._models.look_again()
+            models = self._models.every_model()
+            self._overlap = any(model.meanwhile for model in models)
+            every = served(models, self._is_there, self._is_ready, self._is_awake)
             own = (each for each in every if not self._pools.shared.takes(*each))
             objects, failed = self._rendering.objects(own, self._is_suspended)
             self._converger.want([*objects, *self._pools.objects()])
@@ -164,10 +193,12 @@ class Plane:
     async def _look(self) -> None:
         while True:
             await self._clock.sleep(LOOK_S)
+            if self._overlap:
+                self._changed.set()  # it ends with time, or with the old one's last pod
             refused = {
                 key
                 for ref in self._converger.refusals()
-                if (key := self._rendering.places.get(_place(ref))) is not None and self._converger.seen(ref) is None
+                if (key := self._rendering.places.get(_place(ref))) is not None and self._seen(ref) is None
             }
             for key in sorted(refused - self._refused):
                 self._fail(key, StartFailed("the cluster does not take its Service"))
@@ -178,14 +209,23 @@ class Plane:
     def _wrote(self, ref: Ref) -> None:
         if ref.kind != "Service":
             return
-        place, obj = _place(ref), self._converger.seen(ref)
+        place, obj = _place(ref), self._seen(ref)
         if self._pools.service(place, obj):
             return
         before = self._sight.service_at(place)
         found = None if obj is None else self._at_its_place(place, service_of(obj))
         self._tell(self._sight.service(place, found))
+        if found is None or not found.ready:
+            self._since_s.pop(place, None)
+        else:
+            self._since_s.setdefault(place, self._now_s())
         if (before is None) != (found is None) or (before and found and before.ready != found.ready):
             self._changed.set()  # an old version may go now
+
+    def _seen(self, ref: Ref) -> Json | None:
+        """The object, unless it is another installation's."""
+        obj = self._converger.seen(ref)
+        return obj if obj is None or owner_of(obj) in (None, self._rendering.own) else None
 
     def _at_its_place(self, place: Place, found: Service | None) -> Service | None:
         """None for one elsewhere than we write it: else whoever may make Services in some namespace could have what is
@@ -246,8 +286,22 @@ class Plane:
         return self._service(key) is not None
 
     def _is_ready(self, key: VersionKey) -> bool:
+        return self._ready_since_s(key) is not None
+
+    def _ready_since_s(self, key: VersionKey) -> float | None:
+        """None for one that never was. What may be on a pod that waits always was."""
+        if self._pools.shared.find(key) is not None:
+            return -inf
         found = self._service(key)
-        return self._pools.shared.find(key) is not None or (found is not None and found.ready != "")
+        if found is None or not found.ready:
+            return None
+        return self._since_s.get(place_of(key, self._rendering.cluster), self._now_s())
+
+    def _is_awake(self, key: VersionKey) -> bool:
+        return self._pods.ready(key) > 0
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_us() / 1e6
 
 
 def _key(of: Version) -> VersionKey:

@@ -22,18 +22,25 @@ def place_of(key: VersionKey, cluster: Cluster) -> Place:
 
 
 def served(
-    models: Iterable[Model], is_there: Callable[[VersionKey], bool], is_ready: Callable[[VersionKey], bool]
+    models: Iterable[Model],
+    is_there: Callable[[VersionKey], bool],
+    is_ready: Callable[[VersionKey], bool],
+    is_awake: Callable[[VersionKey], bool],
 ) -> Iterator[tuple[Model, Version]]:
     """Versions that are to have a Service: those that a name or a split names. One that was named before keeps its own
-    until all that are named now have been ready once: what it has begun it ends, and what was sent to it is answered.
+    until all that are named now have been ready once, and then while it answers in the place of one of them: what it
+    has begun it ends, and what was sent to it is answered.
     """
     for model in models:
         alive = [version for version in model.versions if not version.is_deleted]
         named = [version for version in alive if version.registration.version in model.named]
         yield from ((model, version) for version in named)
-        if not all(is_ready(version.key) for version in named):
-            old = (version for version in alive if version not in named and is_there(version.key))
-            yield from ((model, version) for version in old)
+        is_settled = all(is_ready(version.key) for version in named)
+        for version in alive:
+            if version not in named and is_there(version.key):
+                answers = version.registration.version in model.meanwhile.values() and is_awake(version.key)
+                if not is_settled or answers:
+                    yield model, version
 
 
 def claims(every: Iterable[tuple[Model, Version]]) -> Iterator[Claim[VersionKey]]:

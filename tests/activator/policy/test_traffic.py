@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.traffic import ModelEntry, find_version, resolve, which_model
+from activator.policy.traffic import ModelEntry, Standing, answering, find_version, resolve, which_model
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
 from contracts.names import parse_reference
 from tests.activator.control import version_row
@@ -61,6 +62,34 @@ def test_resolve_of_a_split(name: str, split: dict[str, int], who: str | None, w
         assert resolve(parse_reference(name), entry, who).version == want
         return
     assert {resolve(parse_reference(name), entry, f"key {n}").version for n in range(40)} == set(split)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "new", "old", "want"),
+    [
+        pytest.param({B: A}, Standing.ASLEEP, Standing.ROOM, A, id="it has no replica"),
+        pytest.param({B: A}, Standing.ASLEEP, Standing.FULL, A, id="a queue is shorter than a start"),
+        pytest.param({B: A}, Standing.FULL, Standing.ROOM, A, id="it has no slot"),
+        pytest.param({B: A}, Standing.ROOM, Standing.ROOM, B, id="it has one"),
+        pytest.param({B: A}, Standing.FULL, Standing.FULL, B, id="both are full"),
+        pytest.param({B: A}, Standing.ASLEEP, Standing.ASLEEP, B, id="both have none"),
+        pytest.param({B: "c" * 64}, Standing.ASLEEP, Standing.ROOM, B, id="the one before may not be addressed"),
+        pytest.param({A: AB}, Standing.ASLEEP, Standing.ROOM, B, id="another version has one before it"),
+        pytest.param({}, Standing.ASLEEP, Standing.ROOM, B, id="nobody has"),
+    ],
+)
+def test_answering(meanwhile: dict[str, str], new: Standing, old: Standing, want: str) -> None:
+    """What is meant for `B`, where `A` was before it."""
+    entry = replace(ENTRY, meanwhile=meanwhile)
+    (row,) = (each for each in entry.versions if each.version == B)
+    assert answering(row, entry, lambda each: new if each is row else old).version == want
+
+
+def test_only_its_own_kind_answers_for_a_version() -> None:
+    """An embedding is no completion."""
+    versions = (msgspec.structs.replace(ENTRY.versions[0], kind="embed"), *ENTRY.versions[1:])
+    entry = replace(ENTRY, meanwhile={B: A}, versions=versions)
+    assert answering(versions[2], entry, lambda row: Standing(2 * (row.version == A))).version == B
 
 
 @pytest.mark.parametrize(
