@@ -35,7 +35,8 @@ def facts(base: type[Fact] = Fact) -> Iterator[type[Wire]]:
             yield from facts(kind)
 
 
-KINDS: dict[str, type[Wire]] = {kind.__name__: kind for kind in (*facts(), RequestRecord, LifetimeRecord)}
+RECORDS: list[type[Wire]] = [RequestRecord, LifetimeRecord]
+KINDS = {kind.__name__: kind for kind in [*facts(), *RECORDS]}
 
 
 def understood(said: dict[str, Any], kind: type[Wire]) -> bool:
