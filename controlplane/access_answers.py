@@ -20,6 +20,10 @@ class NewTenant(Wire, frozen=True):
     tenant: str
 
 
+class StatedLimits(TenantLimits, frozen=True, omit_defaults=False):
+    """All of a tenant's limits: null is the installation's setting."""
+
+
 class TenantStatus(Wire, frozen=True):
     """A tenant, its state and how much it has."""
 
@@ -28,7 +32,7 @@ class TenantStatus(Wire, frozen=True):
     created_at_s: int
     models: int
     keys: int  # good ones
-    limits: TenantLimits
+    limits: StatedLimits
 
 
 class SetLimits(Wire, frozen=True):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from msgspec import structs
 from starlette.routing import Route
 
 from contracts.control import KeyUses, Scope
@@ -18,6 +19,7 @@ from controlplane.access_answers import (
     RevokedKey,
     Rotate,
     SetLimits,
+    StatedLimits,
     Tenants,
     TenantStatus,
 )
@@ -150,7 +152,7 @@ def _tenant(tenant: Tenant) -> TenantStatus:
         created_at_s=tenant.created_at_s,
         models=tenant.models,
         keys=tenant.keys,
-        limits=tenant.limits,
+        limits=StatedLimits(**structs.asdict(tenant.limits)),
     )
 
 

@@ -26,6 +26,7 @@ SETTINGS: Final = {
     "cluster_inner_secret": "inner",
     "cluster_nodes": "gpu=h100", "cluster_tolerations": "spot", "cluster_priority_class": "models",
     "cluster_device": "nvidia.com/gpu", "cluster_device_class": "h100", "cluster_namespace": "platform",
+    "cluster_overlap_s": "1",
 }  # fmt: skip
 
 
