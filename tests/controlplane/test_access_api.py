@@ -124,7 +124,8 @@ def test_a_tenants_limits(data: Path) -> None:
                 row = next(iter((await reader.line()).tenants), row)
             assert (row.limits.weight, row.limits.priority, row.limits.rpm) == (4, "standard", 60)
             assert (row.limits.plan, row.limits.deadline_max_s) == ("free", 30)
-            assert await door.ask("GET", "/internal/v1/tenants/acme/limits") == (200, want)
+            own = {name: limit for name, limit in want.items() if limit is not None}
+            assert await door.ask("GET", "/internal/v1/tenants/acme/limits") == (200, own)
             assert (await door.ask("GET", "/internal/v1/tenants/nobody/limits"))[0] == 404
             for body, says in (
                 ({"requests": 0}, ">= 1"),
