@@ -29,6 +29,9 @@ LABEL: Final = 63
 BESIDE: Final = 8  # cancellations and receipts that pass queue-proxy while every stream of a pod is taken
 MOST_CONCURRENCY: Final = 1000  # Knative's default for the most of a revision (config-defaults)
 
+# An answer may begin before queue-proxy has seen its request's end, and is not cut for it (golang/go#40747).
+FULL_DUPLEX: Final = {"features.knative.dev/http-full-duplex": "Enabled"}
+
 _AUTOSCALING: Final = "autoscaling.knative.dev"
 _Json = dict[str, Any]
 _NVIDIA: Final = "nvidia.com/"
@@ -182,6 +185,7 @@ def _scaling(version: PodVersion) -> dict[str, str]:
     return {
         **{f"{_AUTOSCALING}/{name}": str(value) for name, value in told.items()},
         "serving.knative.dev/progress-deadline": f"{start_s(version)}s",
+        **FULL_DUPLEX,
     }
 
 

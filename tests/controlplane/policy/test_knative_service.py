@@ -131,6 +131,7 @@ def test_scaled_as_on_one_machine() -> None:
         "target-burst-capacity": "-1",
         "scale-to-zero-pod-retention-period": "30s",
         "serving.knative.dev/progress-deadline": f"{start_s(VERSION)}s",
+        "features.knative.dev/http-full-duplex": "Enabled",
         "kelvin.dev/version": VERSION.version,
     }
     weighted = service(replace(VERSION, average="weighted"), CLUSTER)["spec"]["template"]["metadata"]["annotations"]

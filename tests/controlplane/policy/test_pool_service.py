@@ -47,6 +47,7 @@ def test_it_is_scaled_by_what_is_reported() -> None:
         "target-utilization-percentage": "100",
         "target-burst-capacity": "-1",
         "serving.knative.dev/progress-deadline": f"{start_s(replace(VERSION, weight_bytes=1 << 30))}s",
+        "features.knative.dev/http-full-duplex": "Enabled",
     }
     assert template["spec"]["containerConcurrency"] == 0
 
