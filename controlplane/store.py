@@ -84,7 +84,8 @@ def _passing_is_unavailable() -> Iterator[None]:
 
 def _passes(error: DBAPIError) -> bool:
     if isinstance(error.orig, sqlite3.Error):
-        return isinstance(error, OperationalError) and error.orig.sqlite_errorcode & 0xFF in _LOCKED
+        code = getattr(error.orig, "sqlite_errorcode", 0)  # text that is no UTF-8 fails in the driver, which sets none
+        return isinstance(error, OperationalError) and code & 0xFF in _LOCKED
     return isinstance(error, OperationalError) or getattr(error.orig, "sqlstate", None) == _STANDBY
 
 

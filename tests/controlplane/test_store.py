@@ -144,3 +144,17 @@ def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> None:
         database.close()
 
     asyncio.run(main())
+
+
+def test_damaged_text_is_said_as_such(path: Path) -> None:
+    """It is no passing state, and the driver's own words are kept."""
+
+    async def main() -> None:
+        with closing(Database(sqlite_engine(path))) as database:
+            await database.write(lambda connection: _add(connection, "t"))
+            with closing(sqlite3.connect(path)) as other, other:
+                other.execute("UPDATE tenants SET tenant = CAST(X'ff' AS TEXT)")
+            with pytest.raises(OperationalError, match="Could not decode to UTF-8"):
+                await database.read(_tenants)
+
+    asyncio.run(main())
