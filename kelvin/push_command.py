@@ -126,7 +126,7 @@ def _ending(as_json: bool) -> Iterator[None]:
         yield
     except Refused as refused:
         if as_json:
-            click.echo(json.dumps({"error": msgspec.to_builtins(to_wire(refused.failure))}))
+            click.echo(json.dumps({"error": msgspec.structs.asdict(to_wire(refused.failure))}))
         else:
             click.echo(f"Error: {refused.failure.message}", err=True)
         sys.exit(exit_of(refused.failure))
