@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,8 +65,9 @@ class Redis:
 
 
 def try_find_redis() -> str | None:
-    """The program."""
-    return shutil.which("redis-server")
+    """The program: beside this interpreter, as a wheel brings it, or wherever programs are looked for."""
+    places = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+    return shutil.which("redis-server", path=os.pathsep.join(places))
 
 
 @contextmanager
