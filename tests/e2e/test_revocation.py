@@ -84,7 +84,10 @@ def test_a_revoked_key_is_bad_everywhere_within_a_second(
         _wait(lambda: all(each.exists() for each in written), "the keys are not written")
         trust = ssl.create_default_context(cafile=str(data / "ca.pem"))
         infer, admin = ((data / name).read_text().strip() for name in ("default.key", "admin.key"))
-        with _activator(data) as (second, second_health), httpx.Client(verify=trust, trust_env=False) as client:
+        with (
+            _activator(data) as (second, second_health),
+            httpx.Client(verify=trust, trust_env=False, timeout=PATIENCE_S) as client,  # a busy disk takes its time
+        ):
             urls = [first, second]
             assert _seconds_until(client, urls, infer, 200, PATIENCE_S) is not None
             # One may have begun with what was kept, and is told of nothing yet.
