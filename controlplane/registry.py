@@ -94,12 +94,11 @@ class Registry:
 
     def look_again(self) -> None:
         """What runs is otherwise: tell of each model for which another version answers by now, or none any more."""
-        changed = [model for model in self._models.values() if self.meanwhile(model) != model.meanwhile]
-        for model in changed:
-            self._models[model.tenant, model.model] = replace(model, meanwhile=self.meanwhile(model))
+        looked = ((model, self.meanwhile(model)) for model in self._models.values())
+        changed = [replace(model, meanwhile=now) for model, now in looked if now != model.meanwhile]
+        self._models.update({(model.tenant, model.model): model for model in changed})
         if changed:
-            rows = tuple(model_row(self._models[model.tenant, model.model]) for model in changed)
-            self._publisher.publish(models=rows)
+            self._publisher.publish(models=tuple(map(model_row, changed)))
 
     def model(self, tenant: str, model: str) -> Model:
         """Raises Refused(ModelNotFound)."""
