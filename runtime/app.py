@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 import torch
@@ -124,7 +125,8 @@ def work_over(directory: SocketDirectory, timeout_s: float, filters: FilterProce
         def on_device(lease: client.Lease, expected: str | None) -> Weights:
             there = copy_to_device(lease, lanes.to(device), expected)
             checksum = there.checksum  # `renew` must not hold the arena
-            return Weights(lease, there.tensors, checksum, renew=lambda: on_device(lease, checksum))
+            on_host = partial(tensors, lease)
+            return Weights(lease, there.tensors, checksum, lambda: on_device(lease, checksum), on_host)
 
         def acquire(tenant: str, version: str) -> Weights:
             engines = engines_on(device)

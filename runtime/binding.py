@@ -72,8 +72,7 @@ def bind(
         check_complete(family, module, tensors)
     except BindingFault as fault:
         raise Refused(ArtifactRejected("config.json", str(fault))) from fault
-    if device.type != "cpu":
-        _move(module, device)
+    move(module, device)
     return BoundModel(module, _config_of(module))
 
 
@@ -124,9 +123,11 @@ class _EmptyOnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _move(module: nn.Module, device: torch.device) -> None:
-    """Copy parameters and buffers to `device` on a stream of their own (pinned memory without blocking); complete on
-    return. Ties stay ties."""
+def move(module: nn.Module, device: torch.device) -> None:
+    """Copy parameters and buffers to `device`, those that are not there yet, on a stream of their own (pinned memory
+    without blocking); complete on return. Ties stay ties. Nothing is moved to a CPU."""
+    if device.type == "cpu":
+        return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     moved: dict[int, nn.Parameter] = {}
     with torch.cuda.stream(stream):

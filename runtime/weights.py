@@ -14,9 +14,11 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.jobs import Fingerprint, GateFacts, GateJob, Probe, SealAttestation
 from contracts.manifest import Manifest
-from runtime.binding import DTYPES, BoundModel, How, bind, may_read
+from runtime.binding import DTYPES, BoundModel, How, bind, may_read, move
 from runtime.comparing import compare
+from runtime.families import SERVED
 from runtime.pinned import PinnedFiles
+from runtime.skeleton import Skeleton
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +69,15 @@ class Lease(Protocol):
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A lease and its tensors: views of it, which live as long as it does and may be read once it is whole, or copies
-    on a device that `renew` makes again. `device_checksum` is that of the bytes, where a device has them or will be
-    given them.
+    on a device that `renew` makes again; `on_host` are the views beside them then. `device_checksum` is that of the
+    bytes, where a device has them or will be given them.
     """
 
     lease: Lease
     tensors: dict[str, torch.Tensor]
     device_checksum: str | None = None
     renew: "Callable[[], Weights] | None" = None
+    on_host: Callable[[], dict[str, torch.Tensor]] | None = None
 
 
 Acquire = Callable[[str, str], Weights]  # of tenant and version; raises `Refused`
@@ -141,10 +144,23 @@ def gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
 
 
 def bind_weights(weights: Weights, files: PinnedFiles, how: How, device: torch.device) -> BoundModel:
-    """The model over the lease's tensors."""
+    """The model over the lease's tensors.
+
+    The library's loader takes what lies on a device back to the CPU. So there it binds the lease's own bytes, and each
+    parameter is pointed at its copy on the device afterwards.
+    """
     manifest = weights.lease.manifest
     dtype = DTYPES[manifest.engine.dtype]
-    return bind(manifest, required(files, CONFIG), weights.tensors, how=how, dtype=dtype, device=device)
+    config = required(files, CONFIG)
+    if how == "fast" or weights.on_host is None:
+        return bind(manifest, config, weights.tensors, how=how, dtype=dtype, device=device)
+    host = weights.on_host()
+    bound = bind(manifest, config, host, how=how, dtype=dtype, device=torch.device("cpu"))
+    skeleton = Skeleton(SERVED[manifest.engine.architecture], bound.module)
+    skeleton.empty(host)
+    skeleton.fill(weights.tensors)
+    move(bound.module, device)
+    return bound
 
 
 def bind_fast_if_exact(

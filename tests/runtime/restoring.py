@@ -81,7 +81,7 @@ def copied(lease: MemoryLease) -> Weights:
     """As on a device: copies of its tensors, which are made again in the same way."""
     weights = lease.weights()
     copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
-    return Weights(weights.lease, copies, renew=lambda: copied(lease))
+    return Weights(weights.lease, copies, renew=lambda: copied(lease), on_host=lambda: lease.weights().tensors)
 
 
 def asleep_over_copies(lease: MemoryLease, heard: Heard, acquire: Acquire) -> Kept:
