@@ -33,7 +33,7 @@ from runtime.engine.runner import DeviceLost, ModelRunner
 from runtime.engine.sampler import Choice, choose
 from runtime.engine.sdpa import SdpaBackend
 from runtime.engine.sequence import LiveSequence, slots_of
-from runtime.engine.varlen import MAX_HEAD_DIM, VarlenBackend, find_varlen
+from runtime.engine.varlen import VarlenBackend, find_varlen, serves
 from runtime.policy.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, Budget, divide, plan
 
@@ -44,7 +44,7 @@ _RETRY_AFTER_S: Final = 1.0
 def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
     """The attention for this device, over a pool of `blocks` blocks and the trash block."""
     varlen = find_varlen() if device.type == "cuda" else None
-    if varlen is None or dtype == torch.float32 or max(facts.head_dim, facts.value_dim) > MAX_HEAD_DIM:
+    if varlen is None or not serves(facts, dtype, torch.cuda.get_device_capability(device)):
         return SdpaBackend(facts, blocks, dtype, device)
     return VarlenBackend(facts, blocks, dtype, device, varlen)
 

@@ -2,7 +2,7 @@
 
 Each step gathers the sequences' keys and values by slot and hands them over with cumulative lengths, which every
 version of `varlen_attn` with grouped queries takes. Its own block tables are left alone: split-KV with a block table
-leaves rows unwritten in some versions (pytorch#194167). No float32, no softcap, no sinks.
+leaves rows unwritten in some versions (pytorch#194167). No float32, no softcap, no sinks, and no device before Ampere.
 """
 
 import inspect
@@ -19,7 +19,8 @@ from runtime.policy.blocks import BLOCK_SIZE
 
 VarlenAttention = Callable[..., torch.Tensor]
 _NEEDED = frozenset({"cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size", "enable_gqa"})
-MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 256
+_AMPERE = (8, 0)  # the kernel refuses what is older when it is first called
 
 
 def find_varlen() -> VarlenAttention | None:
@@ -34,6 +35,12 @@ def find_varlen() -> VarlenAttention | None:
 def takes_what_is_needed(function: Callable[..., object]) -> bool:
     """Judged by its signature: the API is young, and grouped queries and windows came one by one."""
     return set(inspect.signature(function).parameters) >= _NEEDED
+
+
+def serves(facts: GateFacts, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
+    """Whether the kernel does this model's attention on a device of that compute capability."""
+    fits = max(facts.head_dim, facts.value_dim) <= _MAX_HEAD_DIM
+    return fits and dtype != torch.float32 and capability >= _AMPERE
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ import inspect
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from runtime.engine import core
 from runtime.engine.batch import Piece, build
 from runtime.engine.sdpa import SdpaBackend
 from runtime.engine.sequence import slots_of
-from runtime.engine.varlen import VarlenBackend, find_varlen, index_of, takes_what_is_needed
+from runtime.engine.varlen import VarlenBackend, find_varlen, index_of, serves, takes_what_is_needed
 from runtime.policy.schedule import Budget
 from tests.runtime.engine.backends import FACTS, LENGTHS, STEPS, Replay, reference_varlen
 from tests.runtime.engine.models import CONFIGS, CPU, engine, greedy, prompts, reference, run_dry, tiny, tokens_of
@@ -79,6 +80,23 @@ def test_an_older_kernel_is_not_taken() -> None:
 def test_a_cpu_has_sdpa() -> None:
     """The device decides: no flash kernel on a CPU."""
     assert isinstance(core.make_backend(FACTS, 4, torch.float32, CPU), SdpaBackend)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "capability", "want"),
+    [
+        pytest.param(torch.bfloat16, 128, (8, 0), True, id="Ampere"),
+        pytest.param(torch.float16, 256, (9, 0), True, id="Hopper, the longest head"),
+        pytest.param(torch.float16, 128, (7, 5), False, id="Turing"),
+        pytest.param(torch.float16, 128, (7, 0), False, id="Volta"),
+        pytest.param(torch.float32, 128, (9, 0), False, id="float32"),
+        pytest.param(torch.bfloat16, 257, (9, 0), False, id="a longer head"),
+    ],
+)
+def test_what_the_kernel_serves(dtype: torch.dtype, head_dim: int, capability: tuple[int, int], want: bool) -> None:
+    """What it would refuse at its first call is given to SDPA, which does it on any device."""
+    for facts in (replace(FACTS, head_dim=head_dim), replace(FACTS, value_dim=head_dim)):
+        assert serves(facts, dtype, capability) is want
 
 
 @pytest.mark.gpu
