@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 _METASPACE: Final = "▁"
+_MAX_ID: Final = 2**32 - 1  # what the library can be asked for
 
 
 class Vocabulary(Protocol):
@@ -47,11 +48,15 @@ class TokenBytes:
         return f"<TokenBytes known={len(self._known)}>"
 
     def __getitem__(self, token_id: int) -> bytes:
-        """b"" also for ids that the vocabulary lacks: models pad their output layer."""
+        """b"" also for ids that the vocabulary lacks: models pad their output layer, and prompts may name any number.
+        Those are not remembered.
+        """
         known = self._known.get(token_id)
         if known is None:
-            token = self._vocabulary.id_to_token(token_id)
-            known = self._known[token_id] = b"" if token is None else self._spell(token)
+            token = self._vocabulary.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
+            if token is None:
+                return b""
+            known = self._known[token_id] = self._spell(token)
         return known
 
 

@@ -47,6 +47,15 @@ def test_any_text_comes_back_as_the_library_decodes_it(tokenizer: Tokenizer, tex
     assert "".join(_stream(tokenizer, ids)) == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("token_id", [-1, -(2**40), METASPACE.get_vocab_size(), 10**6, 2**32 - 1, 2**32, 2**64])
+def test_what_is_no_token_is_no_text(token_id: int) -> None:
+    """In a prompt that the engine will refuse by name; nothing is kept of it."""
+    pieces = TokenBytes(METASPACE)
+    known = repr(pieces)
+    assert Detokenizer(pieces, [token_id]).push(token_id) == ""
+    assert repr(pieces) == known
+
+
 @given(
     st.text(st.sampled_from("aé中😀 the"), min_size=1, max_size=20),
     st.text(st.sampled_from("aé中😀 the"), min_size=1, max_size=20),
