@@ -20,7 +20,7 @@ from runtime.settings import RuntimeSettings, from_environment, read_parked, rea
 from service.listener import listen
 from service.log import configure_logging
 from service.nvml import Gpus, opened
-from service.processes import age_ns
+from service.processes import born_ns
 from service.run import run_service
 from service.settings import log_level
 from service.startup import BAD_SETTING_STATUS, refusing_bad_settings
@@ -62,8 +62,8 @@ def run(settings: RuntimeSettings, pod: Pod) -> int:
             log.error("the cache agent does not listen", extra={"after_s": AGENT_S})
             return 1
         ladder.enter_context(closing(agent))
-        born_ns = time.monotonic_ns() - age_ns(os.getpid())  # imports are of its life, too
-        meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=born_ns)
+        born = born_ns(os.getpid())  # imports are of its life, too
+        meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=born)
         probes = build_probes(settings.step_s, gpus, parks=pod.parked is not None)
         try:
             run_service(

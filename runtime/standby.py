@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import signal
-import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NoReturn
@@ -20,7 +19,7 @@ from runtime import app
 from runtime.metering import create_meter_page
 from runtime.settings import RuntimeSettings
 from service.log import configure_logging
-from service.processes import age_ns
+from service.processes import born_ns
 from service.run import run_service
 from service.unix import SocketDirectory
 
@@ -43,8 +42,7 @@ def live(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoRetu
         directory = SocketDirectory(settings.run)
         listener = directory.listen(socket_name(runtime_id))
         # From the fork on, as the supervisor counts: a busy machine takes its time until a child's first line.
-        born_ns = time.monotonic_ns() - age_ns(os.getpid())
-        meter = create_meter_page(settings.meters, runtime_id, born_ns=born_ns)
+        meter = create_meter_page(settings.meters, runtime_id, born_ns=born_ns(os.getpid()))
         run_service(
             lambda stop: app.serve(runtime_id, settings, directory, listener, meter, control, stop),
             settings.lifeline_fd,

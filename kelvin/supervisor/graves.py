@@ -15,7 +15,7 @@ from contracts.usage import LifetimeRecord
 from contracts.wire import decoder, encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
 from kelvin.supervisor.reaper import Reaped
-from service.processes import age_ns
+from service.processes import born_ns
 from spool.recovery import left_records
 from spool.spool import Spool
 
@@ -66,9 +66,10 @@ class Graves:
             if meter is None or not meter.tenant:
                 return None
             with suppress(OSError):
-                runtime_id, lived_us = page.name.partition(".")[2], age_ns(pid) // 1000
-                now = time.monotonic_ns(), time.time_ns() // 1000
-                death = Death(runtime_id, pid, *now, lived_us, exit_status=0, cpu_us=0, max_rss_kb=0)
+                runtime_id, born = page.name.partition(".")[2], born_ns(pid)
+                now_ns, now_us = time.monotonic_ns(), time.time_ns() // 1000
+                lived_us = (now_ns - born) // 1000
+                death = Death(runtime_id, pid, now_ns, now_us, lived_us, exit_status=0, cpu_us=0, max_rss_kb=0)
                 return lifetime_of(meter, death, self._source, 0)
         return None
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from service.processes import age_ns
+from service.processes import born_ns
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -44,7 +44,7 @@ def reap() -> Iterator[Reaped]:
         if seen is None:
             return
         died_ns = time.monotonic_ns()
-        lived_us = age_ns(seen.si_pid) // 1000
+        lived_us = max(0, died_ns - born_ns(seen.si_pid)) // 1000
         pid, status, usage = os.wait4(seen.si_pid, 0)
         yield Reaped(
             pid,

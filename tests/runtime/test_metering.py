@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.meter import METER_FILE_BYTES, Meter, Phase, decode_meter, encode_meter
 from runtime.metering import MeterPage, create_meter_page
-from service.processes import age_ns
+from service.processes import born_ns
 
 TICK_NS = 10_000_000  # the kernel's
 
@@ -71,10 +71,10 @@ def test_a_kill_at_any_byte_leaves_the_state_before_or_after(steps: list[tuple[i
 
 def test_a_life_begins_with_the_fork(tmp_path: Path) -> None:
     """What passed between the fork and the page is standby time."""
-    before = age_ns(os.getpid())
-    meter = create_meter_page(tmp_path, "rt1", born_ns=time.monotonic_ns() - before).meter
-    closed = meter.closed(time.monotonic_ns())
-    assert before <= closed.spent_ns[Phase.STANDBY] == sum(closed.spent_ns) <= age_ns(os.getpid()) + TICK_NS
+    born = born_ns(os.getpid())
+    before_ns = time.monotonic_ns() - born
+    closed = create_meter_page(tmp_path, "rt1", born_ns=born).meter.closed(time.monotonic_ns())
+    assert before_ns <= closed.spent_ns[Phase.STANDBY] == sum(closed.spent_ns) <= time.monotonic_ns() - born
 
 
 def test_one_slot_alone_would_be_torn() -> None:
