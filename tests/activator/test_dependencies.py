@@ -50,9 +50,9 @@ async def replica(taken: Taken) -> None:
     """One of two is killed, and the feed does not say so."""
     await taken.here.replica("b", hello)
     await taken.here.replicas[0].kill()
-    for _ in range(8):
-        assert (await taken.here.post()).status == 200
-    assert await taken.metric("kelvin_retries_total") > 0
+    async with asyncio.timeout(30):
+        while not await taken.metric("kelvin_retries_total"):  # which of the two is asked first is drawn
+            assert (await taken.here.post()).status == 200
 
 
 async def receipts(taken: Taken) -> None:

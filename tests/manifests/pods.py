@@ -9,7 +9,6 @@ import http.client
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.manifests.built import ROOT, Json, pod_of
+from tests.ports import free_ports
 
 READY_S: Final = 90.0
 _POLL_S: Final = 0.05
@@ -87,17 +87,15 @@ class Started:
             time.sleep(_POLL_S)
 
 
-def free_ports(objects: list[Json]) -> dict[tuple[str, int], int]:
-    """One for each port of each container."""
-    found = {}
-    with contextlib.ExitStack() as held:
-        for obj in objects:
-            for each in (pod_of(obj) or {"containers": ()})["containers"]:
-                for port in each.get("ports", ()):
-                    taken = held.enter_context(socket.socket())
-                    taken.bind(("127.0.0.1", 0))
-                    found[obj["metadata"]["name"], port["containerPort"]] = taken.getsockname()[1]
-    return found
+def ports_of(objects: list[Json]) -> dict[tuple[str, int], int]:
+    """A free one for each port of each container."""
+    ports = [
+        (obj["metadata"]["name"], port["containerPort"])
+        for obj in objects
+        for each in (pod_of(obj) or {"containers": ()})["containers"]
+        for port in each.get("ports", ())
+    ]
+    return dict(zip(ports, free_ports(len(ports)), strict=True))
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from tests.controlplane.postgres_server import PostgresServer
 from tests.faults.buckets import CREDENTIALS, serving
 from tests.loops import looping
 from tests.manifests.built import Json, built_with, find, kustomize, of_base
-from tests.manifests.pods import Here, free_ports, running
+from tests.manifests.pods import Here, ports_of, running
 from tests.service.pki import Authority
 
 AUTHORITY = Authority()
@@ -93,7 +93,7 @@ def outside(objects: list[Json], place: Path) -> Iterator[tuple[Here, ApiServer]
             api.create(each)
         api.features.update(find(objects, "ConfigMap", "config-features", "knative-serving")["data"])
         beside = {"KUBECONFIG": str(api.kubeconfig(place / "kubeconfig"))}
-        yield Here(place, given(redis.url), free_ports(objects), instead, beside), api
+        yield Here(place, given(redis.url), ports_of(objects), instead, beside), api
 
 
 @pytest.mark.timeout(300)
@@ -122,7 +122,7 @@ def test_a_certificate_of_another_role(tmp_path: Path) -> None:
     wrong = {**secrets, "kelvin-inner-activator": secrets["kelvin-inner-runtime"]}
     with (
         pytest.raises(AssertionError, match=r"activator ended with 2:\s+KELVIN_INNER_TLS"),
-        running(objects, "activator", Here(tmp_path, wrong, free_ports(objects), {})) as activator,
+        running(objects, "activator", Here(tmp_path, wrong, ports_of(objects), {})) as activator,
     ):
         activator.until("livenessProbe")
 
@@ -136,7 +136,7 @@ def test_a_cache_agent(tmp_path: Path) -> None:
     with serving() as buckets:
         instead = {STORE: buckets.url(buckets.make(), "versions")}
         beside = {name: str(value) for name, value in small.items()}
-        here = Here(tmp_path, given("unix:///nobody.sock"), free_ports(objects), instead, beside)
+        here = Here(tmp_path, given("unix:///nobody.sock"), ports_of(objects), instead, beside)
         with running(objects, "cache-agent", here) as agent:
             agent.until("startupProbe")
             agent.until("readinessProbe")

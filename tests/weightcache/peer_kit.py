@@ -3,7 +3,7 @@
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,15 +15,6 @@ from weightcache.settings import CacheSettings, PeerSettings
 from weightcache.sources import Verify, is_digest_of
 
 SECRET = b"0123456789abcdef" * 4
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    with ExitStack() as stack:
-        socks = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in socks:
-            sock.bind((HOST, 0))
-        return [sock.getsockname()[1] for sock in socks]
 
 
 def url_of(port: int) -> str:

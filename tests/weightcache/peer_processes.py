@@ -15,8 +15,9 @@ from pathlib import Path
 from contracts.errors import Refused
 from service.unix import SocketDirectory
 from tests.loops import HOST
+from tests.ports import free_ports
 from tests.weightcache.kit import HUGE, TENANT, Version, state_of, wait_for
-from tests.weightcache.peer_kit import SECRET, free_ports, url_of
+from tests.weightcache.peer_kit import SECRET, url_of
 from weightcache.api import State
 from weightcache.client import acquire
 

@@ -14,8 +14,9 @@ from blobstore.files import FileStore
 from service.client import ServiceClient
 from service.node_tls import NodeTls
 from tests.loops import HOST
+from tests.ports import free_ports
 from tests.weightcache.kit import TENANT, TIMEOUT_S, RunningAgent, make_version, running, settings_of
-from tests.weightcache.peer_kit import SECRET, ask, free_ports, node, pretender
+from tests.weightcache.peer_kit import SECRET, ask, node, pretender
 from weightcache.app import HTTP_SOCKET
 from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
 
