@@ -1,16 +1,21 @@
 """The processes that `kelvin up` keeps: how each is started, and how one that died comes back."""
 
+import asyncio
+import logging
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
 from kelvin.policy.restarts import Restarts
 from service.startup import BAD_SETTING_STATUS
+
+log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02  # between two looks at what a process is about to do
 KILL_AFTER_S: Final = 5.0
@@ -67,7 +72,7 @@ class Child:
     def start(self, logs: Path | None, environment: Mapping[str, str], *fds: int) -> None:
         """Spawn it with these descriptors, in a session of its own: a terminal's Ctrl-C reaches only the supervisor.
 
-        Without a directory for its log it writes where we do.
+        Without a directory for its log it writes where we do. Raises OSError.
         """
         with _sink(logs, self.spec.name) as sink:
             self.process = subprocess.Popen(
@@ -92,7 +97,28 @@ class Child:
     def signal(self, number: int) -> None:
         """Harmless where it is down."""
         if self.process is not None:
-            self.process.send_signal(number)
+            # Popen's own way looks whether it is dead, and would collect it behind the reaper. No other process gets
+            # its number before that has.
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+
+async def bring_back(child: Child, start: Callable[[Child], None], is_wanted: Callable[[], bool]) -> None:
+    """Start one that died, after the pause that its deaths ask for, unless nobody wants it any more.
+
+    A start that the system refuses (no memory, process, descriptor, or room for its log) counts as a death. No signal
+    tells of it, so it is tried again here.
+    """
+    await asyncio.sleep(child.restarts.delay_s)
+    while is_wanted():
+        try:
+            start(child)
+            return
+        except OSError as error:
+            child.restarts = child.restarts.after_death(0.0)
+            why = {"child": child.spec.name, "error": repr(error), "deaths": child.restarts.deaths}
+            log.warning("a process can't be started; trying again", extra=why)
+        await asyncio.sleep(child.restarts.delay_s)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from contracts.errors import Refused, Unavailable
 from contracts.jobs import ENGINE, GateJob, SealJob
 from contracts.wire import decode, encode
 from kelvin.settings import EngineSettings, engine_environment
-from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child
+from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, bring_back
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import become_subreaper, children, reap
 from service.born import BornProcess, socket_name
@@ -99,9 +99,7 @@ class Engine:
         self._deaths.set()
 
     async def _bring_back(self, child: Child) -> None:
-        await asyncio.sleep(child.restarts.delay_s)
-        if child.is_kept:
-            self._start(child)
+        await bring_back(child, self._start, lambda: child.is_kept)
 
     @asynccontextmanager
     async def standby(self) -> AsyncIterator[BornProcess]:

@@ -19,7 +19,7 @@ from typing import Final
 from contracts.usage import LifetimeRecord
 from kelvin.policy.restarts import Restarts
 from kelvin.settings import PodSettings, pod_environment
-from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, ChildSpec
+from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, ChildSpec, bring_back
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import reap
@@ -98,9 +98,7 @@ class Pod:
         self._deaths.set()
 
     async def _bring_back(self) -> None:
-        await asyncio.sleep(self._cache.restarts.delay_s)
-        if self.status is None and self._cache.is_kept:
-            self._start(self._cache)
+        await bring_back(self._cache, self._start, lambda: self.status is None and self._cache.is_kept)
 
     async def _renew(self) -> None:
         """Another runtime in the place of one that is dead, with another agent, whose cache is empty."""

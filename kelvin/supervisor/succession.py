@@ -26,7 +26,7 @@ class End(Protocol):
 class Hands:
     """What it does through its supervisor."""
 
-    start: Callable[[Child], None]
+    start: Callable[[Child], None]  # raises OSError
     end: End
     may_begin: Callable[[], Awaitable[bool]]
     is_at_door: Callable[[Child], Awaitable[bool]]  # whether this very process answers there, and is ready
@@ -76,8 +76,12 @@ class Succession:
             self._failed(f"the {name} can't be changed before the installation is ready")
             return
         new = Child(old.spec, is_kept=False)
+        try:
+            self._hands.start(new)
+        except OSError as error:
+            self._failed(f"the new {name} can't be started, and the old one stays: {error.strerror or error}")
+            return
         self._children.append(new)
-        self._hands.start(new)
         limit = time.monotonic() + self._ready_s
         while not await self._hands.is_at_door(new):
             if new.pid is None or time.monotonic() > limit:

@@ -16,7 +16,7 @@ from typing import Final
 from contracts.deadline import Deadline
 from contracts.errors import Refused
 from kelvin.settings import UpSettings, child_environment
-from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, specs_of
+from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, bring_back, specs_of
 from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
@@ -109,9 +109,7 @@ class Supervisor:
         self._deaths.set()
 
     async def _bring_back(self, child: Child) -> None:
-        await asyncio.sleep(child.restarts.delay_s)
-        if child.is_kept and not self._draining:
-            self._start(child)
+        await bring_back(child, self._start, lambda: child.is_kept and not self._draining)
 
     def restart_door(self) -> None:
         """Change the activator for another one, without a request that fails."""

@@ -1,6 +1,8 @@
 """The door is changed once the new one is ready; whatever keeps it from that, the old one stays, and it is said why."""
 
 import asyncio
+import errno
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,6 +110,10 @@ def _dies(supervisor: Supervisor, child: Child) -> None:
     child.process = None
 
 
+def _refused(supervisor: Supervisor, child: Child) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 @pytest.mark.parametrize(
     ("supervisor", "reason", "ended"),
     [
@@ -117,6 +123,12 @@ def _dies(supervisor: Supervisor, child: Child) -> None:
             "logs/activator.log says why",
             [(None, signal.SIGTERM)],
             id="it dies",
+        ),
+        pytest.param(
+            lambda run: Supervisor(run, on_start=_refused),
+            "can't be started, and the old one stays: Too many open files",
+            [],
+            id="the system refuses it",
         ),
         pytest.param(
             lambda run: Supervisor(run, ready_s=0.0, at_door=lambda _: False),

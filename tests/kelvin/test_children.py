@@ -1,0 +1,112 @@
+"""A process of ours that died comes back, also where its start is refused; that it died is the reaper's to see."""
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, cast
+
+import pytest
+
+from contracts.jobs import Parked
+from contracts.jobs import Pod as Told
+from kelvin.settings import EngineSettings, PodSettings, UpSettings
+from kelvin.supervisor import engine
+from kelvin.supervisor.children import Child, ChildSpec, bring_back
+from kelvin.supervisor.graves import Graves
+from kelvin.supervisor.pod import Pod
+from kelvin.supervisor.reaper import Reaped, reap
+from kelvin.supervisor.up import Supervisor
+from service.unix import SocketDirectory
+from tests.virtual_loop import run_virtually
+
+PID: Final = 4_000_000  # beyond any that the kernel gives
+Supervised = tuple[Callable[[], None], Child]  # how deaths are seen, and one of whom
+
+
+class Process:
+    """As much of one as a child shows."""
+
+    pid = PID
+    returncode: int | None = None
+
+
+def _up(data: Path) -> Supervised:
+    nowhere, nobody = cast(SocketDirectory, None), cast(Graves, None)
+    supervisor = Supervisor(UpSettings(data, 1, "", 1, 1), nowhere, nobody, 0, None)
+    return supervisor.collect, supervisor._children[-1]
+
+
+def _engine(data: Path) -> Supervised:
+    of = engine.Engine(EngineSettings(data, "file:///store"), cast(SocketDirectory, None), 0, asyncio.Event())
+    return of.collect, of._children[-1]
+
+
+def _pod(data: Path) -> Supervised:
+    parked = Parked(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
+    settings = PodSettings(data, 1, {}, Told(runtime_id="r", host="", port=1, parked=parked))
+    pod = Pod(settings, cast(Graves, None), 0)
+    return pod.collect, pod._cache
+
+
+@pytest.mark.parametrize("supervised", [_up, _engine, _pod])
+def test_a_start_that_the_system_refuses_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervised: Callable[[Path], Supervised]
+) -> None:
+    """By whichever supervisor, ever later, as if it had died; once it is begun, no more."""
+    tried_s: list[float] = []
+    dead = [Reaped(PID, -signal.SIGKILL, 1, 1, 1, 1)]
+
+    def start(child: Child, *_: object) -> None:
+        tried_s.append(asyncio.get_running_loop().time())
+        if len(tried_s) < 4:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        child.process = cast(None, Process())
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(engine, "ServiceClient", lambda *_, **__: None)
+    for module in ("up", "engine", "pod"):
+        monkeypatch.setattr(f"kelvin.supervisor.{module}.reap", lambda: iter([dead.pop()]))
+
+    async def main() -> Child:
+        collect, child = supervised(tmp_path)
+        child.process = cast(None, Process())
+        collect()
+        assert child.pid is None
+        await asyncio.sleep(60)
+        return child
+
+    child = run_virtually(main())
+    assert tried_s == pytest.approx([0.0, 0.2, 0.6, 1.4])
+    assert (child.pid, child.restarts.deaths) == (PID, 4)
+
+
+def test_one_that_nobody_wants_any_more_is_not_tried_again() -> None:
+    """A drain began between two tries."""
+    child, tried = Child(ChildSpec("cache", "weightcache", None)), []
+
+    def start(each: Child) -> None:
+        tried.append(each)
+        each.is_kept = False
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run_virtually(bring_back(child, start, lambda: child.is_kept))
+    assert tried == [child]
+
+
+def test_a_signal_leaves_the_dead_to_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that died just before it would be collected by nobody else, and be waited for."""
+    child = Child(ChildSpec("cache", "weightcache", None))
+    child.process = subprocess.Popen(["true"])
+    pid, waitid = child.process.pid, os.waitid
+    waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it is dead
+    monkeypatch.setattr(os, "waitid", lambda _, __, options: waitid(os.P_PID, pid, options))  # none but ours
+    child.signal(signal.SIGTERM)
+    (reaped,) = reap()
+    assert (reaped.pid, reaped.status) == (pid, 0)
+    child.buried(reaped.status)
+    child.signal(signal.SIGTERM)
+    assert child.pid is None
