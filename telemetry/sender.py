@@ -125,7 +125,20 @@ class Sender:
 
 
 async def tell_forever(page: Page, sender: Sender, period_s: float) -> None:
-    """Copy the page each period, on the loop that writes it."""
+    """Copy the page each period, on the loop that writes it; also after one that could not be copied."""
+    failures = 0
     while True:
         await asyncio.sleep(period_s)
+        failures = try_tell(page, sender, failures)
+
+
+def try_tell(page: Page, sender: Sender, failures: int = 0) -> int:
+    """Copy the page once. How often in a row that has failed, after so many times before."""
+    try:
         sender.tell(page.families())
+    except Exception:  # of a reading, which asks whatever it likes: no descriptor for a directory, a defect
+        failures += 1
+        if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            log.warning("the metrics can't be read", extra={"failures": failures}, exc_info=True)
+        return failures
+    return 0

@@ -14,7 +14,7 @@ from telemetry.policy.instruments import Page
 from telemetry.policy.sampling import is_wanted
 from telemetry.policy.spans import RequestFacts, RestoreFacts
 from telemetry.process import describe_process
-from telemetry.sender import Collector, Sender, tell_forever
+from telemetry.sender import Collector, Sender, tell_forever, try_tell
 from telemetry.settings import TelemetrySettings
 
 
@@ -84,5 +84,5 @@ async def open_telemetry(process: str, settings: TelemetrySettings) -> AsyncIter
         yield Telemetry(page, sender, settings.share)
     finally:
         telling.cancel()
-        sender.tell(page.families())
+        try_tell(page, sender)
         await sender.close()

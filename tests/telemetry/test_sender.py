@@ -1,6 +1,8 @@
 """Telling never waits: a collector that hangs, refuses or breaks costs what was for it, and that is counted."""
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +12,13 @@ import pytest
 
 from contracts.timeline import Stage, Stamp
 from telemetry import sender as module
-from telemetry.policy.instruments import Family, Kind
+from telemetry import telemetry
+from telemetry.policy.instruments import Family, Kind, Page
 from telemetry.policy.spans import RequestFacts
-from telemetry.sender import LIMIT, Facts, Sender
+from telemetry.sender import LIMIT, Facts, Sender, tell_forever
+from telemetry.settings import TelemetrySettings
 from tests.telemetry.receiver import until
+from tests.virtual_loop import run_virtually
 
 FAMILY = Family("k", "K.", Kind.GAUGE, (), {(): 1.0})
 
@@ -148,3 +153,48 @@ def test_there_is_an_allowance_a_second() -> None:
     for number in range(1000):
         sender.offer(facts(number))
     assert sender.dropped == 2000 - module.BURST - module.TRACES_PER_S
+
+
+def _no_descriptor() -> float:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_page_that_could_not_be_copied_is_copied_the_next_time(caplog: pytest.LogCaptureFixture) -> None:
+    """A reading fails five times, and another time: the 1st, 2nd, 4th … in a row is logged, and the rest is told."""
+    times = 0
+
+    def read() -> float:
+        nonlocal times
+        times += 1
+        return _no_descriptor() if times <= 5 or times == 7 else times
+
+    page, sender = Page("p"), Sender(FakeCollector)
+    told: list[Sequence[Family]] = []
+    page.gauge("g", "G.", read)
+
+    async def main() -> None:
+        telling = asyncio.create_task(tell_forever(page, sender, 15.0))
+        for _ in range(8):
+            await asyncio.sleep(15.0)
+            await asyncio.sleep(0.1)
+            told.extend(sender._metrics)
+            sender._metrics.clear()
+        telling.cancel()
+
+    run_virtually(main())
+    assert [family.values[()] for (family,) in told] == [6, 8]
+    assert [record.failures for record in caplog.records] == [1, 2, 4, 1]  # type: ignore[attr-defined]
+
+
+def test_a_last_page_that_can_t_be_copied_keeps_nothing_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender is closed, and what ends raises nothing of it."""
+    collector = FakeCollector()
+    monkeypatch.setattr(telemetry, "Sender", lambda _: Sender(lambda: collector))
+
+    async def main() -> None:
+        async with telemetry.open_telemetry("p", TelemetrySettings("http://127.0.0.1:9")) as opened:
+            opened.page.gauge("g", "G.", _no_descriptor)
+
+    asyncio.run(main())
+    until(collector.closed.is_set, "the collector is closed")
+    assert collector.told == []
