@@ -179,9 +179,14 @@ def _check_files(manifest: Manifest, scratch: Path) -> None:
             raise Refused(ChunkCorrupt(found, "transit"))
 
 
+def is_digest(reference: str) -> bool:
+    """Whether it is all of a version's digits, and names no model."""
+    return _DIGEST.fullmatch(reference) is not None
+
+
 def resolve(door: Door, reference: str) -> str:
     """The version that `M`, `M@ALIAS` or `M@HEX` means, or all of its own digits. Raises `Refused`."""
-    if _DIGEST.fullmatch(reference):
+    if is_digest(reference):
         return reference
     named = parse_reference(reference)
     answer = door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S)

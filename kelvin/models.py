@@ -195,7 +195,7 @@ def _mark(good: bool) -> str:
 def overlap_lines(models: list[dict[str, Any]]) -> Iterator[str]:
     """Of each model of which a version was only just named, which one answers what that can't yet."""
     for row in models:
-        for new, old in row["meanwhile"].items():
+        for new, old in row.get("meanwhile", {}).items():  # a control plane of an older build says nothing of it
             yield f"{row['model']}: {old[:12]} answers what {new[:12]} can't take yet"
 
 

@@ -5,11 +5,12 @@ import threading
 
 import click
 
+from contracts.errors import Refused
 from contracts.names import dns_label
 from controlplane.policy.knative_service import FEATURES, TIMEOUT_S, Cluster, Control, PodVersion, service
-from kelvin.export import ExportCalls, resolve
+from kelvin.export import ExportCalls, is_digest, resolve
 from kelvin.policy.configuration import DEFAULTS
-from kelvin.push_calls import Patience, open_door
+from kelvin.push_calls import Patience, failure_of, open_door
 
 
 @click.command("render")
@@ -61,11 +62,16 @@ def render_command(
 ) -> None:
     """Print a Knative Service for M, M@ALIAS or M@HEX, scaled as the model is here: JSON, which is YAML, too."""
     dns_label(tenant, "tenant")
+    if is_digest(reference):  # whose scale that would have, nobody knows
+        raise click.UsageError(f"{reference}: must be M, M@ALIAS or M@HEX")
     with open_door() as door:
         version = resolve(door, reference)
         manifest = ExportCalls(door, Patience(), threading.Event()).manifest(version)
         model = reference.partition("@")[0]
-        scale = door.request("GET", f"/admin/v1/models/{model}").json()["scale"]
+        answer = door.request("GET", f"/admin/v1/models/{model}")
+        if answer.status_code >= 400:
+            raise Refused(failure_of(answer))
+        scale = answer.json()["scale"]
     rendered = service(
         PodVersion(
             tenant=tenant,

@@ -160,9 +160,15 @@ def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str])
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "want"),
-    [({}, []), ({"b" * 64: "a" * 64}, [f"m: {'a' * 12} answers what {'b' * 12} can't take yet"])],
+    ("row", "want"),
+    [
+        pytest.param({"meanwhile": {}}, [], id="none"),
+        pytest.param(
+            {"meanwhile": {"b" * 64: "a" * 64}}, [f"m: {'a' * 12} answers what {'b' * 12} can't take yet"], id="one"
+        ),
+        pytest.param({}, [], id="an older control plane does not say"),
+    ],
 )
-def test_overlap_lines(meanwhile: dict[str, str], want: list[str]) -> None:
+def test_overlap_lines(row: dict[str, Any], want: list[str]) -> None:
     """Of a model whose version was only just named."""
-    assert list(overlap_lines([{"model": "m", "meanwhile": meanwhile}])) == want
+    assert list(overlap_lines([{"model": "m"} | row])) == want

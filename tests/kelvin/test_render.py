@@ -1,0 +1,53 @@
+"""`kelvin models render` refuses in a sentence what it can't render."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from contracts.errors import Refused, RemoteFailure
+from kelvin import render
+
+VERSION = "3f" * 32
+GONE = {"error": {"message": "model 'm' does not exist", "code": "model_not_found"}}
+MODEL = {"aliases": {"prod": VERSION}, "versions": [{"version": VERSION}]}
+
+
+@dataclass
+class Door:
+    """The context object of the command line: these are the answers, in their order."""
+
+    answers: list[httpx.Response]
+
+    def door(self) -> httpx.Client:
+        return httpx.Client(transport=httpx.MockTransport(lambda _: self.answers.pop(0)), base_url="http://x")
+
+
+def rendered(reference: str, *answers: httpx.Response) -> Result:
+    """By the command."""
+    words = [reference, "--image", "i", "--store", "s3://m"]
+    return CliRunner().invoke(render.render_command, words, obj=Door(list(answers)))
+
+
+def test_digits_without_a_model_are_refused() -> None:
+    """Before anybody is asked: 2, and what it must be."""
+    done = rendered(VERSION)
+    assert done.exit_code == 2
+    assert f"Error: {VERSION}: must be M, M@ALIAS or M@HEX\n" in done.output
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([httpx.Response(404, json=GONE)], id="it never was there"),
+        pytest.param([httpx.Response(200, json=MODEL), httpx.Response(404, json=GONE)], id="deleted meanwhile"),
+    ],
+)
+def test_a_refusal_is_raised_as_it_was_said(monkeypatch: pytest.MonkeyPatch, answers: list[httpx.Response]) -> None:
+    """Also by the second question, of how the model scales."""
+    monkeypatch.setattr(render, "ExportCalls", lambda *_: SimpleNamespace(manifest=lambda _: None))
+    done = rendered("m", *answers)
+    assert isinstance(done.exception, Refused)
+    assert done.exception.failure == RemoteFailure("model_not_found", 404, "model 'm' does not exist")
