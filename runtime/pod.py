@@ -15,8 +15,9 @@ from typing import Final
 from contracts.errors import Refused
 from contracts.gpu import Unhealthy
 from contracts.jobs import Pod
+from contracts.visible_gpus import Shown
 from runtime.gpu_watch import GpuWatch
-from runtime.settings import RuntimeSettings, from_environment, read_parked, read_pod
+from runtime.settings import RuntimeSettings, from_environment, read_parked, read_pod, read_shown
 from service.listener import listen
 from service.log import configure_logging
 from service.nvml import Gpus, opened
@@ -33,7 +34,7 @@ AGENT_S: Final = 60.0  # for the cache agent to listen
 _POLL_S: Final = 0.02
 
 
-def run(settings: RuntimeSettings, pod: Pod) -> int:
+def run(settings: RuntimeSettings, pod: Pod, shown: Shown) -> int:
     """Serve until a drain is over: 0, or 1 after a failure, BAD_SETTING_STATUS where the address or the device can't be
     had.
     """
@@ -54,7 +55,7 @@ def run(settings: RuntimeSettings, pod: Pod) -> int:
         return BAD_SETTING_STATUS
     with ExitStack() as ladder:
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
-        devices = ladder.enter_context(opened_for(pod.device_class))
+        devices = ladder.enter_context(opened_for(pod.device_class, shown))
         gpus = None if devices is None else GpuWatch(devices)
         if _is_unhealthy(gpus):
             return 1
@@ -78,11 +79,11 @@ def run(settings: RuntimeSettings, pod: Pod) -> int:
         return 1 if _is_unhealthy(gpus) else 0
 
 
-def opened_for(device_class: str) -> AbstractContextManager[Gpus | None]:
-    """The GPUs that this process may see, where it is to compute on one and they can be asked."""
+def opened_for(device_class: str, shown: Shown) -> AbstractContextManager[Gpus | None]:
+    """The GPUs that CUDA shows to this process, where it is to compute on one and they can be asked."""
     from runtime.weights import device_of
 
-    return opened() if device_of(device_class).type != "cpu" else nullcontext()
+    return opened(shown=shown) if device_of(device_class).type != "cpu" else nullcontext()
 
 
 def _is_unhealthy(gpus: GpuWatch | None) -> bool:
@@ -120,7 +121,7 @@ def main() -> None:
         pod = read_pod()
         if pod.parked is not None:
             settings = replace(settings, between=read_parked(settings.between))
-    status = run(settings, pod)
+    status = run(settings, pod, read_shown())
     logging.shutdown()
     os._exit(status)  # as a forked one: nothing in the libraries is worth tearing down, and threads may be in them
 

@@ -11,6 +11,7 @@ from contracts.errors import Refused
 from contracts.jobs import Pod
 from contracts.roles import Role
 from contracts.settings import BadSetting
+from contracts.visible_gpus import Shown
 from contracts.wire import decode
 from runtime.dependencies import WEIGHTS
 from service.inner_settings import ALONE, Between, read_between
@@ -84,6 +85,11 @@ def read_parked(between: Between, env: Mapping[str, str] = os.environ) -> Betwee
     settings.text(env, STANDBY_LISTEN)
     told = read_between(env, Role.RUNTIME, STANDBY_LISTEN)
     return replace(between, files=told.files, listen=told.listen)
+
+
+def read_shown(env: Mapping[str, str] = os.environ) -> Shown:
+    """Which GPUs CUDA shows to this process; not ours to judge."""
+    return Shown(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER"))
 
 
 def from_environment() -> RuntimeSettings:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from contracts.gpu import GpuFacts
+from contracts.visible_gpus import Listed, Shown, visible
 
 log = logging.getLogger(__name__)
 
@@ -19,13 +20,15 @@ MAX_XIDS: Final = 64  # taken at one look: a device in a storm of them is judged
 
 
 class Gpus:
-    """Every device that this process may see, while `opened` lasts. Used by one thread at a time."""
+    """Devices by their number here, while `opened` lasts. Used by one thread at a time."""
 
-    def __init__(self, nvml: Any) -> None:
+    def __init__(self, nvml: Any, shown: Shown | None = None) -> None:
         self._nvml = nvml
         self._lost = (nvml.NVMLError_GpuIsLost, nvml.NVMLError_GpuNotFound)
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        self._xids: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(self._handles)), ())
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        kept = range(len(handles)) if shown is None else visible([self._listed(handle) for handle in handles], shown)
+        self._handles = {index: handles[index] for index in kept}
+        self._xids: dict[int, tuple[int, ...]] = dict.fromkeys(kept, ())
         self._events = self._listen()
 
     def __repr__(self) -> str:
@@ -34,7 +37,7 @@ class Gpus:
     def look(self) -> tuple[GpuFacts, ...]:
         """As they are now; XIDs since `opened`."""
         self._hear()
-        return tuple(self._facts(index, handle) for index, handle in enumerate(self._handles))
+        return tuple(self._facts(index, handle) for index, handle in self._handles.items())
 
     def close(self) -> None:
         """Listen no more."""
@@ -100,7 +103,7 @@ class Gpus:
         except nvml.NVMLError:
             return None
         heard = 0
-        for handle in self._handles:
+        for handle in self._handles.values():
             with suppress(nvml.NVMLError):
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
                 heard += 1
@@ -127,8 +130,17 @@ class Gpus:
     def _of(self, device: Any) -> list[int]:
         """Which of ours that is; all of them where it can't be told."""
         uuid = self._try_uuid(device)
-        found = [index for index, handle in enumerate(self._handles) if uuid and self._try_uuid(handle) == uuid]
+        found = [index for index, handle in self._handles.items() if uuid and self._try_uuid(handle) == uuid]
         return found or list(self._xids)
+
+    def _listed(self, handle: Any) -> Listed:
+        nvml, is_parted = self._nvml, False
+        product: str | None = None
+        with suppress(nvml.NVMLError):
+            product = str(nvml.nvmlDeviceGetName(handle))
+        with suppress(nvml.NVMLError):  # few can be parted
+            is_parted = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        return Listed(self._try_uuid(handle), product, is_parted)
 
     def _try_uuid(self, handle: Any) -> str | None:
         try:
@@ -138,8 +150,10 @@ class Gpus:
 
 
 @contextmanager
-def opened(nvml: Any = None) -> Iterator[Gpus | None]:
-    """The GPUs of this machine; None where there is no such library, driver or device."""
+def opened(nvml: Any = None, *, shown: Shown | None = None) -> Iterator[Gpus | None]:
+    """The GPUs of this machine, or those of them that CUDA shows to a process which was told so: the library itself
+    shows all to everybody. None where there is no such library, driver or device.
+    """
     if nvml is None and (nvml := _try_import()) is None:
         yield None
         return
@@ -150,7 +164,7 @@ def opened(nvml: Any = None) -> Iterator[Gpus | None]:
         yield None
         return
     try:
-        gpus = _try_gpus(nvml)
+        gpus = _try_gpus(nvml, shown)
         try:
             yield gpus
         finally:
@@ -169,9 +183,9 @@ def _try_import() -> Any:
     return pynvml
 
 
-def _try_gpus(nvml: Any) -> Gpus | None:
+def _try_gpus(nvml: Any, shown: Shown | None) -> Gpus | None:
     try:
-        return Gpus(nvml)
+        return Gpus(nvml, shown)
     except nvml.NVMLError as error:
         log.warning("GPUs can't be asked", extra={"error": str(error)})
         return None

@@ -1,12 +1,15 @@
 """A pod on a GPU that turns unhealthy is ready no more, ends what it has, and says why."""
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from contracts.gpu import Degraded, GpuFacts, Healthy, Unhealthy
 from contracts.jobs import RuntimeState
+from contracts.visible_gpus import Shown
+from runtime import pod
 from runtime.gpu_watch import GpuWatch
 from runtime.pod_api import build_probes
 from tests.runtime.engine.scripted import ScriptedEngine
@@ -74,3 +77,18 @@ def test_what_was_unhealthy_is_not_trusted_again() -> None:
         found.append(watch.health)
     lost = Unhealthy("GPU 0: it does not answer")
     assert found == [Degraded("GPU 0: XID 94"), Healthy(), lost, lost]
+
+
+def test_a_pod_looks_at_what_cuda_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And at nothing where it computes on a processor."""
+    looked: list[Shown] = []
+
+    def opened(*, shown: Shown) -> AbstractContextManager[None]:
+        looked.append(shown)
+        return nullcontext()
+
+    monkeypatch.setattr(pod, "opened", opened)
+    for device_class in ("h100", "cpu-1"):
+        with pod.opened_for(device_class, Shown("1")):
+            pass
+    assert looked == [Shown("1")]

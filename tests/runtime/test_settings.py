@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from contracts.settings import BadSetting
-from runtime.settings import read_settings
+from contracts.visible_gpus import Shown
+from runtime.settings import read_settings, read_shown
 
 
 def test_defaults() -> None:
@@ -54,3 +55,9 @@ def test_libraries_get_one_thread() -> None:
         timeout=120, cwd=Path(__file__).parents[2], check=False,
     )  # fmt: skip
     assert done.stdout == "1\n", done.stderr
+
+
+def test_what_cuda_shows() -> None:
+    """An empty list is not none."""
+    assert read_shown({}) == Shown(None, None)
+    assert read_shown({"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == Shown("", "PCI_BUS_ID")

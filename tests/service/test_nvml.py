@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from contracts.gpu import GpuFacts, Healthy, judge
+from contracts.visible_gpus import Shown
 from service.nvml import opened
 
 pynvml = pytest.importorskip("pynvml")
@@ -31,6 +32,7 @@ class FakeNvml:
         self.refused: set[str] = set()
         self.raises: Exception | None = None
         self.events: list[tuple[int, int]] = []  # device, XID
+        self.heard: set[int] = set()  # devices that are listened to
         self.open = 0
         self.sets = 0
 
@@ -51,6 +53,13 @@ class FakeNvml:
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle}"
+
+    def nvmlDeviceGetName(self, _: int) -> str:
+        return "NVIDIA H100"
+
+    def nvmlDeviceGetMigMode(self, _: int) -> list[int]:
+        self._asked("nvmlDeviceGetMigMode")
+        return [pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_DISABLE]
 
     def nvmlDeviceGetTotalEccErrors(self, _: int, kind: int, counter: int) -> int:
         self._asked("nvmlDeviceGetTotalEccErrors")
@@ -91,12 +100,15 @@ class FakeNvml:
     def nvmlEventSetFree(self, _: str) -> None:
         self.sets -= 1
 
-    def nvmlDeviceRegisterEvents(self, _: int, kinds: int, __: str) -> None:
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, _: str) -> None:
         self._asked("nvmlDeviceRegisterEvents")
         assert kinds == pynvml.nvmlEventTypeXidCriticalError
+        self.heard.add(handle)
 
     def nvmlEventSetWait_v2(self, _: str, timeout_ms: int) -> SimpleNamespace:
         assert timeout_ms == 0
+        while self.events and self.events[0][0] in set(range(self.devices)) - self.heard:
+            self.events.pop(0)
         if not self.events:
             raise pynvml.NVMLError_Timeout
         device, xid = self.events.pop(0)
@@ -110,9 +122,9 @@ class FakeNvml:
 
 
 @contextmanager
-def looking(fake: FakeNvml) -> Iterator[Any]:
+def looking(fake: FakeNvml, shown: Shown | None = None) -> Iterator[Any]:
     """And everything is given back."""
-    with opened(fake) as gpus:
+    with opened(fake, shown=shown) as gpus:
         assert gpus is not None
         yield gpus
     assert (fake.open, fake.sets) == (0, 0)
@@ -153,6 +165,18 @@ def test_xids_are_kept_by_device() -> None:
         assert [each.xids for each in gpus.look()] == [(13,), (79,)]
         fake.events = [(7, 62)]
         assert [each.xids for each in gpus.look()] == [(13, 62), (79, 62)]
+
+
+@pytest.mark.parametrize("refused", [set(), {"nvmlDeviceGetMigMode"}], ids=["it could be parted", "it can't be"])
+def test_what_cuda_does_not_show_is_not_looked_at(refused: set[str]) -> None:
+    """Nothing of it is another one's; the number is still the machine's."""
+    fake = FakeNvml(devices=2)
+    fake.refused = refused
+    with looking(fake, Shown("1")) as gpus:
+        fake.events = [(0, 79), (1, 13)]
+        assert [(each.name, each.xids) for each in gpus.look()] == [("GPU 1", (13,))]
+    with looking(fake, Shown("MIG-0")) as gpus:
+        assert [each.name for each in gpus.look()] == ["GPU 0", "GPU 1"]
 
 
 def test_without_a_driver_there_are_none() -> None:
