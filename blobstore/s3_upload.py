@@ -23,13 +23,21 @@ from blobstore.s3_client import error_of, head, is_refused_condition, put, trans
 from blobstore.s3_place import S3Place
 from blobstore.store import BlobNotFound, BlobUnavailable
 from blobstore.threads import to_the_end
+from contracts.errors import CapacityExceeded, Refused
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PART_BYTES: Final = 8 << 20  # S3 takes 10,000 parts of 5 MiB or more: objects up to 80 GiB
+PART_BYTES: Final = 8 << 20
+# S3 takes 10,000 parts, each of 5 MiB to 5 GiB. How many come is not known before, so later ones are larger; the first
+# half is equal, as some endpoints want all of them.
+EQUAL_PARTS: Final = 5_000
+DOUBLED_EVERY: Final = 500
+_DOUBLINGS: Final = 9
+OBJECT_BYTES: Final = 5 << 40  # S3's largest
 PARTS_AT_ONCE: Final = 4  # of one upload: bounds its memory to five parts
+GATHERED_BYTES: Final = 256 << 20  # and these, where parts are large, to so much, or to one part
 LEFTOVER_AGE: Final = timedelta(days=1)
 
 
@@ -41,17 +49,21 @@ class Uploads:
     place: S3Place
     threads: Executor
     retry: Retry
-    part_bytes: int = PART_BYTES
+    part_bytes: int = PART_BYTES  # of the first ones
+    object_bytes: int = OBJECT_BYTES
 
     async def put(self, key: str, pieces: AsyncIterator[bytes]) -> bool:
-        """As `BlobStore.put_if_absent`. Tries each call again by itself: not to be repeated as a whole."""
+        """As `BlobStore.put_if_absent`. Tries each call again by itself: not to be repeated as a whole.
+
+        Raises `Refused(CapacityExceeded)` where no object is so large.
+        """
         if await self.exists(key):
             return False
-        async with aclosing(_parts(pieces, self.part_bytes)) as parts:
+        async with aclosing(_parts(pieces, self.part_bytes, self.object_bytes)) as parts:
             first = await anext(parts)
             second = await anext(parts, None)
             if second is None:  # one part is an object: no upload to begin, complete or abort
-                return await self._call(partial(put, self.client, self.place, key, first), len(first))
+                return await self._call(partial(put, self.client, self.place, key, bytes(first)), len(first))
             upload = await self._call(partial(self._create, key))
             completed = False
             try:
@@ -91,34 +103,39 @@ class Uploads:
             answer = self.client.create_multipart_upload(Bucket=self.place.bucket, Key=self.place.prefix + key)
             return str(answer["UploadId"])
 
-    async def _send_all(self, key: str, upload: str, begun: Sequence[bytes], parts: AsyncIterator[bytes]) -> list[str]:
+    async def _send_all(
+        self, key: str, upload: str, begun: Sequence[bytearray], parts: AsyncIterator[bytearray]
+    ) -> list[str]:
         """The parts' tags, in order. When it returns or raises, no part is on its way."""
-        free = asyncio.Semaphore(PARTS_AT_ONCE)
         sending: list[asyncio.Task[str]] = []
+        running: set[asyncio.Task[str]] = set()
 
-        async def send(number: int, data: bytes) -> str:
-            try:
-                return await self._call(partial(self._send, key, upload, number, data), len(data))
-            finally:
-                free.release()
-
-        async def begin(data: bytes) -> None:
-            await free.acquire()
-            for task in sending:
-                if task.done():
+        async def at_most(count: int) -> None:
+            while len(running) > count:
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                running.difference_update(done)
+                for task in done:
                     task.result()  # one that failed ends it all
-            sending.append(asyncio.create_task(send(len(sending) + 1, data)))
+
+        async def begin(data: bytearray) -> None:
+            await at_most(PARTS_AT_ONCE - 1)
+            call = partial(self._send, key, upload, len(sending) + 1, data)
+            sending.append(asyncio.create_task(self._call(call, len(data))))
+            running.add(sending[-1])
+            # The next one, at least as large, is gathered beside these.
+            await at_most(max(0, GATHERED_BYTES // len(data) - 1))
 
         try:
             for data in begun:
                 await begin(data)
             async for data in parts:
                 await begin(data)
+                del data  # or it would stay while the next one is gathered
             return list(await asyncio.gather(*sending))
         finally:
             await end_all(sending)
 
-    def _send(self, key: str, upload: str, number: int, data: bytes) -> str:
+    def _send(self, key: str, upload: str, number: int, data: bytearray) -> str:
         with translated(key):
             answer = self.client.upload_part(
                 Bucket=self.place.bucket, Key=self.place.prefix + key, UploadId=upload, PartNumber=number, Body=data
@@ -205,15 +222,28 @@ def _date_of(answer: Any) -> datetime:
         return datetime.now(UTC)
 
 
-async def _parts(pieces: AsyncIterator[bytes], part_bytes: int) -> AsyncGenerator[bytes]:
-    """The same bytes in parts of `part_bytes`, the last one shorter; one empty part where there are none."""
-    waiting = bytearray()
-    sent = False
+def bytes_of_part(first: int, number: int) -> int:
+    """How large a part is (the last one may be smaller), `number` from 0 on, where the first one has `first`."""
+    return first << min(_DOUBLINGS, max(0, (number - EQUAL_PARTS) // DOUBLED_EVERY + 1))
+
+
+async def _parts(pieces: AsyncIterator[bytes], first: int, limit: int) -> AsyncGenerator[bytearray]:
+    """The same bytes in parts of those sizes; one empty part where there are none. Each is the receiver's own: it may
+    be too large to be copied. Raises CapacityExceeded at more than `limit`.
+    """
+    number, total = 0, 0
+    part, size = bytearray(), first
     async for piece in pieces:
-        waiting += piece
-        while len(waiting) > part_bytes:
-            yield bytes(memoryview(waiting)[:part_bytes])
-            del waiting[:part_bytes]
-            sent = True
-    if waiting or not sent:
-        yield bytes(waiting)
+        total += len(piece)
+        if total > limit:
+            raise Refused(CapacityExceeded("bytes of one object in S3", total, limit))
+        left = memoryview(piece)
+        while left:
+            if len(part) == size:  # and it is not the last one
+                yield part
+                number += 1
+                part, size = bytearray(), bytes_of_part(first, number)
+            room = size - len(part)
+            part += left[:room]
+            left = left[room:]
+    yield part

@@ -72,6 +72,7 @@ class BlobStore(Protocol):
 
         Of several at once exactly one gets True. Where the key exists, an iterator may be left unread; where the
         iterator raises, nothing becomes visible. A key must not be a parent of another; a store may refuse it.
+        Raises `Refused(CapacityExceeded)` where the store takes no object of that size.
         """
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:

@@ -1,13 +1,21 @@
 """An upload of many parts becomes an object by its last call, or leaves nothing, whatever happens on the way."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
+from blobstore import s3_upload
+from blobstore.s3_place import S3Place
+from blobstore.s3_upload import OBJECT_BYTES, PART_BYTES, Uploads, bytes_of_part
 from blobstore.store import BlobUnavailable
-from tests.blobstore.s3_world import BODY, PART, World
+from contracts.errors import CapacityExceeded, Refused
+from tests.blobstore.s3_world import BODY, PART, QUICK, World
 from tests.blobstore.suite import breaking, pieces
 from tests.faults.faults import CONFLICT, SLOW_DOWN, Altered, Exchange, Fault, Late, Lost, Refusal
 
@@ -169,3 +177,115 @@ def test_an_abort_that_fails_hides_nothing(world: World) -> None:
     with pytest.raises(ConnectionResetError):
         asyncio.run(world.store(part_bytes=2).put_if_absent("t/a", breaking(after=3)))
     assert world.uploads() == ["p/t/a"]
+
+
+PARTS_OF_S3 = 10_000
+
+
+class StrictS3:
+    """A client of S3 in memory, which takes as many parts as S3 does. From the part `held` on they wait for `free`."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, bytes] = {}
+        self.object: bytes | None = None
+        self.held = PARTS_OF_S3 + 1
+        self.reached, self.free = threading.Event(), threading.Event()
+
+    def head_object(self, **call: Any) -> None:
+        raise _error("404", 404)
+
+    def create_multipart_upload(self, **call: Any) -> dict[str, str]:
+        return {"UploadId": "u"}
+
+    def upload_part(self, **call: Any) -> dict[str, str]:
+        number = call["PartNumber"]
+        if number > PARTS_OF_S3:
+            raise _error("InvalidArgument", 400)
+        if number >= self.held:
+            self.reached.set()
+            assert self.free.wait(30)
+        self.parts[number] = bytes(call["Body"])
+        return {"ETag": str(number)}
+
+    def complete_multipart_upload(self, **call: Any) -> None:
+        self.object = b"".join(self.parts[part["PartNumber"]] for part in call["MultipartUpload"]["Parts"])
+
+    def abort_multipart_upload(self, **call: Any) -> None:
+        self.parts.clear()
+
+
+def _error(code: str, status: int) -> ClientError:
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "a call")
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+async def _cut(data: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def test_more_than_fits_ten_thousand_equal_parts(threads: ThreadPoolExecutor) -> None:
+    """Later parts are larger, so that S3 takes them all; the first half is equal."""
+    client = StrictS3()
+    data = bytes(range(250)) * 800
+    assert len(data) > 16 * PARTS_OF_S3
+    uploads = Uploads(client, S3Place("bucket"), threads, QUICK, part_bytes=16)
+    assert asyncio.run(uploads.put("t/a", _cut(data, 1000)))
+    assert client.object == data
+    sizes = [len(client.parts[number]) for number in sorted(client.parts)]
+    assert set(sizes[:5000]) == {16}
+    assert sizes[:-1] == sorted(sizes[:-1])
+
+
+def test_the_largest_object_fits() -> None:
+    """Into as many parts as S3 takes, none of which is smaller or larger than it takes."""
+    sizes = [bytes_of_part(PART_BYTES, number) for number in range(PARTS_OF_S3)]
+    assert sum(sizes) >= OBJECT_BYTES
+    assert (min(sizes), max(sizes)) == (8 << 20, 4 << 30)
+
+
+def test_too_large_for_s3(threads: ThreadPoolExecutor) -> None:
+    """It is refused by the limit, for good, and nothing stays; what is just as large goes."""
+    client = StrictS3()
+    uploads = Uploads(client, S3Place("bucket"), threads, QUICK, part_bytes=16, object_bytes=100)
+    with pytest.raises(Refused) as caught:
+        asyncio.run(uploads.put("t/a", _cut(bytes(101), 7)))
+    assert caught.value.failure == CapacityExceeded("bytes of one object in S3", 101, 100)
+    assert not caught.value.failure.retryable
+    assert (client.parts, client.object) == ({}, None)
+    assert asyncio.run(uploads.put("t/a", _cut(bytes(100), 7)))
+    assert client.object == bytes(100)
+
+
+def test_a_large_part_is_alone_in_memory(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one goes up that is larger than all the memory of an upload, the next one is not gathered."""
+    monkeypatch.setattr(s3_upload, "EQUAL_PARTS", 2)
+    monkeypatch.setattr(s3_upload, "DOUBLED_EVERY", 1)
+    monkeypatch.setattr(s3_upload, "GATHERED_BYTES", 64)
+    client, data = StrictS3(), bytes(range(256)) * 3
+    client.held = 5
+    given = 0
+
+    async def counted() -> AsyncIterator[bytes]:
+        nonlocal given
+        async for piece in _cut(data, 8):
+            given += len(piece)
+            yield piece
+
+    async def scenario() -> None:
+        uploads = Uploads(client, S3Place("bucket"), threads, QUICK, part_bytes=16)
+        put = asyncio.create_task(uploads.put("t/a", counted()))
+        await asyncio.to_thread(client.reached.wait, 30)
+        for _ in range(100):  # were it to go on, it would now
+            await asyncio.sleep(0)
+        assert given == 16 + 16 + 32 + 64 + 128 + 8  # the piece by which it is known that more comes
+        client.free.set()
+        assert await put
+
+    asyncio.run(scenario())
+    assert client.object == data
