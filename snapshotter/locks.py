@@ -1,4 +1,4 @@
-"""One lock per name, for as long as somebody wants it: what must not happen twice at once, by tenant or version."""
+"""Locks by name, for as long as somebody wants them: what must not happen twice at once, by tenant or version."""
 
 import asyncio
 from collections import Counter
@@ -7,10 +7,13 @@ from contextlib import asynccontextmanager
 
 
 class NamedLocks:
-    """Fair among those who wait for the same name. Keeps nothing of names that nobody holds."""
+    """Each is held by one at a time, or by `at_once`. Fair among those who wait for the same name. Keeps nothing of
+    names that nobody holds.
+    """
 
-    def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
+    def __init__(self, at_once: int = 1) -> None:
+        self._at_once = at_once
+        self._locks: dict[str, asyncio.Semaphore] = {}
         self._users: Counter[str] = Counter()
 
     def __repr__(self) -> str:
@@ -18,8 +21,8 @@ class NamedLocks:
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[None]:
-        """Alone with `name` inside; a cancelled waiter leaves the queue."""
-        lock = self._locks.setdefault(name, asyncio.Lock())
+        """Alone with `name` inside, or one of `at_once`; a cancelled waiter leaves the queue."""
+        lock = self._locks.setdefault(name, asyncio.Semaphore(self._at_once))
         self._users[name] += 1
         try:
             async with lock:

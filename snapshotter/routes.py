@@ -81,7 +81,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
 
     @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, takes=PlanRequest))
     async def plan(tenant: Tenant, request: Request) -> Response:
-        async with pushes.plan_turns.take():
+        async with pushes.plan_turns.take(tenant):
             body = await read_body(request, PLAN_BYTES)
             return _json(await pushes.plan(tenant, body))
 
@@ -90,7 +90,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
         **_described(Missing, NotFound, Conflict, CapacityExceeded, StorageQuotaExceeded, takes=MissingRequest),
     )
     async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        async with pushes.digest_turns.take():
+        async with pushes.digest_turns.take(tenant):
             wanted = await _decoded(request, MissingRequest)
         return _json(await pushes.missing(tenant, plan_id, wanted))
 
@@ -100,7 +100,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
     )
     async def put_chunk(tenant: Tenant, plan_id: str, digest: str, request: Request) -> Response:
         nbytes = await pushes.chunk_bytes(tenant, plan_id, digest)
-        async with pushes.chunk_turns.take():
+        async with pushes.chunk_turns.take(tenant):
             body = await read_exactly(request, nbytes, "chunk")
             await pushes.put_chunk(tenant, plan_id, digest, bytes(body))
         return Response(status_code=204)
@@ -117,7 +117,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
         ),
     )
     async def attest(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        async with pushes.digest_turns.take():
+        async with pushes.digest_turns.take(tenant):
             wish = decode(await read_body(request, ATTEST_BYTES), AttestRequest)
         await pushes.attest(tenant, plan_id, wish)
         return Response(status_code=204)
@@ -127,7 +127,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
         **_described(Committed, NotFound, Conflict, *_OF_COMMITS, also={202: Committing}, takes=CommitRequest),
     )
     async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        async with pushes.digest_turns.take():
+        async with pushes.digest_turns.take(tenant):
             wanted = await _decoded(request, CommitRequest)
         asked_with(_pusher_of(request).key_id)
         answer = await pushes.commit(tenant, plan_id, wanted)

@@ -49,12 +49,12 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: A
 
     @router.get("/originals/{version}", **described(Original, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def original(tenant: Tenant, version: str) -> Response:
-        async with exports.turns.take():
+        async with exports.turns.take(tenant):
             return Response(encode(await exports.original(tenant, version)), media_type=JSON)
 
     @router.get("/chunks/{digest}", **described(bytes, NotFound, ChunkCorrupt, scope=Scope.PUSH))
     async def chunk(tenant: Tenant, digest: str) -> Response:
-        async with exports.turns.take():
+        async with exports.turns.take(tenant):
             return Response(await exports.chunk(tenant, digest), media_type=OCTETS)
 
     @router.get(

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from contracts.wire import decode, encode
 from snapshotter.app import SOCKET
 from snapshotter.catalog import Catalog, Holdings
 from snapshotter.policy.layout import assemble
+from snapshotter.pushes import PLANS_AT_ONCE
 from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
 from tests.snapshotter.models import Model, default_config, request_of
@@ -293,6 +295,20 @@ def test_a_client_that_goes_away(house: House) -> None:
                 continue
         assert digests[-1] in announced(client, plan, digests).digests
         push_whole(client, plan)
+
+
+def test_slow_bodies_of_another_tenant(house: House) -> None:
+    """As many plans as are judged at once have begun to come, and don't go on: who comes next is not told to wait."""
+    header = principal("slow")["x-kelvin-principal"]
+    with ExitStack() as stack:
+        for _ in range(PLANS_AT_ONCE):
+            raw = stack.enter_context(house.directory.connect(SOCKET))
+            raw.sendall(
+                f"POST /push/v1/plans HTTP/1.1\r\nhost: x\r\nx-kelvin-principal: {header}\r\n"
+                "content-length: 1000\r\n\r\n{".encode()
+            )
+        with house.client("quick") as client:
+            planned(client)
 
 
 def test_health(house: House) -> None:
