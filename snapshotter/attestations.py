@@ -4,16 +4,19 @@ Seals are one per engine fingerprint; a good one is never replaced. Statements o
 under its own digest.
 """
 
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
 from blake3 import blake3
 
+from blobstore.abreast import abreast
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
 from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ChunkCorrupt, ProbeFailed
 from contracts.attestation import MAX_BUNDLE_BYTES, MAX_ORIGIN_BYTES, SEAL, read_origin, read_seal
 from contracts.errors import CapacityExceeded, NotFound, Refused
 from contracts.jobs import SealAttestation
-from contracts.keys import attestation_key, attestations_prefix, bundle_key, manifest_key, origin_key
+from contracts.keys import ATTESTATIONS, attestation_key, attestations_prefix, bundle_key, manifest_key, origin_key
 from contracts.push import AttestationEntry, AttestRequest
 from service.signing import Signer
 from service.trust import Trust
@@ -21,6 +24,7 @@ from service.trust import Trust
 ORIGINS_KEPT: Final = 32  # statements of publishers about one version
 _BUNDLE: Final = "bundle-"
 _ORIGIN: Final = "origin-"
+_TENANTS_KEPT: Final = 64
 
 
 class Attestations:
@@ -30,6 +34,7 @@ class Attestations:
         self._store = store
         self._signer = signer
         self._trust = trust
+        self._sizes: OrderedDict[str, Mapping[str, int]] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Attestations {self._signer!r}>"
@@ -58,10 +63,30 @@ class Attestations:
         if not await self._is_good_seal(attestation_key(tenant, seal.version, seal.fingerprint), seal.version):
             await self.keep_seal(tenant, seal.version, seal)
 
-    async def add_origin(self, tenant: str, version: str, wish: AttestRequest) -> None:
-        """A publisher's statement about a version that is being pushed, and the bundle that it names.
+    async def said(self, tenant: str) -> Mapping[str, int]:
+        """What publishers brought for all versions, statements and bundles: keys with sizes. A size is learnt once, as
+        names are digests.
+        """
+        known = self._sizes.get(tenant, {})
 
-        Raises ArtifactRejected where it is not signed, is about another version, or too large; CapacityExceeded.
+        async def look(key: str) -> tuple[str, int] | None:
+            try:
+                return key, known[key] if key in known else (await self._store.stat(key)).size
+            except BlobNotFound:  # taken away since it was listed
+                return None
+
+        listed = self._store.list(f"{tenant}/{ATTESTATIONS}/")
+        keys = [key async for key in listed if key.rsplit("/", 1)[1].startswith((_BUNDLE, _ORIGIN))]
+        sizes = dict([found for found in await abreast(look, keys) if found is not None])
+        self._sizes[tenant] = sizes
+        self._sizes.move_to_end(tenant)
+        while len(self._sizes) > _TENANTS_KEPT:
+            self._sizes.popitem(last=False)
+        return sizes
+
+    def origin(self, tenant: str, version: str, wish: AttestRequest) -> dict[str, bytes]:
+        """The objects of a publisher's statement about a version that is being pushed: the bundle that it names, then
+        itself. Raises ArtifactRejected where it is not signed, is about another version, or too large.
         """
         if len(wish.envelope) > MAX_ORIGIN_BYTES or len(wish.bundle or b"") > MAX_BUNDLE_BYTES:
             rule = f"it has more than {MAX_ORIGIN_BYTES} bytes, or its bundle more than {MAX_BUNDLE_BYTES}"
@@ -74,13 +99,16 @@ class Attestations:
             raise Refused(ArtifactRejected("attestation", refused.failure.reason)) from refused
         if origin.bundle != (None if wish.bundle is None else blake3(wish.bundle).hexdigest()):
             raise Refused(ArtifactRejected("attestation", "the bundle is not the one that it names"))
-        key = origin_key(tenant, version, wish.envelope)
+        bundle = {} if wish.bundle is None else {bundle_key(tenant, version, wish.bundle): wish.bundle}
+        return bundle | {origin_key(tenant, version, wish.envelope): wish.envelope}
+
+    async def add_origin(self, tenant: str, version: str, objects: Mapping[str, bytes]) -> None:
+        """Put what `origin` answered. Raises CapacityExceeded."""
         there = [found async for found in self._store.list(attestations_prefix(tenant, version) + _ORIGIN)]
-        if key not in there and len(there) >= ORIGINS_KEPT:
+        if len(there) >= ORIGINS_KEPT and not objects.keys() & set(there):
             raise Refused(CapacityExceeded("statements about a version", len(there) + 1, ORIGINS_KEPT))
-        if wish.bundle is not None:  # before what names it
-            await self._ensure(bundle_key(tenant, version, wish.bundle), wish.bundle, version)
-        await self._ensure(key, wish.envelope, version)
+        for key, raw in objects.items():
+            await self._ensure(key, raw, version)
 
     async def entries(self, tenant: str, version: str) -> tuple[AttestationEntry, ...]:
         """All of a version, each judged, in order of names."""

@@ -143,15 +143,15 @@ class Pushes:
         record = rehearsed or await self._load(tenant, plan_id)
         record.check_digests(request.digests)
         push = await asyncio.to_thread(record.named, request.digests)
-        own = (await self._jobs.limits(tenant)).store_bytes
-        limit = self._limits.tenant_store_bytes if own is None else own
+        limit = await self._limit(tenant)
         async with self._quotas.hold(tenant):
             # In this order: what is packed between the two is seen in both, and counts once.
             promises = await asyncio.to_thread(self._staging.promises, tenant, push.plan_id, time.time())
             holdings = await self._catalog.holdings(tenant)
+            said = await self._attestations.said(tenant)
             keeps = record.kept is not None and record.kept.digest not in holdings
             stores = record.declaration(request.digests, keeps).stores()
-            idle = make_room(holdings.stored_bytes, holdings, stores, promises, limit)
+            idle = make_room(holdings.stored_bytes + sum(said.values()), holdings, stores, promises, limit)
             needed = lacking(record, request.digests, holdings)
             staged = await asyncio.to_thread(self._staging.staged, tenant, needed)
             staged.update(record.came_with_plan())  # though a dry run's lies nowhere
@@ -167,6 +167,10 @@ class Pushes:
             version=version,
             exists=await self._publisher.exists(tenant, version),
         )
+
+    async def _limit(self, tenant: str) -> int:
+        own = (await self._jobs.limits(tenant)).store_bytes
+        return self._limits.tenant_store_bytes if own is None else own
 
     def _rehearse(self, record: PlanRecord) -> PlanRecord:
         self._rehearsals[record.tenant, record.plan_id] = record
@@ -202,9 +206,18 @@ class Pushes:
         return await asyncio.to_thread(lambda: encode_manifest(record.manifest(digests)))
 
     async def attest(self, tenant: str, plan_id: str, request: AttestRequest) -> None:
-        """Take a publisher's statement about the version that an open push makes."""
+        """Take a publisher's statement about the version that an open push makes. It counts as what is stored."""
         version = version_of(await self.manifest(tenant, plan_id))
-        await self._attestations.add_origin(tenant, version, request)
+        objects = self._attestations.origin(tenant, version, request)
+        limit = await self._limit(tenant)
+        async with self._quotas.hold(tenant):
+            promises = await asyncio.to_thread(self._staging.promises, tenant, "", time.time())
+            holdings = await self._catalog.holdings(tenant)
+            said = await self._attestations.said(tenant)
+            new = {key: len(raw) for key, raw in objects.items() if key not in said}
+            for idle in make_room(holdings.stored_bytes + sum(said.values()), holdings, new, promises, limit):
+                await self._drop(tenant, idle)
+            await self._attestations.add_origin(tenant, version, objects)
 
     async def commit(self, tenant: str, plan_id: str, request: CommitRequest) -> Committed | Committing:
         """Make the version, or say how far that is."""

@@ -113,7 +113,15 @@ def push_routes(pushes: Pushes) -> APIRouter:
         "/plans/{plan_id}/attestations",
         status_code=204,
         **_described(
-            None, NotFound, Conflict, ArtifactRejected, CapacityExceeded, ChunkCorrupt, status=204, takes=AttestRequest
+            None,
+            NotFound,
+            Conflict,
+            ArtifactRejected,
+            CapacityExceeded,
+            StorageQuotaExceeded,
+            ChunkCorrupt,
+            status=204,
+            takes=AttestRequest,
         ),
     )
     async def attest(tenant: Tenant, plan_id: str, request: Request) -> Response:

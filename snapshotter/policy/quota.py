@@ -1,7 +1,8 @@
-"""Whether a push may store what it lacks: a tenant's packs, what its open pushes were promised, and the limit.
+"""Whether a push may store what it lacks: what the tenant has, what its open pushes were promised, and the limit.
 
-A chunk counts once however many pushes want it, and not at all where a pack holds it; so does a file that is kept as it
-is. So a push that is repeated, or stands in two states at once (packed, not yet forgotten), is counted like one.
+What it has are packs, and what publishers say of its versions; seals are the installation's own. A chunk counts once
+however many pushes want it, and not at all where a pack holds it; so does a file that is kept as it is. So a push that
+is repeated, or stands in two states at once (packed, not yet forgotten), is counted like one.
 """
 
 from collections.abc import Container, Mapping, Sequence

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from contracts.artifact_errors import StorageQuotaExceeded
+from contracts.attestation import MAX_BUNDLE_BYTES, ORIGIN
 from contracts.control import TenantLimits
 from contracts.errors import Refused, Unavailable
 from contracts.problem import code_of
@@ -22,6 +23,7 @@ from tests.snapshotter.bench import TENANT, Bench
 from tests.snapshotter.house import House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights
 from tests.snapshotter.sender import digests_of
+from tests.snapshotter.test_attestations import PUBLISHER, attest, opened_push, said
 
 
 def models(count: int) -> list[Model]:
@@ -168,6 +170,33 @@ def test_a_push_that_stands_still_makes_room(tmp_path: Path) -> None:
         assert planned(client, second)[1].status_code == 200
         assert len(staged(house)) == 1
         refused(planned(client, first)[1])
+
+
+def test_what_publishers_say_counts(tmp_path: Path) -> None:
+    """Statements and bundles are refused where they would pass the limit, also of pushes that are never committed, and
+    leave the less for packs; what is there may be repeated.
+    """
+    limit, (first, second, third) = 10_000_000, models(3)
+    settings = settings_for(tmp_path / "data", tenant_store_bytes=limit)
+
+    def say(client: httpx.Client, model: Model, numbers: Sequence[int]) -> list[httpx.Response]:
+        push_id, version, _ = opened_push(client, model)
+        bundles = [bytes([number]) * MAX_BUNDLE_BYTES for number in numbers]
+        return [attest(client, push_id, PUBLISHER.attest(version, ORIGIN, said(each)), each) for each in bundles]
+
+    def kept(house: House) -> int:
+        return sum(path.stat().st_size for path in house.store.rglob("attestations/*/*"))
+
+    with open_house(settings) as house, house.client() as client:
+        answers = [*say(client, first, range(6)), *say(client, second, range(6))]
+        assert [answer.status_code for answer in answers] == [204] * 9 + [507] * 3
+        assert f"the limit is {limit}" in refused(answers[-1])
+        assert kept(house) <= limit
+        assert [answer.status_code for answer in say(client, first, range(6))] == [204] * 6
+        house.control.limits[TENANT] = TenantLimits(store_bytes=kept(house))
+        refused(planned(client, third)[1])
+    with open_house(settings) as house, house.client() as client:
+        refused(say(client, third, [0])[0])
 
 
 def idle(push: Path) -> None:
