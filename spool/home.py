@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from spool.disk import segment_name, segments
+from spool.disk import Disk, segment_name, segments
 from spool.reader import POSITION, encode_position, last_sequence, read_position
 
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -27,8 +27,8 @@ class Home:
         return f"<Home {self.source}>"
 
     @classmethod
-    def claim(cls, root: Path, source: str) -> "Home":
-        """Take the directory, made where it is missing. Raises OSError, ValueError for a bad name.
+    def claim(cls, root: Path, source: str, disk: Disk | None = None) -> "Home":
+        """Take the directory, made where it is missing; its name is durable. Raises OSError, ValueError for a bad name.
 
         BlockingIOError says that a live process has it.
         """
@@ -38,6 +38,11 @@ class Home:
         home = cls._try_create(root, source) or cls.try_claim(root, source)
         if home is None:
             raise BlockingIOError(errno.EWOULDBLOCK, "this source has a live owner", str(root / source))
+        try:
+            (disk or Disk()).sync_directory(root)  # or a power cut takes it, with the records that were durable in it
+        except BaseException:
+            home.close()
+            raise
         return home
 
     @classmethod

@@ -109,7 +109,7 @@ class Spool:
         recent_bytes: int = RECENT_BYTES,
     ) -> "Spool":
         """The spool `directory`/`source`. Raises OSError (BlockingIOError: a live process has it), ValueError."""
-        home = Home.claim(directory, source)
+        home = Home.claim(directory, source, disk)
         try:
             recent = Recent(recent_bytes)
             journal = Journal(home.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=limit_bytes, recent=recent)

@@ -249,6 +249,37 @@ def test_a_source_has_one_live_owner(tmp_path: Path) -> None:
     again.close()
 
 
+class RecordingDisk(Disk):
+    """Says what was made durable, in order: names in a directory, or the bytes of a segment."""
+
+    def __init__(self) -> None:
+        self.synced: list[Path | str] = []
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.synced.append("bytes")
+
+    def sync_directory(self, directory: Path) -> None:
+        super().sync_directory(directory)
+        self.synced.append(directory)
+
+
+def test_a_sources_name_is_durable_before_its_records_are(tmp_path: Path) -> None:
+    """No power cut takes the directory with records that were acknowledged."""
+    disk = RecordingDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    spool.append_blocking(make("kept"))
+    spool.close()
+    assert disk.synced == [tmp_path, "bytes", tmp_path / "a-1"]
+
+
+def test_a_name_that_does_not_become_durable(tmp_path: Path) -> None:
+    """There is no spool then, and nobody keeps its lock."""
+    with pytest.raises(OSError, match="No space left"):
+        Spool.open(tmp_path, "a-1", disk=FailingDisk("sync_directory"))
+    Spool.open(tmp_path, "a-1").close()
+
+
 def test_an_empty_spool_leaves_no_directory(tmp_path: Path) -> None:
     """Nothing to ship, nothing left."""
     Spool.open(tmp_path, "a-1").close()
