@@ -1,11 +1,13 @@
 """The disk index keeps within its budget, whatever is written, read, evicted and lost, in any order."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weightcache.policy.disk import DiskIndex, Key
+from weightcache.policy.disk import BATCH, DiskIndex, Key
 
 BUDGET = 10
 KEYS = st.tuples(st.sampled_from("ab"), st.sampled_from("uvwxyz"))
@@ -97,6 +99,48 @@ def test_quota() -> None:
     assert index.bytes_by_tenant == {"a": 3, "b": 1}
     assert index.admit(("a", "u"), 3, 9.0) is None, "larger than its share"
     index.check_integrity()
+
+
+def test_a_full_disk_of_many_files() -> None:
+    """All of them are ranked now and then, not for each that comes; the least recently read go, and few before time."""
+    ranked: Counter[int] = Counter()
+
+    def reload_s(length: int) -> float:
+        ranked[length] += 1
+        return 1.0
+
+    count, more = 20_000, 1000
+    index = DiskIndex(count, reload_s=reload_s)
+    for number in range(count):
+        index.found(("a", f"{number}"), 1, float(number))
+    gone: list[Key] = []
+    for number in range(count, count + more):
+        went = index.admit(("a", f"{number}"), 1, float(number))
+        assert went is not None
+        gone += went
+    assert ranked[1] < more * count / 100
+    assert gone == [("a", f"{number}") for number in range(len(gone))]
+    assert more <= len(gone) < more + count // BATCH
+    index.check_integrity()
+
+
+def test_many_small_quotas() -> None:
+    """Who fills its own, while no other has more, gives up an eighth of it at most, and others nothing."""
+    index = DiskIndex(6400, quota_bytes=64)
+    for number in range(6400):
+        index.found((f"t{number % 100}", f"{number}"), 1, float(number))
+    assert index.admit(("t7", "new"), 1, 6400.0) == tuple(("t7", f"{number}") for number in range(7, 807, 100))
+    index.check_integrity()
+
+
+def test_a_batch_that_can_not_be_had() -> None:
+    """Most of what a tenant may have is being written: for one more what it needs goes, of others."""
+    index = DiskIndex(640, quota_bytes=80)
+    for number in range(75):
+        index.admit(("a", f"{number}"), 1, 0.0)
+    for number in range(565):
+        index.found((f"t{number % 8}", f"{number}"), 1, float(number))
+    assert index.admit(("a", "new"), 1, 999.0) == (("t0", "0"),)
 
 
 def test_a_smaller_budget() -> None:

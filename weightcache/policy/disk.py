@@ -13,6 +13,8 @@ from weightcache.policy.evict import Candidate, Shares, choose
 
 Key = tuple[str, str]  # tenant, digest
 HALF_LIFE_S: Final = 86_400.0  # of the value of a file that nobody reads
+BATCH: Final = 64  # part of the budget that goes at once: ranking tens of thousands of files takes as long as a read
+QUOTA_BATCH: Final = 8  # and never more than this part of what a tenant may have
 
 
 @dataclass(slots=True)
@@ -88,18 +90,20 @@ class DiskIndex:
         return gone
 
     def admit(self, key: Key, length: int, now: float) -> tuple[Key, ...] | None:
-        """Reserve room for a new file. Returns the files to remove for it, forgotten at once; None where it is there
-        already or doesn't fit, beside what is being written and what is others' by their quotas.
+        """Reserve room for a new file. Returns the files to remove for it and for some that come after it, forgotten at
+        once; None where it is there already or doesn't fit, beside what is being written and what is others' by their
+        quotas.
         """
         tenant = key[0]
         if key in self._files or length > self.quota_bytes:
             return None
         short = self._total + length - self.budget_bytes
+        gone: tuple[Key, ...] | None = ()
         if short > 0:
-            shares = Shares(self._held + Counter({tenant: length}), self.quota_bytes, tenant)
-            gone = choose(self._idle(), short, HALF_LIFE_S, shares)
-        else:
-            gone = ()
+            more = max(0, min(self.budget_bytes // BATCH, self.quota_bytes // QUOTA_BATCH) - short)
+            gone = self._least(tenant, length + more, short + more)
+            if gone is None and more:
+                gone = self._least(tenant, length, short)
         if gone is None:
             return None
         for old in gone:
@@ -149,6 +153,11 @@ class DiskIndex:
             for tenant, held in self._held.items()
         )
         assert all(file.length >= 0 for file in self._files.values())
+
+    def _least(self, tenant: str, coming: int, short: int) -> tuple[Key, ...] | None:
+        """What goes where so many bytes of the tenant's come, and `short` of them have no room."""
+        shares = Shares(self._held + Counter({tenant: coming}), self.quota_bytes, tenant)
+        return choose(self._idle(), short, HALF_LIFE_S, shares)
 
     def _idle(self) -> Iterable[Candidate[Key]]:
         return (
