@@ -73,18 +73,19 @@ def place(wanted: Sequence[Wanted], rooms: Sequence[Room], fresh: Sequence[int],
     unopened = iter(fresh)
     placed: dict[str, Place] = {}
     for run in _runs(wanted):
-        left = run
+        left, length = run, sum(chunk.length for chunk in run)
         while left:
-            slab = _room_for(left, used, slab_bytes)
+            slab = _room_for(left[0], length, used, slab_bytes)
             if slab is None:
                 slab = next(unopened, None)
                 if slab is None:
                     raise IndexError("more slabs are needed")
                 used[slab] = 0
-            taken = _fitting(left, used[slab], slab_bytes)
+            taken = _fitting(left, _start(left[0], length, used[slab], slab_bytes), slab_bytes)
             for chunk, spot in taken:
                 placed[chunk.digest] = Place(slab, spot, chunk.length)
                 used[slab] = spot + chunk.length
+                length -= chunk.length
             left = left[len(taken) :]
     return placed
 
@@ -122,21 +123,23 @@ def _runs(wanted: Sequence[Wanted]) -> list[tuple[Wanted, ...]]:
     return [tuple(run) for run in runs]
 
 
-def _room_for(run: Sequence[Wanted], used: Mapping[int, int], slab_bytes: int) -> int | None:
-    """The first slab that takes the whole run, else the first that takes its first chunk, else None."""
-    first: int | None = None
+def _room_for(first: Wanted, length: int, used: Mapping[int, int], slab_bytes: int) -> int | None:
+    """The first slab that takes a whole run of this length, else the first that takes its first chunk, else None."""
+    found: int | None = None
+    last = slab_bytes - first.length
     for slab, begin in used.items():
-        taken = len(_fitting(run, begin, slab_bytes))
-        if taken == len(run):
+        if begin > last:
+            continue  # most of them, where a version is large
+        start = _start(first, length, begin, slab_bytes)
+        if start + length <= slab_bytes:
             return slab
-        if taken and first is None:
-            first = slab
-    return first
+        if found is None and start <= last:
+            found = slab
+    return found
 
 
-def _fitting(run: Sequence[Wanted], used: int, slab_bytes: int) -> list[tuple[Wanted, int]]:
-    """The leading chunks of the run that fit behind `used`, each with its offset."""
-    offset = _start(run, used, slab_bytes)
+def _fitting(run: Sequence[Wanted], offset: int, slab_bytes: int) -> list[tuple[Wanted, int]]:
+    """The leading chunks of the run that fit from `offset` on, each with its own."""
     taken: list[tuple[Wanted, int]] = []
     for chunk in run:
         if offset + chunk.length > slab_bytes:
@@ -146,10 +149,9 @@ def _fitting(run: Sequence[Wanted], used: int, slab_bytes: int) -> list[tuple[Wa
     return taken
 
 
-def _start(run: Sequence[Wanted], used: int, slab_bytes: int) -> int:
+def _start(first: Wanted, length: int, used: int, slab_bytes: int) -> int:
     """Congruent to the run's virtual offset where a huge page may come of it, and where its first chunk still fits."""
-    congruent = used + (run[0].virtual - used) % HUGE_PAGE
-    long_enough = sum(chunk.length for chunk in run) >= HUGE_PAGE
+    congruent = used + (first.virtual - used) % HUGE_PAGE
     # A chunk nearly as long as the slab fits an empty one only at its start.
-    fits = congruent + run[0].length <= slab_bytes or used > 0
-    return congruent if long_enough and fits else used
+    fits = congruent + first.length <= slab_bytes or used > 0
+    return congruent if length >= HUGE_PAGE and fits else used
