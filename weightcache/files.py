@@ -83,11 +83,14 @@ class ChunkFiles:
             self._lock_fd = -1
 
     def scan(self) -> Iterator[Found]:
-        """All files that are named as chunks, whatever is in them."""
+        """All files that are named as chunks, whatever is in them; one that comes or goes meanwhile may be missing."""
         for path in self._root.glob("[!.]*/??/*"):
             if not path.name.startswith(path.parts[-2]) or _DIGEST.fullmatch(path.name) is None:
                 continue
-            status = path.stat()
+            try:
+                status = path.stat()
+            except FileNotFoundError:  # it was evicted meanwhile
+                continue
             yield Found(path.parts[-3], path.name, status.st_size, status.st_mtime)
 
     def chunk(self, tenant: str, digest: str) -> Path:

@@ -1,6 +1,6 @@
 """Bring chunks to NVMe that no lease has asked for: from the host tier where they are in it, else from below.
 
-No place in the host tier is taken: one chunk at a time passes through a buffer of its own.
+No place in the host tier is taken: one chunk at a time passes through a buffer of its own, and once however many ask.
 """
 
 import mmap
@@ -25,10 +25,10 @@ class Keeper:
 
     async def ensure(self, tenant: str, digest: str, length: int) -> str | None:
         """The chunk is on NVMe, or there is no room for it. Returns the tier that it was kept from; None where it was
-        there already, or is just being loaded: it is admitted by its load. Raises `Refused` where no source has good
-        bytes.
+        there already, was brought by another call meanwhile, or is just being loaded: it is admitted by its load.
+        Raises `Refused` where no source has good bytes.
         """
-        if self._nvme.index.holds((tenant, digest)) or self._arena.index.is_loading(tenant, digest):
+        if await self._nvme.came(tenant, digest) or self._arena.index.is_loading(tenant, digest):
             return None
         place = self._arena.index.try_place(tenant, digest)
         if place is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -50,6 +50,7 @@ class NvmeTier:
         self._wall_s = wall_s
         self._verifier = verifier
         self._coming: dict[Key, asyncio.Event] = {}
+        self._going: set[Key] = set()  # of no index any more, and perhaps still on the disk
         self.room = Limit(chunks_at_once)
 
     def __repr__(self) -> str:
@@ -131,19 +132,32 @@ class NvmeTier:
         return verdict.outcome
 
     async def strangers(self) -> tuple[Key, ...]:
-        """Files that are named as chunks, and that the index does not know."""
+        """Files that are named as chunks, and that the index does not know; not one that comes or goes just now."""
         found = await to_the_end(self._threads, lambda: list(self._files.scan()))
-        return tuple(key for each in found if not self.index.knows(key := (each.tenant, each.digest)))
+        unknown = self._unknown((each.tenant, each.digest) for each in found)
+        there = await to_the_end(self._threads, lambda: [key for key in unknown if self._files.chunk(*key).exists()])
+        return self._unknown(there)
+
+    def _unknown(self, keys: Iterable[Key]) -> tuple[Key, ...]:
+        return tuple(key for key in keys if not self.index.knows(key) and key not in self._going)
 
     @contextmanager
     def coming(self, tenant: str, digest: str) -> Iterator[None]:
         """The block brings the chunk here, if it can; who asks for it meanwhile waits."""
-        event = self._coming[tenant, digest] = asyncio.Event()
+        key, event = (tenant, digest), asyncio.Event()
+        self._coming[key] = event
         try:
             yield
         finally:
-            del self._coming[tenant, digest]
             event.set()
+            if self._coming.get(key) is event:
+                del self._coming[key]
+
+    async def came(self, tenant: str, digest: str) -> bool:
+        """Whether the file can be read, once nobody is bringing it any more."""
+        while (coming := self._coming.get((tenant, digest))) is not None:
+            await coming.wait()
+        return self.index.holds((tenant, digest))
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`."""
@@ -151,8 +165,12 @@ class NvmeTier:
         await self._set_aside(self._files.chunk(tenant, digest), f"{tenant}.{digest}")
 
     async def admit(self, tenant: str, digest: str, data: memoryview) -> bool:
-        """Keep a verified chunk; False where there is no room or the disk refused. `data` must not change meanwhile."""
+        """Keep a verified chunk; False where there is no room, the disk refused, or its old file is just being removed.
+        `data` must not change meanwhile.
+        """
         key = (tenant, digest)
+        if key in self._going:  # the file would be removed that is to be written
+            return False
         gone = self.index.admit(key, data.nbytes, self._wall_s())
         if gone is None:
             return False
@@ -206,5 +224,10 @@ class NvmeTier:
 
     async def _remove(self, keys: tuple[Key, ...]) -> None:
         paths = [self._files.chunk(*key) for key in keys]
-        if paths:
+        if not paths:
+            return
+        self._going.update(keys)
+        try:
             await to_the_end(self._threads, self._files.remove, paths)
+        finally:
+            self._going.difference_update(keys)

@@ -185,6 +185,15 @@ def test_foreign_files(tier: ChunkFiles, tmp_path: Path) -> None:
     assert [(found.tenant, found.digest) for found in tier.scan()] == [("a", DIGEST)]
 
 
+def test_a_file_that_goes_during_a_scan(tier: ChunkFiles) -> None:
+    """It is no longer there, and that is all."""
+    paths = [written(tier, digest=DIGEST[:-1] + mark) for mark in "abc"]
+    found = tier.scan()
+    next(found)
+    tier.remove(paths)
+    assert list(found) == []
+
+
 def test_quarantine(tier: ChunkFiles, tmp_path: Path) -> None:
     """A bad file is moved aside; of many the newest stay; one that is gone already is no error."""
     for number in range(MAX_QUARANTINED + 3):

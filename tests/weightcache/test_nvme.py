@@ -4,7 +4,8 @@ import asyncio
 import errno
 import mmap
 import os
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from contracts.manifest import PAGE
 from tests.weightcache.page_cache import refuse_direct
 from weightcache import libc, verifying
 from weightcache.counters import Counters
-from weightcache.files import Kind
+from weightcache.files import ChunkFiles, Found, Kind
 from weightcache.nvme import NvmeTier
 from weightcache.policy.disk import DiskIndex
 from weightcache.policy.healing import Outcome
@@ -292,6 +293,53 @@ def test_cancelled_admission(tmp_path: Path) -> None:
             await admission
         assert files_of(tmp_path) == set()
         assert tier.index.total_bytes == 0
+
+    with_tier(tmp_path, scenario)
+
+
+def test_what_goes_meanwhile_is_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may go between the look at the disk and the one at the index; one that was never known is told."""
+    scan, stray = ChunkFiles.scan, tmp_path / "a" / NAMES[5][:2] / NAMES[5]
+
+    async def scenario(tier: NvmeTier) -> None:
+        loop = asyncio.get_running_loop()
+
+        def slow(files: ChunkFiles) -> Iterator[Found]:
+            found = list(scan(files))
+            asyncio.run_coroutine_threadsafe(tier.evict("a", None, frozenset(NAMES[:1])), loop).result(30)
+            return iter(found)
+
+        for number in range(2):
+            await tier.admit("a", NAMES[number], page(number))
+        stray.parent.mkdir()
+        stray.write_bytes(b"")
+        monkeypatch.setattr(ChunkFiles, "scan", slow)
+        assert await tier.strangers() == (("a", NAMES[5]),)
+
+    with_tier(tmp_path, scenario)
+
+
+def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no stranger, and not kept anew before it is gone: the new file would go in its place."""
+    remove, may_go = ChunkFiles.remove, threading.Event()
+
+    def late(files: ChunkFiles, paths: Iterable[Path]) -> None:
+        assert may_go.wait(30)
+        remove(files, paths)
+
+    async def scenario(tier: NvmeTier) -> None:
+        await tier.admit("a", NAMES[0], page(7))
+        monkeypatch.setattr(ChunkFiles, "remove", late)
+        evicting = asyncio.create_task(tier.evict("a", None, None))
+        await asyncio.sleep(0)
+        try:
+            assert await tier.strangers() == ()
+            assert not await tier.admit("a", NAMES[0], page(7))
+        finally:
+            may_go.set()
+        await evicting
+        assert await tier.admit("a", NAMES[0], page(7))
+        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
 
     with_tier(tmp_path, scenario)
 

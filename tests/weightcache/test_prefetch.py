@@ -170,6 +170,27 @@ def test_a_lease_waits_for_the_chunk_that_is_on_its_way_to_nvme(tmp_path: Path) 
         assert len(store.ranges) == len(set(store.ranges)) == COUNT
 
 
+def test_two_that_bring_the_same_to_nvme(tmp_path: Path) -> None:
+    """A deploy's and a start's: each chunk is read once, both come to their end, and so does a lease that waits."""
+    store = CountingStore(FileStore(tmp_path / "store"))
+    with running(settings_of(tmp_path), store) as agent:
+        agent.publish(VERSION)
+        store.gate.clear()
+        prefetch(agent, VERSION, "nvme")
+        agent.wait_for("it is being read", lambda _: len(store.ranges) == 1)
+        prefetch(agent, VERSION, "nvme", urgent=True)
+        agent.wait_for("both run", lambda state: state.prefetches.running == 2)
+        with ThreadPoolExecutor(1) as threads:
+            leasing = threads.submit(agent.acquire, VERSION)
+            agent.wait_for("it is leased", lambda state: state.host.loading > 0)
+            store.gate.set()
+            with leasing.result(TIMEOUT_S) as lease:
+                assert lease.view(0, lease.total_bytes) == VERSION.linear
+        state = settled(agent)
+        assert (state.prefetches.done, state.prefetches.failed) == (2, {})
+        assert len(store.ranges) == len(set(store.ranges)) == COUNT
+
+
 def test_what_does_not_fit_the_host_tier_comes_to_nvme(tmp_path: Path) -> None:
     """A version of two slabs, where there is one."""
     huge = make_version(seed=8, pages=(2 * HUGE // PAGE,), chunk_pages=128, files=())
