@@ -1,9 +1,9 @@
 """`python -m activator`: one process, one event loop."""
 
-import resource
 from functools import partial
 
 from activator.settings import from_environment
+from service.descriptors import raise_descriptors
 from service.log import configure_logging
 from service.private import keep_secrets
 from service.run import run_service
@@ -14,8 +14,7 @@ from service.startup import only_checks, refusing_bad_settings
 def main() -> None:
     """Exits with 0 after a drain, with 2 for a bad setting."""
     keep_secrets()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the bound on connections is a setting of ours
+    raise_descriptors()
     with refusing_bad_settings():
         configure_logging("activator", log_level())
         settings = from_environment()

@@ -3,6 +3,7 @@
 import sys
 from typing import Final
 
+from service.descriptors import raise_descriptors
 from service.log import configure_logging
 from service.run import run_service
 from service.settings import log_level
@@ -14,6 +15,7 @@ SWITCH_S: Final = 0.0005  # for a reader that comes out of a call, beside whoeve
 
 def main() -> None:
     """Exits with 0 after a drain, with 2 for a bad setting, with 1 where another agent has the data directory."""
+    raise_descriptors()
     try:
         with refusing_bad_settings():
             configure_logging("weightcache", log_level())

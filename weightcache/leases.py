@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS: Final = 1024
 REQUEST_TIMEOUT_S: Final = 5.0
 SAY_TIMEOUT_S: Final = 60.0
+PAUSE_S: Final = 0.1  # until somebody has closed a descriptor
 LOAD_TIMEOUT_S: Final = 900.0  # a client that waits less hangs up, which cancels
 
 
@@ -93,8 +94,8 @@ class LeaseServer:
     def open(self) -> None:
         """Begin to accept."""
         self._listener.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
         self.accepting = True
+        self._listen()
 
     async def close(self) -> None:
         """Ends all leases; processes keep what they mapped."""
@@ -107,6 +108,10 @@ class LeaseServer:
             await asyncio.wait(self._tasks)
         await self._holders.close()
 
+    def _listen(self) -> None:
+        if self.accepting:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
@@ -114,6 +119,9 @@ class LeaseServer:
             return
         except OSError as error:
             log.error("accept failed", extra={"error": str(error)})
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener.fileno())  # who waits goes on waiting: it would be told at once again
+            loop.call_later(PAUSE_S, self._listen)
             return
         if self.connections >= MAX_CONNECTIONS:
             sock.close()  # the client reads an end and reports the cache unavailable

@@ -1,12 +1,17 @@
 """A lease ends with its connection and with its process; a slab is reused only when each receiver is dead."""
 
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,9 +19,9 @@ import pytest
 from contracts.errors import Refused
 from contracts.manifest import PAGE
 from contracts.wire import decode
-from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
+from tests.weightcache.kit import HUGE, TIMEOUT_S, RunningAgent, make_version, running, settings_of
 from weightcache import leases
-from weightcache.leases import MAX_CONNECTIONS
+from weightcache.leases import MAX_CONNECTIONS, PAUSE_S
 from weightcache.wire import SOCKET, LeaseReply
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
@@ -252,6 +257,27 @@ def test_too_many_connections(tmp_path: Path) -> None:
             sock.close()
         agent.wait_for("they are gone", lambda state: state.connections == 0)
         agent.acquire(VERSION).close()
+
+
+def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who connects meanwhile is served once there are some; until then the agent looks now and then, and no more."""
+    accept, enough = socket.socket.accept, threading.Event()
+    tried: list[float] = []
+
+    def exhausted(sock: socket.socket) -> object:
+        if sock.type != socket.SOCK_SEQPACKET or enough.is_set():
+            return accept(sock)
+        tried.append(time.monotonic())
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", exhausted)
+    with running(settings_of(tmp_path)) as agent, ThreadPoolExecutor(1) as threads:
+        agent.publish(VERSION)
+        leasing = threads.submit(agent.acquire, VERSION)
+        agent.wait_for("it tried again", lambda _: len(tried) > 2)
+        enough.set()
+        leasing.result(TIMEOUT_S).close()
+    assert all(later - earlier > PAUSE_S / 2 for earlier, later in pairwise(tried))
 
 
 def test_a_forked_child_holds_on_its_own(tmp_path: Path) -> None:

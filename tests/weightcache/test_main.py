@@ -17,6 +17,7 @@ from tests.weightcache.kit import HUGE, TENANT, evict, make_version, publish, st
 from weightcache.client import acquire
 
 VERSION = make_version(seed=1)
+SOFT = 64  # descriptors; enough for an agent at rest
 
 
 def environment(data: Path, **more: str) -> dict[str, str]:
@@ -25,10 +26,10 @@ def environment(data: Path, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def started(data: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
+def started(data: Path, *within: str, **more: str) -> Iterator[subprocess.Popen[str]]:
     fds = [int(more["KELVIN_LIFELINE_FD"])] if "KELVIN_LIFELINE_FD" in more else []
     agent = subprocess.Popen(
-        [sys.executable, "-m", "weightcache"],
+        [*within, sys.executable, "-m", "weightcache"],
         env=environment(data, **more),
         stderr=subprocess.PIPE,
         text=True,
@@ -111,6 +112,24 @@ def test_lifeline(tmp_path: Path) -> None:
         os.close(end)
         os.close(other)
         assert agent.wait(30) == 0
+    directory.close()
+
+
+def test_versions_beyond_the_soft_limit(tmp_path: Path) -> None:
+    """Each in memory takes a descriptor: where the hard limit allows that, the soft one refuses none."""
+    directory, store = SocketDirectory(tmp_path / "run"), FileStore(tmp_path / "store")
+    versions = [make_version(seed=number, pages=(1,), files=()) for number in range(2 * SOFT)]
+
+    async def publish_all() -> None:
+        for version in versions:
+            await publish(store, version)
+
+    asyncio.run(publish_all())
+    with started(tmp_path, "sh", "-c", f'ulimit -Sn {SOFT}; exec "$@"', "sh"):
+        wait_up(directory)
+        for version in versions:
+            with acquire(directory, TENANT, version.id, 30.0) as lease:
+                assert lease.view(0, lease.total_bytes) == version.linear
     directory.close()
 
 
