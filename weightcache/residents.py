@@ -187,12 +187,12 @@ class Residents:
         return flight
 
     def _land(self, key: tuple[str, str], flight: _Flight) -> None:
-        """The last who waited has left: what the flight pinned for them is unpinned."""
+        """The last who waited has left: what the flight pinned for them is unpinned, and nobody joins it any more."""
+        if self._flights.get(key) is flight:
+            del self._flights[key]
         if not flight.task.done():
             if not flight.leased:
                 self._gave_way_s = time.monotonic()
-            if self._flights.get(key) is flight:
-                del self._flights[key]
             flight.task.cancel()
             flight.task.add_done_callback(self._release)  # it may have arrived in the same instant
         else:

@@ -18,13 +18,16 @@ from contracts.wire import encode
 from tests.weightcache.kit import (
     HUGE,
     TENANT,
+    TIMEOUT_S,
     CountingStore,
     attest,
     describe,
     make_version,
+    publish,
     running,
     settings_of,
 )
+from weightcache.cache import open_cache
 from weightcache.client import Lease
 from weightcache.wire import SOCKET, LeaseRequest
 
@@ -133,6 +136,37 @@ def test_one_who_gives_up_does_not_take_the_others_along(tmp_path: Path) -> None
         assert lease.view(0, lease.total_bytes) == VERSION.linear
         assert agent.state().chunk_reads == {"store": len(VERSION.digests)}
         lease.close()
+
+
+def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the very instant in which the flight has arrived for nobody: what is lent is pinned, once, and given back."""
+
+    async def main() -> None:
+        store = FileStore(tmp_path / "store")
+        async with open_cache(settings_of(tmp_path), store) as cache:
+            await publish(store, VERSION)
+            await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=False)
+            await cache.loader.settle()
+            index = cache.arena.index
+            later: list[asyncio.Task[None]] = []
+
+            async def lease() -> None:
+                async with cache.residents.pinned(TENANT, VERSION.id, TIMEOUT_S) as arrival:
+                    assert index.busy_count == len(arrival.resident.slabs)
+
+            def arrived(*_: object) -> None:
+                if not later:
+                    first.cancel()
+                    later.append(asyncio.create_task(lease()))
+
+            monkeypatch.setattr(cache.residents.rates, "observe", arrived)
+            first = asyncio.create_task(lease())
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            await later[0]
+            assert index.busy_count == 0
+
+    asyncio.run(main())
 
 
 def test_deadline(tmp_path: Path) -> None:
