@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tests.manifests.built import containers, pod_of
+from tests.manifests.controllers import EVERY, evictable, updated
 
 Json = dict[str, Any]
 Rule = Callable[[list[Json]], Iterator[str]]
 
 DIGEST: Final = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)+@sha256:[0-9a-f]{64}")
 SPEAKS_TO_THE_CLUSTER: Final = frozenset({"controlplane"})
+LED: Final = frozenset({"controlplane"})  # one of them is ready; the others wait until it is none of them
+OWNED: Final = (("modelversions", "models"),)  # what is made, and whose it is
 _RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 _OWN_RIGHTS: Final = frozenset({"secrets", "roles", "clusterroles", "rolebindings", "clusterrolebindings"})
 _RAISING: Final = frozenset({"escalate", "bind", "impersonate"})
@@ -91,6 +94,15 @@ def rights(objects: list[Json]) -> Iterator[str]:
                     yield f"{_name(obj)}: no service account of ours"
 
 
+def owners(objects: list[Json]) -> Iterator[str]:
+    """Who makes what holds up its owner's end may say so of the owner: OwnerReferencesPermissionEnforcement asks."""
+    for obj in (each for each in objects if each["kind"] in ("Role", "ClusterRole")):
+        may = {(what, verb) for rule in obj["rules"] for what in rule.get("resources", ()) for verb in rule["verbs"]}
+        for made, owner in OWNED:
+            if (made, "create") in may and (f"{owner}/finalizers", "update") not in may:
+                yield f"{_name(obj)}: makes {made} that are not to be of {owner}"
+
+
 def accounts(objects: list[Json]) -> Iterator[str]:
     """Each pod has an account of its own, and a token only where it speaks to the API server."""
     there = {
@@ -140,6 +152,40 @@ def availability(objects: list[Json]) -> Iterator[str]:
         pod = spec["template"]["spec"]
         if "podAntiAffinity" not in pod.get("affinity", {}) or "topologySpreadConstraints" not in pod:
             yield f"{name}: all on one node"
+
+
+def updates(objects: list[Json]) -> Iterator[str]:
+    """An update ends: no old pod is kept until others are ready that wait for it."""
+    for obj in (each for each in objects if each["kind"] == "Deployment"):
+        name, replicas = obj["metadata"]["name"], _replicas(obj, objects)
+        old, _ = updated(replicas, obj["spec"].get("strategy", {}), _ready(name))
+        if old:
+            yield f"{name}: {old} of {replicas} old pods are kept"
+
+
+def drains(objects: list[Json]) -> Iterator[str]:
+    """Whatever has a budget can be evicted, if by one at a time: no node is kept for it."""
+    for budget in (each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"):
+        chosen = budget["selector"]["matchLabels"].items()
+        for obj in (each for each in objects if each["kind"] in ("Deployment", "StatefulSet")):
+            name, replicas = obj["metadata"]["name"], _replicas(obj, objects)
+            labels = obj["spec"]["template"]["metadata"]["labels"].items()
+            if chosen <= labels and not evictable(budget, replicas, _ready(name)):
+                yield f"{name}: none of {replicas} may be evicted"
+
+
+def _ready(name: str) -> int:
+    return 1 if name in LED else EVERY
+
+
+def _replicas(obj: Json, objects: list[Json]) -> int:
+    """Of an autoscaler's the least."""
+    for each in objects:
+        if each["kind"] == "HorizontalPodAutoscaler":
+            target = each["spec"]["scaleTargetRef"]
+            if (target["kind"], target["name"]) == (obj["kind"], obj["metadata"]["name"]):
+                return int(each["spec"]["minReplicas"])
+    return int(obj["spec"].get("replicas", 1))
 
 
 def references(objects: list[Json]) -> Iterator[str]:
@@ -210,7 +256,7 @@ def _ports(service: Json, objects: list[Json]) -> Iterator[str]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    limits, probes, containment, images, rights, accounts, secrets, availability, references,
+    limits, probes, containment, images, rights, owners, accounts, secrets, availability, updates, drains, references,
 )  # fmt: skip
 
 

@@ -31,6 +31,22 @@ def _set(target: Json, **values: Any) -> None:
     target.update(values)
 
 
+def _rolling(objects: list[Json], name: str) -> Json:
+    found: Json = find(objects, "Deployment", name)["spec"]["strategy"]["rollingUpdate"]
+    return found
+
+
+def _budget(objects: list[Json], name: str) -> Json:
+    found: Json = find(objects, "PodDisruptionBudget", name)["spec"]
+    return found
+
+
+def _three(objects: list[Json]) -> list[Json]:
+    """Control planes, as with zones."""
+    find(objects, "Deployment", "controlplane")["spec"].update(replicas=3)
+    return objects
+
+
 def test_base() -> None:
     """All of it, as plain YAML and as it is built."""
     assert rules.broken(plain()) == []
@@ -77,6 +93,10 @@ HARMS: tuple[tuple[Harm, str], ...] = (
         lambda o: find(o, "ClusterRoleBinding", RIGHTS)["subjects"][0].update(name="default"),
         "rights: ClusterRoleBinding kelvin-controlplane: no service account of ours",
     ),
+    (
+        lambda o: find(o, "ClusterRole", RIGHTS)["rules"].pop(),
+        "owners: ClusterRole kelvin-controlplane: makes modelversions that are not to be of models",
+    ),
     (lambda o: _set(_pod(o), automountServiceAccountToken=True), "accounts: Deployment activator: its token"),
     (lambda o: _pod(o).pop("serviceAccountName"), "accounts: Deployment activator: no account default"),
     (
@@ -98,6 +118,26 @@ HARMS: tuple[tuple[Harm, str], ...] = (
     (
         lambda o: find(o, "Deployment", "activator")["spec"].update(replicas=2),
         "availability: activator: an apply undoes its autoscaler's work",
+    ),
+    (
+        lambda o: _set(_rolling(o, "controlplane"), maxUnavailable=1),
+        "updates: controlplane: 1 of 2 old pods are kept",
+    ),
+    (
+        lambda o: _set(_rolling(_three(o), "controlplane"), maxUnavailable=1),
+        "updates: controlplane: 2 of 3 old pods are kept",
+    ),
+    (
+        lambda o: _set(_budget(o, "controlplane"), maxUnavailable=1),
+        "drains: controlplane: none of 2 may be evicted",
+    ),
+    (
+        lambda o: _set(_budget(_three(o), "controlplane"), maxUnavailable=1),
+        "drains: controlplane: none of 3 may be evicted",
+    ),
+    (
+        lambda o: _set(_budget(o, "activator"), maxUnavailable=0),
+        "drains: activator: none of 2 may be evicted",
     ),
     (lambda o: _drop(o, "PriorityClass", "kelvin-platform"), "references: Deployment activator: no such priority"),
     (

@@ -1,0 +1,57 @@
+"""What Kubernetes' controllers make of a Deployment of which not every pod gets ready. Pure: numbers in, numbers out.
+
+As kubernetes has it in pkg/controller/deployment (rolling.go, util/deployment_util.go) and pkg/controller/disruption
+(disruption.go).
+"""
+
+import sys
+from typing import Any, Final
+
+Json = dict[str, Any]
+
+EVERY: Final = sys.maxsize  # of pods that get ready
+_DEFAULT: Final = "25%"
+
+
+def updated(replicas: int, strategy: Json, ready: int = EVERY) -> tuple[int, int]:
+    """Old and new pods once an update changes nothing any more. At most `ready` of all are ready: old ones, as long as
+    there are any, as who leads does so until it is ended.
+    """
+    if strategy.get("type") == "Recreate":
+        return 0, replicas
+    rolling = strategy.get("rollingUpdate", {})
+    surge = _share(rolling.get("maxSurge", _DEFAULT), replicas, up=True)
+    unavailable = _share(rolling.get("maxUnavailable", _DEFAULT), replicas, up=False)
+    if not surge and not unavailable:
+        unavailable = 1
+    least = max(0, replicas - unavailable)
+    old, new = replicas, 0
+    while True:
+        before = old, new
+        old_ready = min(old, ready)
+        new_ready = min(new, ready - old_ready)
+        room = min(replicas + surge - old, replicas) - new
+        if room > 0:
+            new += room
+        else:  # those that aren't ready go first, and the others as far as enough are
+            old -= min(old - old_ready, max(0, old + new_ready - least))
+            old -= min(old, max(0, old_ready + new_ready - least))
+        if (old, new) == before:
+            return before
+
+
+def evictable(budget: Json, replicas: int, ready: int = EVERY) -> int:
+    """How many pods that are ready a PodDisruptionBudget lets be evicted at once."""
+    if "maxUnavailable" in budget:
+        wanted = max(0, replicas - _share(budget["maxUnavailable"], replicas, up=True))
+    else:
+        wanted = _share(budget["minAvailable"], replicas, up=True)
+    return max(0, min(replicas, ready) - wanted)
+
+
+def _share(amount: int | str, whole: int, *, up: bool) -> int:
+    """A number, or a percentage of the whole."""
+    if isinstance(amount, int):
+        return amount
+    parts = int(amount.removesuffix("%")) * whole
+    return -(-parts // 100) if up else parts // 100
