@@ -180,8 +180,9 @@ def _scaling(version: PodVersion) -> dict[str, str]:
     }
     if version.average == "weighted":  # said then alone: where it is not, Knative's own is linear
         told["metric-aggregation-algorithm"] = "weighted-exponential"
-    # Said always: without it Knative would aim at what queue-proxy lets through.
-    told["target"] = format(version.max_streams if version.target is None else version.target, "g")
+    # Said always, and never over the streams: Knative itself would bound it by what queue-proxy lets through.
+    target = version.max_streams if version.target is None else min(version.target, version.max_streams)
+    told["target"] = format(target, "g")
     return {
         **{f"{_AUTOSCALING}/{name}": str(value) for name, value in told.items()},
         "serving.knative.dev/progress-deadline": f"{start_s(version)}s",
@@ -254,7 +255,8 @@ def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
         ],
     }
     if cluster.secret is not None:
-        container["envFrom"] = [{"secretRef": {"name": cluster.secret}}]
+        # Where the service account is a role of the store's there is none.
+        container["envFrom"] = [{"secretRef": {"name": cluster.secret, "optional": True}}]
     return container
 
 

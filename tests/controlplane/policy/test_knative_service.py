@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from contracts.errors import Refused
+from controlplane.facts import ScaleSettings
 from controlplane.policy.knative_service import (
     CACHE,
     HOST_PATH,
@@ -27,6 +28,8 @@ from controlplane.policy.knative_service import (
     service_name,
     start_s,
 )
+from controlplane.policy.kpa import resolve_target
+from controlplane.scaled import scaling_spec
 
 VERSION = PodVersion(
     tenant="acme", model="llama", version="3f" * 32, weight_bytes=16 << 30, kv_bytes=2 << 30, max_streams=64,
@@ -162,6 +165,14 @@ def test_what_a_pod_is_and_may() -> None:
     assert (pod["nodeSelector"], pod["priorityClassName"]) == ({"gpu": "h100"}, "interactive")
 
 
+def test_a_store_whose_keys_are_an_accounts() -> None:
+    """The secret may be missing; where none is named nothing is asked for."""
+    (container,) = service(VERSION, EVERYTHING)["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "store", "optional": True}}]
+    (container,) = service(VERSION, CLUSTER)["spec"]["template"]["spec"]["containers"]
+    assert "envFrom" not in container
+
+
 @pytest.mark.parametrize(
     ("cluster", "words"),
     [
@@ -207,3 +218,17 @@ def test_what_queue_proxy_lets_through(streams: int, want: int) -> None:
     rendered = service(replace(VERSION, max_streams=streams, target=None), CLUSTER)["spec"]["template"]
     assert rendered["spec"]["containerConcurrency"] == want
     assert rendered["metadata"]["annotations"]["autoscaling.knative.dev/target"] == str(streams)
+
+
+@pytest.mark.parametrize("streams", [1, 4, 64, 1001])
+@pytest.mark.parametrize("target", [None, 0.5, 4.0, 20.0, 64.0, 2000.0])
+def test_what_is_aimed_at(streams: int, target: float | None) -> None:
+    """As on one machine: never over a pod's streams, though queue-proxy lets some more through."""
+    here = scaling_spec(ScaleSettings(target=target), streams, reachable=True)
+    told = service(replace(VERSION, max_streams=streams, target=target), CLUSTER)["spec"]["template"]
+    there = resolve_target(
+        container_concurrency=told["spec"]["containerConcurrency"],
+        target=float(told["metadata"]["annotations"]["autoscaling.knative.dev/target"]),
+    )
+    assert there == (here.target_value, here.total_value)
+    assert here.total_value <= streams

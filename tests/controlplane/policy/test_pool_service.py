@@ -31,6 +31,7 @@ def test_it_waits(cluster: Cluster) -> None:
     assert told["KELVIN_INNER_TLS"]
     assert "KELVIN_CACHE_AGENT" not in told
     assert container["resources"]["limits"]["memory"] == str((1 << 30) + (2 << 30) + (1 << 30))
+    assert all(each["secretRef"]["optional"] for each in container.get("envFrom", ()))
 
 
 def test_it_is_scaled_by_what_is_reported() -> None:
