@@ -74,9 +74,10 @@ class Completions:
         own = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if own.body_bytes is None else own.body_bytes
         place = await self._allowances.place(principal.tenant, own)
-        with place, self._room.take(exchange.body_bound(body_bytes)):
+        with place, self._room.take(exchange.body_bound(body_bytes)) as taken:
             await self._allowances.enter(exchange, principal.tenant, own)
             raw = await exchange.read_body(body_bytes, self._limits.body_s)
+            taken.shrink(len(raw))
             call = open_call(exchange, asked, raw, principal, own, self._table, self._limits.deadline_s)
             if exchange.header(HEADER) is None:
                 await self._work(call)

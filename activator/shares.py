@@ -64,7 +64,10 @@ class Room:
         return f"<Room taken={self.taken_bytes}/{self._limit_bytes}>"
 
     def take(self, nbytes: int) -> "Taken":
-        """`with` it: taken before a body is read, given back at its request's end. Raises `Refused(Overloaded)`."""
+        """`with` it: taken before a body is read, given back at its request's end. Raises `Refused(Overloaded)`.
+
+        What the body, once it is read, did not need goes back with `shrink`.
+        """
         return Taken(self, nbytes)
 
     def check(self, nbytes: int) -> None:
@@ -81,9 +84,15 @@ class Taken:
     def __init__(self, room: Room, nbytes: int) -> None:
         self._room, self._nbytes = room, nbytes
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "Taken":
         self._room.check(self._nbytes)
         self._room.taken_bytes += self._nbytes
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._room.taken_bytes -= self._nbytes
+
+    def shrink(self, nbytes: int) -> None:
+        """It has been read, and is so long: of a body whose length nobody told, the most was taken."""
+        self._room.taken_bytes -= self._nbytes - nbytes
+        self._nbytes = nbytes

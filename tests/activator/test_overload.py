@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -9,9 +10,9 @@ import psutil
 import pytest
 
 from contracts.control import TenantLimits, TenantRow
-from tests.activator.control import STRANGER, replica_row
+from tests.activator.control import KEY, STRANGER, replica_row
 from tests.activator.replica import DONE, Call, chunk, hello
-from tests.activator.world import CHAT, World, http, world
+from tests.activator.world import CHAT, Got, World, http, world
 
 STREAM = CHAT | {"stream": True}
 
@@ -57,6 +58,47 @@ def test_bodies_have_room_in_all(tmp_path: Path) -> None:
             await here.control.until_records(1)
             replica.script = hello
             assert (await here.post(body=large)).status == 200
+
+    asyncio.run(scenario())
+
+
+async def _unmeasured(here: World, goes_on: asyncio.Event | None = None) -> Got:
+    """A request whose length nobody is told; what follows its first bytes comes once it `goes_on`."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        payload = json.dumps(CHAT).encode()
+        yield payload[:10]
+        if goes_on is not None:
+            await goes_on.wait()
+        yield payload[10:]
+
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with here.client.post(here.url + "/v1/chat/completions", data=parts(), headers=headers) as answer:
+        return Got(answer.status, dict(answer.headers), await answer.read())
+
+
+def test_a_body_keeps_no_more_room_than_it_needs(tmp_path: Path) -> None:
+    """One of unknown length takes all that it might need, until it is there: who sends many of those shuts nobody out.
+    Two that are still on their way do not both fit.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path, body_bytes=65_536, body_bytes_in_all=100_000) as here:
+            replica = await here.replica("a", _silent)
+            first = asyncio.create_task(_unmeasured(here))
+            await replica.until(lambda r: len(r.calls) == 1)
+            replica.script = hello
+            assert (await _unmeasured(here)).status == 200
+            goes_on = asyncio.Event()
+            late = asyncio.create_task(_unmeasured(here, goes_on))
+            async with asyncio.timeout(30):
+                while (got := await _unmeasured(here)).status == 200:
+                    await asyncio.sleep(0.005)
+            assert (got.status, got.code) == (503, "overloaded")
+            goes_on.set()
+            assert (await late).status == 200
+            first.cancel()
+            await replica.until(lambda r: len(r.deleted) == 1)
 
     asyncio.run(scenario())
 
