@@ -34,6 +34,10 @@ class Alarm:
         if self._timer is None or at_s < self._due_s:
             self._wind()
 
+    def put_off(self, at_s: float) -> None:
+        """What it is set for, if anything, is called no sooner than then."""
+        self._at_s = max(self._at_s, at_s)
+
     def clear(self, call: Callable[[], None]) -> None:
         """It is not called. Nothing where it is set for another by now: the next request, as this one's task ends."""
         if self._call != call:

@@ -5,7 +5,7 @@ The account is settled, durably, before the last byte is handed to the socket. W
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from activator import dependencies
@@ -53,6 +53,7 @@ class Answer:
         self._heart: asyncio.Task[None] | None = None
         self._said = False  # the client has some of it
         self._held = b""  # the whole answer, where it doesn't stream; else its last event
+        self._is_charged = False  # for all of it; or it may be, as the disk has not said
 
     def hold(self) -> None:
         """From now on a failure has its true status, for as long as the head may be held. Idempotent."""
@@ -109,21 +110,30 @@ class Answer:
 
     async def repeated(self, outcome: str, status: int) -> None:
         """Another request's answer goes out here, to its last byte but one: settle, at no charge. Raises Refused."""
-        self._exchange.connection.unwatch()
+        self._exchange.see_through(dependencies.SPOOL.timeout_s)
         self._account.timeline.stamp(Stage.DONE, now_us())
         self._account.outcome = outcome
         await self._usage.settle(self._account, status=status)
 
-    def _settle(self) -> Awaitable[None]:
-        """From here on the record stands, whether or not the client stays for the rest."""
-        self._exchange.connection.unwatch()
+    async def _settle(self) -> None:
+        """From here on the record stands, whether or not the client stays for the rest, and its time is over."""
+        self._exchange.see_through(dependencies.SPOOL.timeout_s)
         self._account.timeline.stamp(Stage.DONE, now_us())
-        return self._usage.settle(self._account)
+        self._is_charged = True
+        try:
+            await self._usage.settle(self._account)
+        except Refused:
+            self._is_charged = False
+            raise
 
     async def fail(self, failure: Failure) -> None:
         """The answer ends here: with its true status while the head is held, else as the stream's last event."""
         await self.still()
         self._exchange.connection.unwatch()
+        if self._is_charged:  # who is told of a failure asks again, and pays again
+            log.error("an answer is cut whose record may stand", extra={"request_id": self._account.request_id})
+            self._exchange.connection.abort()
+            return
         await self._settle_failed(failure, None if not self._exchange.started else 200)
         if self._exchange.connection.unaccepted():  # it reads nothing: no last word would reach it
             self._exchange.connection.abort()

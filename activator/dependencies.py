@@ -105,7 +105,7 @@ SPOOL: Final = Dependency(
     "the disk: a record is durable before an answer ends",
     10.0,
     "no request is taken on while the last write failed",
-    "503 `unavailable`: nothing is served that can't be charged",
+    "503 `unavailable`: nothing is served that can't be charged; an answer that may have been is cut",
     "kelvin_requests_total",
 )
 

@@ -236,6 +236,11 @@ class Exchange:
         if int(length) > limit_bytes:
             raise Refused(BodyTooLarge(limit_bytes))
 
+    def see_through(self, within_s: float) -> None:
+        """From now on no client that leaves ends what is under way, and its time not before it had so many seconds."""
+        self.connection.unwatch()
+        self.connection.alarm.put_off(time.monotonic() + within_s)
+
     def leaving_ends(self, within_s: float | None = None) -> "Stay":
         """`with` it: a client that leaves cancels the block, which raises ClientGone; so does time, TimeoutError."""
         return Stay(self.connection, within_s)

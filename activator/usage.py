@@ -3,6 +3,7 @@
 Delivered tokens are those that the client-side socket took. Shipping is the spool's, rating the control plane's.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -53,12 +54,17 @@ class Usage:
     async def settle(self, account: Account, failure: Failure | None = None, status: int | None = None) -> None:
         """Returns once the record is durable. Raises Refused where it can't be; then nothing was recorded.
 
-        Cancelling gives up the wait, not the record. A second call does nothing.
+        Cancelling gives up the wait, not the record: a budget counts it. A second call does nothing.
         """
         if account.is_settled:
             return
         record = self._end(account, failure, status)
-        made = await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
+        try:
+            made = await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
+        except asyncio.CancelledError:
+            if account.hold is not None:  # what may stand counts, as the next that the ledger hears of
+                account.hold.settle(record, self._spool.committed + 1)
+            raise
         account.is_recorded = True
         if account.hold is not None:
             account.hold.settle(record, made)

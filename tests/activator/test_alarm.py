@@ -98,6 +98,26 @@ def test_a_sooner_time_makes_a_timer_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert timed.ended == 1
 
 
+def test_what_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It rings no sooner than then, and never sooner than it would have; the next request has its own time."""
+    timed, rung = Timed(monkeypatch), []
+    one = Alarm(goes_on=True)
+    one.set(110.0, lambda: rung.append(timed.now_s))
+    one.put_off(120.0)
+    one.put_off(115.0)
+    for at_s in (110.0, 120.0):
+        assert not rung
+        assert timed.made[-1] == pytest.approx(at_s + TICK_S)
+        timed.now_s = timed.made[-1]
+        timed.ring()
+    assert len(rung) == 1
+    one.put_off(500.0)
+    one.set(130.0, lambda: rung.append(timed.now_s))
+    timed.now_s = timed.made[-1]
+    timed.ring()
+    assert rung[1:] == [pytest.approx(130.0 + TICK_S)]
+
+
 @pytest.mark.parametrize(("goes_on", "ended"), [(False, 1), (True, 0)])
 def test_what_is_one_requests_ends_with_it(monkeypatch: pytest.MonkeyPatch, goes_on: bool, ended: int) -> None:
     """A stream's, or a connection's that was lost: no timer is left where thousands come and go. The control goes on

@@ -1,6 +1,7 @@
 """The order of an answer's end: delivered, durable, the last byte. And what happens where it can't be durable."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -9,18 +10,25 @@ import pytest
 from activator.account import Account
 from activator.alarm import Alarm
 from activator.answer import AT_ONCE, Answer
+from activator.budgets import Hold
+from activator.dependencies import SPOOL
 from activator.exchange import ARRIVED, Exchange, arrival
+from activator.policy.budget import Spent
 from activator.timelines import Timelines
 from activator.usage import Usage
 from contracts.control import Principal
 from contracts.errors import Failure, Refused, Unavailable
 from contracts.frames import Counts
+from contracts.spending import SpendingRow
 from contracts.timeline import Timeline
-from contracts.traffic_errors import Overloaded
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from spool import Spool
+from spool.journal import Make
 from tests.activator.replica import DONE, chunk
+from tests.activator.spending import PRICES
 from tests.spool.test_journal import read_all
 from tests.spool.test_spool import DEADLINE_S, GatedDisk
+from tests.virtual_loop import run_virtually
 
 
 class FakeConnection:
@@ -48,6 +56,30 @@ class FakeConnection:
     def unwatch(self, gone: Callable[[], None] | None = None) -> None: ...
 
     def abort(self) -> None: ...
+
+
+class Breakable(FakeConnection):
+    """Writes down where it was cut."""
+
+    def __init__(self, said: list[bytes]) -> None:
+        super().__init__()
+        self.said = said
+
+    def abort(self) -> None:
+        self.said.append(b"<cut>")
+
+
+class SlowSpool(Spool):
+    """Durable once the gate is open."""
+
+    def __init__(self) -> None:
+        self.source, self._committed = "a-1", 6
+        self.reached, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def append(self, make: Make) -> int:
+        self.reached.set()
+        await self.gate.wait()
+        return 7
 
 
 class Diary(Usage):
@@ -106,7 +138,7 @@ def test_who_is_refused_waits_for_no_disk(tmp_path: Path, runtime: str | None, w
     assert b'"outcome":"overloaded"' in record
 
 
-def _exchange(said: list[bytes]) -> Exchange:
+def _exchange(said: list[bytes], connection: FakeConnection | None = None) -> Exchange:
     async def send(message: object) -> None:
         assert isinstance(message, dict)
         said.append(message.get("body", b"<%d>" % message.get("status", 0)))
@@ -115,7 +147,7 @@ def _exchange(said: list[bytes]) -> Exchange:
         return {}
 
     scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": [], ARRIVED: arrival()}
-    return Exchange(scope, receive, send, FakeConnection(), 1.0)
+    return Exchange(scope, receive, send, connection or FakeConnection(), 1.0)
 
 
 async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:
@@ -168,3 +200,56 @@ def test_an_answer_that_can_not_be_recorded_does_not_end_as_if_it_were() -> None
     assert b'"a"' not in b"".join(said)
     said = asyncio.run(_answered([b"[" + b" " * AT_ONCE, b"]"], stream=False, failure=failure))
     assert said == [b"<200>", b"[" + b" " * AT_ONCE, b"<record of 2 tokens>"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "opens", "want"),
+    [
+        pytest.param(False, True, [b"<200>", b'{"a":1}'], id="a whole answer"),
+        pytest.param(True, True, [b"<200>", b"data: 1\n\n", DONE], id="a stream"),
+        pytest.param(False, False, [b"<cut>"], id="a whole answer, and the disk says nothing"),
+        pytest.param(True, False, [b"<200>", b"data: 1\n\n", b"<cut>"], id="a stream, and the disk says nothing"),
+    ],
+)
+def test_a_deadline_does_not_end_what_is_being_recorded(
+    monkeypatch: pytest.MonkeyPatch, stream: bool, opens: bool, want: list[bytes]
+) -> None:
+    """The answer is there, and charged: it goes out with its record, however late within the disk's time. Beyond that
+    nobody is told to ask, and pay, again. Either way its tenant's budget counts it, once.
+    """
+    said: list[bytes] = []
+    account = _account(stream=stream)
+    row = SpendingRow(tenant="t", month="2026-11", ends_at_us=1 << 60, spent_micros=0, prices=PRICES, seen={})
+    spent = Spent("a-1", row)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        assert spent.try_hold(100, 50, 0)
+        account.hold = Hold(spent, PRICES, 50)
+        spool, exchange = SlowSpool(), _exchange(said, Breakable(said))
+        answer = Answer(exchange, account, Usage(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
+
+        async def complete() -> None:
+            with exchange.leaving_ends(0.1):
+                await answer.pass_on(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
+                await answer.complete()
+
+        task = asyncio.create_task(complete())
+        await spool.reached.wait()
+        await asyncio.sleep(SPOOL.timeout_s - 1.0)
+        assert not task.done()
+        assert spent.held_micros == 50
+        if opens:
+            spool.gate.set()
+            await task
+        else:
+            with pytest.raises(TimeoutError):
+                await task
+            await answer.fail(DeadlineExceeded(0.1, "x"))
+
+    run_virtually(scenario())
+    if stream and opens:
+        said[-1] = said[-1][said[-1].index(b"\n\n") + 2 :]
+    assert said == want
+    assert account.is_recorded is opens
+    assert (spent.held_micros, spent.spent_micros(0)) == (0, 3 + 2)
