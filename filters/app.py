@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, Refused
-from contracts.filters import CHECK, ENTITIES, SOCKET, Findings, Looked, Question
+from contracts.filters import CHECK, DEADLINE, ENTITIES, SOCKET, Findings, Question
 from contracts.wire import decode, encode
-from filters.look import look
+from filters.long_texts import LongTexts, look_at_all
 from filters.meters import Meters
 from filters.pii import unknown_region
 from filters.settings import FilterSettings
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 # Longer texts are looked at beside the loop, so that short ones don't wait for all of it.
 INLINE_CHARACTERS: Final = 4096
+LONGEST_S: Final = 10.0  # nobody of ours waits longer for an answer
 
 
 async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
@@ -32,16 +33,15 @@ async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
         telemetry = await stack.enter_async_context(open_telemetry("filters", settings.telemetry))
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
-        # One at a time: each takes the interpreter from whoever asks about a token.
-        long_texts = ThreadPoolExecutor(1, "long texts")
-        stack.callback(long_texts.shutdown, wait=False, cancel_futures=True)
-        app = make_app(Meters(telemetry.page), long_texts)
+        executor = ThreadPoolExecutor(1, "long texts")
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        app = make_app(Meters(telemetry.page), LongTexts(executor))
         listener = stack.enter_context(directory.listen(SOCKET))
         log.info("serving", extra={"socket": SOCKET})
         await serve_until(telemetry.exposing(app), listener, stop)
 
 
-def make_app(meters: Meters, long_texts: Executor) -> FastAPI:
+def make_app(meters: Meters, long_texts: LongTexts) -> FastAPI:
     """One question is one POST; no text is logged or kept."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
@@ -51,9 +51,9 @@ def make_app(meters: Meters, long_texts: Executor) -> FastAPI:
         question = decode(await request.body(), Question)
         _require_known(question)
         if sum(map(len, question.texts)) > INLINE_CHARACTERS:
-            looked = await asyncio.get_running_loop().run_in_executor(long_texts, _look_at_all, question)
+            looked = await long_texts.look(question, _left_s(request))
         else:
-            looked = _look_at_all(question)
+            looked = look_at_all(question)
         meters.unseen(question.unseen)
         for found in looked:
             meters.looked(question.direction, found)
@@ -67,8 +67,14 @@ def make_app(meters: Meters, long_texts: Executor) -> FastAPI:
     return app
 
 
-def _look_at_all(question: Question) -> tuple[Looked, ...]:
-    return tuple(look(text, question.rules, question.whole) for text in question.texts)
+def _left_s(request: Request) -> float:
+    """For how long who asks waits yet; one of an older build does not say."""
+    raw = request.headers.get(DEADLINE)
+    if raw is None:
+        return LONGEST_S
+    if not (raw.isascii() and raw.isdigit()):
+        raise Refused(InvalidRequest(DEADLINE, repr(raw[:20]), "must be whole milliseconds"))
+    return min(int(raw[:9]) / 1000, LONGEST_S)
 
 
 def _require_known(question: Question) -> None:

@@ -1,6 +1,6 @@
 """Look at a text: segment by segment, each by every rule. The same for any pieces in which a text comes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from contracts.filters import Looked, Rule, Span
 from filters import pii
@@ -8,10 +8,13 @@ from filters.policy.overlaps import settle
 from filters.policy.segments import is_plain, next_segment
 
 
-def look(text: str, rules: Sequence[Rule], whole: bool) -> Looked:
-    """What was found as far as the text is decided. Ends with the first span that stops: what follows is nobody's."""
+def look(text: str, rules: Sequence[Rule], whole: bool, check: Callable[[], None] = lambda: None) -> Looked:
+    """What was found as far as the text is decided. Ends with the first span that stops: what follows is nobody's.
+    `check` is called before each segment, for who may have looked long enough: what it raises ends it.
+    """
     at, spans = 0, list[Span]()
     while True:
+        check()
         segment = next_segment(text, at, whole)
         if isinstance(segment, int):
             return Looked(decided=segment, spans=tuple(spans))

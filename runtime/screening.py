@@ -15,6 +15,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.filters import (
     CHECK,
+    DEADLINE,
     DIRECTIONS,
     FILE,
     FilterPolicy,
@@ -38,7 +39,8 @@ from service.client import ServiceClient
 
 log = logging.getLogger(__name__)
 
-MAX_ASKED: Final = 262_144  # characters of a prompt: a second or less of looking at it
+# Characters of a prompt: a quarter of a second of prose, seconds of numbers alone, which its deadline bounds.
+MAX_ASKED: Final = 262_144
 MAX_HELD: Final = 65_536  # characters that a filter may leave undecided
 _PAUSE_S: Final = 0.02  # between tries of one question: its process may be starting again
 _SLACK_S: Final = 5.0
@@ -94,9 +96,10 @@ class FilterProcess:
         loop = asyncio.get_running_loop()
         ends = loop.time() + timeout_s
         while True:
-            left_s = ends - loop.time()
+            left_s = max(ends - loop.time(), 0.001)
+            told = {DEADLINE: str(int(left_s * 1000))}  # what we give up is looked at no further
             try:
-                return await self._client.call("POST", CHECK, Findings, body=question, timeout_s=max(left_s, 0.001))
+                return await self._client.call("POST", CHECK, Findings, body=question, timeout_s=left_s, headers=told)
             except Refused as refused:
                 if not refused.failure.retryable or ends - loop.time() <= _PAUSE_S:
                     raise

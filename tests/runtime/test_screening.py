@@ -2,24 +2,29 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.errors import InvalidRequest, Refused
-from contracts.filters import FILE, FilterPolicy, Findings, Looked, Pii, Question
+from contracts.errors import InvalidRequest, Refused, Unavailable
+from contracts.filters import DEADLINE, FILE, FilterPolicy, Findings, Looked, Pii, Question
 from contracts.frames import End, FrameDecoder
 from contracts.manifest import Kind
 from contracts.wire import decode
 from filters.pii import unknown_region
 from runtime.openai_requests import TextPrompt
-from runtime.screening import Screen, check_filters, screen_of
+from runtime.screening import FilterProcess, Screen, check_filters, screen_of
+from service.client import ServiceClient
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import CODEC, Bench, saying
 from tests.runtime.looking import Hanging, Looking, Skipping
 from tests.runtime.scenes import data_of, events_of, failure_of, play
+from tests.virtual_loop import run_virtually
+
+T = TypeVar("T")
 
 SECRET = "I am jo@example.org, card 4111 1111 1111 1111, thanks"
 TEXT = "one two " + "and so on, " * 5 + "twenty"
@@ -199,6 +204,38 @@ def test_a_version_with_filters_is_not_served_without() -> None:
         screen_of({FILE: raw}, None)
     assert screen_of({FILE: raw}, Looking()) is not None
     assert screen_of({}, None) is None
+
+
+class Away(ServiceClient):
+    """A process that can't be reached; knows what it would have been told."""
+
+    def __init__(self) -> None:
+        self.told: list[Mapping[str, str]] = []
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        body: object | None = None,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        self.told.append(headers or {})
+        raise Refused(Unavailable("the filters"))
+
+
+def test_who_asks_says_how_long_it_waits() -> None:
+    """Of its time what is left with each try: what comes later nobody needs to look for."""
+    away, question = Away(), Question(direction="output", rules=(), texts=("x",), whole=True)
+
+    async def scenario() -> None:
+        with pytest.raises(Refused, match="unavailable"):
+            await FilterProcess(away, asyncio.get_running_loop()).ask(question, 0.05)
+
+    run_virtually(scenario())
+    assert [int(each[DEADLINE]) for each in away.told] == pytest.approx([50, 30, 10], abs=1)
 
 
 def test_who_leaves_while_a_filter_is_asked(tmp_path: Path) -> None:
