@@ -36,14 +36,14 @@ class Allowances:
             await self._rates.enter(exchange, tenant, own)
 
     async def reserve(self, call: Call, most: Estimate) -> None:
-        """What it may take at most, in the place of what it held before; then `settle` is owed. Raises as `enter`, and
-        TooLargeForRate, BudgetAway.
+        """What it may take, in the place of what it held before; then `settle` is owed. A limit per minute makes up for
+        a prompt that was longer than is likely, a budget can't. Raises as `enter`, and TooLargeForRate, BudgetAway.
         """
         tenant, own = call.account.principal.tenant, call.own
         if own.budget_micros is not None:
             if call.account.hold is not None:
                 call.account.hold.release()
-            call.account.hold = await self._budgets.hold(tenant, own.budget_micros, most.prompt, most.output)
+            call.account.hold = await self._budgets.hold(tenant, own.budget_micros, most.longest, most.output)
         if own.tpm is not None and most.tokens:
             if call.reserved is not None:
                 call.reserved.settle(0)

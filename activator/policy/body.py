@@ -101,28 +101,31 @@ def ceiling_of(body: Body, own: TenantLimits) -> Ceiling:
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False):
-    """Tokens that a request may take at most, as far as that can be known from its bytes."""
+    """Tokens that a request may take, as far as that can be known from its bytes."""
 
-    prompt: int
-    output: int
+    prompt: int  # likely
+    output: int  # at most
+    longest: int  # that the prompt can be, whatever it is made of
 
     @property
     def tokens(self) -> int:
-        """All of them."""
+        """Likely, of a prompt with the longest answer."""
         return self.prompt + self.output
 
 
 def estimate(body: Body, nbytes: int, row: VersionRow, ceiling: Ceiling = NO_CEILING) -> Estimate:
     """What the version may have to compute for a body of `nbytes`: at most what its limits and the caller's allow.
 
-    Of a prompt the bytes are known, its tokens only to the replica; of an answer the most that was asked for.
+    Of a prompt the bytes are known, its tokens only to the replica; of an answer the most that was asked for. A token
+    takes a byte of the body or more, be it text or a number, and so does a prediction's row, which is charged as one;
+    what a template puts around messages is less than the JSON around them, as a rule.
     """
+    longest = min(nbytes, row.limits.max_input_tokens)
     if row.kind == "predict":
-        return Estimate(0, 0)
+        return Estimate(0, 0, longest)
     prompt = min(-(-nbytes // BYTES_PER_TOKEN), row.limits.max_input_tokens)
     if row.kind == "embed":
-        return Estimate(prompt, 0)
+        return Estimate(prompt, 0, nbytes)  # of several texts each may have as many as the version takes
     most = ceiling.output(row.limits.max_output_tokens)
-    return Estimate(
-        prompt, ceiling.capped(most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
-    )
+    output = ceiling.capped(most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
+    return Estimate(prompt, output, longest)

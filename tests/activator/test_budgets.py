@@ -1,19 +1,22 @@
 """A monthly budget on the wire: who is refused, when, and what a record changes before the ledger has it."""
 
 import asyncio
+import json
 from pathlib import Path
 
 from contracts.control import TenantLimits, TenantRow
+from contracts.frames import FrameKind
 from contracts.spending import SpendingRow, TokenPrices
 from tests.activator import spending
 from tests.activator.control import STRANGER
 from tests.activator.redis_server import RedisServer
-from tests.activator.replica import Held
+from tests.activator.replica import END, Call, Held, whole
 from tests.activator.world import CHAT, World, http, world
 
 PRICES = TokenPrices(per_tokens=1, prompt=10, cached=10, completion=100, request=0)
 SMALL = CHAT | {"max_tokens": 5}
 ANSWER = 3 * 10 + 2 * 100  # what `hello` costs
+MOST = len(json.dumps(SMALL)) * 10 + 5 * 100  # what `SMALL` may: a token of its prompt may be one byte
 FAR_US = 1 << 60
 
 
@@ -56,8 +59,7 @@ def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as here:
             replica = await here.replica("a", held)
-            most = 5 * 100 + 25 * 10  # the bytes of the body, over 4, and its answer: a little less
-            await budget(here, most + ANSWER, 0)
+            await budget(here, MOST + ANSWER, 0)
             first = asyncio.create_task(here.post(body=SMALL))
             await replica.until(lambda r: len(r.calls) == 1)
             got = await here.post(body=SMALL)
@@ -70,10 +72,39 @@ def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
             records = await here.control.until_records(4)
             assert [record.outcome for record in records if record.status == 429] == ["insufficient_quota"] * 2
             seen = {records[-1].source: max(record.sequence for record in records)}
-            await budget(here, most + ANSWER, 2 * ANSWER, seen)
+            await budget(here, MOST + ANSWER, 2 * ANSWER, seen)
             assert (await here.post(body=SMALL)).status == 429  # counted once, wherever it is
-            await budget(here, most + 2 * ANSWER, 2 * ANSWER, seen)
+            await budget(here, MOST + 2 * ANSWER, 2 * ANSWER, seen)
             assert (await here.post(body=SMALL)).status == 200
+
+    asyncio.run(scenario())
+
+
+async def dense(call: Call) -> None:
+    """The prompt is of token ids, two bytes each."""
+    prompt = len(call.body) // 2
+    await call.write(FrameKind.DATA, whole("hello", chat=False), 2, prompt)
+    await call.write(FrameKind.END, END, 2, prompt)
+
+
+def test_no_prompt_passes_a_budget(tmp_path: Path) -> None:
+    """Not one of short token ids either, of which there are twice as many as a text of those bytes would have: it is
+    refused where it might, and what is let in costs no more than there was.
+    """
+    body = b'{"model":"m","max_tokens":2,"prompt":[%s]}' % b",".join([b"1"] * 400)
+    most = len(body) * 10 + 2 * 100
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a", dense)
+            await budget(here, most - 1, 0)
+            got = await here.post("/v1/completions", body)
+            assert (got.status, got.code) == (429, "insufficient_quota")
+            await budget(here, most, 0)
+            assert (await here.post("/v1/completions", body)).status == 200
+            *_, record = await here.control.until_records(2)
+            cost = PRICES.cost_micros(record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+            assert most / 4 < 400 * 10 < cost <= most
 
     asyncio.run(scenario())
 
@@ -106,8 +137,7 @@ def test_limits_hold_without_a_control_plane(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as here:
             await here.replica("a")
-            most = 5 * 100 + 25 * 10
-            await budget(here, most + 2 * ANSWER, 0)
+            await budget(here, MOST + 2 * ANSWER, 0)
             await here.control.stop()
             got = [await here.post(body=SMALL) for _ in range(4)]
             assert [each.status for each in got] == [200, 200, 200, 429]

@@ -107,3 +107,19 @@ def test_estimate(kind: Kind, output_tokens: int | None, nbytes: int, want: int)
     """Of a version that takes 1000 tokens and gives 50."""
     row = VersionRow(tenant="t", model="m", version="a" * 64, limits=Limits(1000, 50), created_at_s=1, kind=kind)
     assert estimate(Body(output_tokens=output_tokens), nbytes, row).tokens == want
+
+
+@pytest.mark.parametrize(
+    ("kind", "nbytes", "want"),
+    [
+        pytest.param("generate", 401, 401, id="a token may be a byte"),
+        pytest.param("generate", 10**9, 1000, id="and there are no more than the version takes"),
+        pytest.param("embed", 5000, 5000, id="of several texts, each"),
+        pytest.param("predict", 401, 401, id="a row may be one, and is charged as a token"),
+        pytest.param("predict", 10**9, 1000, id="of them, too, the version takes no more"),
+    ],
+)
+def test_the_longest_prompt(kind: Kind, nbytes: int, want: int) -> None:
+    """What a budget has to cover, as it can't be made up for."""
+    row = VersionRow(tenant="t", model="m", version="a" * 64, limits=Limits(1000, 50), created_at_s=1, kind=kind)
+    assert estimate(Body(), nbytes, row).longest == want
