@@ -37,6 +37,7 @@ class Table:
         self._sha_of_key: dict[str, str] = {}
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
         self._granted: dict[str, set[tuple[str, str]]] = {}  # grantee -> tenant and model of others
+        self._listed: dict[str, tuple[ModelEntry, ...]] = {}  # of who asked, until any may change
         self._spending: dict[str, SpendingRow] = {}  # kept for who comes after; `budgets` acts on it
         self.revisions = Revisions()
         self._gathered: tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]] | None = None  # until one of them changes
@@ -86,10 +87,13 @@ class Table:
         return None
 
     def models(self, tenant: str) -> tuple[ModelEntry, ...]:
-        """All of the tenant's models, by name; then those that others let it call, by tenant and name."""
-        found = self._models.get(tenant, {})
-        granted = (self.callable(tenant, *name) for name in sorted(self._granted.get(tenant, ())))
-        return (*(found[name] for name in sorted(found)), *(entry for entry in granted if entry is not None))
+        """All of the tenant's models, by name; then those that others let it call, by tenant and name. The same object
+        as long as nothing changes.
+        """
+        listed = self._listed.get(tenant)
+        if listed is None:
+            listed = self._listed[tenant] = self._list(tenant)
+        return listed
 
     def tenants(self) -> AbstractSet[str]:
         """All there are, suspended ones included, as they are while the table stays."""
@@ -120,6 +124,9 @@ class Table:
         self.revision = line.revision
         if line.full or line.models or line.versions or line.removed_models or line.removed_versions:
             self._gathered = None
+            self._listed = {}
+        elif line.tenants or line.removed_tenants:  # an owner may be suspended, or in force again
+            self._listed = {}
         self._tenants.update((row.tenant, row) for row in line.tenants)
         self._spending.update((row.tenant, row) for row in line.spending)
         for tenant in line.removed_tenants:
@@ -156,7 +163,13 @@ class Table:
         }
         assert all(self._granted.values())
         assert self._gathered in (None, self._gather())
+        assert all(listed == self._list(tenant) for tenant, listed in self._listed.items())
         self.revisions.check_integrity()
+
+    def _list(self, tenant: str) -> tuple[ModelEntry, ...]:
+        found = self._models.get(tenant, {})
+        granted = (self.callable(tenant, *name) for name in sorted(self._granted.get(tenant, ())))
+        return (*(found[name] for name in sorted(found)), *(entry for entry in granted if entry is not None))
 
     def _gather(self) -> tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]]:
         """Rows of all models and versions: of ten thousand 15 ms, in which nobody is served."""

@@ -212,6 +212,38 @@ def test_rows_are_gathered_again_only_where_they_changed() -> None:
         assert (table.rows().models, table.rows().versions) != (rows.models, rows.versions)
 
 
+def test_lists_are_made_again_only_where_they_may_have_changed() -> None:
+    """A tenant of ten thousand models that asks for all of them again and again costs the loop one look at them."""
+    table = _table()
+    table.apply(_granting("stranger"))
+    for quiet in (
+        Feed(revision=2, replicas=(replica_row("r"),), removed_replicas=("q",)),
+        Feed(revision=3, keys=(key_row("late", "kv-late", "default", Scope.INFER),), removed_keys=("k3",)),
+    ):
+        before = table.models("stranger")
+        table.apply(quiet)
+        assert table.models("stranger") is before
+
+    def names() -> list[str]:
+        table.check_integrity()
+        return [entry.name_for("stranger") for entry in table.models("stranger")]
+
+    both = ["theirs", "default/m"]
+    for line, want in (
+        (Feed(revision=4, versions=(version_row("stranger", "early", "00" * 32),)), ["early", *both]),
+        (Feed(revision=5, removed_models=(("stranger", "early"),)), both),
+        (Feed(revision=6, tenants=(TenantRow(tenant="default", suspended=True),)), ["theirs"]),
+        (Feed(revision=7, tenants=(TenantRow(tenant="default", suspended=False),)), both),
+        (Feed(revision=8, removed_tenants=("default",)), both),
+        (_granting(), ["theirs"]),
+        (Feed(revision=9, full=True), []),
+    ):
+        before = table.models("stranger")
+        table.apply(line)
+        assert names() == want
+        assert table.models("stranger") is not before
+
+
 def test_what_an_idle_model_takes() -> None:
     """Less than 4 KB, what was gathered included."""
     count = 2000

@@ -1,0 +1,82 @@
+"""The list of a tenant's models: made once, and again when it may be another one."""
+
+import asyncio
+import json
+from typing import Any, cast
+
+import pytest
+
+from activator.authenticate import Authenticator
+from activator.exchange import ARRIVED, Exchange, arrival
+from activator.lists import KEPT, Lists
+from activator.routes import ListModels, Target
+from activator.table import Table
+from activator.timelines import Timelines
+from activator.under_way import UnderWay
+from contracts.control import Feed, ModelRow, Principal, Scope
+from contracts.wire import encode
+from service.client import ServiceClient
+from tests.activator.test_answer import FakeConnection
+
+
+class Believing(Authenticator):
+    """Everybody is who they say."""
+
+    def __init__(self) -> None:
+        self.caller = Principal(key_id="k", tenant="a", scopes=(Scope.INFER,))
+
+    async def authenticate(self, exchange: Exchange, *scopes: Scope) -> Principal:
+        return self.caller
+
+
+def _model(tenant: str, model: str, *grantees: str) -> Feed:
+    row = ModelRow(tenant=tenant, model=model, aliases={}, created_at_s=7, grantees=grantees)
+    return Feed(revision=1, models=(row,))
+
+
+def test_a_list_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a model or a grant changes it; a key that is held to some models has its own; few are kept."""
+    made: list[object] = []
+    table, who = Table(), Believing()
+    door = Lists(who, table, Timelines(), cast(ServiceClient, None), UnderWay())
+
+    def counted(value: object) -> bytes:
+        made.append(value)
+        return encode(value)
+
+    monkeypatch.setattr("activator.lists.encode", counted)
+
+    async def listed(tenant: str = "a", *models: str) -> list[str]:
+        said: list[bytes] = []
+
+        async def send(message: Any) -> None:
+            said.append(message.get("body", b""))
+
+        async def receive() -> dict[str, object]:
+            return {}
+
+        scope = {"method": "GET", "raw_path": b"/", "query_string": b"", "headers": [], ARRIVED: arrival()}
+        who.caller = Principal(key_id="k", tenant=tenant, scopes=(Scope.INFER,), models=models)
+        await door.models(Exchange(scope, receive, send, FakeConnection(), 1.0), ListModels(Target()))
+        return [each["id"] for each in json.loads(b"".join(said))["data"]]
+
+    async def scenario() -> None:
+        table.apply(_model("a", "one"))
+        assert [await listed() for _ in range(3)] == [["one"]] * 3
+        assert len(made) == 1
+        table.apply(_model("a", "two"))
+        assert [await listed() for _ in range(3)] == [["one", "two"]] * 3
+        assert await listed("a", "two") == ["two"]
+        assert await listed() == ["one", "two"]
+        assert len(made) == 3
+        table.apply(_model("b", "theirs", "a"))
+        assert [await listed() for _ in range(3)] == [["one", "two", "b/theirs"]] * 3
+        assert len(made) == 4
+        for number in range(KEPT):
+            assert await listed(f"other{number}") == []
+        made.clear()
+        assert await listed("other1") == []
+        assert await listed() == ["one", "two", "b/theirs"]
+        assert len(made) == 1, "the one that was asked for first is gone"
+
+    asyncio.run(scenario())
