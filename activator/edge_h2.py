@@ -145,7 +145,7 @@ class Http2Protocol(EdgeConnection):
     # Frames.
 
     def _frame(self, frame: Frame, now_s: float) -> None:
-        if self._bounds.too_much(frame.kind, frame.flags, frame.length, now_s) is not None:
+        if self._bounds.too_much(frame.kind, frame.flags, frame.stream, frame.length, now_s) is not None:
             self._end(ErrorCodes.ENHANCE_YOUR_CALM)
             return
         if frame.kind == Kind.GOAWAY:
@@ -173,6 +173,9 @@ class Http2Protocol(EdgeConnection):
                         stream.cycle.body_ended()
             case events.StreamReset():
                 self._lost(event.stream_id)
+                # By `h2`, for a frame that may not come on it: to make us do it costs as much as to do it.
+                if not event.remote_reset and not self._bounds.try_reset(now_s):
+                    self._end(ErrorCodes.ENHANCE_YOUR_CALM)
             case events.WindowUpdated():
                 self._out.allow(event.stream_id or 0)
             case events.RemoteSettingsChanged():

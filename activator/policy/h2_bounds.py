@@ -1,9 +1,9 @@
 """What one HTTP/2 connection may cost by its frames alone, which no limit of requests sees.
 
 A rate is a generic cell rate algorithm (ITU-T I.371): one number, the time at which its bucket is full again. Beyond it
-the connection ends with ENHANCE_YOUR_CALM (RFC 9113, 10.5): rapid resets (CVE-2023-44487), floods of CONTINUATION
-(CVE-2024-27316), of SETTINGS (CVE-2019-9515), PING (CVE-2019-9512), PRIORITY (CVE-2019-9513) and of frames that carry
-nothing (CVE-2019-9518).
+the connection ends with ENHANCE_YOUR_CALM (RFC 9113, 10.5): rapid resets (CVE-2023-44487), also those that a peer makes
+us do (CVE-2025-8671), floods of CONTINUATION (CVE-2024-27316), of SETTINGS (CVE-2019-9515), PING (CVE-2019-9512),
+PRIORITY (CVE-2019-9513) and of frames that carry nothing (CVE-2019-9518).
 """
 
 from dataclasses import dataclass
@@ -83,6 +83,8 @@ class FrameBounds:
         self._block_bytes = 0
         self._continuations = 0
         self._excused = 0  # WINDOW_UPDATE that answer what we sent
+        self._begun = 0  # the last stream that was
+        self._bodies = 0  # that were begun and have not ended, of whichever stream
         self.in_block = False  # a header list has begun and is not whole
 
     def sent_data(self) -> None:
@@ -90,15 +92,21 @@ class FrameBounds:
         self._excused = min(self._excused + 2, 2 * self._limits.small.burst)
 
     def try_reset(self, now_s: float) -> bool:
-        """A stream ended for nothing, by its peer or since it should not have begun; False beyond the rate."""
+        """A stream ended for nothing, by its peer, by us for what came on it, or since it should not have begun; False
+        beyond the rate.
+        """
         return self._resets.try_take(now_s)
 
-    def too_much(self, kind: int, flags: int, length: int, now_s: float) -> str | None:
+    def too_much(self, kind: int, flags: int, stream: int, length: int, now_s: float) -> str | None:
         """What there is too much of, with this frame; None where it may pass."""
         if kind == Kind.DATA:
-            if length < SMALL_BYTES and not flags & END_STREAM and not self._small.try_take(now_s):
+            if not self._is_due(flags) and length < SMALL_BYTES and not self._small.try_take(now_s):
                 return "frames that carry little"
-        elif kind == Kind.HEADERS or kind == Kind.CONTINUATION:
+        elif kind == Kind.HEADERS:
+            if not self._begins(flags, stream) and not self._is_due(flags) and not self._small.try_take(now_s):
+                return "frames that carry little"
+            return self._list(kind, flags, length)
+        elif kind == Kind.CONTINUATION:
             return self._list(kind, flags, length)
         elif kind == Kind.RST_STREAM:
             return None if self.try_reset(now_s) else "resets"
@@ -112,6 +120,23 @@ class FrameBounds:
         elif not self._small.try_take(now_s):
             return "frames that carry little"
         return None
+
+    def _begins(self, flags: int, stream: int) -> bool:
+        """A request, whose rate is bounded elsewhere. If not: trailers, or what comes for a stream that has ended."""
+        if stream <= self._begun:
+            return False
+        self._begun = stream
+        if not flags & END_STREAM:
+            # Ends that never come are not saved up: no more are due than streams that `h2` lets be open.
+            self._bodies = min(self._bodies + 1, 2 * self._limits.streams)
+        return True
+
+    def _is_due(self, flags: int) -> bool:
+        """The end of a body: one for each that was begun, however little it carries."""
+        if not flags & END_STREAM or not self._bodies:
+            return False
+        self._bodies -= 1
+        return True
 
     def _list(self, kind: int, flags: int, length: int) -> str | None:
         if kind == Kind.HEADERS:

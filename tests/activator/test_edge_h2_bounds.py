@@ -10,6 +10,7 @@ from hpack import Encoder
 from hyperframe.frame import (
     ContinuationFrame,
     DataFrame,
+    Frame,
     HeadersFrame,
     PingFrame,
     PriorityFrame,
@@ -18,7 +19,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from tests.activator.h2_client import CHAT, PREFACE, Client, connected, fields
+from tests.activator.h2_client import CHAT, PREFACE, Client, Heard, connected, fields
 from tests.activator.test_edge_h2 import endless, served
 
 CALM, PROTOCOL, FRAME_SIZE = ErrorCodes.ENHANCE_YOUR_CALM, ErrorCodes.PROTOCOL_ERROR, ErrorCodes.FRAME_SIZE_ERROR
@@ -65,6 +66,11 @@ def _padding(_: Client) -> bytes:
     return _head() + DataFrame(1, b"", pad_length=200, flags=("PADDED",)).serialize() * 9000
 
 
+def _ends(_: Client) -> bytes:
+    """A request without a body, and then the end of its body, of which there is one at the most."""
+    return _head(1, None, "END_HEADERS", "END_STREAM") + DataFrame(1, b"", flags=("END_STREAM",)).serialize() * 3000
+
+
 def _another_length(_: Client) -> bytes:
     body = DataFrame(1, b"four", flags=("END_STREAM",)).serialize()
     return _head(1, _block(("content-length", "3"))) + body
@@ -94,6 +100,8 @@ ABUSES: list[tuple[str, Say, ErrorCodes]] = [
     ("a flood of frames that nobody knows", lambda _: (b"\0\0\0\xee\0" + b"\0\0\0\0") * 3000, CALM),
     ("empty DATA", lambda _: _head() + DataFrame(1).serialize() * 3000, CALM),
     ("DATA that is padding", _padding, CALM),
+    ("the end of a stream that has ended", _ends, CALM),
+    ("HEADERS for a stream that was reset", lambda _: _head() + RstStreamFrame(1).serialize() + _head() * 3000, CALM),
     ("a frame of 17 kB", lambda _: b"\x00\x44\x00\x00\x00\x00\x00\x00\x01", FRAME_SIZE),
     ("DATA before a head", lambda _: DataFrame(1, b"x").serialize(), PROTOCOL),
     ("PUSH_PROMISE", lambda _: b"\0\0\4\5\4\0\0\0\1" + b"\0\0\0\2", PROTOCOL),
@@ -129,10 +137,46 @@ def test_an_abuse_ends_its_connection_alone(tmp_path: Path) -> None:
                     await beside.until(lambda before=before: len(beside.heard[stream].body) > before)  # type: ignore[misc]
             await replica.until(lambda r: len(r.deleted) == 1)
             page = await here.page()
-            for code, times in ((CALM, 12), (FRAME_SIZE, 1)):
+            for code, times in ((CALM, 14), (FRAME_SIZE, 1)):
                 told = f'connections_ended_total{{process="activator",error="{code.name.lower()}"}} {times}\n'
                 assert told in page
             assert len(replica.calls) == 1, "nothing of it reached a replica"
+
+    asyncio.run(scenario())
+
+
+MADE: list[tuple[str, Callable[[int], Frame]]] = [
+    ("DATA", lambda number: DataFrame(number, b"", flags=("END_STREAM",))),
+    ("HEADERS", lambda number: HeadersFrame(number, b"\x82", flags=("END_HEADERS", "END_STREAM"))),
+    ("more room than there can be", lambda number: WindowUpdateFrame(number, (1 << 31) - 1)),
+]
+
+
+async def _made_to_reset(abuser: Client, made: Callable[[int], Frame]) -> None:
+    """Fewer requests at once than streams may be, behind each what ends it before it is served; until all have."""
+    numbers, raw = [abuser.h2.get_next_available_stream_id() + 2 * each for each in range(40)], b""
+    for number in numbers:
+        abuser.h2.send_headers(number, fields(), end_stream=True)
+        raw += abuser.h2.data_to_send() + made(number).serialize()
+        abuser.heard[number] = Heard()
+    abuser.send(raw)
+    await abuser.until(lambda: bool(abuser.goaways) or all(abuser.heard[each].reset is not None for each in numbers))
+    if not abuser.goaways:
+        assert (await abuser.answer(abuser.ask())).status == 200
+
+
+def test_resets_that_we_are_made_to_do(tmp_path: Path) -> None:
+    """CVE-2025-8671: a frame that may not come behind a request counts as the reset that it leads to."""
+
+    async def scenario() -> None:
+        async with served(tmp_path, trusted_addresses="127.0.0.1") as here:
+            for name, made in MADE:
+                async with connected(here) as abuser:
+                    for _ in range(10):
+                        if not abuser.goaways:
+                            await _made_to_reset(abuser, made)
+                    assert abuser.goaways == [CALM], name
+                    assert len(abuser.heard) > 200, "as many as may be at once"
 
     asyncio.run(scenario())
 

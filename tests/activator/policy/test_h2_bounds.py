@@ -10,9 +10,9 @@ LIMITS = Http2Limits(streams=10, stall_s=1, block_bytes=1000, continuations=2)
 
 
 def _passed(bounds: FrameBounds, kind: int, flags: int = 0, length: int = 0, *, at_s: float = 0.0) -> int:
-    """How many of the same kind may come at once."""
+    """How many of the same kind may come at once, for one stream."""
     for count in range(10_000):
-        if bounds.too_much(kind, flags, length, at_s) is not None:
+        if bounds.too_much(kind, flags, 1, length, at_s) is not None:
             return count
     return 10_000
 
@@ -30,13 +30,34 @@ def _passed(bounds: FrameBounds, kind: int, flags: int = 0, length: int = 0, *, 
     pytest.param(Kind.DATA, 0, 0, 2000, 500, id="empty data"),
     pytest.param(Kind.DATA, 0, 511, 2000, 500, id="little data"),
     pytest.param(Kind.DATA, 0, 512, 10_000, 10_000, id="data is bounded elsewhere"),
-    pytest.param(Kind.DATA, END_STREAM, 0, 10_000, 10_000, id="the end of a body, once for each stream"),
+    pytest.param(Kind.DATA, END_STREAM, 0, 2000, 500, id="the end of a body that was not begun"),
+    pytest.param(Kind.HEADERS, END_HEADERS, 99, 1 + 2000, 500, id="headers of one stream, of which the first begin it"),
+    pytest.param(Kind.HEADERS, END_HEADERS | END_STREAM, 99, 1 + 2000, 500, id="such headers that end it as well"),
 ])  # fmt: skip
 def test_so_many_may_come(kind: int, flags: int, length: int, at_once: int, a_second: int) -> None:
     """At once, and a second later."""
     bounds = FrameBounds(LIMITS)
     assert _passed(bounds, kind, flags, length) == at_once
     assert _passed(bounds, kind, flags, length, at_s=1.0) == a_second
+
+
+@pytest.mark.parametrize(("kind", "flags", "length"), [
+    pytest.param(Kind.DATA, END_STREAM, 0, id="with nothing"),
+    pytest.param(Kind.DATA, END_STREAM, 16_000, id="with much"),
+    pytest.param(Kind.HEADERS, END_HEADERS | END_STREAM, 9, id="with trailers"),
+])  # fmt: skip
+def test_the_end_of_each_body_is_free(kind: int, flags: int, length: int) -> None:
+    """Once for each that was begun, however many are open; those that never come are not saved up without bound."""
+    bounds = FrameBounds(LIMITS)
+    for first in range(1, 10_000, 20):
+        numbers = range(first, first + 20, 2)
+        begun = [bounds.too_much(Kind.HEADERS, END_HEADERS, number, 99, 0.0) for number in numbers]
+        ended = [bounds.too_much(kind, flags, number, length, 0.0) for number in numbers]
+        assert begun + ended == [None] * 20
+    assert _passed(bounds, Kind.DATA, END_STREAM) == 2000
+    for number in range(10_001, 20_000, 2):
+        assert bounds.too_much(Kind.HEADERS, END_HEADERS, number, 99, 100.0) is None
+    assert _passed(bounds, Kind.DATA, END_STREAM, at_s=100.0) == 2 * LIMITS.streams + 2000
 
 
 def test_room_that_answers_our_data_is_free() -> None:
@@ -61,7 +82,8 @@ def test_room_that_answers_our_data_is_free() -> None:
 def test_a_header_list_is_bounded(frames: list[tuple[int, int, int]], why: str | None) -> None:
     """With all that continues it."""
     bounds = FrameBounds(LIMITS)
-    assert [said for frame in frames if (said := bounds.too_much(*frame, 0.0))] == ([why] if why else [])
+    told = [bounds.too_much(kind, flags, 1, length, 0.0) for kind, flags, length in frames]
+    assert [said for said in told if said] == ([why] if why else [])
     assert bounds.in_block == (not frames[-1][1] & END_HEADERS)
 
 
