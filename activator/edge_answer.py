@@ -27,15 +27,19 @@ class HttpWire(Wire, Protocol):
         """Close, once what was written is sent."""
         ...
 
+    def abort(self) -> None:
+        """End now, whatever waits to be sent."""
+        ...
+
     def answered(self) -> None:
         """The answer is complete."""
         ...
 
 
 class HttpCycle(Cycle):
-    """The body has the length that was promised, or is chunked."""
+    """The body has the length that was promised, or is chunked; in HTTP/1.0 it ends with its connection instead."""
 
-    __slots__ = ("_bodiless", "_chunked", "_head", "_http", "_unsent", "keep_alive")
+    __slots__ = ("_bodiless", "_chunked", "_head", "_http", "_is_unframed", "_unsent", "keep_alive")
 
     def __init__(self, wire: HttpWire, scope: Scope, *, keep_alive: bool, invites: bool) -> None:
         super().__init__(wire, scope, invites=invites)
@@ -45,6 +49,7 @@ class HttpCycle(Cycle):
         self._chunked = False
         self._unsent = 0  # of the length that was promised
         self._bodiless = False
+        self._is_unframed = False
 
     def _invite(self) -> None:
         self._http.write(_INVITATION)
@@ -53,6 +58,9 @@ class HttpCycle(Cycle):
         if not self.response_started or self._head is not None:  # nothing was sent
             self.response_started = True
             self._http.write(_FAILED)
+        elif self._is_unframed:
+            self._http.abort()  # an end in good order would be that of the body
+            return
         self._http.end()
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -68,8 +76,10 @@ class HttpCycle(Cycle):
         elif not self.keep_alive:
             lines.append(b"connection: close")
         if length is None and not self._chunked and not self._bodiless:
-            self._chunked = True
-            lines.append(b"transfer-encoding: chunked")
+            self._is_unframed = self.scope["http_version"] < "1.1"  # which knows no chunks (RFC 9112, 6.1)
+            self._chunked = not self._is_unframed
+            if self._chunked:
+                lines.append(b"transfer-encoding: chunked")
         head = b"\r\n".join(lines)
         if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
             raise ValueError("a header holds the end of a line")
@@ -83,6 +93,8 @@ class HttpCycle(Cycle):
             data = head + (b"%x\r\n%b\r\n" % (len(body), body) if body else b"")
             if not more_body:
                 data += b"0\r\n\r\n"
+        elif self._is_unframed:
+            data = head + body
         else:
             self._unsent -= len(body)
             if self._unsent < 0 or (self._unsent and not more_body):

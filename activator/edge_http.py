@@ -209,9 +209,10 @@ class HttpProtocol(Client, EdgeConnection):
         version = parser.get_http_version()
         method = parser.get_method().decode("ascii")
         scope = scope_of(version, method, self._url, headers, self._own_address, self._peer, self._extensions)
-        expected = [value.lower() for name, value in headers if name == b"expect"]
+        is_old = version < "1.1"  # neither stays nor is invited (RFC 9110, 10.1.1)
+        expected = [] if is_old else [value.lower() for name, value in headers if name == b"expect"]
         # The answer of a connection that may not stay says so.
-        may_stay = version != "1.0" and parser.should_keep_alive() and not self._gate.relieved
+        may_stay = not is_old and parser.should_keep_alive() and not self._gate.relieved
         self._cycle = HttpCycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)
         self._serve(self._cycle)
 

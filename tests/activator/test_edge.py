@@ -308,6 +308,30 @@ def test_heads_alone_and_invitations_are_sent(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_http_1_0_is_answered_as_it_can_read(tmp_path: Path) -> None:
+    """A stream comes without chunks and ends with its connection; `Expect` is not heard (RFC 9110, 10.1.1)."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await here.replica("a")
+            stream = http(b'{"model":"m","prompt":"x","stream":true}', "/v1/completions")
+            got = await _say(here, stream.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            head, _, body = got.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            assert b"transfer-encoding" not in head
+            assert b"\r\nconnection: close" in head
+            *events, last = body.split(b"\n\n")
+            assert all(event.startswith((b"data: ", b": ")) for event in events), body
+            assert (events[-1], last) == (b"data: [DONE]", b"<end>")
+            expecting = http(b'{"model":"m","prompt":"x"}', "/v1/completions", extra="Expect: 100-continue\r\n")
+            invited = await _say(here, expecting)
+            assert invited.startswith(b"HTTP/1.1 100 Continue"), "the control"
+            got = await _say(here, expecting.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            assert got.startswith(b"HTTP/1.1 200"), got[:100]
+
+    asyncio.run(scenario())
+
+
 def test_plain_http_is_not_spoken(tmp_path: Path) -> None:
     """A client without TLS gets nothing, and the door stays open for others."""
 

@@ -10,6 +10,7 @@ from activator.edge_answer import HttpCycle
 from activator.edge_cycle import READ_AHEAD, Cycle
 
 OK = b"HTTP/1.1 200 OK\r\n"
+CLOSE = b"connection: close\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
@@ -26,6 +27,9 @@ class FakeWire:
 
     def end(self) -> None:
         self.said.append("end")
+
+    def abort(self) -> None:
+        self.said.append("abort")
 
     def pause_body(self) -> None:
         self.said.append("pause")
@@ -64,9 +68,13 @@ def _says(messages: Iterable[Message]) -> ASGIApp:
     return app
 
 
-def _served(app: ASGIApp, method: str = "GET", *, keep_alive: bool = True) -> FakeWire:
+def _scope(method: str, version: str = "1.1") -> Scope:
+    return {"type": "http", "method": method, "http_version": version}
+
+
+def _served(app: ASGIApp, method: str = "GET", version: str = "1.1", *, keep_alive: bool = True) -> FakeWire:
     wire = FakeWire()
-    cycle = HttpCycle(wire, {"type": "http", "method": method}, keep_alive=keep_alive, invites=False)
+    cycle = HttpCycle(wire, _scope(method, version), keep_alive=keep_alive, invites=False)
     asyncio.run(cycle.run(app))
     return wire
 
@@ -92,6 +100,20 @@ def test_what_is_written(method: str, messages: list[Message], want: list[bytes]
     wire = _served(_says(messages), method)
     assert wire.written == want
     assert wire.said == ["answered", "left"]
+
+
+@pytest.mark.parametrize(("messages", "want", "said"), [
+    pytest.param([_start(), _body(b"hi", True), _body(b"ho")], [OK + CLOSE + b"\r\nhi", b"ho"],
+                 ["end", "answered", "left"], id="the body ends with its connection"),
+    pytest.param([_start(), _body(b"hi", True)], [OK + CLOSE + b"\r\nhi"], ["abort", "left"],
+                 id="half of one does not end in good order"),
+    pytest.param([_start(200, LENGTH), _body(b"hi")], [OK + b"content-length: 2\r\n" + CLOSE + b"\r\nhi"],
+                 ["end", "answered", "left"], id="a length is known of old"),
+])  # fmt: skip
+def test_http_1_0_is_told_no_chunks(messages: list[Message], want: list[bytes], said: list[str]) -> None:
+    """RFC 9112, 6.1: it does not know them."""
+    wire = _served(_says(messages), version="1.0", keep_alive=False)
+    assert (wire.written, wire.said) == (want, said)
 
 
 def test_a_connection_that_may_not_stay_says_so_once() -> None:
@@ -127,7 +149,7 @@ def test_what_is_wrong_ends_the_connection(messages: list[Message], begins: byte
 def _received(do: Callable[[Cycle, FakeWire], Coroutine[None, None, None]], *, invites: bool = False) -> FakeWire:
     async def scenario() -> FakeWire:
         wire = FakeWire()
-        cycle = HttpCycle(wire, {"type": "http", "method": "POST"}, keep_alive=True, invites=invites)
+        cycle = HttpCycle(wire, _scope("POST"), keep_alive=True, invites=invites)
         async with asyncio.timeout(20):
             await do(cycle, wire)
         return wire
@@ -214,7 +236,7 @@ def test_a_body_that_is_here_is_had_at_once(
 ) -> None:
     """And once; a socket that was paused for it is read again. What is not had so is waited for."""
     wire = FakeWire()
-    cycle = HttpCycle(wire, {"type": "http", "method": "POST"}, keep_alive=True, invites=invites)
+    cycle = HttpCycle(wire, _scope("POST"), keep_alive=True, invites=invites)
     for part in parts:
         cycle.take(part)
     if ended:
