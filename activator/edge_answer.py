@@ -6,13 +6,14 @@ from typing import Final, Protocol
 from starlette.types import Scope
 
 from activator.edge_cycle import Cycle, Wire
+from activator.exchange import NAMED
 
 _STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 _WITHOUT_BODY: Final = (204, 304)
 _INVITATION: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FAILED: Final = (
     b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"content-length: 21\r\nconnection: close\r\n\r\nInternal Server Error"
+    b"content-length: 21\r\nx-request-id: %b\r\nconnection: close\r\n\r\nInternal Server Error"
 )
 
 
@@ -57,7 +58,7 @@ class HttpCycle(Cycle):
     def _fail(self) -> None:
         if not self.response_started or self._head is not None:  # nothing was sent
             self.response_started = True
-            self._http.write(_FAILED)
+            self._http.write(_FAILED % self.scope[NAMED].encode())
         elif self._is_unframed:
             self._http.abort()  # an end in good order would be that of the body
             return

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
+from activator.exchange import NAMED
 from activator.refusal import rendered
 from contracts.errors import Failure
 
@@ -99,9 +100,10 @@ class Cycle(ABC):
 
     def refuse(self, failure: Failure) -> None:
         """In the place of `run`: answered here, and the connection ends with it."""
-        status, kind, body, more = rendered(failure, self.scope["raw_path"], None)
-        length = (b"content-length", b"%d" % len(body))
-        self._begin(status, [(b"content-type", kind), length, *more, (b"connection", b"close")])
+        request_id: str = self.scope[NAMED]
+        status, kind, body, more = rendered(failure, self.scope["raw_path"], request_id)
+        named, length = (b"x-request-id", request_id.encode()), (b"content-length", b"%d" % len(body))
+        self._begin(status, [named, (b"content-type", kind), length, *more, (b"connection", b"close")])
         self.response_started, self.invites = True, False
         self._send_body(body, more_body=False)
         self.dismiss()

@@ -228,7 +228,8 @@ class Http2Protocol(EdgeConnection):
 
     def _begin(self, stream: Stream, method: str, target: bytes, headers: Headers, *, has_body: bool) -> None:
         extensions = {EXTENSION: stream, UNFRAMED: has_body}
-        scope = scope_of("2", method, target, headers, self._own_address, self._peer, extensions)
+        own = self._own_address
+        scope = scope_of("2", method, target, headers, own, self._peer, extensions, stream.request_id)
         invites = has_body and any(value.lower() == b"100-continue" for name, value in headers if name == b"expect")
         stream.cycle = StreamCycle(stream, scope, invites=invites)
         if has_body:
@@ -238,7 +239,7 @@ class Http2Protocol(EdgeConnection):
         self._serve(stream.cycle)
 
     def _refuse(self, stream: Stream, failure: Failure, target: bytes) -> None:
-        status, kind, body, headers = rendered(failure, target, None)
+        status, kind, body, headers = rendered(failure, target, stream.request_id)
         self._answer(stream, status, [(b"content-type", kind), *headers], body)
 
     def _refuse_malformed(self, stream: Stream, why: bytes) -> None:
@@ -248,8 +249,8 @@ class Http2Protocol(EdgeConnection):
     def _answer(self, stream: Stream, status: int, headers: Headers, body: bytes) -> None:
         """From the edge itself, whoever serves the request; cut where its answer has begun, or there is no room."""
         if stream.cycle is None or not stream.cycle.response_started:
-            length = (b"content-length", b"%d" % len(body))
-            stream.say([(b":status", b"%d" % status), length, *headers], body, ends=True)
+            head = [(b":status", b"%d" % status), (b"x-request-id", stream.request_id.encode())]
+            stream.say([*head, (b"content-length", b"%d" % len(body)), *headers], body, ends=True)
         if stream.cycle is None:
             self.ended(stream)
         elif stream.is_said:

@@ -13,6 +13,7 @@ from activator.alarm import Alarm
 from activator.edge_body import BodyPace
 from activator.edge_client import Client
 from activator.edge_cycle import READ_AHEAD, Cycle
+from activator.exchange import new_request_id
 from activator.settings import EdgeLimits
 
 Headers = list[tuple[bytes, bytes]]
@@ -73,6 +74,7 @@ class Stream(Client):
 
     def __init__(self, number: int, streams: Streams, limits: EdgeLimits, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
+        self.request_id = new_request_id()
         self.cycle: StreamCycle | None = None  # none of a request that was refused at once
         self.pace = BodyPace(limits, loop, self._is_body_held, self._body_is_late)
         self.alarm = Alarm()
@@ -228,7 +230,8 @@ class StreamCycle(Cycle):
     def _fail(self) -> None:
         if self._head is not None or not self.response_started:
             self.response_started, self._head = True, None
-            self._stream.say(_FAILED, b"Internal Server Error", ends=True)
+            named = (b"x-request-id", self._stream.request_id.encode())
+            self._stream.say([*_FAILED, named], b"Internal Server Error", ends=True)
         else:
             self._stream.cut()
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import httptools
 from starlette.types import Scope
 
-from activator.exchange import ARRIVED, arrival
+from activator.exchange import ARRIVED, NAMED, arrival
 from activator.settings import EdgeLimits
 
 Headers = list[tuple[bytes, bytes]]
@@ -22,10 +22,17 @@ def is_too_large(target: bytes, headers: Headers, limits: EdgeLimits) -> bool:
 
 
 def scope_of(
-    version: str, method: str, target: bytes, headers: Headers, server: Any, client: Any, extensions: dict[str, Any]
+    version: str,
+    method: str,
+    target: bytes,
+    headers: Headers,
+    server: Any,
+    client: Any,
+    extensions: dict[str, Any],
+    request_id: str,
 ) -> Scope:
-    """ASGI's scope, and that it came just now. `target` is in ASCII and was parsed once. Raises httptools' error of one
-    that is no target.
+    """ASGI's scope, that it came just now, and how it is named. `target` is in ASCII and was parsed once. Raises
+    httptools' error of one that is no target.
     """
     parsed = httptools.parse_url(target)
     path = parsed.path.decode("ascii")
@@ -44,4 +51,5 @@ def scope_of(
         "headers": headers,
         "extensions": extensions,
         ARRIVED: arrival(),
+        NAMED: request_id,
     }

@@ -4,7 +4,7 @@ One request is `edge_cycle`'s, its answer `edge_answer`'s, and what it shares wi
 """
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
 import httptools
 from uvicorn.config import Config
@@ -16,14 +16,10 @@ from activator.edge_body import BodyPace
 from activator.edge_client import Client
 from activator.edge_connection import EXTENSION, EdgeConnection
 from activator.edge_head import is_too_large, scope_of
+from activator.exchange import NAMED, new_request_id
 from activator.gate import Gate
-from activator.refusal import TOO_LARGE, closing
+from activator.refusal import closing, malformed, too_large
 from contracts.traffic_errors import DeadlineExceeded
-
-_MALFORMED: Final = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b"
-)
 
 
 class HttpProtocol(Client, EdgeConnection):
@@ -140,7 +136,7 @@ class HttpProtocol(Client, EdgeConnection):
             return
         if self._in_head:
             if self._head_read > self._limits.head_bytes:
-                self._refuse(TOO_LARGE, 431)
+                self._refuse(too_large(self._request_id()), 431)
             elif self._head_read and self._head_timer is None:
                 self._start_head_timer()
             return
@@ -192,10 +188,10 @@ class HttpProtocol(Client, EdgeConnection):
             self._stop_head_timer()
         url, headers = self._url, self._headers
         if self.source is not None and (busy := self._gate.asks(self.source, self._loop.time())) is not None:
-            self._refuse(closing(busy, url), None)
+            self._refuse(closing(busy, url, self._request_id()), None)
             return
         if is_too_large(url, headers, self._limits):  # a read may hold more than both
-            self._refuse(TOO_LARGE, 431)
+            self._refuse(too_large(self._request_id()), 431)
             return
         if not url.startswith(b"/") and self._names_another_host():
             self._ignoring = True
@@ -208,7 +204,8 @@ class HttpProtocol(Client, EdgeConnection):
         parser, headers = self._parser, self._headers
         version = parser.get_http_version()
         method = parser.get_method().decode("ascii")
-        scope = scope_of(version, method, self._url, headers, self._own_address, self._peer, self._extensions)
+        request_id, own = new_request_id(), self._own_address
+        scope = scope_of(version, method, self._url, headers, own, self._peer, self._extensions, request_id)
         is_old = version < "1.1"  # neither stays nor is invited (RFC 9110, 10.1.1)
         expected = [] if is_old else [value.lower() for name, value in headers if name == b"expect"]
         # The answer of a connection that may not stay says so.
@@ -233,6 +230,12 @@ class HttpProtocol(Client, EdgeConnection):
         cycle = self._cycle
         return None if cycle is None or cycle.response_complete else cycle
 
+    def _request_id(self) -> str:
+        """Of the request that is under way, or of one that nobody serves."""
+        busy = self._busy()
+        named: str = new_request_id() if busy is None else busy.scope[NAMED]
+        return named
+
     def _is_answered(self) -> bool:
         return self._busy() is None
 
@@ -245,7 +248,7 @@ class HttpProtocol(Client, EdgeConnection):
         elif busy is not None and busy.response_started:
             self.raw.abort()
         else:
-            self._refuse(_MALFORMED % (len(why), why), 400)
+            self._refuse(malformed(why, self._request_id()), 400)
 
     def _names_another_host(self) -> bool:
         """Of a target in absolute-form, which would count instead of Host (RFC 9112, 3.2.2): the two have to agree."""
@@ -286,4 +289,4 @@ class HttpProtocol(Client, EdgeConnection):
         else:
             late = DeadlineExceeded(self._limits.head_s, "reading the request's body")
             self._gate.meters.refused(late)
-            self._refuse(closing(late, self._url), None)
+            self._refuse(closing(late, self._url, self._request_id()), None)

@@ -25,6 +25,7 @@ _OF_BYTE: Final = (_DIGITS * 8).encode()  # what `translate` makes of a byte: a 
 _LAST: Final = (_DIGITS[::4] * 32).encode()  # of three
 _CHANCE: Final = 15  # digits before the last
 ARRIVED: Final = "kelvin.arrived"  # of a scope: when its head was whole, by both clocks
+NAMED: Final = "kelvin.request_id"  # of a scope: as whoever answers the request names it
 UNFRAMED: Final = "kelvin.unframed_body"  # of a scope in HTTP/2, whose body no header tells of: whether there is one
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -127,7 +128,7 @@ class Exchange:
         if self._is_stream:
             self._more = scope["extensions"][UNFRAMED]
         self.hosts = [value for name, value in self.headers if name == b"host"]
-        self.request_id = new_request_id()
+        self.request_id: str = scope[NAMED]
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
         self.rates: Headers = []  # where its tenant stands with what it may use in a minute
         own = first.get(b"x-request-id")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from activator.exchange import NAMED
 from activator.policy.data_path import Said, answer_to_probe, revision_of
 from activator.refusal import rendered
 from activator.revisions import Revisions
@@ -29,21 +30,22 @@ class InPlace:
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         said = answer_to_probe(headers, is_ready=self._is_ready())
         if said is not None:
-            await _say(send, said)
+            await _say(scope, send, said)
             return
         named = revision_of(headers)
         key = None if named is None else self._revisions.version(*named)
         if key is None:
             failure = ModelNotFound("a Revision" if named is None else f"{named[0][:63]}/{named[1][:63]}")
-            status, kind, body, more = rendered(failure, scope["raw_path"], None)
-            await _say(send, Said(status, body, ((b"content-type", kind), *more)))
+            status, kind, body, more = rendered(failure, scope["raw_path"], scope[NAMED])
+            await _say(scope, send, Said(status, body, ((b"content-type", kind), *more)))
             return
         # As the path form of the door has it. A body that names another model is refused there.
         raw_path = f"/{key.tenant}/{key.model}@{key.version}".encode() + scope["raw_path"]
         await self._door({**scope, "raw_path": raw_path, "path": raw_path.decode("latin-1")}, receive, send)
 
 
-async def _say(send: Send, said: Said) -> None:
-    headers = [(b"content-length", b"%d" % len(said.body)), *said.headers]
+async def _say(scope: Scope, send: Send, said: Said) -> None:
+    named, length = (b"x-request-id", scope[NAMED].encode()), (b"content-length", b"%d" % len(said.body))
+    headers = [named, length, *said.headers]
     await send({"type": "http.response.start", "status": said.status, "headers": headers})
     await send({"type": "http.response.body", "body": said.body, "more_body": False})

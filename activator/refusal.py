@@ -16,11 +16,18 @@ from contracts.problem import (
     status_of,
 )
 
-TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nx-request-id: %b\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
+_MALFORMED: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nx-request-id: %b\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b"
+)
 
 
-def rendered(failure: Failure, path: bytes, request_id: str | None) -> tuple[int, bytes, bytes, Headers]:
-    """Status, content type, body and further headers.
+def rendered(failure: Failure, path: bytes, request_id: str) -> tuple[int, bytes, bytes, Headers]:
+    """Status, content type, body and further headers, but for the one that names the request.
 
     Problem details below the inner APIs, the Open Inference Protocol's form below its own, also where there is no such
     route; OpenAI's shape for everything else.
@@ -35,14 +42,25 @@ def rendered(failure: Failure, path: bytes, request_id: str | None) -> tuple[int
     return status, OPENAI_CONTENT_TYPE.encode(), form(failure, request_id), headers
 
 
-def closing(failure: Failure, path: bytes) -> bytes:
+def closing(failure: Failure, path: bytes, request_id: str) -> bytes:
     """The whole answer to a request that nothing behind the edge has seen; the connection ends with it."""
-    status, kind, body, headers = rendered(failure, path, None)
+    status, kind, body, headers = rendered(failure, path, request_id)
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(),
+        b"x-request-id: " + request_id.encode(),
         b"content-type: " + kind,
         b"content-length: %d" % len(body),
         b"connection: close",
         *(name + b": " + value for name, value in headers),
     ]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def too_large(request_id: str) -> bytes:
+    """As `closing`, of a head that is not looked at."""
+    return _TOO_LARGE % request_id.encode()
+
+
+def malformed(why: bytes, request_id: str) -> bytes:
+    """As `closing`, of what is no request."""
+    return _MALFORMED % (request_id.encode(), len(why), why)

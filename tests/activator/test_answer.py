@@ -12,7 +12,7 @@ from activator.alarm import Alarm
 from activator.answer import AT_ONCE, Answer
 from activator.budgets import Hold
 from activator.dependencies import SPOOL
-from activator.exchange import ARRIVED, Exchange, arrival
+from activator.exchange import ARRIVED, NAMED, Exchange, arrival
 from activator.policy.budget import Spent
 from activator.timelines import Timelines
 from activator.usage import Usage
@@ -146,8 +146,9 @@ def _exchange(said: list[bytes], connection: FakeConnection | None = None) -> Ex
     async def receive() -> dict[str, object]:
         return {}
 
-    scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": [], ARRIVED: arrival()}
-    return Exchange(scope, receive, send, connection or FakeConnection(), 1.0)
+    scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": []}
+    named = {**scope, ARRIVED: arrival(), NAMED: "req_1"}
+    return Exchange(named, receive, send, connection or FakeConnection(), 1.0)
 
 
 async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:

@@ -74,6 +74,7 @@ def test_what_is_malformed_or_too_large_is_refused(tmp_path: Path) -> None:
                 assert isinstance(status, bytes)
                 got = await _say(here, raw)
                 assert got.startswith(b"HTTP/1.1 " + status), (case.id, got[:200])
+                assert b"\r\nx-request-id: req_" in got, case.id
                 assert got.endswith((b"<end>", b"<reset>")) or b"connection: close" in got or b"host" in got, case.id
             fine = await _say(here, b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 20_000 + b"\r\n\r\n")
             assert fine.startswith(b"HTTP/1.1 401"), fine[:100]
@@ -214,7 +215,9 @@ def test_a_connection_that_says_too_little_is_ended(tmp_path: Path) -> None:
                 writer.transport.abort()
             reader, writer = await here.raw()
             writer.write(http(b"x" * 100)[:-50])
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 504")
+            late = await reader.readuntil(b"\r\n\r\n")
+            assert late.startswith(b"HTTP/1.1 504")
+            assert b"\r\nx-request-id: req_" in late
             assert await until_closed(reader) < SHORT_S
             writer.transport.abort()
             reader, writer = await here.raw()

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from activator.edge_answer import HttpCycle
 from activator.edge_cycle import READ_AHEAD, Cycle
+from activator.exchange import NAMED
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CLOSE = b"connection: close\r\n"
@@ -69,7 +70,7 @@ def _says(messages: Iterable[Message]) -> ASGIApp:
 
 
 def _scope(method: str, version: str = "1.1") -> Scope:
-    return {"type": "http", "method": method, "http_version": version}
+    return {"type": "http", "method": method, "http_version": version, NAMED: "req_1"}
 
 
 def _served(app: ASGIApp, method: str = "GET", version: str = "1.1", *, keep_alive: bool = True) -> FakeWire:
@@ -142,6 +143,7 @@ def test_what_is_wrong_ends_the_connection(messages: list[Message], begins: byte
     """With a 500 where nothing was sent, else cut: nobody takes half an answer for a whole one."""
     wire = _served(_says(messages))
     assert wire.written[0].startswith(begins)
+    assert begins == OK or b"\r\nx-request-id: req_1\r\n" in wire.written[0]
     assert b"set-cookie" not in b"".join(wire.written)
     assert wire.said == ["end", "left"]
 

@@ -1,6 +1,7 @@
 """What an HTTP/2 connection may cost, abuse by abuse: it ends with the right error, and the client beside goes on."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -223,6 +224,7 @@ def test_a_head_that_is_refused_ends_no_connection(tmp_path: Path) -> None:
                 assert isinstance(more, list)
                 heard = await mine.answer(mine.ask(None, fields("GET", "/v1/models", "x", *more)))
                 assert heard.status == status, case.id
+                assert heard.headers["x-request-id"].startswith("req_"), case.id
             for path in ("*", "v1/models", "/v1/a b", "/v1/\x7f"):
                 assert (await mine.answer(mine.ask(None, fields("GET", path)))).status == 400, path
             assert (await mine.answer(mine.ask())).status == 200
@@ -276,8 +278,10 @@ def test_an_address_that_asks_too_often_is_told_and_sent_away(tmp_path: Path) ->
             async with connected(here, source="127.0.0.2") as theirs:
                 statuses = []
                 while 429 not in statuses:
-                    statuses.append((await theirs.answer(theirs.ask())).status)
+                    heard = await theirs.answer(theirs.ask())
+                    statuses.append(heard.status)
                 assert set(statuses) == {200, 429}
+                assert json.loads(heard.body)["error"]["request_id"] == heard.headers["x-request-id"]
                 assert await theirs.end() == ErrorCodes.NO_ERROR
             async with connected(here) as ours:
                 assert [(await ours.answer(ours.ask())).status for _ in range(20)] == [200] * 20

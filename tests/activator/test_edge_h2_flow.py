@@ -176,6 +176,7 @@ def test_a_body_that_hardly_comes_is_ended_alone(tmp_path: Path) -> None:
                 mine.send(b"\0\0\x10\0\0" + slow.to_bytes(4, "big") + b"{")
                 heard = await mine.answer(slow)
                 assert heard.status == 504
+                assert json.loads(heard.body)["error"]["request_id"] == heard.headers["x-request-id"]
                 assert await mine.end() == CALM, "nothing can come behind half a frame"
 
     asyncio.run(scenario())

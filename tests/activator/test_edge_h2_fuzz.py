@@ -7,7 +7,10 @@ from collections import Counter
 
 import pytest
 import uvicorn
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from h2.events import ResponseReceived
 from hpack import Encoder
 from hyperframe.exceptions import HyperframeError
 from hyperframe.frame import (
@@ -28,6 +31,7 @@ from activator.edge_connection import EXTENSION
 from activator.edge_cycle import READ_AHEAD
 from activator.edge_frames import PREFACE
 from activator.edge_h2 import Http2Protocol
+from activator.exchange import NAMED
 from activator.gate import Gate
 from activator.meters import Meters
 from activator.settings import read_settings
@@ -119,6 +123,37 @@ def _frame(chance: random.Random) -> bytes:
 async def _waits(scope: Scope, receive: Receive, send: Send) -> None:
     """Takes nothing of the body."""
     await asyncio.Event().wait()
+
+
+async def _fails(scope: Scope, receive: Receive, send: Send) -> None:
+    raise ValueError(scope[NAMED])
+
+
+def test_an_application_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """500, with the name that the application knew the request by."""
+
+    async def scenario() -> None:
+        edge = read_settings({"KELVIN_DATA": "/x", "KELVIN_HTTP2": "on"}).edge
+        assert edge.http2 is not None
+        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")))
+        config = uvicorn.Config(_fails, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
+        server, socket = ServerState(), Socket()
+        here = Http2Protocol(gate, config, server, edge.http2)
+        here.raw, here.source = socket, None
+        here.connection_made(socket)
+        client = H2Connection(H2Configuration(header_encoding="utf-8"))
+        client.initiate_connection()
+        head = [(":method", "GET"), (":scheme", "https"), (":authority", "a"), (":path", "/a")]
+        client.send_headers(1, head, end_stream=True)
+        here.data_received(client.data_to_send())
+        await asyncio.wait(server.tasks)
+        (answer,) = [event for event in client.receive_data(socket.written) if isinstance(event, ResponseReceived)]
+        (record,) = caplog.records
+        assert record.exc_info is not None
+        assert {(":status", "500"), ("x-request-id", str(record.exc_info[1]))} <= set(answer.headers or [])
+        here.connection_lost(None)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("beyond", [True, False], ids=["beyond it", "as much as may be: the control"])

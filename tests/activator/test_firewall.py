@@ -11,7 +11,7 @@ import pytest
 
 from tests.activator.control import KEY
 from tests.activator.replica import hello
-from tests.activator.world import Got, World, world
+from tests.activator.world import Got, World, http, world
 
 PATIENT = 10_000  # ms: longer than any busy machine takes
 SECRET = "sesame-open-4711"
@@ -137,6 +137,24 @@ def test_its_word(tmp_path: Path) -> None:
             assert await counted(here, "allow") >= 9
             page = await here.page()
             assert 'kelvin_refusals_total{process="activator",outcome="firewall_refused",status="403"} 3' in page
+
+    run(scenario)
+
+
+def test_what_it_was_told_of_is_refused_by_that_name(tmp_path: Path) -> None:
+    """Also by the edge, of a body that does not come: the log of a firewall is found by what its caller has."""
+
+    async def scenario() -> None:
+        async with guarded(tmp_path, lambda _: ALLOW, head_s=0.3) as (here, wall):
+            reader, writer = await here.raw()
+            writer.write(http(b"x" * 100)[:-50])
+            async with asyncio.timeout(30):
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.transport.abort()
+            assert head.startswith(b"HTTP/1.1 504")
+            name = wall.questions[-1]["request_id"]
+            assert f"\r\nx-request-id: {name}\r\n".encode() in head
+            assert json.loads(body)["error"]["request_id"] == name
 
     run(scenario)
 

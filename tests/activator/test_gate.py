@@ -80,6 +80,7 @@ def test_an_address_asks_no_more_often_than_it_may(tmp_path: Path) -> None:
             assert b"\r\nretry-after: 1" in head
             error = json.loads(body)["error"]
             assert (error["code"], error["type"]) == ("address_busy", "rate_limit_error")
+            assert f"\r\nx-request-id: {error['request_id']}\r\n".encode() in head
             for _ in range(30):
                 assert (await here.get("/v1/models")).status == 200
             page = await here.page()

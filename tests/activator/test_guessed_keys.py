@@ -16,7 +16,7 @@ import pytest
 from starlette.types import Message
 
 from activator.authenticate import Authenticator
-from activator.exchange import ARRIVED, Connection, Exchange, arrival
+from activator.exchange import ARRIVED, NAMED, Connection, Exchange, arrival
 from activator.key_uses import KeyUses
 from activator.policy.guesses import Guesses, GuessLimits
 from activator.table import Table
@@ -84,7 +84,8 @@ def _exchange(key: str, address: str) -> Exchange:
 
     headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + key.encode())]
     scope = {"method": "GET", "raw_path": b"/", "query_string": b"", "headers": headers, "client": (address, 1)}
-    return Exchange({**scope, ARRIVED: arrival()}, receive, send, cast(Connection, FakeConnection()), 1.0)
+    named = {**scope, ARRIVED: arrival(), NAMED: "req_1"}
+    return Exchange(named, receive, send, cast(Connection, FakeConnection()), 1.0)
 
 
 @asynccontextmanager

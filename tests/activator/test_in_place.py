@@ -93,6 +93,7 @@ def test_a_revision_that_is_not_ours(tmp_path: Path) -> None:
                 got = await path.ask(body=CHAT, **{**TO, "Knative-Serving-Revision": name}, **BEARER)
                 assert (got.status, got.code) == (404, "model_not_found")
                 assert name in got.body.decode()
+                assert got.json["error"]["request_id"] == got.headers["x-request-id"]  # type: ignore[index]
             assert (await path.ask(body=CHAT, **BEARER)).status == 404
             assert not pod.replica.calls
 
@@ -106,6 +107,7 @@ def test_probes(tmp_path: Path) -> None:
         async with in_place(tmp_path) as (_, path, __, autoscaler):
             named = await path.ask("/healthz", **{"K-Network-Probe": "activator"})
             assert (named.status, named.body) == (200, b"activator")
+            assert named.headers["x-request-id"].startswith("req_")
             hashed = await path.ask("/healthz", **{"K-Network-Probe": "probe", "K-Network-Hash": "abc"})
             assert (hashed.status, hashed.headers["k-network-hash"]) == (200, "abc")
             assert (await path.ask("/", **{"User-Agent": "kube-probe/1.36"})).status == 200

@@ -247,7 +247,7 @@ def test_streams_that_wait_are_forgotten_or_told() -> None:
         gate.porch.close()
         assert "streams=0 " in repr(here)
         assert not server.tasks
-        assert socket.written[before:].count(b'"code":"unavailable"') == 1
+        assert socket.written[before:].count(b'"code":"unavailable","request_id":"req_') == 1
         assert socket.closing
         here.connection_lost(None)
 

@@ -19,11 +19,12 @@ from contracts.traffic_errors import AddressBusy
 )
 def test_closing(path: bytes, kind: bytes, said: tuple[str, ...]) -> None:
     """A whole answer that ends its connection."""
-    head, _, body = closing(AddressBusy(2.5), path).partition(b"\r\n\r\n")
+    head, _, body = closing(AddressBusy(2.5), path, "req_1").partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     assert first == b"HTTP/1.1 429 Too Many Requests"
     assert set(lines) == {
-        b"content-type: " + kind, b"content-length: %d" % len(body), b"connection: close", b"retry-after: 3",
+        b"x-request-id: req_1", b"content-type: " + kind, b"content-length: %d" % len(body), b"connection: close",
+        b"retry-after: 3",
     }  # fmt: skip
     found = json.loads(body)
     for key in said:

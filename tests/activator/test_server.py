@@ -1,6 +1,7 @@
 """The end of a listener, over real sockets: whoever it let in hears something, also who stood in the porch."""
 
 import asyncio
+import json
 import ssl
 
 import pytest
@@ -102,4 +103,6 @@ def test_whose_turn_has_not_come_in_time_is_told(first: int) -> None:
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"\r\nconnection: close" in head
         assert b"\r\nretry-after: 1" in head.lower()
-        assert b'"code":"unavailable"' in body.replace(b" ", b"")
+        error = json.loads(body)["error"]
+        assert error["code"] == "unavailable"
+        assert f"\r\nx-request-id: {error['request_id']}\r\n".encode() in head
