@@ -240,8 +240,12 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relieve)
 
+        # Knative goes round an activator of its own that says no. Round our door there is no other way, and all lose
+        # the autoscaler at once: once it was heard, what runs is to be reached without it.
+        is_told = told.was_heard if plain is None else told.is_heard
+
         def is_ready() -> bool:
-            return feed.synced.is_set() and last.counts() and told.is_heard() and not stop.is_set()
+            return feed.synced.is_set() and last.counts() and is_told() and not stop.is_set()
 
         well = health(is_ready, lambda: readiness(feed, last, told.is_heard() if on_cluster else None))
         fronts = [serve_tls(door, gate, listener, stop, settings.drain_s)]

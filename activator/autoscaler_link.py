@@ -45,6 +45,7 @@ class AutoscalerLink:
         self._pod = pod
         self._revision_of = revision_of
         self._open: _Connection | None = None
+        self.was_open = False  # ever
         self._owed: dict[VersionKey, ConcurrencyStat] = {}  # nothing, that could not be told
         self._nowhere: set[VersionKey] = set()  # asked for, without a Revision
         message_class()  # read now, off nobody's way
@@ -120,6 +121,7 @@ class AutoscalerLink:
                 timeout=aiohttp.ClientWSTimeout(ws_close=TIMEOUT_S),
             )
         connection = self._open = _Connection(heard, tuple(lines))
+        self.was_open = True
         log.info("Knative's autoscaler hears us", extra={"url": self._url})
         try:
             owed, self._owed = tuple(self._owed.values()), {}

@@ -22,10 +22,11 @@ PATH: Final = "/internal/v1/stats"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The sink, what must run for it, and whether the decider hears it, where this activator is of no use otherwise."""
+    """The sink, what must run for it, and whether the decider hears it, or ever did, where that can be told."""
 
     sink: Sink
     is_heard: Callable[[], bool] = lambda: True
+    was_heard: Callable[[], bool] = lambda: True
     loops: tuple[Callable[[], Coroutine[object, object, None]], ...] = ()
 
 
@@ -50,7 +51,7 @@ def choose_sink(
     link = AutoscalerLink(autoscaler, name, revision_of)
     page.gauge("kelvin_autoscaler_connected", "Whether Knative's autoscaler hears us.", lambda: link.is_open)
     sink = PoolReporter(link, ControlSink(control, name), revision_of, pools, alive)
-    return Told(sink, lambda: link.is_open, (link.run, sink.run))
+    return Told(sink, lambda: link.is_open, lambda: link.was_open, (link.run, sink.run))
 
 
 class ControlSink:

@@ -4,28 +4,30 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from coldstart_bench.installation import free_port
 from contracts.control import ReplicaRow, RevisionRow
 from tests.activator.control import VERSION, replica_row
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.pod import FakePod
-from tests.activator.world import World, world
+from tests.activator.world import Got, World, world
 
 REVISION = RevisionRow(tenant="default", model="m", version=VERSION, namespace="models", name="m-aa-00001")
 NAME = "models/m-aa-00001"
 
 
 @asynccontextmanager
-async def on_a_cluster(tmp_path: Path) -> AsyncIterator[tuple[World, StrictAutoscaler, FakePod]]:
+async def on_a_cluster(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[World, StrictAutoscaler, FakePod]]:
     """Ready, of a version at zero that Knative scales, and the pod that it will have."""
     autoscaler, pod = StrictAutoscaler(NAME), FakePod()
     await autoscaler.start()
     await pod.start()
     try:
-        async with world(tmp_path, autoscaler=autoscaler.url) as here:
+        async with world(tmp_path, autoscaler=autoscaler.url, **settings) as here:
             here.control.publish(revisions=(REVISION,))
             await here.settled()
             yield here, autoscaler, pod
@@ -75,29 +77,57 @@ def test_from_zero_and_back(tmp_path: Path, forgets: bool) -> None:
     asyncio.run(scenario())
 
 
-def test_without_the_autoscaler_what_runs_serves_on(tmp_path: Path) -> None:
-    """It says that it is not ready, so that others are asked; who asks it all the same is answered. Then it is back."""
+@pytest.mark.parametrize(
+    ("in_place", "status"),
+    [
+        pytest.param(False, 200, id="the door stays open: no way leads around it"),
+        pytest.param(True, 503, id="Knative goes around one in the place of its own"),
+    ],
+)
+def test_without_the_autoscaler_what_runs_serves_on(tmp_path: Path, in_place: bool, status: int) -> None:
+    """It says that it isn't heard, and answers. Then it is heard again."""
+    more = {"activator_listen": f"127.0.0.1:{free_port()}"} if in_place else {}
+
+    async def scenario() -> None:
+        async with on_a_cluster(tmp_path, **more) as (here, autoscaler, pod):
+            pod.is_ready = True
+            here.control.publish(row_of(pod))
+            assert (await here.post()).status == 200
+            assert (await until_heard(here, True)).status == 200
+            await autoscaler.leave()
+            assert (await until_heard(here, False)).status == status
+            assert 'kelvin_autoscaler_connected{process="activator"} 0' in await here.page()
+            assert (await here.post()).status == 200
+            autoscaler.is_away = False
+            assert (await until_heard(here, True)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_one_that_was_never_heard_is_not_ready(tmp_path: Path) -> None:
+    """Also where it knows all else; who comes all the same is answered. Heard once, it is."""
 
     async def scenario() -> None:
         async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
             pod.is_ready = True
             here.control.publish(row_of(pod))
-            assert (await here.post()).status == 200
+            await here.settled()
+            autoscaler.is_away = True
+            assert await here.terminate() == 0
+            await here.restart("/healthz")
+            await here.settled()
             ready = await here.own("/readyz")
-            assert (ready.status, ready.json["autoscaler"]) == (200, True)
-            await autoscaler.leave()
-            await until_ready(here, 503)
-            assert (await here.own("/readyz")).json["autoscaler"] is False
-            assert 'kelvin_autoscaler_connected{process="activator"} 0' in await here.page()
+            assert (ready.status, ready.json["feed"], ready.json["autoscaler"]) == (503, "live", False)
             assert (await here.post()).status == 200
             autoscaler.is_away = False
-            await until_ready(here, 200)
+            assert (await until_heard(here, True)).status == 200
 
     asyncio.run(scenario())
 
 
-async def until_ready(here: World, status: int) -> None:
-    """It says so."""
+async def until_heard(here: World, is_so: bool) -> Got:
+    """What it says of itself once it says that."""
     async with asyncio.timeout(30):
-        while (await here.own("/readyz")).status != status:
+        while (ready := await here.own("/readyz")).json["autoscaler"] is not is_so:
             await asyncio.sleep(0.02)
+    return ready
