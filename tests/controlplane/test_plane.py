@@ -294,6 +294,40 @@ def test_another_control_plane_goes_on(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_one_that_begins_overlaps_nothing(tmp_path: Path) -> None:
+    """Versions of a split that were ready before it began: the lesser one's part goes to none that it saw sooner."""
+
+    class Moving(VirtualClock):
+        """No two looks at it are at the same moment, as on a real one."""
+
+        def monotonic_us(self) -> int:
+            self._now_us += 1
+            return self._now_us
+
+    async def main() -> None:
+        place, clock, feed = Place(), Moving(), FeedHub()
+        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+            scene = Scene(place, registry, feed, clock, tasks)
+            feed.settled = at_once  # type: ignore[method-assign]
+            async with running(scene.plane):
+                for letter in ("a", "b"):
+                    await scene.register(letter)
+                weights = {digest("a")[:12]: 9, digest("b")[:12]: 1}
+                await registry.split(BY, TENANT, "m", weights, NOW_S)
+                await scene.passes()
+                for letter in ("a", "b"):
+                    place.becomes_ready(letter)
+                await scene.passes(2 * OVERLAP_S)
+                assert feed.snapshot().models[0].meanwhile == {}
+            async with running(scene.plane):
+                await asyncio.wait_for(scene.plane.synced.wait(), 10)
+                for _ in range(3):
+                    assert feed.snapshot().models[0].meanwhile == {}
+                    await scene.passes(1.0)
+
+    asyncio.run(main())
+
+
 def test_it_leads_a_second_time(tmp_path: Path) -> None:
     """What it knew and wanted before is nothing by then: what went meanwhile is told to be gone, what was to be there
     then is not written, and until all is seen it says that it is not.

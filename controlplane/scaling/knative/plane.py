@@ -218,7 +218,8 @@ class Plane:
         if found is None or not found.ready:
             self._since_s.pop(place, None)
         else:
-            self._since_s.setdefault(place, self._now_s())
+            # Of those that were before we began, which came first is not known: none was only just named.
+            self._since_s.setdefault(place, self._now_s() if self.synced.is_set() else -inf)
         if (before is None) != (found is None) or (before and found and before.ready != found.ready):
             self._changed.set()  # an old version may go now
 
