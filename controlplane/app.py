@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import AsyncExitStack, closing
+from dataclasses import replace
 from functools import partial
 
 from fastapi import FastAPI
@@ -26,6 +27,7 @@ from controlplane.backups import Backups
 from controlplane.changing import Changes
 from controlplane.clock import Clock, SystemClock
 from controlplane.feed import FeedHub
+from controlplane.health import Health, open_health
 from controlplane.installation import Installation, book_of, keep_backups, open_installation
 from controlplane.internal_api import Internals
 from controlplane.leading import lead
@@ -62,25 +64,29 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
     clock = clock or SystemClock()
     book = book_of(settings)
     settings.data.mkdir(parents=True, exist_ok=True)
-    if settings.cluster is None:
-        await _serve(settings, book, stop, clock, None)
-        return
-    async with connected(settings.cluster, clock) as cluster:
-        serve = partial(_serve, settings, book, stop, clock, cluster)
-        await lead(cluster, settings.cluster.namespace, settings.between, clock, stop, serve)
+    async with open_health(settings.between, stop) as health:
+        if settings.cluster is None:
+            await _serve(settings, book, stop, clock, health, None)
+            return
+        async with connected(settings.cluster, clock) as cluster:
+            serve = partial(_serve, settings, book, stop, clock, health, cluster)
+            await lead(cluster, settings.cluster.namespace, health, clock, stop, serve)
 
 
 async def _serve(
-    settings: Settings, book: PriceBook, stop: asyncio.Event, clock: Clock, cluster: ClusterApi | None
+    settings: Settings, book: PriceBook, stop: asyncio.Event, clock: Clock, health: Health, cluster: ClusterApi | None
 ) -> None:
     async with AsyncExitStack() as ladder:
         telemetry = await ladder.enter_async_context(open_telemetry("controlplane", settings.telemetry))
+        health.waits_for = "the database"
         if (opened := await open_when_there(settings.database, stop)) is None:
             return
         database = ladder.enter_context(closing(opened))
         database.on_superseded = stop.set  # whoever starts it again has it read anew what there is
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
-        inner = await ladder.enter_async_context(open_inner(directory, settings.between, Role.CONTROLPLANE, LISTEN))
+        health.waits_for = "what there is"
+        between = replace(settings.between, health=None)  # `health` has that port
+        inner = await ladder.enter_async_context(open_inner(directory, between, Role.CONTROLPLANE, LISTEN))
         describe_certificates(telemetry.page, inner.ends)
         ladder.enter_context(closing(await hold(directory, DECIDER_S)))  # no activator decides from now on
         machine = None  # by which an activator that stands in starts replicas: on this machine alone
@@ -90,6 +96,7 @@ async def _serve(
         if cluster is None or settings.cluster is None:
             running = await one_machine(ladder, inst)
         else:
+            health.waits_for = "the cluster"
             running = await on_cluster(ladder, inst, settings.cluster, cluster, inner.ways, stop)
             if stop.is_set():
                 return  # before all was seen: nobody is told that it is all
@@ -99,9 +106,10 @@ async def _serve(
         inst.tasks.start(inst.trail.run(), "audit")
         inst.tasks.start(cut_forever(inst.ledger.cut_lives, clock), "lives without an end")
         inst.tasks.start(_end_with(inst.feed, stop), "end of the feed")
-        app = compose(inst, running, keep_backups(inst))
+        app = telemetry.exposing(compose(inst, running, keep_backups(inst)))
         log.info("ready", extra={"replicas": len(tuple(running.replicas)), "data": str(settings.data)})
-        await inner.serve(telemetry.exposing(app), directory.listen(SOCKET), RULES, stop, DRAIN_S)
+        with health.by(app):
+            await inner.serve(app, directory.listen(SOCKET), RULES, stop, DRAIN_S)
 
 
 async def _end_with(feed: FeedHub, stop: asyncio.Event) -> None:

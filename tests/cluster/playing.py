@@ -79,6 +79,11 @@ class Knative:
             return self.server.change(full, {"endpoints": endpoints, "ports": ports})
         return self.server.create(full)
 
+    def leader(self) -> str:
+        """Who has the Lease; empty for nobody."""
+        leases = self.server.objects("coordination.k8s.io/v1", "Lease", "platform")
+        return "".join(lease["spec"].get("holderIdentity") or "" for lease in leases)
+
     def forget_the_lease(self) -> None:
         """As if its time were over: who held it was killed."""
         self._give_the_lease({"holderIdentity": None})

@@ -6,7 +6,6 @@ Where Knative and a kubelet would act, the test does.
 import asyncio
 import signal
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,18 +13,19 @@ import aiohttp
 import msgspec
 import pytest
 
+from coldstart_bench.installation import free_port
 from contracts.control import Feed
 from contracts.jobs import GateJob, SealJob
 from contracts.wire import encode
 from controlplane.policy.convergence import differences
 from controlplane.policy.knative_service import Cluster, Control, PodVersion, service, service_name
-from service.listener import listen
 from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, Knative, inside, running
 from tests.controlplane.builders import digest, registration
 from tests.controlplane.door import Door, program
 from tests.controlplane.ground import Run, fake_zygote
+from tests.controlplane.probing import probing
 from tests.controlplane.test_internal_api import FeedReader, feed
 from tests.eventually import eventually
 
@@ -202,30 +202,20 @@ def _image(obj: Json) -> str:
 
 def test_the_second_waits(knative: Knative, tmp_path: Path) -> None:
     """Alive and not ready, with neither socket nor database; it goes on when the first one ends."""
-    with closing(listen("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    other = tmp_path / "other"
+    port, other = free_port(), tmp_path / "other"
 
     async def waits() -> None:
-        async with aiohttp.ClientSession() as session:
-
-            async def says(path: str) -> int:
-                try:
-                    async with session.get(f"http://127.0.0.1:{port}{path}") as answer:
-                        return answer.status
-                except aiohttp.ClientError:
-                    return 0
-
+        async with probing(port) as says:
             async with asyncio.timeout(60):
-                while await says("/healthz") != 200:
+                while (await says("/healthz"))[0] != 200:
                     await asyncio.sleep(0.01)
-            assert await says("/readyz") == 503
+            assert await says("/readyz") == (503, "waits for the lead")
             assert not (other / "kelvin.db").exists()
             assert not (other / "run" / "control.sock").exists()
             first.send_signal(signal.SIGTERM)
             async with asyncio.timeout(60):
-                while await says("/readyz") != 200:
-                    await asyncio.sleep(0.01)
+                while (await says("/readyz"))[0] != 200:
+                    assert (await says("/healthz"))[0] == 200
             assert (other / "kelvin.db").exists()
 
     with running(tmp_path) as first:
@@ -235,6 +225,29 @@ def test_the_second_waits(knative: Knative, tmp_path: Path) -> None:
             assert first.wait(60) == 0
             second.send_signal(signal.SIGTERM)
             assert second.wait(60) == 0
+
+
+def test_a_leader_without_a_database(knative: Knative, tmp_path: Path) -> None:
+    """Alive, and not ready, for as long as it waits: a kubelet that were told nothing would end it over and over."""
+    port, nobody = free_port(), free_port()
+    log = tmp_path / "controlplane.log"
+
+    async def waits() -> None:
+        async with probing(port) as says, asyncio.timeout(60):
+            while (await says("/healthz"))[0] == 0:
+                await asyncio.sleep(0.01)  # it has yet to begin
+            while "the database can't be opened" not in log.read_text():
+                assert ((await says("/healthz"))[0], (await says("/readyz"))[0]) == (200, 503)
+            assert knative.leader(), "its Lease is won"
+            for _ in range(20):
+                assert (await says("/healthz"))[0] == 200
+                assert await says("/readyz") == (503, "waits for the database")
+
+    database = f"postgresql://kelvin@127.0.0.1:{nobody}/kelvin"
+    with running(tmp_path, database=database, health_listen=f"127.0.0.1:{port}") as process:
+        asyncio.run(waits())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 async def _open(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from controlplane.health import Health
 from controlplane.leading import lead
 from controlplane.scaling.knative.cluster import Json, Ref
-from service.inner_settings import ALONE
 from tests.controlplane.candidates import Line, Store
 from tests.controlplane.virtual_time import VirtualClock, settle
 
@@ -34,7 +34,7 @@ class Place:
 
     def run(self, serve: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[None]:
         """As the application does."""
-        work = lead(self.line, "kelvin", ALONE, self.clock, self.stop, serve or self.serve)
+        work = lead(self.line, "kelvin", Health(self.stop), self.clock, self.stop, serve or self.serve)
         return asyncio.create_task(work)
 
     async def until(self, what: str, times: int) -> None:

@@ -1,0 +1,69 @@
+"""Where a control plane says over TCP how it is, it does so from its first moment to its last, at one port.
+
+To begin may be to wait: for the lead, for the database, for what a cluster has. A kubelet that had no answer meanwhile
+would end what is right to wait, over and over.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from contracts.settings import BadSetting
+from service.health_port import serve_health
+from service.inner_settings import HEALTH, Between
+from service.listener import listen
+
+
+class Health:
+    """An ASGI application: alive, and not ready, until it is another one's turn; and again after that."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self.waits_for = "what there is"  # who asks reads it
+        self._stop = stop
+        self._app: ASGIApp | None = None
+
+    def __repr__(self) -> str:
+        return f"<Health {f'waits for {self.waits_for}' if self._app is None else 'serves'}>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """HTTP only."""
+        if self._app is not None and not self._stop.is_set():
+            await self._app(scope, receive, send)
+            return
+        is_alive = scope["path"] == "/healthz"
+        why = "ends" if self._stop.is_set() else f"waits for {self.waits_for}"
+        await PlainTextResponse("ok" if is_alive else why, 200 if is_alive else 503)(scope, receive, send)
+
+    @contextmanager
+    def by(self, app: ASGIApp) -> Iterator[None]:
+        """It answers until the block is left, or all is to end."""
+        self._app = app
+        try:
+            yield
+        finally:
+            self._app = None
+
+
+@asynccontextmanager
+async def open_health(between: Between, stop: asyncio.Event) -> AsyncIterator[Health]:
+    """Answers, where there is a place for it, until the block is left. Raises BadSetting."""
+    health = Health(stop)
+    if between.health is None:
+        yield health
+        return
+    host, port = between.health
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        raise BadSetting(HEALTH, f"{host}:{port}", f"can't be listened on: {error.strerror}") from error
+    with listener:
+        over = asyncio.Event()
+        serving = asyncio.create_task(serve_health(health, listener, over, 0), name="health")
+        try:
+            yield health
+        finally:
+            over.set()
+            await serving

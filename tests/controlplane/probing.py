@@ -1,0 +1,21 @@
+"""What a kubelet hears of a process, at the port of its health."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+
+@asynccontextmanager
+async def probing(port: int) -> AsyncIterator[Callable[[str], Awaitable[tuple[int, str]]]]:
+    """To ask for a path: status and body; 0 where nobody answers."""
+    async with aiohttp.ClientSession() as session:
+
+        async def says(path: str) -> tuple[int, str]:
+            try:
+                async with session.get(f"http://127.0.0.1:{port}{path}") as answer:
+                    return answer.status, await answer.text()
+            except aiohttp.ClientError:
+                return 0, ""
+
+        yield says
