@@ -7,6 +7,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from sqlalchemy import Connection
@@ -24,13 +25,19 @@ LOOK_S: Final = 5.0
 
 
 async def open_when_there(place: Path | PostgresPlace, stop: asyncio.Event) -> Database | None:
-    """None where `stop` comes first. A file is opened at once, or not at all. Raises as `open_database`."""
+    """None where `stop` comes first. A file is opened at once, or not at all; of what is cancelled nothing stays open.
+    Raises as `open_database`.
+    """
     if isinstance(place, Path):
         return open_database(place)
     told = ""
     while not stop.is_set():
+        opening = _Opening(place)
         try:
-            return await asyncio.to_thread(open_database, place)
+            return await asyncio.to_thread(opening.run)
+        except asyncio.CancelledError:
+            opening.leave()
+            raise
         except OperationalError as error:
             why = str(error.orig).strip()
             if why != told:
@@ -39,6 +46,34 @@ async def open_when_there(place: Path | PostgresPlace, stop: asyncio.Event) -> D
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), AGAIN_S)
     return None
+
+
+class _Opening:
+    """In a thread, which goes on where nobody waits for it any more: whoever lost the lead can't stay for a migration.
+    What is open then is closed at once, or its session would keep whoever leads from the lock.
+    """
+
+    def __init__(self, place: PostgresPlace) -> None:
+        self._place = place
+        self._turn = Lock()
+        self._opened: Database | None = None
+        self._is_left = False
+
+    def run(self) -> Database:
+        """Blocking. Raises as `open_database`."""
+        opened = open_database(self._place)
+        with self._turn:
+            self._opened, is_left = opened, self._is_left
+        if is_left:
+            opened.close()
+        return opened
+
+    def leave(self) -> None:
+        """Nobody takes it: also where it is open, and whoever waited was cancelled before it was told."""
+        with self._turn:
+            opened, self._is_left = self._opened, True
+        if opened is not None:
+            opened.close()
 
 
 async def keep_writing(database: Database, clock: Clock) -> None:

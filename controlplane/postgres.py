@@ -64,6 +64,7 @@ class Writer:
             connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
         except LockNotAvailable:
             raise Held("another control plane writes to this database") from None
+        connection.commit()  # a transaction sees what there was when it began, which was before the wait
         if self.number is None:
             connection.execute("CREATE TABLE IF NOT EXISTS writers (number BIGINT NOT NULL PRIMARY KEY)")
             began = "INSERT INTO writers SELECT COALESCE(MAX(number), 0) + 1 FROM writers RETURNING number"

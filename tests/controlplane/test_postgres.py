@@ -1,10 +1,13 @@
 """PostgreSQL as the database: one control plane writes, and what it was not answered is known."""
 
 import asyncio
+import gc
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Barrier
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.exc import OperationalError
@@ -18,13 +21,14 @@ from controlplane.ledger import Ledger
 from controlplane.ledger_schema import received, request_records
 from controlplane.opening import keep_writing, open_when_there
 from controlplane.postgres_place import PostgresPlace
-from controlplane.store import disposing, open_database, reading_engine
+from controlplane.store import Database, disposing, open_database, reading_engine
 from tests.controlplane.postgres_server import SHIPPED, PostgresServer, name_of, waiting_for_locks
 from tests.controlplane.postgres_wire import Lost, Wire
 from tests.controlplane.usage_records import request_record
 from tests.eventually import eventually
 
 AWAY = Unavailable("the database")
+WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
 def add(connection: Connection, tenant: str) -> None:
@@ -114,6 +118,62 @@ def test_one_control_plane_writes(place: PostgresPlace, impatient: None) -> None
         second.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["who wrote before begins anew", "who begins counts on"])
+def test_what_is_written_while_it_waits(postgres: PostgresServer, place: PostgresPlace, is_known: bool) -> None:
+    """By another one, which then ends: it is seen by whoever has the lock next, however soon that stood in line."""
+
+    async def main() -> None:
+        first, ended = open_database(place) if is_known else None, asyncio.Event()
+        if first is not None:
+            first.on_superseded = ended.set
+            postgres.ask(cut(place))
+        with closing(psycopg.connect(place.url, autocommit=True)) as other:
+            other.execute("SELECT pg_advisory_lock(%s)", (subject.LOCK,))
+            work = open_when_there(place, ended) if first is None else first.write(tenants)
+            waiting = asyncio.create_task(work)
+            await eventually(lambda: postgres.ask(WAITS, name_of(place)) == [(1,)], "it waits for the lock")
+            other.execute("INSERT INTO writers SELECT MAX(number) + 1 FROM writers")
+        if first is None:
+            opened = await waiting
+            assert isinstance(opened, Database)
+            opened.close()
+            return
+        with pytest.raises(Refused):
+            await waiting
+        assert ended.is_set()
+        first.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["while it waits for the lock", "as it is open"])
+def test_it_is_cancelled(postgres: PostgresServer, place: PostgresPlace, is_open: bool) -> None:
+    """As where the lead is lost: whatever the thread comes to have open holds the lock from nobody."""
+
+    async def main(thread: ThreadPoolExecutor) -> None:
+        asyncio.get_running_loop().set_default_executor(thread)
+        first = None if is_open else open_database(place)
+        opening = asyncio.create_task(open_when_there(place, asyncio.Event()))
+        if first is None:
+            await asyncio.sleep(0)
+            thread.submit(int).result(60)  # it is over there, and this loop hasn't heard of it
+        else:
+            await eventually(lambda: postgres.ask(WAITS, name_of(place)) == [(1,)], "it waits for the lock")
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        if first is not None:
+            first.close()
+        open_database(place).close()
+
+    gc.disable()  # which would close it some time
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            asyncio.run(main(thread))
+    finally:
+        gc.enable()
 
 
 def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresPlace) -> None:
