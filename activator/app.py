@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -240,14 +241,12 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relieve)
 
-        # Knative goes round an activator of its own that says no. Round our door there is no other way, and all lose
-        # the autoscaler at once: once it was heard, what runs is to be reached without it.
-        is_told = told.was_heard if plain is None else told.is_heard
-
-        def is_ready() -> bool:
+        def is_ready(is_told: Callable[[], bool] = told.is_heard) -> bool:
             return feed.synced.is_set() and last.counts() and is_told() and not stop.is_set()
 
-        well = health(is_ready, lambda: readiness(feed, last, told.is_heard() if on_cluster else None))
+        # All activators lose the autoscaler at once, and round our door there is no other way.
+        is_open = partial(is_ready, told.was_heard)
+        well = health(is_ready, is_open, lambda: readiness(feed, last, told.is_heard() if on_cluster else None))
         fronts = [serve_tls(door, gate, listener, stop, settings.drain_s)]
         if plain is not None:
             in_place = InPlace(door, table.revisions, is_ready)

@@ -130,7 +130,7 @@ AUTOSCALER: Final = Dependency(
     "telling Knative's autoscaler, which `KELVIN_AUTOSCALER` names, what is asked for: connecting, and each telling",
     3.0,
     "connected again after 0.1 s, growing to 2 s",
-    "what runs serves on; a version at zero waits for it; an activator that it never heard is not ready",
+    "what runs serves on, `/readyz` says 503; a version at zero waits for it; one that it never heard gets no requests",
     "kelvin_autoscaler_connected",
 )
 POD: Final = Dependency(

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from math import isfinite
+from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from activator.feed import FeedClient
 from activator.last_feed import LastFeed
 from contracts.wire import Wire, encode
+
+WITHOUT_AUTOSCALER: Final = b"exclude=autoscaler"
 
 
 class Readiness(Wire, frozen=True):
@@ -18,13 +21,17 @@ class Readiness(Wire, frozen=True):
     autoscaler: bool | None = None  # whether Knative's hears us, where it is told what is asked for
 
 
-def health(ready: Callable[[], bool], told: Callable[[], Readiness]) -> ASGIApp:
-    """`/healthz` is 200 once the loop runs; `/readyz` is 200 while `ready()`, else 503, and says what it stands on."""
+def health(ready: Callable[[], bool], open_: Callable[[], bool], told: Callable[[], Readiness]) -> ASGIApp:
+    """`/healthz` is 200 once the loop runs; `/readyz` is 200 while `ready()`, else 503, and says what it stands on.
+
+    With `?exclude=autoscaler` (as Kubernetes' own API server has it) it is 200 while `open_()`.
+    """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         known = path in ("/healthz", "/readyz")
-        status = 404 if not known else 200 if path == "/healthz" or ready() else 503
+        asked = open_ if scope["query_string"] == WITHOUT_AUTOSCALER else ready
+        status = 404 if not known else 200 if path == "/healthz" or asked() else 503
         body = encode(told()) if path == "/readyz" else b""
         headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers[: 2 if body else 1]})
