@@ -11,7 +11,7 @@ from contracts.filters import Looked, Question
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from filters.look import look
 
-MAX_WAITING: Final = 32  # more would wait for seconds, and nobody's policy gives them those
+MAX_WAITING: Final = 256  # a bound of memory: for how long they wait, who asks says
 RETRY_AFTER_S: Final = 1.0
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from activator.authenticate import Authenticator
-from activator.exchange import ARRIVED, Exchange, arrival
+from activator.exchange import ARRIVED, NAMED, Exchange, arrival
 from activator.lists import KEPT, Lists
 from activator.routes import ListModels, Target
 from activator.table import Table
@@ -55,9 +55,10 @@ def test_a_list_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         async def receive() -> dict[str, object]:
             return {}
 
-        scope = {"method": "GET", "raw_path": b"/", "query_string": b"", "headers": [], ARRIVED: arrival()}
+        scope = {"method": "GET", "raw_path": b"/", "query_string": b"", "headers": []}
+        named = {**scope, ARRIVED: arrival(), NAMED: "req_1"}
         who.caller = Principal(key_id="k", tenant=tenant, scopes=(Scope.INFER,), models=models)
-        await door.models(Exchange(scope, receive, send, FakeConnection(), 1.0), ListModels(Target()))
+        await door.models(Exchange(named, receive, send, FakeConnection(), 1.0), ListModels(Target()))
         return [each["id"] for each in json.loads(b"".join(said))["data"]]
 
     async def scenario() -> None:
