@@ -5,6 +5,7 @@ whole. An upload that is not completed is aborted, whoever ends it; what a crash
 """
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
@@ -41,6 +42,13 @@ GATHERED_BYTES: Final = 256 << 20  # and these, where parts are large, to so muc
 LEFTOVER_AGE: Final = timedelta(days=1)
 
 
+class _Part(io.BytesIO):
+    """What has no `read` is sent in one call, for which the socket gives no more time than to connect."""
+
+    def __len__(self) -> int:
+        return self.getbuffer().nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class Uploads:
     """What every upload of a store uses."""
@@ -63,7 +71,7 @@ class Uploads:
             first = await anext(parts)
             second = await anext(parts, None)
             if second is None:  # one part is an object: no upload to begin, complete or abort
-                return await self._call(partial(put, self.client, self.place, key, bytes(first)), len(first))
+                return await self._call(partial(put, self.client, self.place, key, first.getvalue()), len(first))
             upload = await self._call(partial(self._create, key))
             completed = False
             try:
@@ -103,9 +111,7 @@ class Uploads:
             answer = self.client.create_multipart_upload(Bucket=self.place.bucket, Key=self.place.prefix + key)
             return str(answer["UploadId"])
 
-    async def _send_all(
-        self, key: str, upload: str, begun: Sequence[bytearray], parts: AsyncIterator[bytearray]
-    ) -> list[str]:
+    async def _send_all(self, key: str, upload: str, begun: Sequence[_Part], parts: AsyncIterator[_Part]) -> list[str]:
         """The parts' tags, in order. When it returns or raises, no part is on its way."""
         sending: list[asyncio.Task[str]] = []
         running: set[asyncio.Task[str]] = set()
@@ -117,7 +123,7 @@ class Uploads:
                 for task in done:
                     task.result()  # one that failed ends it all
 
-        async def begin(data: bytearray) -> None:
+        async def begin(data: _Part) -> None:
             await at_most(PARTS_AT_ONCE - 1)
             call = partial(self._send, key, upload, len(sending) + 1, data)
             sending.append(asyncio.create_task(self._call(call, len(data))))
@@ -135,7 +141,8 @@ class Uploads:
         finally:
             await end_all(sending)
 
-    def _send(self, key: str, upload: str, number: int, data: bytearray) -> str:
+    def _send(self, key: str, upload: str, number: int, data: _Part) -> str:
+        data.seek(0)  # it is not its first try
         with translated(key):
             answer = self.client.upload_part(
                 Bucket=self.place.bucket, Key=self.place.prefix + key, UploadId=upload, PartNumber=number, Body=data
@@ -227,12 +234,12 @@ def bytes_of_part(first: int, number: int) -> int:
     return first << min(_DOUBLINGS, max(0, (number - EQUAL_PARTS) // DOUBLED_EVERY + 1))
 
 
-async def _parts(pieces: AsyncIterator[bytes], first: int, limit: int) -> AsyncGenerator[bytearray]:
+async def _parts(pieces: AsyncIterator[bytes], first: int, limit: int) -> AsyncGenerator[_Part]:
     """The same bytes in parts of those sizes; one empty part where there are none. Each is the receiver's own: it may
     be too large to be copied. Raises CapacityExceeded at more than `limit`.
     """
     number, total = 0, 0
-    part, size = bytearray(), first
+    part, size = _Part(), first
     async for piece in pieces:
         total += len(piece)
         if total > limit:
@@ -242,8 +249,8 @@ async def _parts(pieces: AsyncIterator[bytes], first: int, limit: int) -> AsyncG
             if len(part) == size:  # and it is not the last one
                 yield part
                 number += 1
-                part, size = bytearray(), bytes_of_part(first, number)
+                part, size = _Part(), bytes_of_part(first, number)
             room = size - len(part)
-            part += left[:room]
+            part.write(left[:room])
             left = left[room:]
     yield part

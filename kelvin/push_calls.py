@@ -15,7 +15,7 @@ import msgspec
 
 from contracts.doubling import Doubling
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
-from contracts.problem import is_retryable
+from contracts.problem import code_of, is_retryable
 from contracts.push import (
     AttestRequest,
     CommitRequest,
@@ -26,6 +26,7 @@ from contracts.push import (
     Plan,
     PlanRequest,
 )
+from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, decoder, encode
 from kelvin.client import DoorClosed
 from kelvin.pace import Pace
@@ -138,15 +139,16 @@ class PushCalls:
     ) -> httpx.Response:
         patience = self._patience
         sleep = patience.sleep or self._stopped.wait
-        give_up_at = patience.clock() + (patience.give_up_s if self._reached else patience.first_s)
-        failed = 0
+        began, failed = patience.clock(), 0
         while True:
             failure, retryable = self._attempt(method, path, content, timeout_s, headers)
             if isinstance(failure, httpx.Response):
                 self._reached = True
                 return failure
+            self._reached |= code_of(failure) == Overloaded.code  # it is there, and full
             failed += 1
             pause_s = patience.pause_s(failed, failure)
+            give_up_at = began + (patience.give_up_s if self._reached else patience.first_s)
             if not retryable or self._stopped.is_set() or patience.clock() + pause_s > give_up_at:
                 raise Refused(failure)
             sleep(pause_s)

@@ -124,6 +124,14 @@ def test_gives_up() -> None:
     assert max(clock.pauses) == 5.0
 
 
+def test_one_that_is_full_is_there() -> None:
+    """Its answer counts as its first: who is told to wait for a turn is as patient as later on."""
+    clock = Clock()
+    with pytest.raises(Refused, match="turn"):
+        missing(PushCalls(ScriptedDoor([problem(Overloaded("a turn", 1, 5.0))]), clock.patience(), threading.Event()))
+    assert 100 < clock.now - 1000 <= 120
+
+
 def test_waits_as_asked() -> None:
     """A time to wait that the answer names is kept, whatever chance says."""
     clock = Clock()

@@ -134,13 +134,24 @@ def test_many_small_quotas() -> None:
 
 
 def test_a_batch_that_can_not_be_had() -> None:
-    """Most of what a tenant may have is being written: for one more what it needs goes, of others."""
+    """Most of what a tenant may have is being written: for one more what it needs goes, of its own."""
     index = DiskIndex(640, quota_bytes=80)
-    for number in range(75):
+    index.found(("a", "old"), 1, 998.0)
+    for number in range(79):
         index.admit(("a", f"{number}"), 1, 0.0)
-    for number in range(565):
+    for number in range(560):
         index.found((f"t{number % 8}", f"{number}"), 1, float(number))
-    assert index.admit(("a", "new"), 1, 999.0) == (("t0", "0"),)
+    assert index.admit(("a", "new"), 1, 999.0) == (("a", "old"),)
+
+
+def test_a_batch_within_a_quota() -> None:
+    """Who stays within its own loses nothing to make room ahead: what is older, and others', goes."""
+    index = DiskIndex(1000, quota_bytes=500)
+    for number in range(505):
+        index.found(("b" if number < 300 else "c", f"{number}"), 1, float(number))
+    for number in range(495):
+        index.found(("a", f"{number}"), 1, 900.0)
+    assert index.admit(("a", "new"), 1, 999.0) == tuple(("b", f"{number}") for number in range(5))
 
 
 def test_a_smaller_budget() -> None:

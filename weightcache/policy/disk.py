@@ -101,6 +101,8 @@ class DiskIndex:
         gone: tuple[Key, ...] | None = ()
         if short > 0:
             more = max(0, min(self.budget_bytes // BATCH, self.quota_bytes // QUOTA_BATCH) - short)
+            own = self.quota_bytes - self._held[tenant] - length  # what the tenant may have beside it
+            more = min(more, own) if own >= 0 else more
             gone = self._least(tenant, length + more, short + more)
             if gone is None and more:
                 gone = self._least(tenant, length, short)
