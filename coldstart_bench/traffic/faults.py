@@ -89,34 +89,35 @@ class Faults:
 
     def __init__(self, kelvin: Installation, model: str, redis: Redis | None, clock: SteppedClock) -> None:
         self._kelvin, self._model = kelvin, model
-        self._all: list[tuple[str, Callable[[], None]]] = [
-            ("SIGKILL activator", lambda: self._kill("activator")),
-            ("SIGKILL runtime", self._kill_runtime),
-            ("SIGKILL control plane", lambda: self._kill("controlplane")),
-            ("clock 600 s ahead", lambda: clock.step(STEP_S)),
-            ("clock 600 s behind", lambda: clock.step(-STEP_S)),
-            ("clock right again", lambda: clock.step(0)),
+        self._killed = set[int]()
+        self._all: list[tuple[str, Callable[[], None], Callable[[], bool]]] = [
+            ("SIGKILL activator", lambda: self._kill("activator"), self.is_whole),
+            ("SIGKILL runtime", self._kill_runtime, self.serves),
+            ("SIGKILL control plane", lambda: self._kill("controlplane"), self.is_whole),
+            ("clock 600 s ahead", lambda: clock.step(STEP_S), self.is_whole),
+            ("clock 600 s behind", lambda: clock.step(-STEP_S), self.is_whole),
+            ("clock right again", lambda: clock.step(0), self.is_whole),
         ]
         if redis is not None:
-            self._all.insert(2, ("SIGKILL Redis", redis.kill))
+            self._all.insert(2, ("SIGKILL Redis", redis.kill, self.is_whole))
 
     def run(self, every_s: float, until: float) -> list[Event]:
         """One each `every_s` seconds, until that moment (monotonic)."""
         began, found = time.monotonic(), list[Event]()
         while (at := began + (len(found) + 1) * every_s) < until - every_s / 2:
             time.sleep(max(0.0, at - time.monotonic()))
-            what, do = self._all[len(found) % len(self._all)]
+            what, do, is_over = self._all[len(found) % len(self._all)]
             done = time.monotonic()
             try:
                 do()
             except AWAY as error:
                 what = f"{what}: {error}"
-            found.append(Event(done - began, what, self.whole_after(done)))
+            found.append(Event(done - began, what, self.whole_after(done, is_over)))
         return found
 
-    def whole_after(self, since: float) -> float | None:
-        """Seconds until every process says that it is ready; None where that takes too long."""
-        return time.monotonic() - since if comes(self.is_whole, WHOLE_S, POLL_S) else None
+    def whole_after(self, since: float, is_over: Callable[[], bool] | None = None) -> float | None:
+        """Seconds until every process says that it is ready, or `is_over`; None where that takes too long."""
+        return time.monotonic() - since if comes(is_over or self.is_whole, WHOLE_S, POLL_S) else None
 
     def is_whole(self) -> bool:
         """Whether every process says so."""
@@ -127,15 +128,26 @@ class Faults:
             return False
         return all(row["healthy"] and row["ready"] for row in found["processes"])
 
+    def serves(self) -> bool:
+        """Whether the model has another replica than those that were killed, too. Somebody asks for it meanwhile."""
+        try:
+            return self.is_whole() and bool(self._replicas() - self._killed)
+        except AWAY:
+            return False
+
+    def _replicas(self) -> set[int]:
+        versions = self._kelvin.model(self._model)["versions"]
+        return {int(row["pid"]) for version in versions for row in version["replicas"] if row["state"] == "ready"}
+
     def _kill(self, module: str) -> None:
         os.kill(pid_of(self._kelvin.pid, module), signal.SIGKILL)
 
     def _kill_runtime(self) -> None:
-        versions = self._kelvin.model(self._model)["versions"]
-        pids = [int(row["pid"]) for version in versions for row in version["replicas"] if row["state"] == "ready"]
+        pids = self._replicas() - self._killed
         if not pids:
             raise InstallationFailed("none is ready")
-        os.kill(pids[0], signal.SIGKILL)
+        self._killed.add(pid := min(pids))
+        os.kill(pid, signal.SIGKILL)
 
 
 def run_to_end(command: list[str]) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import eq
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -71,17 +72,21 @@ def _measured(plan: SoakPlan, scratch: Path, load_before: float) -> SoakReport:
             kelvin.push(scratch / "model", MODEL)
             kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
             payloads = _payloads(kelvin)
-            right = _right(loop, kelvin, payloads)
+            right = _texts(_alone(loop, kelvin, payloads))
             before = _settled(kelvin)
             samples = _sampled(kelvin)
             faults = Faults(kelvin, MODEL, redis, clock)
             ran, events = _under_fire(plan, kelvin, loop, payloads, faults)
             clock.step(0)
-            bounds = sum((_bounds(ran, number, payloads) for number in range(len(ran.sent))), Bounds())
             faults.whole_after(time.monotonic())
+            after = _alone(loop, kelvin, payloads)  # an installation that refuses all from then on refuses rightly
+            quick = [_quick(each) for each in payloads]
+            bounds = sum((_bounds(ran, number, payloads) for number in range(len(ran.sent))), Bounds())
+            bounds += sum((_bounds(after, number, quick) for number in range(len(after.sent))), Bounds())
             bill = _differences(kelvin, before, bounds)
             samples += _sampled(kelvin)
             bill += _closing(kelvin)
+            bill += _differences(kelvin, before, bounds)  # what replicas wrote at their end is in it, too
             left = unfinished(data) + stray_sockets(data)
         left += ended(data)
     wrong = [
@@ -91,7 +96,8 @@ def _measured(plan: SoakPlan, scratch: Path, load_before: float) -> SoakReport:
     ]
     where = {"machine": machine(), "load_before": load_before, "commit": commit()}
     where["notes"] = () if redis is not None else (NO_REDIS_NOTE,)
-    return report_of(plan.seconds, ran.sent, wrong, events, bill, left, memory_of(samples), where)
+    again = sum(map(eq, _texts(after), right)) / len(right)
+    return report_of(plan.seconds, ran.sent, wrong, events, bill, left, memory_of(samples), again, where)
 
 
 def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
@@ -103,11 +109,19 @@ def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
     return tuple(found)
 
 
-def _right(loop: Loop, kelvin: Installation, payloads: Sequence[Payload]) -> list[str]:
-    """What each is answered by itself, by who reads."""
-    quick = tuple(Payload(each.key, each.path, each.body) for each in payloads)
-    arrivals = tuple((0, number) for number in range(len(quick)))
-    ran = loop.run(Plan(kelvin.port, quick, arrivals, 0, 1, PATIENCE_S))
+def _quick(payload: Payload) -> Payload:
+    """The same, read at once."""
+    return Payload(payload.key, payload.path, payload.body)
+
+
+def _alone(loop: Loop, kelvin: Installation, payloads: Sequence[Payload]) -> Ran:
+    """Each asked by itself, by who reads."""
+    arrivals = tuple((0, number) for number in range(len(payloads)))
+    return loop.run(Plan(kelvin.port, tuple(map(_quick, payloads)), arrivals, 0, 1, PATIENCE_S))
+
+
+def _texts(ran: Ran) -> list[str]:
+    """What each was answered."""
     return [ran.text(sent) if sent.is_ok else f"not answered: {sent.code}" for sent in ran.sent]
 
 

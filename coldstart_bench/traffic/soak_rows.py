@@ -109,9 +109,10 @@ def report_of(
     bill: Sequence[str],
     left: Sequence[str],
     memory: Memory | None,
+    again: float,
     where: Mapping[str, Any],
 ) -> SoakReport:
-    """With its lines."""
+    """With its lines. `again` is the share of what was asked after the last fault that was answered right."""
     right = [each for each in sent if each.is_ok]
     told = Counter(each.code for each in sent if not each.is_ok)
     took = [each.took_s for each in right]
@@ -127,13 +128,19 @@ def report_of(
         tuple(bill),
         tuple(left),
         memory,
-        judge(len(sent), len(right), wrong, events, bill, left),
+        judge(len(sent), len(right), wrong, events, bill, left, again),
         **where,
     )
 
 
 def judge(
-    sent: int, answered: int, wrong: Sequence[str], events: Sequence[Event], bill: Sequence[str], left: Sequence[str]
+    sent: int,
+    answered: int,
+    wrong: Sequence[str],
+    events: Sequence[Event],
+    bill: Sequence[str],
+    left: Sequence[str],
+    again: float,
 ) -> tuple[Verdict, ...]:
     """Whether it holds or not; the state is how much was done to it."""
     state = f"{len(events)} faults"
@@ -144,6 +151,7 @@ def judge(
         held("differences of the bill from what clients counted", 0, state, float(len(bill)), 0.0, at_least=False),
         held("faults after which not all was ready again", 0, state, float(down), 0.0, at_least=False),
         held("things that are left", 0, state, float(len(left)), 0.0, at_least=False),
+        held("share of requests after the last fault that were answered right", 0, state, again, 1.0, at_least=True),
         held("share of requests that were answered", 0, state, share, 0.0, at_least=True, asked=False),
     )
 

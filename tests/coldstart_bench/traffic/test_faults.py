@@ -1,11 +1,15 @@
-"""What a soak kills is found where it was installed."""
+"""What a soak kills is found where it was installed, and is back only where another one is in its place."""
 
+import signal
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from coldstart_bench.traffic.faults import try_find_redis
+from coldstart_bench.installation import Installation
+from coldstart_bench.stepped_clock import SteppedClock
+from coldstart_bench.traffic.faults import Faults, try_find_redis
 
 
 def program(directory: Path) -> Path:
@@ -24,3 +28,34 @@ def test_redis_of_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert try_find_redis() == str(elsewhere)
     own = program(tmp_path / "bin")
     assert try_find_redis() == str(own)
+
+
+class Answering:
+    """An installation whose processes are well, and of whose model these replicas are ready."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] = [7]
+        self.admin = self
+
+    def request(self, method: str, path: str) -> Any:
+        return {"processes": [{"healthy": True, "ready": True}]}
+
+    def model(self, name: str) -> Any:
+        return {"versions": [{"replicas": [{"pid": pid, "state": "ready"} for pid in self.pids]}]}
+
+
+def test_a_runtime_that_was_killed_is_not_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the status has not heard of it; nor where nothing follows it, however well all processes are."""
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda pid, number: killed.append((pid, number)))
+    kelvin = Answering()
+    faults = Faults(cast(Installation, kelvin), "m", None, SteppedClock(tmp_path / "clock"))
+    assert faults.serves()
+    faults._kill_runtime()
+    assert killed == [(7, signal.SIGKILL)]
+    assert not faults.serves()
+    kelvin.pids = []
+    assert not faults.serves()
+    assert faults.is_whole()
+    kelvin.pids = [8]
+    assert faults.serves()

@@ -83,7 +83,15 @@ def test_what_is_red(
     wrong: list[str], whole_after_s: float | None, bill: list[str], left: list[str], want: list[str]
 ) -> None:
     """That line and no other."""
-    verdicts = judge(10, 9, wrong, [Event(1.0, "SIGKILL activator", whole_after_s)], bill, left)
+    verdicts = judge(10, 9, wrong, [Event(1.0, "SIGKILL activator", whole_after_s)], bill, left, 1.0)
     found = [verdict.claim for verdict in verdicts if verdict.passed is False]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize("again", [0.0, 0.75])
+def test_one_that_refuses_all_that_comes_after_is_red(again: float) -> None:
+    """However rightly: that line and no other."""
+    verdicts = judge(10, 1, [], [Event(1.0, "SIGKILL runtime", 0.1)], [], [], again)
+    found = [verdict.claim for verdict in verdicts if verdict.passed is False]
+    assert found == ["share of requests after the last fault that were answered right"]
