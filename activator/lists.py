@@ -23,7 +23,7 @@ from contracts.wire import encode
 from service.client import ServiceClient
 
 TIMEOUT_S = dependencies.TIMELINES.timeout_s
-KEPT: Final = 16  # lists as they were said last: one of 10,000 models takes the loop 10 ms, and has 1 MB
+KEPT: Final = 16  # lists as they were said last: that of thousands of models takes long to make
 _JSON = b"application/json"
 
 

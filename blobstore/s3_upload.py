@@ -142,7 +142,7 @@ class Uploads:
             await end_all(sending)
 
     def _send(self, key: str, upload: str, number: int, data: _Part) -> str:
-        data.seek(0)  # it is not its first try
+        data.seek(0)  # it stands at its end: as it was written, or sent before
         with translated(key):
             answer = self.client.upload_part(
                 Bucket=self.place.bucket, Key=self.place.prefix + key, UploadId=upload, PartNumber=number, Body=data

@@ -83,9 +83,9 @@ def _measured(plan: SoakPlan, scratch: Path, load_before: float) -> SoakReport:
             quick = [_quick(each) for each in payloads]
             bounds = sum((_bounds(ran, number, payloads) for number in range(len(ran.sent))), Bounds())
             bounds += sum((_bounds(after, number, quick) for number in range(len(after.sent))), Bounds())
-            bill = _differences(kelvin, before, bounds)
+            _differences(kelvin, before, bounds)  # until all is told, or it takes too long
             samples += _sampled(kelvin)
-            bill += _closing(kelvin)
+            bill = _closing(kelvin)
             bill += _differences(kelvin, before, bounds)  # what replicas wrote at their end is in it, too
             left = unfinished(data) + stray_sockets(data)
         left += ended(data)
