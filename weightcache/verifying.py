@@ -31,25 +31,22 @@ class Verifier:
         self._counters = counters
         self._tags = tags
 
-    def recognise(self, data: memoryview, digest: str, tag: bytes | None) -> Verdict | None:
-        """In a thread: whether these are the bytes that had the tag; None where there is nothing to compare."""
-        if self._tags is None or tag is None:
-            return None
-        if self._tags.matches(data, digest, tag):
-            return Verdict(Outcome.VERIFIED, recognised=True)
-        return Verdict(Outcome.DIGEST)
-
-    def compare(self, data: memoryview, digest: str) -> Verdict:
-        """In a thread: hash them. What is right gets its tag at once, before anything can change it."""
+    def compare(self, data: memoryview, digest: str, tag: bytes | None = None) -> Verdict:
+        """In a thread: whether these are the bytes that had the tag; without one, hash them. What is right gets its tag
+        at once then, before anything can change it.
+        """
+        if self._tags is not None and tag is not None:
+            is_known = self._tags.matches(data, digest, tag)
+            return Verdict(Outcome.VERIFIED, recognised=True) if is_known else Verdict(Outcome.DIGEST)
         if not self._verify(data, digest):
             return Verdict(Outcome.DIGEST)
         if self._tags is None or data.nbytes > MAX_BYTES:
             return Verdict(Outcome.VERIFIED)
         return Verdict(Outcome.VERIFIED, self._tags.of(data, digest))
 
-    async def compared(self, data: memoryview, digest: str) -> Verdict:
+    async def compared(self, data: memoryview, digest: str, tag: bytes | None = None) -> Verdict:
         """As `compare`, in a hashing thread. Nothing reads them any more when this returns or is cancelled."""
-        return await to_the_end(self._threads, self.compare, data, digest)
+        return await to_the_end(self._threads, self.compare, data, digest, tag)
 
     async def is_right(self, data: memoryview, digest: str) -> bool:
         """Whether these are the digest's bytes, for who keeps no tags. Likewise."""

@@ -137,6 +137,32 @@ def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch: pytes
     with_tier(tmp_path, scenario, verify=verify)
 
 
+@pytest.mark.parametrize(("hot", "where"), [(True, "read"), (False, "hash")], ids=["hot", "cold"])
+def test_no_reader_of_the_disk_compares(tmp_path: Path, hot: bool, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads the disk goes on to the next file, digest or tag. A copy of cached pages is compared at once."""
+    monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
+    threads: list[str] = []
+
+    def seen(data: memoryview, digest: str) -> bool:
+        threads.append(threading.current_thread().name.split("_")[0])
+        return True
+
+    monkeypatch.setattr(Tags, "matches", lambda tags, data, digest, tag: seen(data, digest))
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1, "hash") as hashes, ThreadPoolExecutor(1, "read") as reads:
+            verifier = Verifier(hashes, seen, Counters(), Tags())
+            tier = NvmeTier(tmp_path, DiskIndex(PAGE), reads, lambda: 1.0, verifier, 6)
+            await tier.open()
+            await tier.admit("a", NAMES[0], page(7))
+            assert [await fetched(tier, NAMES[0]) for _ in range(2)] == [(Outcome.VERIFIED, 7)] * 2
+            assert tier.recognised_bytes == PAGE
+            tier.close()
+
+    asyncio.run(main())
+    assert threads == [where, where]
+
+
 def test_what_is_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library that makes tags has a limit; a chunk has none."""
     monkeypatch.setattr(verifying, "MAX_BYTES", PAGE - 1)

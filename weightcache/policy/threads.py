@@ -7,8 +7,8 @@ disk stands still meanwhile (measured on two cores: 0.75 of the plain O_DIRECT r
 from dataclasses import dataclass
 from typing import Final
 
-READS: Final = (8, 16)  # a disk needs some four in flight, whatever the cores, while as many compare tags
-HASHES: Final = (2, 8)  # 7 GB/s each: 8 are beyond any disk
+READS: Final = (8, 16)  # a disk needs some four in flight, whatever the cores, while as many open or close files
+HASHES: Final = (2, 8)  # 7 GB/s each, of tags four times as much: 8 are beyond any disk
 MAKERS: Final = (1, 4)
 
 
