@@ -25,7 +25,7 @@ MAX_OFFSET: Final = (1 << 63) - 1  # JSON's numbers have no end, files have
 # What an engine must offer to serve a manifest: raised when bind or attention change their meaning.
 ENGINE_INTERFACE: Final = 1
 
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Size = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Dtype = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]

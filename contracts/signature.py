@@ -49,7 +49,7 @@ class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    schema_hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    schema_hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 
 
 def schema_hash_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 ED25519: Final = "ed25519"
 P256: Final = "ecdsa-p256"
-KeyId = Annotated[str, Meta(pattern=r"^(ed25519:[0-9a-f]{64}|ecdsa-p256:0[23][0-9a-f]{64})$")]
+KeyId = Annotated[str, Meta(pattern=r"^(ed25519:[0-9a-f]{64}|ecdsa-p256:0[23][0-9a-f]{64})$(?!\n)")]
 KINDS: Final = "Ed25519, or ECDSA over P-256"
 
 PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey

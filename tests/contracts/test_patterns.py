@@ -1,0 +1,35 @@
+"""Names with a pattern are all of it: a line's end behind them is no part of one."""
+
+import msgspec
+import pytest
+
+from contracts.ladder import PlanName
+from contracts.manifest import Digest
+from contracts.signature import Signature
+from contracts.signatures import KeyId
+
+HEX = "0f" * 32
+
+
+@pytest.mark.parametrize(
+    ("kind", "good"),
+    [
+        pytest.param(Digest, HEX, id="a digest"),
+        pytest.param(KeyId, f"ed25519:{HEX}", id="a key"),
+        pytest.param(PlanName, "gold", id="a plan"),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", " ", "\r\n", "\0"])
+def test_nothing_follows(kind: object, good: str, end: str) -> None:
+    """Python's `$` stands before a last newline, too."""
+    assert msgspec.convert(good, kind) == good
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(good + end, kind)
+
+
+def test_nothing_follows_a_schema_hash() -> None:
+    """Likewise."""
+    body = {"inputs": [], "outputs": [], "schema_hash": HEX}
+    assert msgspec.convert(body, Signature).schema_hash == HEX
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({**body, "schema_hash": f"{HEX}\n"}, Signature)
