@@ -9,6 +9,7 @@ from activator import dependencies
 from activator.keys import VersionKey
 from activator.reporter import Sink
 from contracts.control import ConcurrencyStat, PoolRow, RevisionRow, Stats
+from contracts.doubling import is_told
 from contracts.errors import Refused
 from contracts.settings import BadSetting
 from service.client import ServiceClient
@@ -74,7 +75,7 @@ class ControlSink:
             await self._control.call("POST", PATH, type(None), body=body, timeout_s=TIMEOUT_S)
         except Refused as refused:
             self._failures += 1
-            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            if is_told(self._failures):
                 log.warning("stats are not taken", extra={"error": str(refused), "failures": self._failures})
             return False
         self._failures = 0

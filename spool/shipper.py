@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Self
 
 from contracts.deadline import Deadline
-from contracts.doubling import Doubling
+from contracts.doubling import Doubling, is_told
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Shipper:
                     raise OSError("durable records cannot be read back")
             except Exception as error:
                 self.failures += 1
-                if self.failures & (self.failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                if is_told(self.failures):
                     log.warning(
                         "records are not taken; they are kept",
                         extra={"source": self._spool.source, "error": repr(error), "failures": self.failures},

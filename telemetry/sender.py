@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from contracts.doubling import is_told
 from telemetry.policy.instruments import Family, Page
 from telemetry.policy.sampling import Allowance
 from telemetry.policy.spans import RequestFacts, RestoreFacts
@@ -119,7 +120,7 @@ class Sender:
         except Exception as error:
             taken, defect = False, error
         self._failures = 0 if taken else self._failures + 1
-        if not taken and self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+        if not taken and is_told(self._failures):
             log.warning("the collector does not take telemetry", extra={"failures": self._failures}, exc_info=defect)
         return taken
 
@@ -138,7 +139,7 @@ def try_tell(page: Page, sender: Sender, failures: int = 0) -> int:
         sender.tell(page.families())
     except Exception:  # of a reading, which asks whatever it likes: no descriptor for a directory, a defect
         failures += 1
-        if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+        if is_told(failures):
             log.warning("the metrics can't be read", extra={"failures": failures}, exc_info=True)
         return failures
     return 0

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from contracts.doubling import is_told
 from contracts.errors import Refused, Unavailable
 from controlplane.policy.demand import Demand, Takes
 from controlplane.policy.pool import PoolFacts, backoff_s, holds_cores, to_fork
@@ -215,7 +216,7 @@ class StandbyPool:
             process = await self._fleet.bear()
         except Refused as refused:
             self._failed()
-            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            if is_told(self._failures):
                 log.warning("no standby was borne", extra={"why": refused.failure.message, "failures": self._failures})
         else:
             if self._now() - self._failed_us > FORGIVE_US:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
+from contracts.doubling import is_told
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import decode
 from kelvin.supervisor.graves import LIFETIME_PREFIX
@@ -58,7 +59,7 @@ class LedgerDesk:
                 failures = 0
             except OSError as error:
                 failures += 1
-                if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                if is_told(failures):
                     why = {"error": repr(error), "failures": failures}
                     log.warning("what dead processes left can't be read; looking again", extra=why)
             await asyncio.sleep(RECOVER_EVERY_S)

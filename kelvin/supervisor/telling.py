@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, closing
 from typing import Final
 
 from contracts.deadline import Deadline
+from contracts.doubling import is_told
 from contracts.errors import Refused
 from contracts.problem import is_retryable
 from contracts.roles import Role
@@ -94,7 +95,7 @@ async def tell_forever(so_far: SoFar, post: PostSoFar, every_s: float) -> None:
                 drawn = random.uniform(0.5, 1.0)  # noqa: S311 (spreads load, keeps no secret)
                 pause_s = min(every_s, FIRST_S * 2 ** min(failures, 10)) * drawn
             failures += 1
-            if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            if is_told(failures):
                 why = {"why": refused.failure.message, "failures": failures}
                 log.warning("the life so far is not told", extra=why)
         await asyncio.sleep(pause_s)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contracts.doubling import Doubling
+from contracts.doubling import Doubling, is_told
 
 
 @pytest.mark.parametrize(("failures", "luck", "want"), [
@@ -17,3 +17,8 @@ from contracts.doubling import Doubling
 def test_after(failures: int, luck: float, want: float) -> None:
     """It doubles, and is bounded on both sides."""
     assert Doubling(0.1, 2.0).after(failures, luck) == pytest.approx(want)
+
+
+def test_is_told() -> None:
+    """Each time there are twice as many."""
+    assert [failures for failures in range(1, 1025) if is_told(failures)] == [2**power for power in range(11)]

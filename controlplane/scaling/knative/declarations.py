@@ -9,6 +9,7 @@ from contextlib import aclosing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final
 
+from contracts.doubling import is_told
 from contracts.errors import Failure, InvalidRequest, ModelNotFound, NotFound, Refused
 from contracts.problem import is_retryable
 from controlplane.audit import Actor
@@ -105,7 +106,7 @@ class Declarations:
             yield
         except (ClusterError, Refused) as error:
             self._failures += 1
-            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            if is_told(self._failures):
                 log.warning("%s was not seen to: %s", what, error, extra={"failures": self._failures})
 
     # -- models --
