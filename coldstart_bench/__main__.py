@@ -1,6 +1,7 @@
 """`python -m coldstart_bench`: the benchmarks of `kelvin bench`."""
 
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -313,4 +314,5 @@ for _command in traffic.ALL:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was made is taken away
     main()

@@ -28,7 +28,7 @@ from coldstart_bench.cold_verdicts import judge
 from coldstart_bench.environment import commit, load_1m, machine
 from coldstart_bench.failures import Failed
 from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.peers import Peer, PeerFailed, make_model
+from coldstart_bench.peers import PeerFailed, make_model
 from coldstart_bench.programs import Program
 from coldstart_bench.room import Need
 from coldstart_bench.rows import Footprint, Report, StageKey, rows_of, stages_of, without_probe
@@ -130,9 +130,9 @@ def _measure_size(plan: Plan, kelvin: Installation, directory: Path, size_bytes:
     with contextlib.ExitStack() as peers:
         beside = Beside(
             directory,
-            peers.enter_context(Peer("floor.py", str(directory), "host")),
-            peers.enter_context(Peer("floor.py", str(directory), "nvme")),
-            peers.enter_context(Peer("resident.py", str(directory))),
+            peers.enter_context(Program("floor", str(directory), "host")),
+            peers.enter_context(Program("floor", str(directory), "nvme")),
+            peers.enter_context(Program("resident", str(directory))),
             peers.enter_context(Program("first_step", str(kelvin.data / "run"))),
         )
         cases = cases_of(ours, version, beside)

@@ -11,7 +11,7 @@ from typing import Final
 
 from coldstart_bench.environment import drop_page_cache, warm_page_cache
 from coldstart_bench.installation import Installation, InstallationFailed
-from coldstart_bench.peers import Peer, start_fresh
+from coldstart_bench.peers import start_fresh
 from coldstart_bench.programs import Program
 from coldstart_bench.rows import FLOOR, KELVIN, StageKey
 from coldstart_bench.tally import Tally
@@ -100,9 +100,9 @@ class Beside:
     """The others: processes that stay, and the files that were pushed."""
 
     directory: Path
-    host_floor: Peer
-    nvme_floor: Peer
-    resident: Peer
+    host_floor: Program
+    nvme_floor: Program
+    resident: Program
     engine: Program
 
     @property
@@ -113,7 +113,7 @@ class Beside:
 def cases_of(ours: Ours, version: str, beside: Beside) -> tuple[Case, ...]:
     """A round of them."""
     hot, cold = partial(warm_page_cache, beside.weights), partial(drop_page_cache, beside.weights)
-    resident, fresh = _peer(beside.resident), lambda: start_fresh(beside.directory, PROMPT_IDS)[0]
+    resident, fresh = partial(beside.resident.timed, PROMPT_IDS), lambda: start_fresh(beside.directory, PROMPT_IDS)[0]
     at_zero = partial(ours.kelvin.to_zero, ours.name)
 
     def step(probe: bool) -> float:
@@ -122,22 +122,18 @@ def cases_of(ours: Ours, version: str, beside: Beside) -> tuple[Case, ...]:
 
     return (
         Case("host", KELVIN, ours.ready_on_host, partial(ours.start, "host")),
-        Case("host", FLOOR, _nothing, _peer(beside.host_floor)),
+        Case("host", FLOOR, _nothing, partial(beside.host_floor.timed, PROMPT_IDS)),
         Case("host", RESIDENT, hot, resident),
         Case("host", FRESH, hot, fresh),
         Case("host", STEP_WITH, at_zero, partial(step, True)),
         Case("host", STEP_WITHOUT, at_zero, partial(step, False)),
         Case("nvme", KELVIN, ours.ready_on_nvme, partial(ours.start, "nvme")),
-        Case("nvme", FLOOR, cold, _peer(beside.nvme_floor)),
+        Case("nvme", FLOOR, cold, partial(beside.nvme_floor.timed, PROMPT_IDS)),
         Case("nvme", RESIDENT, cold, resident),
         Case("nvme", FRESH, cold, fresh),
         Case("store", KELVIN, ours.ready_in_store, partial(ours.start, "store")),
-        Case("store", FLOOR, cold, _peer(beside.nvme_floor)),
+        Case("store", FLOOR, cold, partial(beside.nvme_floor.timed, PROMPT_IDS)),
     )
-
-
-def _peer(peer: Peer) -> Callable[[], float]:
-    return lambda: peer.start(PROMPT_IDS)[0]
 
 
 def _nothing() -> None:

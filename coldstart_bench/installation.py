@@ -10,10 +10,11 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from coldstart_bench.footprint import runtimes_below
 from coldstart_bench.patience import comes
@@ -189,11 +190,12 @@ def running(
     environment = {**os.environ, **(settings or {})}
     for attempt in range(ATTEMPTS):
         chosen = port or free_port()
-        with _process([*words, "--port", str(chosen)], environment) as process:
+        with _process([*words, "--port", str(chosen)], environment) as (process, log):
             assert process.stdout is not None
             if "ready" not in (line := process.stdout.readline()):
-                process.send_signal(signal.SIGTERM)
-                _, said = process.communicate(timeout=READY_S)
+                _end(process)
+                log.seek(0)
+                said = log.read()
                 if port is None and TAKEN in said and attempt + 1 < ATTEMPTS:
                     continue  # between our look and its own somebody else took the port
                 raise InstallationFailed(f"kelvin up: {line}{said}")
@@ -207,16 +209,20 @@ def running(
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Told to end when the block does, and waited for."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
+def _process(command: Sequence[str], environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """With what it says of itself. Told to end when the block does, and waited for."""
+    with tempfile.TemporaryFile("w+") as log:  # nobody would read a pipe, and a full one stops who writes
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         try:
-            process.communicate(timeout=READY_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            yield process, log
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=READY_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()

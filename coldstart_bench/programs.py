@@ -59,17 +59,29 @@ class Program:
         return self._process.pid
 
     def ask(self, **question: object) -> Any:
-        """The answer. Raises PeerFailed with the program's own words, or where it ended or was silent for too long."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._failed(self._end_of()) from error
-        answer = json.loads(self._line(self.answer_s))
+        """The answer. Raises as `say`, and PeerFailed with the program's own words."""
+        answer = self.say(question)
         if "error" in answer:
             raise PeerFailed(f"{self._name}: {answer['error']}")
         return answer
+
+    def say(self, words: object) -> Any:
+        """A line of JSON in, the line that comes out. Raises PeerFailed where the program ended, or was silent for too
+        long: it is ended then.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(words).encode() + b"\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:  # it ended, or was ended
+            raise self._failed(self._end_of()) from error
+        return json.loads(self._line(self.answer_s))
+
+    def timed(self, words: object) -> float:
+        """Seconds from the line in to the line out. Raises as `say`."""
+        began = time.perf_counter()
+        self.say(words)
+        return time.perf_counter() - began
 
     def _line(self, patience_s: float) -> bytes:
         assert self._process.stdout is not None

@@ -1,5 +1,6 @@
 """What a storm came to: did each range leave the store once, did all finish when a fair line would have it. Pure."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -77,22 +78,28 @@ def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
 
 
 def judge(waiters: Waiters, miss: Miss, peered: Miss) -> tuple[Verdict, ...]:
-    """Whether it holds or not."""
+    """Whether it holds or not; "at most" says nothing where nothing was read."""
     size = miss.model_bytes
-    worst = max((node.sent_bytes / max(1, node.distinct_bytes) for node in miss.nodes), default=None)
-    in_all = peered.store.sent_bytes / max(1, peered.store.distinct_bytes)
+    worst = max((_times(node) for node in miss.nodes), key=lambda times: times or math.inf, default=None)
+    in_all = _times(peered.store)
     failed = len(miss.failures) + len(peered.failures)
     fair = [unfairness(each, [size] * len(each)) for each in miss.finished_s if each and not miss.failures]
+    reads = waiters.chunk_reads / waiters.chunks if waiters.chunk_reads and waiters.chunks else None
     wrong = waiters.asked - waiters.answered + waiters.wrong
     return (
         held("requests that were not answered right", 0, "", float(wrong), 0.0, at_least=False),
-        held("leases for all who waited", 0, "", float(waiters.leases), 1.0, at_least=False),
-        held("reads of a chunk", 0, "", waiters.chunk_reads / max(1, waiters.chunks), 1.0, at_least=False),
+        held("leases for all who waited", 0, "", waiters.leases or None, 1.0, at_least=False),
+        held("reads of a chunk", 0, "", reads, 1.0, at_least=False),
         held("leases that failed", size, "", float(failed), 0.0, at_least=False),
         held("times that a byte left the store, per node", size, "", worst, ONCE, at_least=False),
         held("times that a byte left the store in all, with peers", size, "", in_all, ABOUT_ONCE, at_least=False),
         held("largest distance from a fair finish", size, "", max(fair, default=None), UNFAIR, at_least=False),
     )
+
+
+def _times(node: Node) -> float | None:
+    """That a byte left the store; None where none did."""
+    return node.sent_bytes / node.distinct_bytes if node.sent_bytes and node.distinct_bytes else None
 
 
 def table(report: StormReport) -> str:

@@ -21,7 +21,8 @@ from typing import Any
 import openai
 
 from coldstart_bench.installation import Installation, running
-from coldstart_bench.peers import Peer, make_model
+from coldstart_bench.peers import make_model
+from coldstart_bench.programs import Program
 
 TINYLM = Path(__file__).parent / "tinylm" / "model"
 SIZE_BYTES = 500_000_000
@@ -88,7 +89,7 @@ def tour(installation: Installation, scratch: Path) -> None:
     _, tiny_id = stream(client, "tinylm", "In the beginning God created")
     first_s, half_id = stream(client, "half-gigabyte", "w1 w2 w3 w4")
     with waiting("measuring the frozen floor of this machine for the larger one"), floor_of(scratch / "half") as floor:
-        floor_ms = f"{1000 * min(floor.start(range(3, 7))[0] for _ in range(3)):.1f}"
+        floor_ms = f"{1000 * min(floor.timed(list(range(3, 7))) for _ in range(3)):.1f}"
     command(installation, "timeline", tiny_id)
     command(installation, "timeline", half_id, "--floor-ms", floor_ms)
 
@@ -122,9 +123,9 @@ def tour(installation: Installation, scratch: Path) -> None:
     )
 
 
-def floor_of(directory: Path) -> Peer:
+def floor_of(directory: Path) -> Program:
     """The frozen floor, holding this model's weights in memory."""
-    return Peer("floor.py", str(directory), "host")
+    return Program("floor", str(directory), "host")
 
 
 def at_zero(installation: Installation, model: str) -> Callable[[], bool]:

@@ -1,6 +1,6 @@
-"""`kelvin bench`: runs the benchmarks in a process of their own, so that nothing of the command line is measured."""
+"""`kelvin bench`: becomes the benchmarks' own process, so that nothing of the command line is measured."""
 
-import subprocess
+import os
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -35,7 +35,7 @@ def _passed_on(name: str, what: str) -> click.Command:
 
     def run(arguments: tuple[str, ...]) -> None:
         words = [sys.executable, "-m", "coldstart_bench", name, *arguments]
-        raise SystemExit(subprocess.run(words, check=False).returncode)
+        os.execv(sys.executable, words)  # noqa: S606 - who ends the command ends the bench, and waits for its end
 
     return click.Command(
         name,

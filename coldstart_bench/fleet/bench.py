@@ -12,6 +12,7 @@ from coldstart_bench.fleet.rows import FleetReport, Size, judge
 from coldstart_bench.footprint import pss_of
 from coldstart_bench.installation import free_port
 from coldstart_bench.lone_activator import activator
+from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
 from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.statistics import median_of
@@ -58,6 +59,8 @@ def _measured(plan: FleetPlan, scratch: Path, models: int) -> Size:
         fill.ask(models=models)
     with Program("fleet_decide", database) as decide:
         scaled = decide.ask(active=min(plan.active, models), ticks=plan.ticks)
+    if scaled["decided"] != min(plan.active, models):
+        raise PeerFailed(f"of {min(plan.active, models)} models in use the scaler decided {scaled['decided']}")
     with Program("fleet_route") as route:
         routed = route.ask(models=models, lookups=LOOKUPS)
     start_s, activator_bytes = _activator(scratch / f"data-{models}", models)

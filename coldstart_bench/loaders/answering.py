@@ -1,16 +1,23 @@
 """HTTP/1.1 as far as who stands behind an activator that is measured speaks it: no script, what two of them share."""
 
 import asyncio
+import re
 from abc import abstractmethod
 from typing import Final, cast
 
 NOTHING: Final = b"HTTP/1.1 204 No Content\r\n\r\n"
+_REQUEST_ID: Final = re.compile(rb'"request_id":"([^"]+)"')
 OPEN: Final = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def chunk(data: bytes) -> bytes:
     """RFC 9112, 7.1."""
     return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def recorded_in(batch: bytes) -> list[bytes]:
+    """Which requests a body of usage records has; the same batch may be shipped twice."""
+    return _REQUEST_ID.findall(batch)
 
 
 class Answering(asyncio.Protocol):

@@ -1,7 +1,8 @@
 """What is behind an activator that is measured, as lean as it can be: the control plane's socket and one replica's.
 
 Arguments: data directory, key, and how many tokens a second a stream has. Says `ready`; each line of JSON on stdin is
-answered with the TCP port where the same answers are to be had without an activator, and the records that were taken.
+answered with the TCP port where the same answers are to be had without an activator, how many whole answers an
+activator was given, and how many requests have a record.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-from coldstart_bench.loaders.answering import NOTHING, OPEN, Answering, chunk
+from coldstart_bench.loaders.answering import NOTHING, OPEN, Answering, chunk, recorded_in
 from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, Scope, TenantRow, VersionRow
 from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame
 from contracts.manifest import Limits
@@ -54,7 +55,8 @@ class World:
 
     def __init__(self, key: str, rate: float) -> None:
         self.every_s = 1 / rate
-        self.records = 0
+        self.asked = 0
+        self.recorded: set[bytes] = set()
         secret = hashlib.sha256(key.encode()).hexdigest()
         limits = Limits(65536, 65536, 1024, 1 << 20)
         feed = Feed(
@@ -100,12 +102,13 @@ class Connection(Answering):
                 self._transport.write(_HEAD)
                 self._say(1, int(json.loads(body)["max_tokens"]), asyncio.get_running_loop().time())
             else:
+                self._world.asked += self._framed
                 self._transport.write(_WHOLE if self._framed else _PLAIN)
         elif path == b"/internal/v1/feed":
             self._transport.write(self._world.feed)
         else:
             if path == b"/internal/v1/usage/requests":
-                self._world.records += body.count(b'"outcome":"ok"')
+                self._world.recorded.update(recorded_in(body))  # what is shipped again is no other record
             self._transport.write(NOTHING)
 
     def _say(self, number: int, last: int, at_s: float) -> None:
@@ -133,7 +136,8 @@ async def serve(data: Path, key: str, rate: float) -> None:
     def answer() -> None:
         print("ready", flush=True)
         for _ in sys.stdin:
-            print(json.dumps({"port": port, "records": world.records}), flush=True)
+            told = {"port": port, "asked": world.asked, "recorded": len(world.recorded)}
+            print(json.dumps(told), flush=True)
         loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=answer, daemon=True).start()

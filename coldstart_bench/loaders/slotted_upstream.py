@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import uvloop
 
-from coldstart_bench.loaders.answering import NOTHING, OPEN, Answering, chunk
+from coldstart_bench.loaders.answering import NOTHING, OPEN, Answering, chunk, recorded_in
 from coldstart_bench.traffic.behind import MODEL, Behind, Seen
 from contracts.control import (
     Feed,
@@ -84,12 +84,14 @@ class World:
         self.behind = behind
         self.feed = OPEN % b"application/x-ndjson" + chunk(encode(feed_of(behind)) + b"\n")
         self.batches: list[bytes] = []
+        self.recorded: set[bytes] = set()
         self.inside = self.most_inside = self.answered = 0
 
     def seen(self) -> Seen:
         """So far."""
-        records = [record for batch in self.batches for record in decoder(RequestBatch).decode(batch).records]
-        return Seen(self.answered, self.most_inside, tuple(records))
+        every = (record for batch in self.batches for record in decoder(RequestBatch).decode(batch).records)
+        records = {record.request_id: record for record in every}  # what is shipped again is no other record
+        return Seen(self.answered, self.most_inside, tuple(records.values()))
 
 
 class Connection(Answering):
@@ -114,6 +116,7 @@ class Connection(Answering):
         else:
             if path == b"/internal/v1/usage/requests":
                 self._world.batches.append(body)
+                self._world.recorded.update(recorded_in(body))
             self._transport.write(NOTHING)
 
     def _begin(self, asked: Asked) -> None:
@@ -160,7 +163,7 @@ async def serve(data: Path, behind: Behind) -> None:
             asked = json.loads(line)
             if "into" in asked:
                 Path(asked["into"]).write_bytes(msgspec.json.encode(world.seen()))
-            told = {"records": sum(batch.count(b'"request_id"') for batch in list(world.batches))}
+            told = {"records": len(world.recorded)}
             print(json.dumps(told), flush=True)
         loop.call_soon_threadsafe(ended.set)
 

@@ -1,7 +1,9 @@
 """`kelvin bench floor` from outside, and what it makes of what the programs answer."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +74,34 @@ def test_a_program_that_is_none_or_says_nothing_is_told() -> None:
         with pytest.raises(PeerFailed, match="did not answer"):
             stopped.ask(files=[], threads=1, direct=False)
         assert not Path(f"/proc/{stopped.pid}").exists()
+        with pytest.raises(PeerFailed, match="ended with -9"):
+            stopped.ask(files=[], threads=1, direct=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_who_ends_a_bench_finds_nothing_left(tmp_path: Path, number: signal.Signals) -> None:
+    """The command is the bench: it ends once its files and processes are gone, and not with 0."""
+    words = [sys.executable, "-m", "kelvin.main", "bench", "floor", "--size", "0.1", "--repeats", "1000"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=environment, text=True, start_new_session=True) as bench:
+        assert bench.stderr is not None
+        while "round 2" not in (line := bench.stderr.readline()):
+            assert line
+        (made,) = tmp_path.iterdir()
+        assert made.name.startswith("kelvin-bench-")
+        assert len(_of(tmp_path)) > 1, "it has programs of its own"
+        bench.send_signal(number)
+        bench.communicate()
+        assert bench.returncode not in (0, -number)
+    assert list(tmp_path.iterdir()) == []
+    assert _of(tmp_path) == []
+
+
+def _of(place: Path) -> list[int]:
+    """Processes that put their files there."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR={place}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found

@@ -59,6 +59,20 @@ def test_a_bad_figure_fails(waiters: dict[str, Any], miss: dict[str, Any], claim
     assert [verdict.claim for verdict in found if verdict.passed is False and claim in verdict.claim]
 
 
+def test_what_was_not_read_holds_no_line() -> None:
+    """At most once is no praise for nothing at all."""
+    none = msgspec.structs.replace(CALM, leases=0, chunk_reads=0)
+    still = Node(0, 0)
+    missed = msgspec.structs.replace(FAIR, nodes=(FAIR.nodes[0], still))
+    found = judge(none, missed, msgspec.structs.replace(PEERED, store=still))
+    assert {verdict.claim for verdict in found if verdict.passed is None} == {
+        "leases for all who waited",
+        "reads of a chunk",
+        "times that a byte left the store, per node",
+        "times that a byte left the store in all, with peers",
+    }
+
+
 def test_peers_that_each_read_the_store_fail() -> None:
     """As if none had asked another."""
     failing = [verdict.claim for verdict in judge(CALM, FAIR, FAIR) if verdict.passed is False]
