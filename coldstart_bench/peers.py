@@ -34,9 +34,11 @@ def start_fresh(directory: Path, ids: Sequence[int]) -> tuple[float, int]:
         assert process.stdout is not None
         end = threading.Timer(FRESH_S, process.kill)
         end.start()
-        answer = process.stdout.readline()
-        seconds = time.perf_counter() - began
-        end.cancel()
+        try:
+            answer = process.stdout.readline()
+            seconds = time.perf_counter() - began
+        finally:
+            end.cancel()  # its thread would keep a bench that is ended here for as long
     if not answer:
         raise PeerFailed(f"from_pretrained ended with {process.returncode}")
     return seconds, int(answer)

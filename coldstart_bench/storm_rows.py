@@ -80,6 +80,7 @@ def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
 def judge(waiters: Waiters, miss: Miss, peered: Miss) -> tuple[Verdict, ...]:
     """Whether it holds or not; "at most" says nothing where nothing was read."""
     size = miss.model_bytes
+    # A node that read nothing is the worst of all: then the line is not measured.
     worst = max((_times(node) for node in miss.nodes), key=lambda times: times or math.inf, default=None)
     in_all = _times(peered.store)
     failed = len(miss.failures) + len(peered.failures)

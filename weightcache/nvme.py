@@ -27,7 +27,7 @@ class NvmeTier:
     What a file holds is compared with its digest once, and with the tag that was taken then, if one was, whenever it is
     read again.
     A thread that copied a file out of the page cache compares at once: it would otherwise only wait. One that read the
-    disk hands its bytes on, so that the disk never waits, be it for a tag: 3 % of a restore.
+    disk hands its bytes on, so that the disk never waits, be it for a tag.
     """
 
     tier = "nvme"
