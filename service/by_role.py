@@ -15,6 +15,7 @@ from contracts.roles import Role, Rules, may_ask
 from service.cause import carrying
 from service.greeter import Greeter
 from service.identity import peer_role
+from service.loops import ready_while_loops_work
 from service.run import DRAIN_S, Server, config_of, end_with
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ async def serve_by_role(
     drain_s: int = DRAIN_S,
 ) -> None:
     """HTTP/1.1 over `tls`, a context of `Identity.server`, until `stop`; the rest is as with `serve_until`."""
-    server = _Server(carrying(app), listener, tls, rules, drain_s)
+    server = _Server(carrying(ready_while_loops_work(app)), listener, tls, rules, drain_s)
     async with asyncio.TaskGroup() as tasks:
         ender = tasks.create_task(end_with(stop, server))
         await server.serve(sockets=[])

@@ -12,6 +12,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.loops import ready_while_loops_work
 from service.run import Server, config_of, end_with
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ async def serve_health(
     app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int, life_s: float = LIFE_S
 ) -> None:
     """`PATHS` of `app` over plain HTTP/1.1 until `stop`."""
-    config = config_of(HealthAlone(app), drain_s)
+    config = config_of(HealthAlone(ready_while_loops_work(app)), drain_s)
     server = Server(config)
 
     class Connection(HttpToolsProtocol):

@@ -15,6 +15,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from service.cause import carrying
+from service.loops import ready_while_loops_work
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ async def end_with(stop: asyncio.Event, server: uvicorn.Server) -> None:
 
 async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int = DRAIN_S) -> None:
     """Serve HTTP/1.1 on `listener` until `stop`, then finish what is in flight for at most `drain_s` seconds."""
-    server = Server(config_of(carrying(app), drain_s))
+    server = Server(config_of(carrying(ready_while_loops_work(app)), drain_s))
     async with asyncio.TaskGroup() as tasks:
         ender = tasks.create_task(end_with(stop, server))
         await server.serve(sockets=[listener])

@@ -16,6 +16,7 @@ from contracts.problem import code_of
 from contracts.traffic_errors import Overloaded
 from service.client import ServiceClient
 from service.failures import install_failure_handlers
+from service.loops import LoopHealth
 from service.run import serve_until
 from service.unix import SocketDirectory
 
@@ -24,6 +25,7 @@ def _app() -> FastAPI:
     app = FastAPI()
     install_failure_handlers(app)
 
+    @app.get("/readyz")
     @app.get("/fine")
     async def _fine() -> dict[str, int]:
         return {"n": 1}
@@ -93,6 +95,15 @@ def test_a_peer_that_is_away_is_unavailable(tmp_path: Path) -> None:
         asyncio.run(call())
     assert refused.value.failure.message == "the ledger is not available"
     assert not isinstance(refused.value.failure, NotFound)
+
+
+def test_service_is_not_ready_while_a_loop_keeps_failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `/readyz` says 503, which is `unavailable` to a sibling; its other routes answer."""
+    monkeypatch.setattr(LoopHealth, "failing", lambda _: ("feed",))
+    refused: list[Refused] = []
+    assert asyncio.run(_with_client(tmp_path, refused, "/readyz")) == {}
+    assert len(refused) == 1
+    assert asyncio.run(_with_client(tmp_path, refused, "/fine")) == {"n": 1}
 
 
 _PROCESS = textwrap.dedent("""
