@@ -37,6 +37,7 @@ from coldstart_bench.storm_rows import StormReport
 from coldstart_bench.storm_rows import table as storm_table
 from coldstart_bench.traffic import commands as traffic
 from coldstart_bench.verdicts import line_of
+from service.arguments import Number
 
 _JSON = click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
@@ -54,7 +55,7 @@ def main() -> None:
 
 @main.command("floor")
 @_JSON
-@click.option("--size", default=1.0, show_default=True, type=click.FloatRange(0.001, 1000), help="GB, without FILES.")
+@click.option("--size", default=1.0, show_default=True, type=Number(0.001, 1000), help="GB, without FILES.")
 @click.option("--repeats", default=7, show_default=True, type=click.IntRange(1, 1000), help="Rounds.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def floor(json_file: Path | None, size: float, repeats: int, files: tuple[Path, ...]) -> None:
@@ -136,7 +137,7 @@ def cold(json_file: Path | None, plots: Path | None, large: bool, sizes: str, re
 
 @main.command("pool")
 @_JSON
-@click.option("--size", default=0.1, show_default=True, type=click.FloatRange(0.05, 100), help="GB of the model.")
+@click.option("--size", default=0.1, show_default=True, type=Number(0.05, 100), help="GB of the model.")
 @click.option("--repeats", default=7, show_default=True, type=click.IntRange(1, 1000), help="Rounds.")
 def pool(json_file: Path | None, size: float, repeats: int) -> None:
     """First token from zero by the start of a pod, and by a bind of one that waits."""
@@ -162,7 +163,7 @@ def pool(json_file: Path | None, size: float, repeats: int) -> None:
 @click.option("--agents", default=8, show_default=True, type=click.IntRange(1, 64), help="Each as if it were a node.")
 @click.option("--models", default=30, show_default=True, type=click.IntRange(1, 200), help="Missing at once, at each.")
 @click.option("--model-mib", default=16, show_default=True, type=click.IntRange(1, 1024), help="Of each of them.")
-@click.option("--line", default=0.2, show_default=True, type=click.FloatRange(0.001, 100), help="GB/s, of the store.")
+@click.option("--line", default=0.2, show_default=True, type=Number(0.001, 100), help="GB/s, of the store.")
 def storm(json_file: Path | None, waiters: int, agents: int, models: int, model_mib: int, line: float) -> None:
     """Many requests for a model at zero; many models missing at once: what leaves the store, and who waits how long."""
     plan = storm_bench.StormPlan(waiters, agents, models, model_mib << 20, line * 1e9, _tell)
@@ -210,7 +211,7 @@ def front(
 @main.command("integrity")
 @_JSON
 @click.option("--corruptions", default=100, show_default=True, type=click.IntRange(5, 100_000), help="One chunk each.")
-@click.option("--size", default=0.1, show_default=True, type=click.FloatRange(0.05, 16), help="GB of the model.")
+@click.option("--size", default=0.1, show_default=True, type=Number(0.05, 16), help="GB of the model.")
 def integrity(json_file: Path | None, corruptions: int, size: float) -> None:
     """Damage chunks of a running installation, tier by tier: what was healed, refused, served. Exit 1 where it was not
     as stated.

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from contracts.audit import AuditReport, AuditWindows, Expired
@@ -13,9 +12,9 @@ from contracts.wire import decode
 from kelvin.client import target
 from kelvin.examined import examined
 from kelvin.instants import instant
+from kelvin.tables import print_table
 
 UNSOUND_EXIT: Final = 2
-PIPE_WIDTH: Final = 240
 _WHAT: Final = "answer of the control plane"
 _TENANT = click.option(
     "--tenant", help="Of another tenant, for operators; '' is the installation. [default: the key's own]"
@@ -43,10 +42,7 @@ def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
     for row in found["events"]:
         said = f"(expired: {row['window']})" if row["expired"] else row["detail"] or changes(row["changed"])
         table.add_row(str(row["link"]), instant(row["at_s"]), row["actor"], row["action"], row["subject"], said)
-    console = Console(soft_wrap=True)
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH  # so that who searches it finds whole words
-    console.print(table)
+    print_table(table)
 
 
 @audit_command.command("verify")

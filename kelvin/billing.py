@@ -15,6 +15,7 @@ from contracts.wire import decode
 from kelvin.examined import examined, of_month
 from kelvin.money import money, seconds
 from kelvin.reconcile import reconcile_command
+from kelvin.tables import print_table
 
 UNBALANCED_EXIT: Final = 2
 CSV_COLUMNS: Final = (
@@ -35,25 +36,25 @@ def billing_command() -> None:
 
 
 @billing_command.command("report")
-@click.option("--tenant", default="default", show_default=True, help="Whose bill.")
+@click.option("--tenant", help="Whose bill. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: the current one]")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
 @click.pass_context
-def report_command(context: click.Context, tenant: str, month: str | None, form: str) -> None:
+def report_command(context: click.Context, tenant: str | None, month: str | None, form: str) -> None:
     """Requests, tokens, device time and money of a month, and the proof that nothing is missing.
 
     Exits with code 2 where the ledger does not balance: records lost, double or contradicting.
     """
     chosen = month or datetime.now(UTC).strftime("%Y-%m")
     with context.obj.door() as door:
-        raw = _fetch(door, tenant, chosen)
+        raw = _fetch(door, of_month(tenant, chosen))
     report = decode(raw, BillingReport, what="answer of the control plane")
     if form == "json":
         click.echo(raw.decode())
     elif form == "csv":
         write_csv(report, sys.stdout)
     else:
-        print_tables(report, Console(soft_wrap=True))
+        print_tables(report, Console())
     if not report.balance.balanced:
         for line in problem_lines(report):
             click.echo(line, err=True)
@@ -61,10 +62,10 @@ def report_command(context: click.Context, tenant: str, month: str | None, form:
 
 
 @billing_command.command("close")
-@click.option("--tenant", default="default", show_default=True, help="Whose month.")
+@click.option("--tenant", help="Whose month. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", required=True, help="Calendar month, UTC; over for an hour at least.")
 @click.pass_context
-def close_command(context: click.Context, tenant: str, month: str) -> None:
+def close_command(context: click.Context, tenant: str | None, month: str) -> None:
     """Freeze a month: prices and bill stay what they are, what comes later is an adjustment of another month.
 
     Prints the digest of all of it; note it elsewhere. Exits with code 2 where the month does not balance.
@@ -73,7 +74,7 @@ def close_command(context: click.Context, tenant: str, month: str) -> None:
         answer = door.post("/admin/v1/billing/close", json={"tenant": tenant, "month": month})
     closing = decode(answer.content, ClosingReport, what="answer of the control plane")
     total = f"{closing.report.currency} {money(closing.report.total_micros)}"
-    click.echo(f"{tenant} {month} is closed: {total}, chain {closing.chain}")
+    click.echo(f"{closing.report.tenant} {month} is closed: {total}, chain {closing.chain}")
     if not closing.report.balance.balanced:
         for line in problem_lines(closing.report):
             click.echo(line, err=True)
@@ -81,10 +82,10 @@ def close_command(context: click.Context, tenant: str, month: str) -> None:
 
 
 @billing_command.command("verify")
-@click.option("--tenant", default="default", show_default=True, help="Whose ledger.")
+@click.option("--tenant", help="Whose ledger. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: all]")
 @click.pass_context
-def verify_command(context: click.Context, tenant: str, month: str | None) -> None:
+def verify_command(context: click.Context, tenant: str | None, month: str | None) -> None:
     """Recompute chain, totals and closed bills from the ledger's rows.
 
     Exits with code 2 where a row was changed, removed, added or moved; the first difference of each month is named.
@@ -94,11 +95,11 @@ def verify_command(context: click.Context, tenant: str, month: str | None) -> No
     report = decode(raw, VerifyReport, what="answer of the control plane")
     for chain in report.months:
         state = "closed" if chain.closed else "open"
-        click.echo(f"{tenant} {chain.month} ({state}): {chain.links:,} links hold, chain {chain.chain}")
+        click.echo(f"{report.tenant} {chain.month} ({state}): {chain.links:,} links hold, chain {chain.chain}")
         for difference in chain.differences:
-            click.echo(f"{tenant} {chain.month}: {difference.subject}: {difference.detail}", err=True)
+            click.echo(f"{report.tenant} {chain.month}: {difference.subject}: {difference.detail}", err=True)
     for difference in report.replicas:
-        click.echo(f"{tenant}: {difference.subject}: {difference.detail}", err=True)
+        click.echo(f"{report.tenant}: {difference.subject}: {difference.detail}", err=True)
     if not report.sound:
         context.exit(UNBALANCED_EXIT)
 
@@ -106,8 +107,8 @@ def verify_command(context: click.Context, tenant: str, month: str | None) -> No
 billing_command.add_command(reconcile_command)
 
 
-def _fetch(door: _Door, tenant: str, month: str) -> bytes:
-    content = door.get("/admin/v1/billing/report", params={"tenant": tenant, "month": month}).content
+def _fetch(door: _Door, params: dict[str, str]) -> bytes:
+    content = door.get("/admin/v1/billing/report", params=params).content
     assert isinstance(content, bytes)
     return content
 
@@ -173,7 +174,7 @@ def print_tables(report: BillingReport, console: Console) -> None:
     used.add_row("  of them cached", f"{report.cached_tokens:,}")
     used.add_row("completion tokens", f"{report.completion_tokens:,}")
     used.columns[1].justify = "right"
-    console.print(used)
+    print_table(used, console)
     device = Table("device", "replicas", "restore s", "active s", "idle s", title="device time")
     for use in report.device:
         times = (seconds(use.restore_us), seconds(use.active_us), seconds(use.idle_us))
@@ -190,7 +191,7 @@ def print_tables(report: BillingReport, console: Console) -> None:
     for table, numbers in ((device, range(1, 5)), (bill, (2, 3, 4))):
         for number in numbers:
             table.columns[number].justify = "right"
-        console.print(table)
+        print_table(table, console)
     if report.open_runtimes:
         console.print(f"replicas still open, charged at their end: {', '.join(report.open_runtimes)}")
     if report.closed_at_us is not None:

@@ -37,17 +37,17 @@ class Target:
     key: Path | None = None
 
     def door(self, key_file: str = "admin.key") -> httpx.Client:
-        """A client with the address, the trust root and the key. Raises DoorClosed where one is missing."""
+        """A client with the address, the trust root and the key. Raises DoorClosed where one is missing or is none."""
         keep_secrets()
-        url = self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}")
+        url = _address(self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}"))
         ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
         for path, what in ((ca, "CA"), (key, "key")):
             if not path.exists():
                 raise DoorClosed(f"{what} file {path} does not exist; is `kelvin up` running with this data directory?")
         return httpx.Client(
             base_url=url,
-            verify=ssl.create_default_context(cafile=str(ca)),
-            headers={"authorization": f"Bearer {key.read_text().strip()}"},
+            verify=_trusting(ca),
+            headers={"authorization": f"Bearer {_secret(key)}"},
             timeout=TIMEOUT_S,
             event_hooks={"response": [_refuse]},
             trust_env=False,
@@ -56,6 +56,30 @@ class Target:
     def _read(self, name: str, default: str) -> str:
         path = self.data / name
         return path.read_text().strip() if path.exists() else default
+
+
+def _address(url: str) -> httpx.URL:
+    try:
+        found = httpx.URL(url)
+        if found.scheme in ("https", "http") and found.host and (found.port or 0) < 1 << 16:
+            return found
+    except httpx.InvalidURL:
+        pass
+    raise DoorClosed(f"{url!r} is no address of an installation; it must be https://HOST or https://HOST:PORT")
+
+
+def _trusting(ca: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except ssl.SSLError as error:
+        raise DoorClosed(f"CA file {ca} holds no certificate that can be read; it must be PEM") from error
+
+
+def _secret(key: Path) -> str:
+    text = key.read_bytes().strip()
+    if not text or not text.isascii() or len(text.split()) != 1:
+        raise DoorClosed(f"key file {key} holds no API key; it must be one line, as `kelvin keys create` prints it")
+    return text.decode()
 
 
 def target() -> Target:

@@ -31,6 +31,6 @@ def examined(door: Door, path: str, params: dict[str, str]) -> bytes:
     return content
 
 
-def of_month(tenant: str, month: str | None) -> dict[str, str]:
-    """Whose, and which one; without a month all of them."""
-    return {"tenant": tenant} if month is None else {"tenant": tenant, "month": month}
+def of_month(tenant: str | None, month: str | None) -> dict[str, str]:
+    """Return the query of a tenant and a month: without a tenant the key's own, without a month all of them."""
+    return {name: value for name, value in (("tenant", tenant), ("month", month)) if value is not None}

@@ -3,10 +3,10 @@
 import json
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from kelvin.client import target
+from kelvin.tables import print_table
 
 _OWNER = click.option("--owner", help="Whose model it is; for operators. [default: the key's own tenant]")
 
@@ -42,7 +42,7 @@ def grants_command(tenant: str | None, as_json: bool) -> None:
     table = Table("model", "may be called by", title="grants")
     for row in (*found["given"], *found["had"]):
         table.add_row(f"{row['owner']}/{row['model']}", row["grantee"])
-    Console(soft_wrap=True).print(table)
+    print_table(table)
 
 
 def _change(method: str, model: str, tenant: str, owner: str | None, now: str) -> None:

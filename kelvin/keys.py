@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from contracts.control import Scope
@@ -15,6 +14,7 @@ from kelvin.client import target
 from kelvin.instants import instant
 from kelvin.key_file import key_file
 from kelvin.policy.durations import parse_duration_s
+from kelvin.tables import print_table
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -66,7 +66,7 @@ def list_command(tenant: str | None, as_json: bool) -> None:
             instant(row["expires_at_s"], "never"),
             instant(row["last_used_at_s"], "never"),
         )
-    Console(soft_wrap=True).print(table)
+    print_table(table)
 
 
 @keys_command.command("create")

@@ -3,6 +3,7 @@
 import click
 
 from kelvin.client import DoorClosed, target
+from kelvin.tail import last_lines
 
 
 @click.command("logs")
@@ -12,10 +13,12 @@ def logs_command(process: str | None, lines: int) -> None:
     """Print the last lines of one process's log, or of all."""
     directory = target().data / "logs"
     found = sorted(directory.glob("*.log")) if directory.is_dir() else []
+    if not found:
+        raise DoorClosed(f"{directory} holds no logs; is this the data directory of `kelvin up`?")
     names = [path.stem for path in found]
     if process is not None and process not in names:
-        raise DoorClosed(f"process '{process}' has no log; there is: {', '.join(names) or 'none'}")
+        raise DoorClosed(f"process '{process}' has no log; there is: {', '.join(names)}")
     for path in found:
         if process in (None, path.stem):
-            for line in path.read_text(errors="replace").splitlines()[-lines:]:
+            for line in last_lines(path, lines):
                 click.echo(line)

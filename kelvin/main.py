@@ -2,7 +2,10 @@
 
 import dataclasses
 import importlib.metadata
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 import httpx
@@ -36,7 +39,7 @@ from kelvin.recovery import backup_command, restore_command
 from kelvin.restart import restart_command
 from kelvin.runtime import runtime_command
 from kelvin.scale import LOCAL, scale_command
-from kelvin.settings import default_data, load_up
+from kelvin.settings import CA, KEY, URL, default_data, load_up
 from kelvin.show import show_command
 from kelvin.tenants import tenants_command
 from kelvin.versions import versions_command
@@ -52,6 +55,12 @@ class _Kelvin(click.Group):
             raise DoorClosed(refused.failure.message) from refused
         except httpx.TransportError as error:
             raise DoorClosed(f"the installation can't be reached: {error}") from error
+        except json.JSONDecodeError as error:
+            raise DoorClosed("the answer is not JSON; is this the address of an installation of Kelvin?") from error
+        except OSError as error:
+            if error.filename is None:
+                raise  # of no file that the user named
+            raise DoorClosed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
         except BadSetting as bad:
             raise click.UsageError(str(bad)) from bad
 
@@ -96,6 +105,20 @@ def _place(context: click.Context, parameter: click.Parameter, value: object) ->
             context.obj = dataclasses.replace(context.obj, key=value)
 
 
+class _NamedPath(click.Path):
+    """A path. The empty one, which an unset variable makes of `--data "$MISSING"`, would be the current directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("must not be empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _target_option(name: str, variable: str, kind: Any, what: str) -> click.Option:
+    text = f"{what} [default: ${variable}, else of the data directory]"
+    return click.Option([name], type=kind, envvar=variable, callback=_place, expose_value=False, help=text)
+
+
 _OF_THIS_MACHINE = (up_command, backup_command, copy_command, doctor_command, restart_command, restore_command)
 
 
@@ -107,16 +130,15 @@ def _located(command: click.Command) -> click.Command:
                 _located(child)
         if not command.invoke_without_command:
             return command
-    file = click.Path(path_type=Path, dir_okay=False)
-    directory = click.Path(path_type=Path, file_okay=False)
+    file, directory = _NamedPath(path_type=Path, dir_okay=False), _NamedPath(path_type=Path, file_okay=False)
     command.params += [
         click.Option(["--data"], type=directory, callback=_place, expose_value=False, help="Data directory."),
     ]
     if command not in _OF_THIS_MACHINE:
         command.params += [
-            click.Option(["--url"], callback=_place, expose_value=False, help="Address of another installation."),
-            click.Option(["--ca"], type=file, callback=_place, expose_value=False, help="Its CA certificate (PEM)."),
-            click.Option(["--key"], type=file, callback=_place, expose_value=False, help="A file with an API key."),
+            _target_option("--url", URL, str, "Address of another installation."),
+            _target_option("--ca", CA, file, "Its CA certificate (PEM)."),
+            _target_option("--key", KEY, file, "A file with an API key."),
         ]
     return command
 

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from contracts.control import TimelineAnswer
@@ -20,7 +19,9 @@ from kelvin.ladder import ladder_command
 from kelvin.model_restart import restart_command
 from kelvin.policy.findings import as_bytes
 from kelvin.render import render_command
+from kelvin.tables import print_table
 from kelvin.waterfall import waterfall
+from service.arguments import Number
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -46,7 +47,7 @@ def status_command(as_json: bool) -> None:
         processes = Table("process", "healthy", "ready", title="processes")
         for row in found["processes"]:
             processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
-        Console().print(processes)
+        print_table(processes)
         if found["device"] is not None:  # a cluster has them on its nodes
             click.echo(cache_line(found["cache"]))
             click.echo("\n".join(standby_lines(found["device"])))
@@ -200,7 +201,7 @@ def overlap_lines(models: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _print_models(models: list[dict[str, Any]]) -> None:
-    Console().print(_model_table(models))
+    print_table(_model_table(models))
     for line in (*failure_lines(models), *overlap_lines(models)):
         click.echo(line)
 
@@ -241,7 +242,7 @@ def stop_command(model: str) -> None:
 
 @click.command("timeline")
 @click.argument("request_id")
-@click.option("--floor-ms", type=click.FloatRange(0), help="Draw this measured floor beside it.")
+@click.option("--floor-ms", type=Number(0), help="Draw this measured floor beside it.")
 @click.option(
     "--floor",
     "report",

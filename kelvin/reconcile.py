@@ -15,11 +15,11 @@ DIFFERENT_EXIT: Final = 2
 
 
 @click.command("reconcile")
-@click.option("--tenant", default="default", show_default=True, help="Whose ledger.")
+@click.option("--tenant", help="Whose ledger. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def reconcile_command(context: click.Context, tenant: str, month: str | None, as_json: bool) -> None:
+def reconcile_command(context: click.Context, tenant: str | None, month: str | None, as_json: bool) -> None:
     """Hold requests, lives, sources and totals against each other, and name each difference and its size.
 
     Exits with code 2 where two accounts differ that must agree. Differences that are known (charged by the last

@@ -10,6 +10,7 @@ from contracts.wire import encode
 from kelvin.client import target
 from kelvin.policy.scale_cases import BadCase
 from kelvin.policy.scale_replay import average, replay
+from service.arguments import Number
 
 _SETTINGS: Final = "MODEL"  # no model's name: these are lower-case
 
@@ -36,9 +37,9 @@ def scale_command() -> None:
 @click.argument("model")
 @click.option("--min", "min_replicas", type=click.IntRange(0), help="Replicas that are always there.")
 @click.option("--max", "max_replicas", type=click.IntRange(1), help="Replicas at most.")
-@click.option("--target", "target_concurrency", type=click.FloatRange(0.01), help="Requests at once per replica.")
-@click.option("--window", "window_s", type=click.FloatRange(6, 3600), help="Stable window in seconds.")
-@click.option("--grace", "grace_s", type=click.FloatRange(0, 3600), help="Seconds between idle and zero.")
+@click.option("--target", "target_concurrency", type=Number(0.01), help="Requests at once per replica.")
+@click.option("--window", "window_s", type=Number(6, 3600), help="Stable window in seconds.")
+@click.option("--grace", "grace_s", type=Number(0, 3600), help="Seconds between idle and zero.")
 @click.option(
     "--idle",
     type=click.Choice(["zero", "sleep2", "sleep", "warm", "auto"]),
@@ -49,7 +50,7 @@ def scale_command() -> None:
 @click.option(
     "--backlog",
     "backlog_s",
-    type=click.FloatRange(0, 3600),
+    type=Number(0, 3600),
     help="Scale by tokens, too: seconds of work that a replica may have before it; 0: by requests alone.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")

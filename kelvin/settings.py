@@ -16,6 +16,9 @@ from contracts.wire import encode
 from service.inner_settings import ALONE, Between, read_between
 
 DEFAULT_PORT: Final = 8443
+URL: Final = "KELVIN_URL"  # these three say which installation a command speaks to, where no option does
+CA: Final = "KELVIN_CA"
+KEY: Final = "KELVIN_KEY"
 STANDBY_LISTEN: Final = "KELVIN_STANDBY_LISTEN"  # where a pod that waits is told what to take
 DEFAULT_POD_PORT: Final = 8080  # Knative's, where nothing says another
 _QUIET_LIBRARIES: Final = {

@@ -4,12 +4,12 @@ import json
 from typing import Final, get_args
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from contracts.control import Priority
 from kelvin.client import target
 from kelvin.instants import instant
+from kelvin.tables import print_table
 
 LIMITS: Final = (
     "store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens", "budget_micros",
@@ -54,7 +54,7 @@ def list_command(as_json: bool) -> None:
         limits = "\n".join(f"{name} {value}" for name, value in row["limits"].items() if value is not None)
         counts = (str(row["models"]), str(row["keys"]))
         table.add_row(row["tenant"], row["state"], *counts, instant(row["created_at_s"]), limits)
-    Console().print(table)
+    print_table(table)
 
 
 @tenants_command.command("create")

@@ -5,11 +5,11 @@ import time
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from contracts.names import parse_reference
 from kelvin.client import target
+from kelvin.tables import print_table
 
 
 @click.group("versions")
@@ -27,7 +27,7 @@ def list_command(model: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found["versions"], indent=2))
         return
-    Console().print(_table(model, found["versions"]))
+    print_table(_table(model, found["versions"]))
 
 
 @versions_command.command("delete")

@@ -25,6 +25,7 @@ from coldstart_bench.traffic.overload_rows import OverloadReport
 from coldstart_bench.traffic.soak_rows import SoakReport
 from coldstart_bench.traffic.trace_fit import TraceReport
 from coldstart_bench.verdicts import Verdict
+from service.arguments import Number
 
 _JSON = click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
@@ -37,7 +38,7 @@ R = TypeVar("R")
 @_JSON
 @click.option("--requests", default=1000, show_default=True, type=click.IntRange(1, 10_000), help="At once, of one.")
 @click.option("--slots", default=16, show_default=True, type=click.IntRange(1, 1024), help="Of the replica.")
-@click.option("--slot-ms", default=200.0, show_default=True, type=click.FloatRange(1, 60_000), help="Of each request.")
+@click.option("--slot-ms", default=200.0, show_default=True, type=Number(1, 60_000), help="Of each request.")
 def flood(json_file: Path | None, requests: int, slots: int, slot_ms: float) -> None:
     """One tenant asks a thousand times at once, another one now and then: how long that one waits. Exit 1 where a line
     does not hold.
@@ -61,9 +62,9 @@ def burst(json_file: Path | None, requests: int) -> None:
 @click.command("overload")
 @_JSON
 @click.option("--slots", default=20, show_default=True, type=click.IntRange(1, 1024), help="Of the replica.")
-@click.option("--slot-ms", default=100.0, show_default=True, type=click.FloatRange(1, 60_000), help="Of each request.")
+@click.option("--slot-ms", default=100.0, show_default=True, type=Number(1, 60_000), help="Of each request.")
 @click.option("--times", default="0.5,1,2,5,10", show_default=True, help="What the slots can do, so often.")
-@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(0.5, 3600), help="Of each step.")
+@click.option("--seconds", default=10.0, show_default=True, type=Number(0.5, 3600), help="Of each step.")
 @click.option(
     "--deadline-ms", default=2000, show_default=True, type=click.IntRange(10, 600_000), help="Of each request."
 )
@@ -89,15 +90,11 @@ def overload(json_file: Path | None, slots: int, slot_ms: float, times: str, sec
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A client's windows of rates, as ServeGen has them; each is a tenant. [default: FILE's own times, one tenant]",
 )
-@click.option("--at", default=0.0, show_default=True, type=click.FloatRange(0), help="Second of the clients' windows.")
-@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(1, 86_400), help="Of the clients.")
+@click.option("--at", default=0.0, show_default=True, type=Number(0), help="Second of the clients' windows.")
+@click.option("--seconds", default=60.0, show_default=True, type=Number(1, 86_400), help="Of the clients.")
 @click.option("--requests", default=2000, show_default=True, type=click.IntRange(2, 1_000_000), help="About so many.")
-@click.option(
-    "--speed", default=20.0, show_default=True, type=click.FloatRange(0.01, 10_000), help="Of FILE's own times."
-)
-@click.option(
-    "--shared-prefix", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Of a prompt; FILE has none."
-)
+@click.option("--speed", default=20.0, show_default=True, type=Number(0.01, 10_000), help="Of FILE's own times.")
+@click.option("--shared-prefix", default=0.0, show_default=True, type=Number(0, 1), help="Of a prompt; FILE has none.")
 @click.option("--slots", default=64, show_default=True, type=click.IntRange(1, 1024), help="Of the replica.")
 @click.option("--seed", default=1, show_default=True, type=int, help="Of what is drawn.")
 def trace(
@@ -127,9 +124,9 @@ def trace(
 
 @click.command("soak")
 @_JSON
-@click.option("--seconds", default=600.0, show_default=True, type=click.FloatRange(5, 604_800), help="Of load.")
-@click.option("--rate", default=10.0, show_default=True, type=click.FloatRange(0.1, 1000), help="Requests a second.")
-@click.option("--every", default=10.0, show_default=True, type=click.FloatRange(1, 3600), help="Seconds to a fault.")
+@click.option("--seconds", default=600.0, show_default=True, type=Number(5, 604_800), help="Of load.")
+@click.option("--rate", default=10.0, show_default=True, type=Number(0.1, 1000), help="Requests a second.")
+@click.option("--every", default=10.0, show_default=True, type=Number(1, 3600), help="Seconds to a fault.")
 @click.option("--seed", default=1, show_default=True, type=int, help="Of what is drawn.")
 def soak(json_file: Path | None, seconds: float, rate: float, every: float, seed: int) -> None:
     """An installation under load whose processes are killed in turn, whose clients stall and whose clock is stepped:

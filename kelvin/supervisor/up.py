@@ -20,8 +20,10 @@ from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, bring_back, 
 from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
+from kelvin.supervisor.log_rotation import rotate_forever
 from kelvin.supervisor.reaper import become_subreaper, children, reap
 from kelvin.supervisor.succession import Hands, Succession
+from kelvin.tail import last_lines
 from service.client import ServiceClient
 from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
@@ -171,7 +173,7 @@ class Supervisor:
 
     def _log_tail(self, name: str, lines: int = 15) -> str:
         path = self._settings.data / "logs" / f"{name}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+        return "\n".join(last_lines(path, lines)) if path.exists() else ""
 
     async def drain(self, shipper: Shipper) -> None:
         """Door first, then replicas, then what they needed; the ledger last, once it has heard of every death."""
@@ -247,7 +249,8 @@ async def supervise(settings: UpSettings) -> None:
     loop.add_signal_handler(signal.SIGUSR1, supervisor.restart_door)
     try:
         async with asyncio.TaskGroup() as tasks:
-            keeping = [tasks.create_task(shipper.run()), tasks.create_task(desk.recover_forever())]
+            loops = (shipper.run(), desk.recover_forever(), rotate_forever(settings.data / "logs"))
+            keeping = [tasks.create_task(loop) for loop in loops]
             supervisor.start()
             try:
                 await _until(stop, supervisor.wait_ready())

@@ -76,10 +76,10 @@ def test_it_asks_for_tenant_and_month() -> None:
 
 
 def test_the_month_is_the_current_one_by_default() -> None:
-    """And the tenant that of a fresh installation."""
+    """And the tenant is the key's own: no name is sent."""
     _, installation = run(GOOD)
     params = dict(installation.asked[0].params)
-    assert params["tenant"] == "default"
+    assert "tenant" not in params
     assert re.fullmatch(r"[0-9]{4}-[0-9]{2}", params["month"])
 
 

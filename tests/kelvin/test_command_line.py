@@ -1,0 +1,110 @@
+"""What a user gets wrong is answered in one sentence, and never by a traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import certifi
+import pytest
+from click.testing import CliRunner
+
+from kelvin.main import main
+
+NO_CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+def _run(*words: str, **env: str) -> tuple[int, str]:
+    """Exit code and output; a traceback is raised here."""
+    done = CliRunner().invoke(main, words, env=env, catch_exceptions=False)
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data directory with a CA file that is none and a key file that is one."""
+    (tmp_path / "ca.pem").write_text("no certificate\n")
+    (tmp_path / "admin.key").write_text("kv_x\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "https://", "ftp://x", "https://[::1", "https://x:65536", "//x", "https://:1"]
+)
+def test_bad_url_is_named(data: Path, url: str) -> None:
+    """By option and by environment."""
+    for words, env in ((("--url", url), {}), ((), {"KELVIN_URL": url})):
+        code, text = _run("status", "--data", str(data), *words, **env)
+        assert code == 1
+        assert f"{url!r} is no address of an installation; it must be https://HOST" in text
+
+
+def test_environment_names_the_installation(data: Path) -> None:
+    """`KELVIN_URL`, `KELVIN_CA` and `KELVIN_KEY` stand for the options, which win."""
+    code, text = _run("status", "--data", str(data), KELVIN_CA=str(data / "other.pem"))
+    assert (code, f"CA file {data / 'other.pem'} does not exist" in text) == (1, True)
+    code, text = _run("status", "--data", str(data), KELVIN_KEY=str(data / "other.key"))
+    assert (code, f"key file {data / 'other.key'} does not exist" in text) == (1, True)
+    code, text = _run("status", "--data", str(data), "--url", "https://localhost:1", KELVIN_URL="nonsense")
+    assert (code, "holds no certificate" in text) == (1, True)
+
+
+@pytest.mark.parametrize("pem", [b"", b"no certificate\n", NO_CERTIFICATE, b"\xff"])
+def test_bad_ca_file_is_named(data: Path, pem: bytes) -> None:
+    """A file that holds no certificate."""
+    (data / "ca.pem").write_bytes(pem)
+    code, text = _run("status", "--data", str(data))
+    assert code == 1
+    assert f"CA file {data / 'ca.pem'} holds no certificate" in text
+
+
+@pytest.mark.parametrize("key", [b"", b"\n", b"two words", b"two\nlines", "k\u00e4y".encode(), b"k\xffy"])
+def test_bad_key_file_is_named(data: Path, key: bytes) -> None:
+    """Its content is not shown."""
+    (data / "admin.key").write_bytes(key)
+    code, text = _run("status", "--data", str(data), "--ca", certifi.where())
+    assert code == 1
+    assert f"key file {data / 'admin.key'} holds no API key" in text
+
+
+@pytest.mark.parametrize("command", ["status", "up", "logs"])
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        pytest.param("", "must not be empty", id="empty"),
+        pytest.param("x" * 300, "File name too long", id="too long"),
+        pytest.param("/dev/null/x", "/dev/null/x", id="below a file"),
+    ],
+)
+def test_odd_data_directory_is_named(command: str, place: str, why: str) -> None:
+    """Nothing is made in the current directory for an empty one."""
+    code, text = _run(command, "--data", place)
+    assert code in (1, 2)
+    assert why in text
+
+
+@pytest.mark.parametrize("words", ["scale m --target", "scale m --window", "scale m --grace", "timeline r --floor-ms"])
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "one"])
+def test_number_is_finite(words: str, number: str) -> None:
+    """NaN is neither above nor below a bound, so that a range alone takes it."""
+    code, text = _run(*words.split(), number)
+    assert code == 2
+    assert number in text
+
+
+def test_early_interrupt_leaves_no_traceback() -> None:
+    """Ctrl-C while the command's modules are being imported."""
+    program = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "kelvin.main":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from kelvin.start import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=os.environ, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"Aborted!\n")
