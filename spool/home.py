@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import tempfile
@@ -12,7 +13,31 @@ from typing import Final
 from spool.disk import Disk, segment_name, segments
 from spool.reader import POSITION, encode_position, last_sequence, read_position
 
+log = logging.getLogger(__name__)
+
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def sources(root: Path) -> list[str]:
+    """Names of the directories in `root` that can be sources, sorted; foreign entries such as `lost+found` are left out."""
+    try:
+        with os.scandir(root) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if _SOURCE.fullmatch(entry.name) is not None and entry.is_dir(follow_symlinks=False)
+            )
+    except FileNotFoundError:
+        return []
+
+
+def readable_sources(root: Path) -> list[str]:
+    """As `sources`, without directories of another user, which are logged."""
+    found = sources(root)
+    denied = [source for source in found if not os.access(root / source, os.R_OK | os.X_OK)]
+    if denied:
+        log.warning("spools of another user are passed over", extra={"sources": denied[:10], "count": len(denied)})
+    return [source for source in found if source not in denied]
 
 
 class Home:

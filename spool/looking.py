@@ -10,6 +10,7 @@ from pathlib import Path
 
 from spool.disk import segment_name, segments
 from spool.frame import Frame, decode_frame
+from spool.home import readable_sources
 from spool.reader import read_position
 
 
@@ -42,9 +43,6 @@ def frames_after(directory: Path, after: int) -> Iterator[Frame]:
 
 def unshipped(root: Path) -> Iterator[tuple[str, Frame]]:
     """Source and frame of every record below `root` that its receiver has not acknowledged."""
-    if not root.is_dir():
-        return
-    for directory in sorted(root.iterdir()):
-        if directory.is_dir() and not directory.name.startswith("."):
-            for frame in frames_after(directory, read_position(directory)):
-                yield directory.name, frame
+    for source in readable_sources(root):
+        for frame in frames_after(root / source, read_position(root / source)):
+            yield source, frame

@@ -7,7 +7,6 @@ segment before it: a writer whose commit failed abandons the segment, and what i
 import logging
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -153,19 +152,6 @@ class Tail:
     def _segment_beyond(self, sequence: int) -> int | None:
         """First sequence of the next segment behind a hole."""
         return next((first for first in segments(self.directory) if first > sequence + 1), None)
-
-
-def payloads(directory: Path) -> Iterator[bytes]:
-    """Every record that its segments hold, acknowledged or not, in order; where one is damaged, on with the next."""
-    firsts = segments(directory)
-    for first, following in zip(firsts, [*firsts[1:], None], strict=True):
-        content = (directory / segment_name(first)).read_bytes()
-        offset, sequence = 0, first
-        while sequence != following and (frame := decode_frame(content, offset)) is not None:
-            if frame.sequence != sequence:
-                break
-            yield frame.payload
-            offset, sequence = frame.end, sequence + 1
 
 
 def encode_position(last: int) -> bytes:

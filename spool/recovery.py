@@ -1,14 +1,14 @@
 """Ship what dead processes left in their spools. Who is alive is told by the lock on each source's directory."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from spool.home import Home
-from spool.reader import Tail, last_sequence, payloads, read_position
+from spool.home import Home, readable_sources, sources
+from spool.looking import frames_after
+from spool.reader import Tail, last_sequence, read_position
 from spool.shipper import MAX_BYTES, MAX_RECORDS, Post
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Recovered:
 def leftovers(directory: Path) -> list[str]:
     """Sources in `directory` that no live process owns. One may find an owner, or be gone, a moment later."""
     found = []
-    for source in _sources(directory):
+    for source in sources(directory):
         home = Home.try_claim(directory, source)
         if home is not None:
             home.close()
@@ -42,14 +42,14 @@ def has_owner(directory: Path, source: str) -> bool:
 
 def left_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
     """What lies in the spools of those sources, acknowledged or not, a segment at a time. Raises OSError."""
-    for source in _sources(directory):
+    for source in readable_sources(directory):
         if wanted(source):
-            yield from payloads(directory / source)
+            yield from (frame.payload for frame in frames_after(directory / source, 0))
 
 
 def spools_of(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """By source: the last record that was acknowledged, and the last one. Of a live one, as of a moment ago."""
-    for source in _sources(directory):
+    for source in readable_sources(directory):
         with suppress(FileNotFoundError):  # all of it was shipped meanwhile
             yield source, (read_position(directory / source), last_sequence(directory / source))
 
@@ -58,20 +58,24 @@ async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> li
     """Ship every leftover source once, and remove its directory when all of it was acknowledged.
 
     `post_for(source)` gives what takes the records of that source, or None to leave them. A post that raises ends that
-    source for this call: nothing is lost, `remaining` says how much waits. Safe to call again, at once or by two.
+    source for this call: nothing is lost, `remaining` says how much waits. A source that can't be read is logged, and
+    the others are shipped. Safe to call again, at once or by two.
     """
     report = []
-    for source in _sources(directory):
+    for source in sources(directory):
         post = post_for(source)
         if post is None:
             continue
-        home = Home.try_claim(directory, source)
-        if home is None:
-            continue
         try:
-            report.append(await _ship(home, post))
-        finally:
-            home.close()
+            home = Home.try_claim(directory, source)
+            if home is None:
+                continue
+            try:
+                report.append(await _ship(home, post))
+            finally:
+                home.close()
+        except OSError as error:
+            log.warning("a leftover spool can't be read; it is kept", extra={"source": source, "error": repr(error)})
     return report
 
 
@@ -96,13 +100,3 @@ async def _ship(home: Home, post: Post) -> Recovered:
     if remaining == 0:
         home.remove_if_shipped()
     return Recovered(home.source, shipped, lost, remaining)
-
-
-def _sources(directory: Path) -> list[str]:
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(
-                entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
-            )
-    except FileNotFoundError:
-        return []

@@ -1,0 +1,123 @@
+"""Every state that a killed process, a power cut or a stranger can leave in the spool's directory is readable."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from spool.disk import segment_name
+from spool.frame import HEADER_BYTES, encode_frame
+from spool.home import Home
+from spool.looking import frames_after, unshipped
+from spool.reader import POSITION, Tail, last_sequence
+from spool.recovery import Recovered, left_records, recover, spools_of
+from spool.shipper import Post
+from spool.spool import Spool
+
+FRAME = encode_frame(1, b"record")
+SECOND = encode_frame(2, b"second")
+
+# What lies in the source's directory, and the records that can be read from it.
+STATES = [
+    pytest.param({}, [], id="no file at all"),
+    pytest.param({POSITION: b""}, [], id="an empty position"),
+    pytest.param({POSITION: bytes(12)}, [], id="a position of zeros"),
+    pytest.param({POSITION: b"\1\0\0"}, [], id="a torn position"),
+    pytest.param({segment_name(1): b""}, [], id="an empty segment"),
+    pytest.param({segment_name(1): bytes(4096)}, [], id="a segment of zeros"),
+    pytest.param({segment_name(1): FRAME[:HEADER_BYTES]}, [], id="a header without its payload"),
+    pytest.param({segment_name(1): FRAME[: HEADER_BYTES - 1]}, [], id="half a header"),
+    pytest.param({segment_name(1): FRAME[:-1]}, [], id="a torn record"),
+    pytest.param({segment_name(1): FRAME + SECOND[:-1]}, [b"record"], id="a torn record behind a whole one"),
+    pytest.param({segment_name(1): FRAME, segment_name(2): b""}, [b"record"], id="an empty segment behind a record"),
+    pytest.param({segment_name(1): FRAME, segment_name(2): bytes(64)}, [b"record"], id="zeros behind a record"),
+]
+
+
+def _lay(directory: Path, files: dict[str, bytes]) -> None:
+    directory.mkdir(parents=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+def _collect(into: list[bytes]) -> Callable[[str], Post]:
+    def post_for(_: str) -> Post:
+        async def post(records: Sequence[bytes]) -> None:
+            into.extend(records)
+
+        return post
+
+    return post_for
+
+
+@pytest.mark.parametrize(("files", "records"), STATES)
+def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes], records: list[bytes]) -> None:
+    """Each reader sees the whole records and nothing else; the source is shipped and its directory removed."""
+    source = tmp_path / "supervisor-1"
+    _lay(source, files)
+    assert list(left_records(tmp_path, lambda _: True)) == records
+    assert [frame.payload for frame in frames_after(source, 0)] == records
+    assert [frame.payload for _, frame in unshipped(tmp_path)] == records
+    assert dict(spools_of(tmp_path)) == {"supervisor-1": (0, len(records))}
+    batch = Tail(source).read(last_sequence(source), 10, 1000)
+    assert list(() if batch is None else batch.payloads) == records
+    shipped: list[bytes] = []
+    assert asyncio.run(recover(tmp_path, _collect(shipped))) == [Recovered("supervisor-1", len(records), 0, 0)]
+    assert shipped == records
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("files", "records"), STATES)
+def test_every_early_state_is_written_on(tmp_path: Path, files: dict[str, bytes], records: list[bytes]) -> None:
+    """The next record gets the next sequence and is read back behind what was there."""
+    _lay(tmp_path / "one", files)
+    spool = Spool.open(tmp_path, "one")
+    assert spool.append_blocking(lambda _: b"next") == len(records) + 1
+    spool.close()
+    assert list(left_records(tmp_path, lambda _: True)) == [*records, b"next"]
+
+
+def test_a_source_killed_before_its_first_record_is_read(tmp_path: Path) -> None:
+    """A claim makes the directory and the position, and no segment yet."""
+    Home.claim(tmp_path, "supervisor-1").close()
+    assert list(left_records(tmp_path, lambda _: True)) == []
+
+
+def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> None:
+    """A name that no source can have is not ours: nothing in it is read, shipped or removed."""
+    foreign = {segment_name(1): FRAME, "position": b""}
+    for name in ("lost+found", ".new-x", ".Trash-1000", "a b"):
+        _lay(tmp_path / name, foreign)
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "lost+found")
+    _lay(tmp_path / "supervisor-1" / "a" / "b" / "c", {"file": b"x"})
+    (tmp_path / "supervisor-1" / segment_name(1)).write_bytes(FRAME)
+    (tmp_path / "supervisor-1" / segment_name(2)).mkdir()
+    (tmp_path / "supervisor-1" / "lost+found").mkdir()
+    assert list(left_records(tmp_path, lambda _: True)) == [b"record"]
+    assert [source for source, _ in unshipped(tmp_path)] == ["supervisor-1"]
+    assert dict(spools_of(tmp_path)) == {"supervisor-1": (0, 1)}
+    shipped: list[bytes] = []
+    assert asyncio.run(recover(tmp_path, _collect(shipped))) == [Recovered("supervisor-1", 1, 0, 0)]
+    assert shipped == [b"record"]
+    assert (tmp_path / "lost+found" / segment_name(1)).read_bytes() == FRAME
+    assert (tmp_path / "supervisor-1" / "a" / "b" / "c" / "file").exists()
+
+
+def test_one_unreadable_source_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery leaves it as it is, and ships what the others left."""
+    for source in ("activator-1", "activator-2", "activator-3"):
+        _lay(tmp_path / source, {segment_name(1): FRAME})
+    claim = Home.try_claim
+
+    def refusing(root: Path, source: str) -> Home | None:
+        if source == "activator-2":
+            raise PermissionError(13, "Permission denied", str(root / source))
+        return claim(root, source)
+
+    monkeypatch.setattr(Home, "try_claim", refusing)
+    shipped: list[bytes] = []
+    report = asyncio.run(recover(tmp_path, _collect(shipped)))
+    assert [found.source for found in report if found.shipped] == ["activator-1", "activator-3"]
+    assert (tmp_path / "activator-2" / segment_name(1)).exists()
