@@ -27,6 +27,7 @@ from contracts.problem import code_of
 from contracts.timeline import Span, Stage
 from service.client import ServiceClient
 from service.decider import Hold, try_hold
+from service.processes import born_ns
 from service.unix import SocketDirectory
 from telemetry.policy.instruments import Page
 
@@ -212,7 +213,8 @@ def _held(meters: Path) -> int:
     """Device slots that living processes hold, by their meter pages: also of those that listen no more. In a thread."""
     held = 0
     for page in meters.iterdir():
+        # Foreign entries and dead processes raise. A page that is older than its process is of an earlier process.
         with suppress(OSError, ValueError):
-            is_alive = Path(f"/proc/{page.name.partition('.')[0]}").exists()
-            held += is_alive and holds_slot(decode_meter(page.read_bytes()))
+            born, meter = born_ns(int(page.name.partition(".")[0])), decode_meter(page.read_bytes())
+            held += holds_slot(meter) and not meter.is_older_than(born)
     return held

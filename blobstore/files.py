@@ -252,7 +252,7 @@ def _sweep(staging: Path, older_than_s: float) -> None:
     """Remove what crashed puts left behind; live ones are younger."""
     for path in staging.iterdir():
         try:
-            if path.stat().st_mtime < older_than_s:
+            if path.is_file() and path.stat().st_mtime < older_than_s:
                 path.unlink()
         except FileNotFoundError:
             continue  # another process sweeps too

@@ -13,8 +13,10 @@ from typing import Final
 METER_BYTES: Final = 512
 METER_FILE_BYTES: Final = 2 * METER_BYTES
 SEQUENCE_AT: Final = 8  # where in a slot its sequence number lies
-_LAYOUT: Final = struct.Struct("<4sIQQQQQQQQ64s64s64s32s")
+_LAYOUT: Final = struct.Struct("<4sIQQQQQQQQ64s64s64s64s36s")
+DEVICE_CLASS_BYTES: Final = 64  # as wide as the ledger's column; `names.is_device_class` refuses longer ones
 _MAGIC: Final = b"KMT1"
+_SLACK_NS: Final = 100_000_000  # the kernel's tick, and the noise of two readings of a process's start
 
 
 class Phase(IntEnum):
@@ -39,10 +41,15 @@ class Meter:
     model: str = ""
     version: str = ""
     device_class: str = ""
+    boot: str = ""  # the kernel's boot id: times of another boot can't be compared; "" of an older program
 
     def enter(self, phase: Phase, now_ns: int) -> "Meter":
         """Close the open interval and begin `phase`."""
         return replace(self.closed(now_ns), phase=phase, since_ns=now_ns)
+
+    def is_older_than(self, born_ns: int) -> bool:
+        """Whether the page was written before the process that was born then: by an earlier one with the same pid."""
+        return self.since_ns < born_ns - _SLACK_NS
 
     def closed(self, now_ns: int) -> "Meter":
         """The same with the open interval counted up to `now_ns`."""
@@ -52,11 +59,17 @@ class Meter:
 
 
 def encode_meter(meter: Meter, sequence: int) -> bytes:
-    """One slot, METER_BYTES long. `sequence` is even for a finished write, odd while it lasts."""
+    """One slot, METER_BYTES long. `sequence` is even for a finished write, odd while it lasts.
+
+    Raises ValueError for a name that does not fit: cut, it would be billed as another one.
+    """
+    texts = [text.encode() for text in (meter.tenant, meter.model, meter.version, meter.device_class, meter.boot)]
+    for text, most in zip(texts, (64, 64, 64, DEVICE_CLASS_BYTES, 36), strict=True):
+        if len(text) > most:
+            raise ValueError(f"{text[:80]!r} of {len(text)} bytes does not fit a meter page")
     return _LAYOUT.pack(
-        _MAGIC, meter.phase, sequence, meter.born_ns, meter.since_ns, *meter.spent_ns, meter.requests,
-        meter.tenant.encode(), meter.model.encode(), meter.version.encode(), meter.device_class.encode(),
-    ).ljust(METER_BYTES, b"\0")  # fmt: skip
+        _MAGIC, meter.phase, sequence, meter.born_ns, meter.since_ns, *meter.spent_ns, meter.requests, *texts
+    ).ljust(METER_BYTES, b"\0")
 
 
 def decode_meter(page: bytes) -> Meter:
@@ -69,8 +82,8 @@ def decode_meter(page: bytes) -> Meter:
     if magic != _MAGIC:
         raise ValueError("not a meter page")
     try:
-        tenant, model, version, device_class = (text.rstrip(b"\0").decode() for text in texts)
+        tenant, model, version, device_class, boot = (text.rstrip(b"\0").decode() for text in texts)
     except UnicodeDecodeError:
         raise ValueError("a meter page whose names are no text") from None
     spent = (standby, restore, active, idle)
-    return Meter(Phase(phase), born, since, spent, requests, tenant, model, version, device_class)
+    return Meter(Phase(phase), born, since, spent, requests, tenant, model, version, device_class, boot)

@@ -10,6 +10,8 @@ from contracts.errors import InvalidRequest, Refused
 # RFC 1123 label, so that host-based endpoints and Kubernetes objects can carry it.
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VERSION_PREFIX: Final = re.compile(r"[0-9a-f]{12,64}")
+_DEVICE_CLASS: Final = re.compile(r"[ -~]{1,64}")  # what the meter page and the ledger hold
+DEVICE_CLASS_RULE: Final = "must be 1 to 64 printable ASCII characters"
 DIGEST_HEX: Final = 64
 KEPT: Final = 512  # references that were read: callers name the same few
 DEFAULT_ALIAS: Final = "prod"
@@ -44,6 +46,11 @@ class ModelReference:
     def __str__(self) -> str:
         whose = "" if self.owner is None else f"{self.owner}/"
         return f"{whose}{self.model}@{self.alias or self.version_prefix}"
+
+
+def is_device_class(value: str) -> bool:
+    """Whether a device class can have that name. What is longer would be cut, and billed as another class."""
+    return _DEVICE_CLASS.fullmatch(value) is not None
 
 
 def model_for(caller: str, owner: str, model: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from contracts import settings
 from contracts.errors import Refused
-from contracts.names import dns_label
+from contracts.names import DEVICE_CLASS_RULE, dns_label, is_device_class
 from contracts.settings import BadSetting
 from controlplane.policy.knative_service import (
     FEATURES,
@@ -61,7 +61,7 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
         store_url=settings.text(env, "KELVIN_CLUSTER_STORE"),
         cores=cores,
         device=_device(env, "KELVIN_CLUSTER_DEVICE"),
-        device_class=env.get("KELVIN_CLUSTER_DEVICE_CLASS") or None,
+        device_class=_device_class(env, "KELVIN_CLUSTER_DEVICE_CLASS"),
         features=frozenset(_each(env, "KELVIN_CLUSTER_FEATURES", lambda key: key in known, f"of {', '.join(known)}")),
         timeout_s=settings.integer(env, "KELVIN_CLUSTER_TIMEOUT_S", TIMEOUT_S, low=1, high=86_400),
         secret=env.get("KELVIN_CLUSTER_SECRET") or None,
@@ -146,6 +146,13 @@ def _device(env: Mapping[str, str], name: str) -> str | None:
     value = env.get(name)
     if value and not value.startswith("nvidia.com/"):
         raise BadSetting(name, value, "must be nvidia.com/gpu or nvidia.com/mig-…")
+    return value or None
+
+
+def _device_class(env: Mapping[str, str], name: str) -> str | None:
+    value = env.get(name)
+    if value and not is_device_class(value):
+        raise BadSetting(name, value, DEVICE_CLASS_RULE)
     return value or None
 
 

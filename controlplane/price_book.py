@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from contracts.names import DEVICE_CLASS_RULE, is_device_class
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import ANY_CLASS, DevicePrices, PriceBook, Prices
 
@@ -72,6 +73,9 @@ def _prices(at: str, entry: dict[str, Any]) -> Prices:
     if ANY_CLASS not in device:
         named = ", ".join(sorted(device)) or "none"
         raise ValueError(f'{at}device={named}: must have the class "{ANY_CLASS}", for those that are not named')
+    for name in device:
+        if not is_device_class(name):  # no replica can have it: seconds that are meant would cost what "*" does
+            raise ValueError(f"{at}device={name!r}: a class {DEVICE_CLASS_RULE}")
     return Prices(
         from_us=day_us(since),
         per_tokens=per_tokens,

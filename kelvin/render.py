@@ -11,6 +11,7 @@ from controlplane.policy.knative_service import FEATURES, TIMEOUT_S, Cluster, Co
 from kelvin.export import ExportCalls, is_digest, resolve
 from kelvin.policy.configuration import DEFAULTS
 from kelvin.push_calls import Patience, failure_of, open_door
+from kelvin.runtime import device_class_option
 
 
 @click.command("render")
@@ -23,7 +24,9 @@ from kelvin.push_calls import Patience, failure_of, open_door
 @click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Processors, and compute threads.")
 @click.option("--kv-bytes", type=click.IntRange(64 << 20), default=DEFAULTS["KELVIN_KV_BYTES"], show_default=True)
 @click.option("--device", metavar="RESOURCE", help="nvidia.com/gpu, or a slice: nvidia.com/mig-1g.10gb.")
-@click.option("--device-class", help="What its seconds are billed as. [default: cpu-CORES]")
+@click.option(
+    "--device-class", callback=device_class_option, help="What its seconds are billed as. [default: cpu-CORES]"
+)
 @click.option("--node", multiple=True, metavar="KEY=VALUE", help="A label of the nodes that may take it.")
 @click.option("--tolerate", multiple=True, metavar="KEY", help="A taint that it bears, whatever its value.")
 @click.option("--priority-class", metavar="NAME")

@@ -17,7 +17,7 @@ import click
 
 from contracts.errors import Refused
 from contracts.jobs import Bind, Parked
-from contracts.names import dns_label
+from contracts.names import DEVICE_CLASS_RULE, dns_label, is_device_class
 from kelvin.client import DoorClosed
 from kelvin.settings import chosen_data, load_pod
 from kelvin.supervisor.lock import AlreadyRunning
@@ -42,19 +42,31 @@ def label(_: click.Context, parameter: click.Parameter, value: str | None) -> st
         raise click.BadParameter(refused.failure.message) from refused
 
 
+def device_class_option(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """An option that is a device class."""
+    if value is not None and not is_device_class(value):
+        raise click.BadParameter(f"{value[:80]!r}: {DEVICE_CLASS_RULE}")
+    return value
+
+
 @click.command("runtime")
 @click.argument("version", required=False, callback=_version)
 @click.option("--tenant", callback=label, help="Whose version it is.")
 @click.option("--model", callback=label, help="The model's name, for messages and records.")
 @click.option(
-    "--standby", metavar="CLASS", help="In place of a version: wait, on this device class, to be told of one."
+    "--standby",
+    metavar="CLASS",
+    callback=device_class_option,
+    help="In place of a version: wait, on this device class, to be told of one.",
 )
 @click.option("--weights", type=click.IntRange(0), help="With --standby: the largest version to take. [default: any]")
 @click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
 @click.option("--host", default="0.0.0.0", show_default=True, help="The address at which requests are taken.")  # noqa: S104
 @click.option("--port", type=click.IntRange(1, 65535), help="And the port. [default: $PORT, else 8080]")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads. [default: one for each core]")
-@click.option("--device-class", help="What its seconds are billed as. [default: cpu-THREADS]")
+@click.option(
+    "--device-class", callback=device_class_option, help="What its seconds are billed as. [default: cpu-THREADS]"
+)
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from contracts.meter import METER_BYTES, METER_FILE_BYTES, SEQUENCE_AT, Meter, Phase, encode_meter
+from service.processes import boot_id
 
 
 class Page(Protocol):
@@ -25,15 +26,20 @@ class MeterPage:
     """One writer's view of its page. Callable from the engine thread and the event loop alike: a lock orders them."""
 
     def __init__(
-        self, page: Page, *, born_ns: int | None = None, clock_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        page: Page,
+        *,
+        born_ns: int | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        boot: str = "",
     ) -> None:
-        """The standby phase began at `born_ns`; without it, now."""
+        """The standby phase began at `born_ns`; without it, now. `boot` is the kernel's boot id."""
         self._page = page
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._sequence = 0
         born = clock_ns() if born_ns is None else born_ns
-        self._meter = Meter(Phase.STANDBY, born_ns=born, since_ns=born)
+        self._meter = Meter(Phase.STANDBY, born_ns=born, since_ns=born, boot=boot)
         self._write()
 
     def __repr__(self) -> str:
@@ -88,7 +94,7 @@ def create_meter_page(directory: Path, runtime_id: str, *, born_ns: int | None =
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, METER_FILE_BYTES)  # on a full disk an error here, not a SIGBUS at the first write
-        page = MeterPage(mmap.mmap(fd, METER_FILE_BYTES), born_ns=born_ns)
+        page = MeterPage(mmap.mmap(fd, METER_FILE_BYTES), born_ns=born_ns, boot=boot_id())
     finally:
         os.close(fd)
     fresh.rename(path)

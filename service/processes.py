@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 from typing import Final
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -14,6 +15,14 @@ def born_ns(pid: int) -> int:
         fields = file.read().rpartition(")")[2].split()
     started_ns = int(fields[19]) * 10**9 // _TICKS_PER_S  # field 22, starttime, counted from field 3; CLOCK_BOOTTIME
     return started_ns - _suspended_ns()
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot; "" where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _suspended_ns() -> int:

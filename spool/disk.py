@@ -21,7 +21,9 @@ def segment_name(first: int) -> str:
 def segments(directory: Path) -> list[int]:
     """First sequences of the directory's segments, ascending."""
     with os.scandir(directory) as entries:
-        names = [entry.name for entry in entries if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)]
+        names = [
+            entry.name for entry in entries if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
+        ]
     stems = (name.removesuffix(SUFFIX) for name in names)
     return sorted(int(stem) for stem in stems if len(stem) == _DIGITS and stem.isascii() and stem.isdigit())
 

@@ -19,7 +19,7 @@ _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def sources(root: Path) -> list[str]:
-    """Names of the directories in `root` that can be sources, sorted; foreign entries such as `lost+found` are left out."""
+    """Names of the directories in `root` that can be sources, sorted. Foreign ones, as `lost+found`, are left out."""
     try:
         with os.scandir(root) as entries:
             return sorted(

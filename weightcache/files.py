@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ class ChunkFiles:
             self.close()
             raise
         for path in self._staging.iterdir():
-            path.unlink()
+            if path.is_file():  # anything else is a foreign entry
+                path.unlink()
 
     def close(self) -> None:
         """Another process may take it."""
@@ -90,6 +92,8 @@ class ChunkFiles:
             try:
                 status = path.stat()
             except FileNotFoundError:  # it was evicted meanwhile
+                continue
+            if not stat.S_ISREG(status.st_mode):
                 continue
             yield Found(path.parts[-3], path.name, status.st_size, status.st_mtime)
 
@@ -165,7 +169,7 @@ class ChunkFiles:
             path.rename(self._quarantine / f"{name}.{secrets.token_hex(4)}")
         except FileNotFoundError:
             return
-        aside = sorted(self._quarantine.iterdir(), key=_set_aside_at)
+        aside = sorted(filter(Path.is_file, self._quarantine.iterdir()), key=_set_aside_at)
         for old in aside[:-MAX_QUARANTINED]:
             old.unlink(missing_ok=True)
 

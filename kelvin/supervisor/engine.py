@@ -71,8 +71,9 @@ class Engine:
 
     def start(self) -> None:
         """Both at once. What an engine before left of its standbys goes: none of them lives."""
-        for left in (*self._directory.path.glob(socket_name("*")), *self._pages("*")):
-            left.unlink(missing_ok=True)
+        for left in (*self._directory.path.glob(socket_name("*")), *self._pages("[0-9]*")):
+            if not left.is_dir():  # a foreign entry
+                left.unlink(missing_ok=True)
         for child in self._children:
             self._start(child)
 

@@ -1,8 +1,9 @@
 """Turns the deaths of replicas into durable lifetime records. Handing them on is the desk's work."""
 
 import logging
+import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,13 +16,14 @@ from contracts.usage import LifetimeRecord
 from contracts.wire import decoder, encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
 from kelvin.supervisor.reaper import Reaped
-from service.processes import born_ns
+from service.processes import boot_id, born_ns
 from spool.recovery import left_records
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
 
 LIFETIME_PREFIX: Final = "supervisor-"  # every other source holds request records
+_PAGE: Final = re.compile(r"([0-9]{1,9})\.(.+)")
 
 
 class Graves:
@@ -34,15 +36,18 @@ class Graves:
         self._source = source
 
     def __repr__(self) -> str:
-        return f"<Graves source={self._source} pages={len(list(self._meters.iterdir()))}>"
+        return f"<Graves source={self._source} pages={len(list(self._pages()))}>"
 
     def bury(self, reaped: Reaped) -> None:
         """Write the lifetime of a replica that was reaped; whatever left no meter page was none. Blocks for a sync.
 
         Where the spool refuses, the page stays, and the next start writes that life up to its last transition.
         """
-        for page in self._meters.glob(f"{reaped.pid}.*"):
-            runtime_id = page.name.partition(".")[2]
+        for page, _, runtime_id in self._pages(reaped.pid):
+            meter = _try_read(page)
+            if meter is not None and meter.is_older_than(reaped.died_ns - reaped.lived_us * 1000):
+                self._bury_unseen(page, reaped.pid, runtime_id, meter)
+                continue
             death = Death(
                 runtime_id=runtime_id,
                 pid=reaped.pid,
@@ -53,20 +58,18 @@ class Graves:
                 cpu_us=reaped.cpu_us,
                 max_rss_kb=reaped.max_rss_kb,
             )
-            try:
-                self._write(page, death)
-            except Refused as refused:
-                failure = refused.failure.message
-                log.error("a lifetime is not recorded yet", extra={"runtime": runtime_id, "failure": failure})
+            self._write(page, meter, death)
 
     def so_far(self, pid: int) -> LifetimeRecord | None:
         """How a replica has lived until now, as if it ended; None where it is nobody's yet, or gone. A child."""
-        for page in self._meters.glob(f"{pid}.*"):
+        for page, _, runtime_id in self._pages(pid):
             meter = _try_read(page)
-            if meter is None or not meter.tenant:
-                return None
             with suppress(OSError):
-                runtime_id, born = page.name.partition(".")[2], born_ns(pid)
+                born = born_ns(pid)
+                if meter is not None and meter.is_older_than(born):
+                    continue
+                if meter is None or not meter.tenant:
+                    return None
                 now_ns, now_us = time.monotonic_ns(), time.time_ns() // 1000
                 lived_us = (now_ns - born) // 1000
                 death = Death(runtime_id, pid, now_ns, now_us, lived_us, exit_status=0, cpu_us=0, max_rss_kb=0)
@@ -77,31 +80,50 @@ class Graves:
         """Write the lifetimes of replicas that ended with an earlier supervisor.
 
         `recorded` are those that it wrote before it was killed, and had no time to remove the page of: what it saw of
-        their deaths stands, and nothing is made up beside it. Call this before anything ships what it left.
+        their deaths stands, and nothing is made up beside it. Call this before anything ships what it left. A page that
+        the disk or the spool refuses stays for the next start.
         """
-        for page in self._meters.iterdir():
-            pid, _, runtime_id = page.name.partition(".")
+        for page, pid, runtime_id in self._pages():
             if runtime_id in recorded:
                 page.unlink()
                 continue
-            meter = _try_read(page)
-            death = (
-                None
-                if meter is None
-                else abandoned(meter, runtime_id, int(pid), time.monotonic_ns(), time.time_ns() // 1000)
-            )
-            if death is None:
-                log.warning("a meter page of another boot was dropped", extra={"page": page.name})
+            try:
+                meter = decode_meter(page.read_bytes())
+            except ValueError as error:
+                log.warning("a meter page that is none was dropped", extra={"page": page.name, "error": str(error)})
                 page.unlink()
+            except OSError as error:
+                log.error("a meter page can't be read; it stays", extra={"page": page.name, "error": repr(error)})
             else:
-                self._write(page, death)
+                self._bury_unseen(page, pid, runtime_id, meter)
 
-    def _write(self, page: Path, death: Death) -> None:
-        meter = _try_read(page)
+    def _pages(self, of_pid: int | None = None) -> Iterator[tuple[Path, int, str]]:
+        """Page, pid and runtime of each meter page, or of those of one pid. Foreign entries are left out."""
+        for path in sorted(self._meters.iterdir()):
+            named = _PAGE.fullmatch(path.name)
+            if named is not None and path.is_file() and of_pid in (None, int(named[1])):
+                yield path, int(named[1]), named[2]
+
+    def _bury_unseen(self, page: Path, pid: int, runtime_id: str, meter: Meter) -> None:
+        """Write the lifetime of a replica whose end nobody saw, up to its last transition."""
+        death = abandoned(meter, runtime_id, pid, time.monotonic_ns(), time.time_ns() // 1000, boot_id())
+        if death is None:
+            log.warning("a meter page of another boot was dropped", extra={"page": page.name})
+            page.unlink()
+        else:
+            self._write(page, meter, death)
+
+    def _write(self, page: Path, meter: Meter | None, death: Death) -> None:
+        """Where the spool refuses, the page stays."""
         if meter is None:
             log.error("a meter page is unreadable", extra={"page": page.name})
             return
-        self._spool.append_blocking(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
+        try:
+            self._spool.append_blocking(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
+        except Refused as refused:
+            failure = refused.failure.message
+            log.error("a lifetime is not recorded yet", extra={"runtime": death.runtime_id, "failure": failure})
+            return
         page.unlink()  # only after the record is durable: killed between the two, `recover` finds that record
 
 

@@ -5,6 +5,7 @@ Imitates runtime/control_api.py, runtime/replica.py (one version, once) and runt
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 from aiohttp import web
@@ -46,7 +47,7 @@ class Parked:
 
     def _meter(self, phase: Phase) -> None:
         tenant = "" if self.bound is None else self.bound.tenant
-        self._page.write_bytes(encode_meter(Meter(phase, 1, 1, tenant=tenant), 2))
+        self._page.write_bytes(encode_meter(Meter(phase, 1, time.monotonic_ns(), tenant=tenant), 2))
 
     async def _state(self, request: web.Request) -> web.Response:
         bind = self.bound

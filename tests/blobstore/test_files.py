@@ -38,6 +38,22 @@ def test_nothing_stays_staged(tmp_path: Path) -> None:
     assert files_under(tmp_path) == ["t/a", "t/b"]
 
 
+def test_foreign_entries_do_not_stop_a_store(tmp_path: Path) -> None:
+    """A directory in staging is none of ours; names that no key can have are not listed."""
+    foreign = tmp_path / STAGING / "lost+found"
+    foreign.mkdir(parents=True)
+    os.utime(foreign, (1, 1))
+    (tmp_path / "lost+found").mkdir()
+    store = FileStore(tmp_path)
+
+    async def listed() -> list[str]:
+        await store.put_if_absent("t/a", BODY)
+        return [key async for key in store.list("")]
+
+    assert asyncio.run(listed()) == ["t/a"]
+    assert foreign.is_dir()
+
+
 CRASH = """
 import asyncio, os, signal, sys
 from pathlib import Path

@@ -27,6 +27,21 @@ def test_a_page_comes_back_as_it_was_written() -> None:
     assert decode_meter(page) == meter
 
 
+def test_the_longest_device_class_is_whole() -> None:
+    """Cut, it would be billed as another class."""
+    meter = Meter(Phase.IDLE, 1, 2, device_class="h" * 64, boot="b" * 36)
+    assert decode_meter(encode_meter(meter, 2)) == meter
+    with pytest.raises(ValueError, match="does not fit a meter page"):
+        encode_meter(Meter(Phase.IDLE, 1, 2, device_class="h" * 65), 2)
+
+
+def test_a_page_of_an_older_program_is_read() -> None:
+    """It had 32 bytes for the class, and no boot id; what follows reads as zeros."""
+    page = bytearray(encode_meter(Meter(Phase.IDLE, 1, 2, device_class="cpu-1", boot="b" * 36), 2))
+    page[296:] = bytes(len(page) - 296)
+    assert decode_meter(bytes(page)) == Meter(Phase.IDLE, 1, 2, device_class="cpu-1")
+
+
 @pytest.mark.parametrize("page", [b"", b"\0" * METER_BYTES, b"KMT1"], ids=["empty", "zeros", "short"])
 def test_what_no_runtime_wrote_is_refused(page: bytes) -> None:
     """A page that is not one of ours raises instead of billing nonsense."""

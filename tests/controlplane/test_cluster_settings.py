@@ -93,6 +93,9 @@ def test_all_of_them() -> None:
         pytest.param({"KELVIN_CLUSTER_NAMESPACE": "Not One"}, "must be a DNS label", id="namespace"),
         pytest.param({"KELVIN_CLUSTER_FEATURES": "gpu"}, "each must be of kubernetes.podspec-", id="a feature"),
         pytest.param({"KELVIN_CLUSTER_DEVICE": "tpu"}, "must be nvidia.com/gpu", id="a device"),
+        pytest.param(
+            {"KELVIN_CLUSTER_DEVICE_CLASS": "h" * 65}, "h: must be 1 to 64 printable ASCII", id="a device class"
+        ),
         pytest.param({"KELVIN_CLUSTER_DEVICES": "-1"}, "KELVIN_CLUSTER_DEVICES=-1: must be 0 or more", id="devices"),
         pytest.param({"KELVIN_CLUSTER_OVERLAP_S": "-1"}, "KELVIN_CLUSTER_OVERLAP_S=-1: must be 0", id="an overlap"),
         pytest.param({"KELVIN_CLUSTER_NODES": "gpu"}, "each must be KEY=VALUE", id="a label without a value"),

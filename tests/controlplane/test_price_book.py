@@ -80,6 +80,7 @@ def test_the_shipped_book() -> None:
         pytest.param("idle = 70\n", "", "prices[1].device.cpu-2.idle: is required", id="a phase without a price"),
         pytest.param("idle = 70\n", "idle = 70\nrest = 1\n", "prices[1].device.cpu-2.rest=1: is no", id="no phase"),
         pytest.param('"*"]', '"cpu-4"]', '[1].device=cpu-2, cpu-4: must have the class "*"', id="a missing class"),
+        pytest.param("device.cpu-2]", f"device.{'h' * 65}]", "1 to 64 printable", id="a class of 65 letters"),
         pytest.param('device = { "*" = { restore = 5, active = 6, idle = 7 } }', "device = 1", "[0].device=1: must",
                      id="no table of classes"),
         pytest.param("1_000\n", "100\n", "prices[0].per_tokens=100: must be 1000 or", id="an odd number of tokens"),

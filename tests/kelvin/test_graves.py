@@ -18,6 +18,7 @@ from controlplane.ledger import append_lifetimes
 from controlplane.ledger_schema import conflicts, lifetime_records
 from kelvin.supervisor.graves import Graves, recorded_lives
 from kelvin.supervisor.reaper import Reaped
+from spool.home import Home
 from spool.recovery import recover
 from spool.shipper import Post
 from spool.spool import Spool
@@ -29,9 +30,9 @@ ROOT = Path(__file__).parents[2]
 LIVED_US = 9_000_000  # as the supervisor that saw the death has it
 
 
-def leave_page(data: Path, name: str) -> None:
+def leave_page(data: Path, name: str, idle_ns: int = 0) -> None:
     """A replica that restored for a second, was active for two, and is idle since."""
-    now_ns = time.monotonic_ns()
+    now_ns = time.monotonic_ns() - idle_ns
     meter = Meter(Phase.RESTORE, now_ns - 3 * 10**9, now_ns - 3 * 10**9, tenant="acme", model="m", device_class="cpu-1")
     meter = meter.enter(Phase.ACTIVE, now_ns - 2 * 10**9).enter(Phase.IDLE, now_ns)
     meters = data / "run" / "meters"
@@ -113,6 +114,45 @@ def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path)
     spool.close()
     start_again(tmp_path, "supervisor-2", recorded_lives(tmp_path / "spool"))
     assert in_the_ledger(tmp_path) == ([("rt-2", LIVED_US), ("rt-1", 3_000_000)], 0)
+
+
+def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> None:
+    """The spool refused the first life. The page of it ends with its last transition, not with the second process."""
+    leave_page(tmp_path, f"{PID}.rt-1", idle_ns=20 * 10**9)
+    spool = Spool.open(tmp_path / "spool", "supervisor-1")
+    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    leave_page(tmp_path, f"{PID}.rt-2")
+    graves.bury(Reaped(PID, 0, 50_000, time.monotonic_ns(), 0, 0))
+    spool.close()
+    assert pages(tmp_path) == []
+    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000), ("rt-2", 50_000)], 0)
+
+
+def test_the_next_supervisor_starts_over_any_entry(tmp_path: Path) -> None:
+    """Foreign entries stay. The earlier supervisor was killed before its first record."""
+    Home.claim(tmp_path / "spool", "supervisor-0").close()
+    leave_page(tmp_path, f"{PID}.rt-1")
+    meters = tmp_path / "run" / "meters"
+    for name in ("lost+found", f"{PID}.a-directory", "no-pid", "a.b"):
+        (meters / name).mkdir()
+    (meters / "stray").touch()
+    (meters / "a" / "b" / "c" / "d").mkdir(parents=True)
+    (meters / f"{PID}.empty").touch()
+    (meters / f"{PID}.zeros").write_bytes(bytes(METER_FILE_BYTES))
+    start_again(tmp_path, "supervisor-1", recorded_lives(tmp_path / "spool"))
+    assert pages(tmp_path) == sorted(["lost+found", f"{PID}.a-directory", "no-pid", "a.b", "stray", "a"])
+    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
+
+
+def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> None:
+    """The page stays for the start after it."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=FailingDisk("write"))
+    Graves(tmp_path / "run" / "meters", spool, "supervisor-1").recover(())
+    spool.close()
+    assert pages(tmp_path) == [f"{PID}.rt-1"]
+    start_again(tmp_path, "supervisor-2", ())
+    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
 
 
 def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A lifetime's parts are the runtime's own counts, its total the supervisor's clock."""
 
+from dataclasses import replace
+
 from contracts.meter import Meter, Phase
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
 
@@ -30,7 +32,7 @@ def test_idle_is_never_a_remainder() -> None:
 
 def test_an_unseen_death_ends_with_the_last_transition() -> None:
     """A replica that died with its supervisor is billed up to what it wrote last."""
-    death = abandoned(_meter(), "rt-1", 42, now_ns=20_000_000, now_at_us=500_000)
+    death = abandoned(_meter(), "rt-1", 42, now_ns=20_000_000, now_at_us=500_000, boot="b")
     assert death is not None
     assert death.total_us == 3_000
     assert death.died_at_us == 500_000 - 17_000
@@ -38,4 +40,11 @@ def test_an_unseen_death_ends_with_the_last_transition() -> None:
 
 def test_a_page_of_another_boot_is_no_lifetime() -> None:
     """Monotonic clocks of two boots can't be compared."""
-    assert abandoned(_meter(), "rt-1", 42, now_ns=2, now_at_us=500_000) is None
+    assert abandoned(_meter(), "rt-1", 42, now_ns=2, now_at_us=500_000, boot="b") is None
+
+
+def test_a_page_of_a_shorter_boot_is_no_lifetime() -> None:
+    """Its times fit this boot's, too, and would date the life by this boot's clock: the boot ids differ."""
+    page = replace(_meter(), boot="an earlier one")
+    assert abandoned(page, "rt-1", 42, now_ns=20_000_000, now_at_us=500_000, boot="this one") is None
+    assert abandoned(page, "rt-1", 42, now_ns=20_000_000, now_at_us=500_000, boot="an earlier one") is not None

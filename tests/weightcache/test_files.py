@@ -57,6 +57,27 @@ def test_round_trip(tier: ChunkFiles, direct: bool, monkeypatch: pytest.MonkeyPa
     assert os.listdir(path.parents[2] / files.STAGING) == []
 
 
+def test_foreign_directories_are_left_alone(tier: ChunkFiles, tmp_path: Path) -> None:
+    """In staging, in quarantine, and where a chunk would be; drafts of a crash are removed all the same."""
+    written(tier)
+    foreign = [
+        tmp_path / files.STAGING / "lost+found",
+        tmp_path / files.QUARANTINE / "lost+found",
+        tier.chunk("b", DIGEST),
+    ]
+    for directory in foreign:
+        directory.mkdir(parents=True)
+    (tmp_path / files.STAGING / "draft").touch()
+    tier.open()
+    tier.close()
+    for number in range(MAX_QUARANTINED + 1):
+        tier.quarantine(written(tier), f"bad-{number}")
+    written(tier)
+    assert [found.tenant for found in tier.scan()] == ["a"]
+    assert all(directory.is_dir() for directory in foreign)
+    assert not (tmp_path / files.STAGING / "draft").exists()
+
+
 def shorten(path: Path) -> None:
     os.truncate(path, PAGE)
 
