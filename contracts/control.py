@@ -17,6 +17,7 @@ from contracts.problem import code_of, is_retryable, status_of
 from contracts.signature import Signature
 from contracts.spending import SpendingRow
 from contracts.timeline import Span, Stamp
+from contracts.traffic_errors import StartReason
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import Fact, Wire
 
@@ -175,6 +176,26 @@ class RestoreFailure(Fact, frozen=True):
         )
 
 
+class StartProblem(Fact, frozen=True):
+    """Why a version has no replica although one is wanted. `message` is a sentence that the caller may read.
+
+    `exit_status` is that of the process that ended last, as `Popen.returncode`; known only for some crash loops.
+    """
+
+    reason: StartReason
+    message: str
+    exit_status: int | None = None
+
+
+class StartProblemRow(Fact, frozen=True):
+    """The start problem of a version. State: it stands until it is replaced, or removed with or without its version."""
+
+    tenant: str
+    model: str
+    version: str
+    problem: StartProblem
+
+
 READER: Final = "x-kelvin-reader"  # of a request for the feed: who reads, by a name that is its alone
 
 
@@ -194,12 +215,14 @@ class Feed(Fact, frozen=True):
     spending: tuple[SpendingRow, ...] = ()
     revisions: tuple[RevisionRow, ...] = ()  # of versions that Knative scales
     pools: tuple[PoolRow, ...] = ()  # in their place; all of them, where any is told
+    start_problems: tuple[StartProblemRow, ...] = ()  # one a version at most; the newest counts
     removed_tenants: tuple[str, ...] = ()
     removed_keys: tuple[str, ...] = ()
     removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it
     removed_versions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version), its revision with it
     removed_replicas: tuple[str, ...] = ()
     removed_revisions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version): it is scaled no more
+    removed_start_problems: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version)
     machine: Machine | None = None  # in a snapshot: by which starts are given their part of it
 
 

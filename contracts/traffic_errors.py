@@ -1,8 +1,11 @@
 """The ways in which a request gets no answer now, or not all of it: too much at once, too late, or an end is gone."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from contracts.errors import Failure
+
+StartReason = Literal["crash_loop", "missing_secret", "no_room", "refused_object", "no_image", "failed"]
 
 
 class Later(Failure):
@@ -229,9 +232,11 @@ class DeadlineTooShort(Failure):
 
 @dataclass(frozen=True, slots=True)
 class StartFailed(Failure):
-    """The cluster tried to start a replica, and none came up."""
+    """A replica was to start, and none came up. `reason` and `exit_status` are those of `control.StartProblem`."""
 
     why: str
+    reason: StartReason = "failed"
+    exit_status: int | None = None
     code, status, retryable = "start_failed", 503, True
 
     @property

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from contracts.control import StartProblem
 from contracts.ladder import Rung
 from contracts.timeline import Span
 from contracts.wire import Wire
@@ -93,6 +94,7 @@ class VersionStatus(Wire, frozen=True):
     kv_bytes_per_token: int
     replicas: tuple[ReplicaStatus, ...]
     last_restore: RestoreStatus | None
+    start_problem: StartProblem | None = None  # why no replica comes, where one is wanted
 
 
 class ModelStatus(Wire, frozen=True):

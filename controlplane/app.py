@@ -129,7 +129,7 @@ def compose(inst: Installation, running: Running, backups: Backups) -> ASGIApp:
         running.answered(records)
         inst.spending.noted(records)
 
-    app.router.routes.extend(usage_api.routes(ledger, seen, clock))
+    app.router.routes.extend(usage_api.routes(ledger, seen, running.outcomes.exited, clock))
     app.router.routes.extend(backup_api.routes(backups))
     app.router.routes.extend(access_api.internal_routes(access))
     changes = Changes(registry, access.tenants, running.decider, clock)

@@ -18,6 +18,7 @@ from contracts.control import (
     ReplicaRow,
     RestoreFailure,
     RevisionRow,
+    StartProblemRow,
     TenantRow,
     VersionRow,
 )
@@ -111,6 +112,7 @@ class FeedHub:
         self._spending: dict[str, SpendingRow] = {}
         self._revisions: dict[tuple[str, str, str], RevisionRow] = {}
         self._pools: tuple[PoolRow, ...] = ()
+        self._start_problems: dict[tuple[str, str, str], StartProblemRow] = {}
         self._subscriptions: set[Subscription] = set()
         self._away: dict[str, float] = {}  # named readers that left: until when they are remembered, by the loop
         self._max_lines = max_lines
@@ -136,12 +138,14 @@ class FeedHub:
         spending: tuple[SpendingRow, ...] = (),
         revisions: tuple[RevisionRow, ...] = (),
         pools: tuple[PoolRow, ...] = (),
+        start_problems: tuple[StartProblemRow, ...] = (),
         removed_tenants: tuple[str, ...] = (),
         removed_keys: tuple[str, ...] = (),
         removed_replicas: tuple[str, ...] = (),
         removed_models: tuple[tuple[str, str], ...] = (),
         removed_versions: tuple[tuple[str, str, str], ...] = (),
         removed_revisions: tuple[tuple[str, str, str], ...] = (),
+        removed_start_problems: tuple[tuple[str, str, str], ...] = (),
     ) -> int:
         """Take the rows over and tell every reader. Returns the revision that holds them."""
         self._tenants.update((row.tenant, row) for row in tenants)
@@ -153,6 +157,7 @@ class FeedHub:
         self._spending.update((row.tenant, row) for row in spending)
         self._revisions.update(((row.tenant, row.model, row.version), row) for row in revisions)
         self._pools = pools or self._pools
+        self._start_problems.update(((row.tenant, row.model, row.version), row) for row in start_problems)
         for replica in replicas:
             if not (replica.draining or replica.unproven):
                 self._starts.pop((replica.tenant, replica.model, replica.version), None)
@@ -170,6 +175,8 @@ class FeedHub:
             self._starts.pop(version, None)
         for version in (*removed_versions, *removed_revisions):
             self._revisions.pop(version, None)
+        for version in (*removed_versions, *removed_start_problems):
+            self._start_problems.pop(version, None)
         self._revision += 1
         change = Feed(
             revision=self._revision,
@@ -184,12 +191,14 @@ class FeedHub:
             spending=spending,
             revisions=revisions,
             pools=pools,
+            start_problems=start_problems,
             removed_tenants=removed_tenants,
             removed_keys=removed_keys,
             removed_replicas=removed_replicas,
             removed_models=removed_models,
             removed_versions=removed_versions,
             removed_revisions=removed_revisions,
+            removed_start_problems=removed_start_problems,
         )
         line = encode(change) + b"\n"
         for subscription in self._subscriptions:
@@ -210,6 +219,7 @@ class FeedHub:
             spending=tuple(self._spending.values()),
             revisions=tuple(self._revisions.values()),
             pools=self._pools,
+            start_problems=tuple(self._start_problems.values()),
             machine=self._machine,
         )
 

@@ -75,7 +75,7 @@ async def on_cluster(
         "kelvin_replicas", "Pods by state.", Kind.GAUGE, ("state",),
         lambda: by((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
     )  # fmt: skip
-    outcomes = Outcomes(inst.registry, inst.tasks)
+    outcomes = Outcomes(inst.registry, inst.feed, inst.tasks)
     rendering = Rendering(settings.pods, settings.namespace, inst.settings.kv_bytes, settings.own_devices)
     pools = Pools(
         api, settings.pools, settings.pods, inst.settings.kv_bytes, PodCalls(ways),

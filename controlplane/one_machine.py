@@ -55,7 +55,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     )
     autoscaler = Autoscaler(registry, actuator, clock, tasks, economy)
     show_pending(telemetry.page, lambda: {(pool.state().device, ANY, "no"): autoscaler.pending})
-    outcomes = Outcomes(registry, tasks)
+    outcomes = Outcomes(registry, feed, tasks)
     actuator.listen(autoscaler)
     actuator.listen(outcomes)
     actuator.listen(RestoreMeters(telemetry, table))

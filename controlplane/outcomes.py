@@ -4,13 +4,18 @@ Written after the fact, in the background: a cold start never waits for it.
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from contracts.control import StartProblem, StartProblemRow
 from contracts.errors import Failure
 from contracts.problem import code_of
 from contracts.timeline import Span
+from contracts.usage import LifetimeRecord
 from controlplane.facts import VersionKey
+from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent, speaks_of_bytes
+from controlplane.policy.start_problem import crash_loop, problem_of
 from controlplane.registry import Registry
 from controlplane.replicas import Replica
 from controlplane.tasks import Tasks
@@ -29,10 +34,13 @@ class LastRestore:
 class Outcomes:
     """Listens to the actuator. Holds one entry per version that was ever tried."""
 
-    def __init__(self, registry: Registry, tasks: Tasks) -> None:
+    def __init__(self, registry: Registry, feed: FeedHub, tasks: Tasks) -> None:
         self._registry = registry
+        self._feed = feed
         self._tasks = tasks
         self._last: dict[VersionKey, LastRestore] = {}
+        self._problems: dict[VersionKey, StartProblem] = {}
+        self._exits: dict[VersionKey, int] = {}  # how the last process ended that ended badly since one was ready
 
     def __repr__(self) -> str:
         return f"<Outcomes versions={len(self._last)}>"
@@ -41,15 +49,49 @@ class Outcomes:
         """None where this control plane has seen no attempt."""
         return self._last.get(key)
 
+    def problem(self, key: VersionKey) -> StartProblem | None:
+        """Return why the version does not start, where one is wanted and that is known."""
+        return self._problems.get(key)
+
+    def set_problem(self, key: VersionKey, problem: StartProblem) -> None:
+        """Record why the version does not start, and publish it where it is another reason than before."""
+        if self._problems.get(key) != problem:
+            self._problems[key] = problem
+            row = StartProblemRow(tenant=key.tenant, model=key.model, version=key.version, problem=problem)
+            self._feed.publish(start_problems=(row,))
+
+    def clear_problem(self, key: VersionKey) -> None:
+        """Forget why the version did not start. Does nothing where that is not known."""
+        if self._problems.pop(key, None) is not None:
+            self._feed.publish(removed_start_problems=((key.tenant, key.model, key.version),))
+
+    def exited(self, records: Iterable[LifetimeRecord]) -> None:
+        """Take in how processes ended: a crash loop names the last of these."""
+        for record in records:
+            if record.tenant is None or record.model is None or record.version is None or not record.exit_status:
+                continue
+            key = VersionKey(record.tenant, record.model, record.version)
+            known = self._problems.get(key)
+            if known is not None and known.reason == "crash_loop":
+                self.set_problem(key, problem_of(crash_loop(record.exit_status)))
+            if key in self._last:  # Bounded: one entry per version that was tried here.
+                self._exits[key] = record.exit_status
+
     def ready(self, replica: Replica) -> None:
         """Its bytes are good."""
         assert replica.key is not None
         self._last[replica.key] = LastRestore(replica.restore, None)
+        self._exits.pop(replica.key, None)
+        self.clear_problem(replica.key)
         self._note(replica.key, VersionEvent.RESTORED, None)
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
         """Its bytes may be broken; or it was the machine."""
         self._last[key] = LastRestore((), (code_of(failure), failure.message))
+        problem = problem_of(failure)
+        if problem.reason == "crash_loop" and problem.exit_status is None:
+            problem = problem_of(crash_loop(self._exits.get(key)))
+        self.set_problem(key, problem)
         if speaks_of_bytes(code_of(failure)):
             self._note(key, VersionEvent.FOUND_BROKEN, code_of(failure))
 

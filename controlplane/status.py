@@ -110,6 +110,7 @@ def _version_status(model: Model, version: Version, replicas: Replicas, outcomes
         kv_bytes_per_token=of.kv_bytes_per_token,
         replicas=tuple(_replica_status(replica) for replica in replicas.of(key)),
         last_restore=_restore_status(outcomes.last(key)),
+        start_problem=outcomes.problem(key),
     )
 
 

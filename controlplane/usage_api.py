@@ -10,14 +10,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
-from contracts.usage import RequestRecord
+from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane.bodies import LARGE_BYTES, nothing, read
 from controlplane.clock import Clock
 from controlplane.ledger import Ledger
 
 
-def routes(ledger: Ledger, seen: Callable[[tuple[RequestRecord, ...]], None], clock: Clock) -> list[Route]:
-    """Internal routes; a batch is one transaction, and then `seen`."""
+def routes(
+    ledger: Ledger,
+    seen: Callable[[tuple[RequestRecord, ...]], None],
+    ended: Callable[[tuple[LifetimeRecord, ...]], None],
+    clock: Clock,
+) -> list[Route]:
+    """Internal routes; a batch is one transaction, and then `seen` or `ended`."""
 
     async def requests(request: Request) -> Response:
         batch = await read(request, RequestBatch, LARGE_BYTES)
@@ -26,7 +31,9 @@ def routes(ledger: Ledger, seen: Callable[[tuple[RequestRecord, ...]], None], cl
         return nothing()
 
     async def lifetimes(request: Request) -> Response:
-        await ledger.append_lifetimes(await read(request, LifetimeBatch, LARGE_BYTES))
+        batch = await read(request, LifetimeBatch, LARGE_BYTES)
+        await ledger.append_lifetimes(batch)
+        ended(batch.records)
         return nothing()
 
     async def lives(request: Request) -> Response:

@@ -182,10 +182,15 @@ def pool_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:
-    """Of each model of which nothing is ready, why its last start came to nothing."""
+    """Say of each version why it does not start; else of a model of which nothing is ready how its last start went."""
     for row in models:
+        # A control plane of an older build says nothing of problems.
+        versions = row.get("versions", ())
+        problems = {each["version"]: each["start_problem"] for each in versions if each.get("start_problem")}
+        for version, problem in problems.items():
+            yield f"{row['model']}@{version[:12]}: {problem['message']}"
         last = row["last_restore"]
-        if row["state"] != "ready" and last is not None and last["failure"] is not None:
+        if not problems and row["state"] != "ready" and last is not None and last["failure"] is not None:
             yield f"{row['model']}: its last start: {last['failure']}"
 
 

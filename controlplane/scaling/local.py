@@ -23,6 +23,7 @@ from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level
 from controlplane.policy.pool import SETTLE_S
 from controlplane.policy.replica_life import LIVE, SLEEPING, ReplicaEvent, ReplicaState
+from controlplane.policy.start_problem import crash_loop
 from controlplane.replicas import NoSlot, Replica, Start, replica_row
 from controlplane.scaling.device import Device
 from controlplane.scaling.drain import condemned, drained
@@ -337,7 +338,7 @@ class LocalActuator:
         attempt = self._lost_starts.get(key, 0) + 1
         log.warning("a restore failed", extra={"version": str(key), "why": failure.message, "attempt": attempt})
         if not was_lost or attempt == ATTEMPTS:
-            self.fail(key, failure)
+            self.fail(key, crash_loop() if was_lost else failure)
             return
         self._lost_starts[key] = attempt
         await process.gone(DEATH_S)  # it holds its slot until then

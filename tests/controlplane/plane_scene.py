@@ -105,7 +105,7 @@ class Scene:
     ) -> None:
         self.place, self.registry, self.feed, self.clock = place, registry, feed, clock
         self.table = PodTable(clock, "cpu-1")
-        self.outcomes = Outcomes(registry, tasks)
+        self.outcomes = Outcomes(registry, feed, tasks)
         rendering = Rendering(cluster, "kelvin", kv_bytes=512 << 20)
         self.pools = Pools(
             place, settings or PoolSettings(), cluster, 512 << 20, calls or Nobody(),

@@ -11,7 +11,7 @@ from contracts.control import Feed
 from contracts.errors import RemoteFailure, Unavailable
 from contracts.problem import code_of
 from contracts.timeline import Stage
-from contracts.traffic_errors import Overloaded
+from contracts.traffic_errors import Overloaded, StartFailed
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import local as local_module
@@ -114,7 +114,9 @@ def test_a_runtime_that_dies_while_restoring_is_replaced_a_bounded_number_of_tim
         it.apply(key("crash"), 1)
         await eventually(lambda: len(it.news.failures) == 1)
         assert len(run.calls("bind:crash")) == local_module.ATTEMPTS
-        assert isinstance(it.news.failures[0][1], Unavailable)
+        failure = it.news.failures[0][1]
+        assert isinstance(failure, StartFailed)
+        assert failure.reason == "crash_loop"
         await eventually(lambda: it.table.held == 0)
 
     play(run, scenario, slots=1)

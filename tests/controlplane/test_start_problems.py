@@ -1,0 +1,88 @@
+"""Why a version does not start is one fact: in the status, in the feed, and gone once a replica serves."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from contracts.control import StartProblem
+from contracts.errors import Unavailable
+from contracts.usage import LifetimeRecord
+from controlplane.feed import FeedHub
+from controlplane.outcomes import Outcomes
+from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.start_problem import crash_loop
+from controlplane.registry import Registry
+from controlplane.replicas import Replica, ReplicaTable
+from controlplane.status import model_status
+from controlplane.tasks import Tasks
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
+
+VERSION = (TENANT, "m", digest("a"))
+
+
+@asynccontextmanager
+async def outcomes_of(data: Path) -> AsyncIterator[tuple[Outcomes, FeedHub, Registry]]:
+    feed = FeedHub()
+    async with opened_registry(data, feed) as registry, Tasks() as tasks:
+        await registry.register(registration(), NOW_S)
+        yield Outcomes(registry, feed, tasks), feed, registry
+
+
+def lifetime(exit_status: int) -> LifetimeRecord:
+    """A process that had the version and ended so."""
+    return LifetimeRecord(
+        runtime_id="r1", source="s", sequence=1, pid=1, tenant=TENANT, model="m", version=digest("a"), device_class="c",
+        born_at_us=1, died_at_us=2, total_us=1, standby_us=0, restore_us=1, active_us=0, idle_us=0, requests=0,
+        exit_status=exit_status, cpu_us=0, max_rss_kb=0,
+    )  # fmt: skip
+
+
+def problems(feed: FeedHub) -> dict[tuple[str, str, str], StartProblem]:
+    """As a new reader of the feed is told."""
+    return {(row.tenant, row.model, row.version): row.problem for row in feed.snapshot().start_problems}
+
+
+def test_start_problem_is_in_status_and_feed_until_a_replica_serves(tmp_path: Path) -> None:
+    """A failed start is shown with its sentence; the first ready replica takes it away everywhere."""
+
+    async def main() -> None:
+        async with outcomes_of(tmp_path) as (outcomes, feed, registry):
+            outcomes.failed(key(), Unavailable("the zygote"))
+            status = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes)
+            assert status.versions[0].start_problem == problems(feed)[VERSION]
+            assert problems(feed)[VERSION].reason == "failed"
+            outcomes.ready(Replica("r1", ReplicaState.READY, 0, key=key()))
+            assert problems(feed) == {}
+            assert outcomes.problem(key()) is None
+
+    asyncio.run(main())
+
+
+def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Path) -> None:
+    """The lifetime record may be delivered before or after the start is given up."""
+
+    async def main() -> None:
+        async with outcomes_of(tmp_path) as (outcomes, feed, _):
+            outcomes.failed(key(), crash_loop())
+            assert problems(feed)[VERSION].exit_status is None
+            outcomes.exited([lifetime(-9)])
+            assert problems(feed)[VERSION].exit_status == -9
+            assert "signal 9 (SIGKILL)" in problems(feed)[VERSION].message
+            outcomes.exited([lifetime(3), lifetime(0)])
+            outcomes.failed(key(), crash_loop())
+            assert problems(feed)[VERSION].exit_status == 3
+
+    asyncio.run(main())
+
+
+def test_start_problem_goes_with_its_version(tmp_path: Path) -> None:
+    """A reader that comes after the deletion hears nothing of it."""
+
+    async def main() -> None:
+        async with outcomes_of(tmp_path) as (outcomes, feed, registry):
+            outcomes.failed(key(), Unavailable("the zygote"))
+            await registry.delete_model(BY, TENANT, "m", NOW_S, lambda _: False, force=True)
+            assert problems(feed) == {}
+
+    asyncio.run(main())
