@@ -32,7 +32,7 @@ from activator.routes import (
     route,
 )
 from activator.settings import RequestLimits
-from contracts.errors import Failure, InvalidRequest, Refused, Unavailable
+from contracts.errors import Failure, Refused, Unavailable
 from contracts.trace import within
 from contracts.traffic_errors import Overloaded
 from service.cause import begin
@@ -77,7 +77,7 @@ class Door:
         begin(exchange.request_id, within(exchange.caller, exchange.request_id))
         self.inside += 1
         try:
-            asked = self._asked(exchange, scope["http_version"])
+            asked = self._asked(exchange)
             if self._firewall is not None:
                 await self._firewall.check(exchange)
             await self._serve(exchange, asked)
@@ -95,12 +95,11 @@ class Door:
         finally:
             self.inside -= 1
 
-    def _asked(self, exchange: Exchange, http_version: str) -> Asked:
+    def _asked(self, exchange: Exchange) -> Asked:
         host = host_of(exchange.hosts)
         if isinstance(host, Failure):
             raise Refused(host)
-        if http_version == "1.0" and exchange.header(b"transfer-encoding") is not None:
-            raise Refused(InvalidRequest("transfer-encoding", "(HTTP/1.0)", "belongs to HTTP/1.1"))
+        exchange.check_headers()
         if self.inside > self._limits.requests:
             raise Refused(Overloaded("this activator", self._limits.requests, 1.0))
         is_short = len(exchange.path) + len(host) <= SHORT

@@ -4,7 +4,8 @@ One request is `edge_cycle`'s, its answer `edge_answer`'s, and what it shares wi
 """
 
 import asyncio
-from typing import Any
+import re
+from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
@@ -21,6 +22,10 @@ from activator.gate import Gate
 from activator.refusal import closing, malformed, too_large
 from contracts.traffic_errors import DeadlineExceeded
 
+# The parser also accepts other protocols, other versions or none, several spaces, and fragments in a target.
+# One empty line before the request is allowed (RFC 9112, 2.2).
+_REQUEST_LINE: Final = re.compile(rb"(?:\r\n)?[!-~]+ [!\"$-~]+ HTTP/1\.[01]\r\n")
+
 
 class HttpProtocol(Client, EdgeConnection):
     """One connection, from the end of its TLS handshake on."""
@@ -34,14 +39,16 @@ class HttpProtocol(Client, EdgeConnection):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(gate, config, server_state, _loop or asyncio.get_running_loop())
-        self._parser = httptools.HttpRequestParser(self)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # behind the last request: ignored
+        self._parser = self._new_parser()
         self._cycle: HttpCycle | None = None
         self._is_paused = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._codings: list[bytes] = []  # the values of its Transfer-Encoding headers
         self._in_head = True
         self._head_read = 0
+        self._request_line = b""  # what was read of a head, until its first line is complete
+        self._may_begin = False  # whether the next message begins with what is read now
         self._head_timer: asyncio.TimerHandle | None = None
         self._pace = BodyPace(gate.limits, self._loop, self._is_body_held, self._body_is_late)
         self._body_bytes = 0  # that came with the last read, of a body that is not whole
@@ -118,17 +125,47 @@ class HttpProtocol(Client, EdgeConnection):
             return
         self._idle_since_s = None
         if self._in_head:
+            if not self._head_read:
+                self._may_begin, self._request_line = True, data
+            elif b"\n" not in self._request_line[2:]:
+                self._request_line += data
             self._head_read += len(data)
         else:
             self._pace.read(len(data))
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # to nothing that we speak: the request is served as it is
-        except httptools.HttpParserError:
-            self._refuse_malformed(b"Invalid HTTP request received.")
+        self._parse(data)
         if self._head_read or not self._in_head:  # a request that was read whole is not looked at again
             self._judge_read()
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._ignoring:
+                self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse_malformed(b"Invalid HTTP request received.")
+
+    def _parse_without_upgrade(self, behind_head: bytes) -> None:
+        """Parse the request again without its Upgrade header, which we ignore: the body stays a body (RFC 9110, 7.8).
+
+        The parser can't be told to ignore it. It ends such a message behind the head and would read the body as the
+        next request.
+        """
+        kept = [b"%b: %b\r\n" % (name, value) for name, value in self._headers if name != b"upgrade"]
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, version, b"".join(kept))
+        self._parser, self._may_begin = self._new_parser(), True
+        self._parse(head + behind_head)
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(
+            lenient_data_after_close=True,  # behind the last request: ignored
+            # Of a head `_is_clear` judges these; with them in a trailer, the parser would refuse the body.
+            lenient_chunked_length=True,
+            lenient_transfer_encoding=True,
+        )
+        return parser
 
     def _judge_read(self) -> None:
         """Of what was parsed so far: the head's bounds, and how a body comes."""
@@ -169,8 +206,13 @@ class HttpProtocol(Client, EdgeConnection):
             # Pipelining: answer the first, then close (RFC 9112, 9.3.2). It would hide a disconnect from the first.
             self._ignoring = True
             busy.keep_alive = False
+        elif not self._may_begin:
+            # Pipelined behind the end of a body whose request is answered already.
+            self._ignoring = True
+            self._transport.close()
         else:
-            self._url, self._headers = b"", []
+            self._may_begin = False
+            self._url, self._headers, self._codings = b"", [], []
 
     def on_url(self, url: bytes) -> None:
         if not self._ignoring:
@@ -178,10 +220,18 @@ class HttpProtocol(Client, EdgeConnection):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head and not self._ignoring:  # trailers are nobody's headers (RFC 9110, 6.5.1)
-            self._headers.append((name.lower(), value))
+            name = name.lower()
+            if name == b"transfer-encoding":
+                self._codings.append(value)  # not stripped: the parser does not recognise "chunked" before a tab
+            self._headers.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         if self._ignoring:
+            return
+        if not self._is_clear():
+            self._refuse(malformed(b"Invalid HTTP request received.", self._request_id()), 400)
+            return
+        if self._parser.should_upgrade():  # `_parse_without_upgrade` comes next
             return
         self._in_head, self._head_read = False, 0
         if self._head_timer is not None:
@@ -198,6 +248,16 @@ class HttpProtocol(Client, EdgeConnection):
             self._refuse_malformed(b"The target names another host.")
             return
         self._begin()
+
+    def _is_clear(self) -> bool:
+        """Whether no reader of this head can see another request in it, or another end of its body."""
+        if _REQUEST_LINE.match(self._request_line) is None or self._parser.get_method() == b"CONNECT":
+            return False
+        if not self._codings:
+            return True
+        has_length = any(name == b"content-length" for name, _ in self._headers)
+        codings = [value.rstrip(b" ").lower() for value in self._codings]
+        return codings == [b"chunked"] and not has_length and self._parser.get_http_version() == "1.1"
 
     def _begin(self) -> None:
         """The head is whole and may be served."""
@@ -219,7 +279,7 @@ class HttpProtocol(Client, EdgeConnection):
             self._body_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        if not self._ignoring and self._cycle is not None:
+        if not self._ignoring and not self._in_head and self._cycle is not None:
             self._in_head = True
             self._body_bytes = 0
             self._pace.stop()
@@ -252,8 +312,10 @@ class HttpProtocol(Client, EdgeConnection):
 
     def _names_another_host(self) -> bool:
         """Of a target in absolute-form, which would count instead of Host (RFC 9112, 3.2.2): the two have to agree."""
-        authority = self._url.partition(b"://")[2].partition(b"/")[0]
-        return [value for name, value in self._headers if name == b"host"] != [authority]
+        scheme, _, rest = self._url.partition(b"://")
+        authority = rest.partition(b"/")[0]
+        hosts = [value for name, value in self._headers if name == b"host"]
+        return hosts != [authority] or scheme.lower() not in (b"http", b"https")
 
     def _refuse(self, answer: bytes, malformed: int | None) -> None:
         self._ignoring = True

@@ -5,6 +5,7 @@ import copy
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Protocol
@@ -27,6 +28,8 @@ _CHANCE: Final = 15  # digits before the last
 ARRIVED: Final = "kelvin.arrived"  # of a scope: when its head was whole, by both clocks
 NAMED: Final = "kelvin.request_id"  # of a scope: as whoever answers the request names it
 UNFRAMED: Final = "kelvin.unframed_body"  # of a scope in HTTP/2, whose body no header tells of: whether there is one
+# We read one value of each of these, as of every `x-kelvin-` header. Another reader might choose the other value.
+_ONCE_ONLY: Final = frozenset((b"authorization", b"content-encoding", b"content-length", b"content-type"))
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -106,7 +109,7 @@ class Exchange:
     """Used by one task. Each write returns when the client-side socket has taken it."""
 
     __slots__ = (
-        "_is_stream", "_more", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller",
+        "_is_stream", "_more", "_receive", "_repeats", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller",
         "connection", "header", "headers", "hosts", "last", "method", "own_id", "path", "peer", "query", "rates",
         "request_id", "standing", "started",
     )  # fmt: skip
@@ -123,6 +126,7 @@ class Exchange:
         self.headers: Headers = scope["headers"]
         first = dict(reversed(self.headers))
         self.header: Callable[[bytes], bytes | None] = first.get  # of a name in lower case the first value
+        self._repeats = len(first) != len(self.headers)
         self._more = b"transfer-encoding" in first or first.get(b"content-length", b"0") != b"0"
         self._is_stream = scope.get("http_version") == "2"
         if self._is_stream:
@@ -153,6 +157,22 @@ class Exchange:
         other._send, other.connection = send, connection
         other.standing, other.rates, other.last = [], [], False
         return other
+
+    def check_headers(self) -> None:
+        """Refuse what could be read in two ways, and end the connection. Raises Refused(InvalidRequest)."""
+        if (failure := self._ambiguity()) is not None:
+            self.last = True
+            raise Refused(failure)
+
+    def _ambiguity(self) -> InvalidRequest | None:
+        coding = self.header(b"content-encoding")
+        if coding is not None and coding.lower() != b"identity":
+            return InvalidRequest("content-encoding", repr(coding[:20]), "send the body without a content coding")
+        counts = Counter(name for name, _ in self.headers) if self._repeats else {}
+        for name, count in counts.items():
+            if count > 1 and (name in _ONCE_ONLY or name.startswith(b"x-kelvin-")):
+                return InvalidRequest(name[:80].decode("latin-1"), f"({count} headers)", "send exactly one")
+        return None
 
     def deadline(self, seconds: float) -> Deadline:
         """The earlier of the client's (`x-kelvin-deadline-ms`) and ours, so many seconds after it arrived.

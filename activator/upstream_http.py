@@ -194,7 +194,10 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (
+            httptools.HttpParserError,
+            httptools.HttpParserUpgrade,
+        ) as error:  # the latter: a 101, no answer of ours
             self._fail(ConnectionAbortedError(f"no answer in HTTP: {error}"))
             return
         self._wake()

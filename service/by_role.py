@@ -7,7 +7,6 @@ import ssl
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from contracts.errors import NotFound
 from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details, status_of
@@ -16,7 +15,7 @@ from service.cause import carrying
 from service.greeter import Greeter
 from service.identity import peer_role
 from service.loops import ready_while_loops_work
-from service.run import DRAIN_S, Server, config_of, end_with
+from service.run import DRAIN_S, InnerProtocol, Server, config_of, end_with
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class _Server(Server):
         await self._greeter.end()
 
 
-class _Connection(HttpToolsProtocol):
+class _Connection(InnerProtocol):
     """Knows who is at the other end before the first request."""
 
     def __init__(self, server: _Server, rules: Rules, told: set[tuple[Role, str]]) -> None:

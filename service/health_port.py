@@ -10,10 +10,9 @@ import socket
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.loops import ready_while_loops_work
-from service.run import Server, config_of, end_with
+from service.run import InnerProtocol, Server, config_of, end_with
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ async def serve_health(
     config = config_of(HealthAlone(ready_while_loops_work(app)), drain_s)
     server = Server(config)
 
-    class Connection(HttpToolsProtocol):
+    class Connection(InnerProtocol):
         """Cut when its time is over; refused where there are enough."""
 
         def __init__(self, **given: Any) -> None:

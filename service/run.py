@@ -13,6 +13,7 @@ from typing import Final
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.cause import carrying
 from service.loops import ready_while_loops_work
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 LIFELINE_VARIABLE: Final = "KELVIN_LIFELINE_FD"
 DRAIN_S: Final = 30
 ORPHAN_GRACE_S: Final = 2.0
+_FRAMING: Final = (b"content-length", b"transfer-encoding")
 YOUNG: Final = 10_000  # objects: some requests at once hold more than the default of 700, none of them garbage
 
 
@@ -59,10 +61,24 @@ class Server(uvicorn.Server):
             await asyncio.wait(under_way)
 
 
+class InnerProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1, but a message with a body must not ask for another protocol.
+
+    The parser ends such a message behind its head and reads the body as the next request. None of our clients sends it.
+    """
+
+    def on_headers_complete(self) -> None:
+        """Raise ValueError, which uvicorn answers with 400, and closes."""
+        if self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers):
+            raise ValueError("an upgrade with a body")
+        super().on_headers_complete()
+
+
 def config_of(app: ASGIApp, drain_s: int) -> uvicorn.Config:
     """How each service of ours speaks HTTP/1.1."""
     return uvicorn.Config(
         app,
+        http=InnerProtocol,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -60,6 +60,16 @@ REFUSED = [
     pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"x: a\r\n" * 100 + b"\r\n", b"431", id="101 of 100 headers"),
     pytest.param(b"GET http://elsewhere/v1/models HTTP/1.1\r\n" + HOST + b"\r\n", b"400",
                  id="a target that names another host than Host"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"Authorization: Bearer a\r\nauthorization: Bearer b\r\n\r\n",
+                 b"400", id="two keys"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X-Kelvin-Deadline-Ms: 5\r\nX-Kelvin-Deadline-Ms: 5\r\n\r\n",
+                 b"400", id="two deadlines"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X-Kelvin-Priority: low\r\nX-Kelvin-Priority: high\r\n\r\n",
+                 b"400", id="two priorities"),
+    pytest.param(b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
+                 b"400", id="a body with a content coding"),
+    pytest.param(b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Encoding: identity\r\n"
+                 b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", b"400", id="two content codings"),
 ]  # fmt: skip
 
 
@@ -79,7 +89,7 @@ def test_what_is_malformed_or_too_large_is_refused(tmp_path: Path) -> None:
             fine = await _say(here, b"GET /v1/models HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 20_000 + b"\r\n\r\n")
             assert fine.startswith(b"HTTP/1.1 401"), fine[:100]
             assert fine.endswith(b"<open>")
-            for head in (b"x: a\r\n" * 99, b""):
+            for head in (b"x: a\r\n" * 99, b"", b"Content-Encoding: identity\r\nAccept: a\r\nAccept: b\r\n"):
                 target = b"/v1/models" if head else b"http://localhost/v1/models"
                 fine = await _say(here, b"GET " + target + b" HTTP/1.1\r\n" + HOST + head + b"\r\n")
                 assert fine.startswith(b"HTTP/1.1 401"), fine[:100]

@@ -1,6 +1,7 @@
 """A service serves JSON and failures over its socket, drains on SIGTERM, and ends with its lifeline."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -62,6 +63,35 @@ async def _with_client(tmp_path: Path, use: "list[Refused]", path: str) -> dict[
 def test_an_answer_is_decoded(tmp_path: Path) -> None:
     """JSON comes back typed."""
     assert asyncio.run(_with_client(tmp_path, [], "/fine")) == {"n": 1}
+
+
+@pytest.mark.parametrize("method", ["POST", "CONNECT"])
+def test_upgrade_with_a_body_is_refused(tmp_path: Path, method: str) -> None:
+    """Status 400 and the end of the connection: the body is not read as the next request."""
+    head = f"{method} /fine HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n".encode()
+    body = b"GET /fine HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def scenario() -> bytes:
+        directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
+        listener = directory.listen("s.sock")
+        serving = asyncio.create_task(serve_until(_app(), listener, stop, 1))
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "run" / "s.sock"))
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body))
+        async with asyncio.timeout(30):
+            got = await reader.readuntil(b"\r\n\r\n")
+            writer.write(body)
+            with contextlib.suppress(ConnectionError):
+                got += await reader.read()
+        writer.close()
+        stop.set()
+        await serving
+        listener.close()
+        directory.close()
+        return got
+
+    got = asyncio.run(scenario())
+    assert got.startswith(b"HTTP/1.1 400")
+    assert got.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize(
