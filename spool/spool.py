@@ -214,17 +214,22 @@ class Spool:
             self._wakes.put(None)
 
     def _run(self) -> None:
-        while True:
-            self._wakes.get()
-            with self._lock:
-                group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
-                self._lingering = None
-                if self._closing and not group:
-                    return
-                if self._closing or self._waiting:
-                    self._wakes.put(None)  # there is more to be done than this
-            if group:
-                self._deliver(group, self._commit([waiter.make for waiter in group]))
+        while self._commit_next():
+            pass
+
+    def _commit_next(self) -> bool:
+        """Wait for a wake, then commit one group. False once the spool is closing and nothing waits."""
+        self._wakes.get()
+        with self._lock:
+            group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+            self._lingering = None
+            if self._closing and not group:
+                return False
+            if self._closing or self._waiting:
+                self._wakes.put(None)  # there is more to be done than this
+        if group:
+            self._deliver(group, self._commit([waiter.make for waiter in group]))
+        return True
 
     def _commit(self, makes: Sequence[Make]) -> list[Outcome]:
         try:

@@ -1,0 +1,14 @@
+"""Tell in the summary how many histories were played, from which seeds."""
+
+import pytest
+
+PLAYED = "simulation"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each run of histories, also where workers played them."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == PLAYED:
+                    terminalreporter.write_line(f"simulation: {value}")

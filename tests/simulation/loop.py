@@ -1,0 +1,95 @@
+"""The event loop of a simulation: virtual time, no threads, and a record of everything that goes wrong in it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Final
+
+from tests.virtual_loop import VirtualLoop
+
+BEGIN_S: Final = 1_000.0  # of the monotonic clock
+ROUNDS_MAX: Final = 20_000  # rounds of the loop in which no time passes
+EXECUTOR_S: Final = 0.0005  # that a call in a thread takes
+
+
+class NoProgress(Exception):
+    """The loop goes round and round at one point in time."""
+
+
+class SimulationLoop(VirtualLoop):
+    """Blocking calls run on the loop itself, some virtual time after they were begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: list[str] = []  # exceptions that nobody handled
+        self.tasks: list[asyncio.Task[Any]] = []  # all that were ever made
+        self.executor_s = EXECUTOR_S
+        self._at_s = 0.0
+        self._rounds = 0
+        self.set_exception_handler(self._record)
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
+
+    def time(self) -> float:
+        """Virtual seconds of the monotonic clock."""
+        return BEGIN_S + super().time()
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
+        """Run it later on this loop."""
+        future: asyncio.Future[Any] = self.create_future()
+        self.call_later(self.executor_s, self._run, future, func, args)
+        return future
+
+    def take_failures(self) -> list[str]:
+        """Return what has failed since the last call, tasks whose exception nobody has asked for among it."""
+        failures, self.failures = self.failures, []
+        alive = []
+        for task in self.tasks:
+            if not task.done():
+                alive.append(task)
+            elif not task.cancelled() and getattr(task, "_log_traceback", False):
+                failures.append(describe(task.exception(), f"task {task.get_name()}"))
+        self.tasks = alive
+        return failures
+
+    def _run(self, future: "asyncio.Future[Any]", func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if future.cancelled():  # a thread that has begun goes on, one that has not doesn't
+            return
+        try:
+            result = func(*args)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _run_once(self) -> None:
+        if self.time() != self._at_s:
+            self._at_s, self._rounds = self.time(), 0
+        self._rounds += 1
+        if self._rounds > ROUNDS_MAX:
+            raise NoProgress(f"{ROUNDS_MAX} rounds of the loop at {self._at_s:.3f} s")
+        super()._run_once()  # type: ignore[misc]
+
+    def _record(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.failures.append(describe(context.get("exception"), str(context.get("message"))))
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Context | None = None
+    ) -> "asyncio.Task[Any]":
+        task = asyncio.Task(work, loop=loop, context=context)
+        self.tasks.append(task)
+        return task
+
+
+def describe(error: BaseException | None, where: str) -> str:
+    """Say what failed, and in which function of the product it began to."""
+    place = ""
+    trace = None if error is None else error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if "/tests/" not in code.co_filename and "/lib/" not in code.co_filename:
+            path = "/".join(code.co_filename.rsplit("/", 2)[-2:])
+            place = f" in {path} {code.co_qualname}"
+        trace = trace.tb_next
+    return f"{where}: {error!r}{place}"

@@ -1,0 +1,138 @@
+"""The simulation's own machinery: seeds reproduce histories exactly, and failures shrink to what they need."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+from random import Random
+
+import pytest
+
+from tests.simulation.history import History, Step, draw
+from tests.simulation.play import Outcome, draw_for, play, search, shrink
+from tests.simulation.world import World, operation
+from tests.simulation.worlds import WORLDS
+
+SEEDS = (3, 25, 38)
+
+
+class _Counter(World):
+    """Adds up; breaks once it was pushed over twice and pulled once."""
+
+    name = "counter"
+    steps_max = 60
+
+    async def start(self) -> None:
+        self.pushed = self.pulled = 0
+
+    @operation(1)
+    async def push(self, random: Random) -> None:
+        self.note(f"push {random.randrange(100)} at {time.monotonic():.3f}")
+        self.pushed += 1
+
+    @operation(1)
+    async def pull(self, random: Random) -> None:
+        self.pulled += 1
+
+    @operation(3)
+    async def idle(self, random: Random) -> None:
+        await asyncio.to_thread(time.monotonic)
+
+    async def calm(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+
+def few_are_pushed(world: _Counter) -> None:
+    assert world.pushed < 2 or not world.pulled, "pushed twice, pulled once"
+
+
+_Counter.always = (few_are_pushed,)
+
+
+class _Careless(_Counter):
+    """Its background task fails."""
+
+    name = "careless"
+
+    @operation(1)
+    async def fail(self, random: Random) -> None:
+        async def work() -> None:
+            raise ValueError("unforeseen")
+
+        self.task = asyncio.create_task(work(), name="background")
+
+
+class _Ending(_Counter):
+    """Its loop ends."""
+
+    name = "ending"
+
+    async def start(self) -> None:
+        await super().start()
+        self.live(asyncio.sleep(1.0), "beat")
+
+
+def test_failing_history_shrinks_to_the_steps_it_needs() -> None:
+    """Of up to sixty steps three are left, which happen when they did."""
+    found = search(_Counter, range(100))
+    assert found is not None
+    small = shrink(_Counter, found)
+    assert sorted(step.kind for step in small.history.steps) == ["pull", "push", "push"]
+    assert str(small.broken) == "few_are_pushed: pushed twice, pulled once"
+    assert sum(step.after_ms for step in small.history.steps) <= sum(step.after_ms for step in found.history.steps)
+
+
+def test_history_is_read_back_from_its_text() -> None:
+    """What a failure prints can be played again."""
+    history = draw("counter", {"push": 1, "pull": 2}, 7, 40)
+    assert History.parse(str(history)) == history
+
+
+@pytest.mark.parametrize("world", sorted(WORLDS))
+def test_seed_plays_the_same_history(world: str) -> None:
+    """Twice in this process, and in another one with another hash seed: the same trace, byte for byte."""
+    here = [_trace(world, seed) for seed in SEEDS]
+    assert here == [_trace(world, seed) for seed in SEEDS]
+    command = [sys.executable, "-m", "tests.simulation.test_core", world]
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": "."}
+    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert there.stdout.split("\0")[:-1] == here
+
+
+def test_failed_task_is_reported() -> None:
+    """A task whose exception nobody asks for breaks the history that made it."""
+    outcome = play(_Careless, History("careless", 1, (Step(0, "fail", 1),)))
+    assert outcome.broken is not None
+    assert outcome.broken.text == "task background: ValueError('unforeseen')"
+
+
+def test_ended_loop_is_reported() -> None:
+    """A loop that should live does not end in silence."""
+    outcome = play(_Ending, History("ending", 1, (Step(2000, "idle", 1),)))
+    assert outcome.broken is not None
+    assert outcome.broken.invariant == "no_loop_has_ended"
+
+
+def test_clocks_and_chance_are_given_back() -> None:
+    """After a history the process's own clocks and random numbers go on."""
+    before = time.monotonic, time.time, os.urandom, random.getstate()
+    play(_Counter, draw_for(_Counter, 1))
+    assert before == (time.monotonic, time.time, os.urandom, random.getstate())
+
+
+def _trace(world: str, seed: int) -> str:
+    return "\n".join(_full(play(WORLDS[world], draw_for(WORLDS[world], seed))))
+
+
+def _full(outcome: Outcome) -> tuple[str, ...]:
+    return (str(outcome.broken), *outcome.trace)
+
+
+if __name__ == "__main__":
+    for each in SEEDS:
+        sys.stdout.write(_trace(sys.argv[1], each) + "\0")

@@ -1,0 +1,8 @@
+"""All worlds, by name."""
+
+from typing import Final
+
+from tests.simulation.door import DoorWorld
+from tests.simulation.world import World
+
+WORLDS: Final[dict[str, type[World]]] = {each.name: each for each in (DoorWorld,)}
