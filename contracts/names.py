@@ -19,9 +19,14 @@ DEFAULT_ALIAS: Final = "prod"
 RESERVED_TENANTS: Final = frozenset({"admin", "push", "v1", "v2"})
 
 
+def is_dns_label(value: str) -> bool:
+    """Return whether `value` can be the name of a tenant or model."""
+    return _LABEL.fullmatch(value) is not None
+
+
 def dns_label(value: str, field: str) -> str:
     """Return `value` where it is a DNS label; otherwise refuse, naming the value and the rule."""
-    if _LABEL.fullmatch(value) is None:
+    if not is_dns_label(value):
         rule = "must be a DNS label (1-63 of a-z, 0-9 and '-', not at either end)"
         raise Refused(InvalidRequest(field, repr(value[:80]), rule))
     return value

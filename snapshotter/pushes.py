@@ -24,6 +24,7 @@ from contracts.push import (
     PlannedChunk,
     PlanRequest,
 )
+from contracts.traffic_errors import Overloaded
 from contracts.wire import decode
 from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog, lacking
@@ -157,8 +158,7 @@ class Pushes:
             staged.update(record.came_with_plan())  # though a dry run's lies nowhere
             await asyncio.to_thread(self._staging.check_room, _bytes_but(needed, staged))
             if rehearsed is None:
-                for other in idle:
-                    await self._drop(tenant, other)
+                await self._drop_idle(tenant, idle, limit)
                 staged = await self._open(push, request.digests, needed, keeps)
         version = await asyncio.to_thread(lambda: version_of(encode_manifest(record.manifest(request.digests))))
         return Missing(
@@ -215,8 +215,8 @@ class Pushes:
             holdings = await self._catalog.holdings(tenant)
             said = await self._attestations.said(tenant)
             new = {key: len(raw) for key, raw in objects.items() if key not in said}
-            for idle in make_room(holdings.stored_bytes + sum(said.values()), holdings, new, promises, limit):
-                await self._drop(tenant, idle)
+            idle = make_room(holdings.stored_bytes + sum(said.values()), holdings, new, promises, limit)
+            await self._drop_idle(tenant, idle, limit)
             await self._attestations.add_origin(tenant, version, objects)
 
     async def commit(self, tenant: str, plan_id: str, request: CommitRequest) -> Committed | Committing:
@@ -249,6 +249,15 @@ class Pushes:
         """The push, and the plan that it began with."""
         await self._drop(record.tenant, record.plan_id)
         await self._drop(record.tenant, (await asyncio.to_thread(record.named)).plan_id)
+
+    async def _drop_idle(self, tenant: str, plan_ids: tuple[str, ...], limit: int) -> None:
+        """Forget pushes that were idle when they were chosen. Raises `Refused(Overloaded)` where the client of one has
+        come back since: the caller's next attempt chooses anew.
+        """
+        for plan_id in plan_ids:
+            if not await asyncio.to_thread(self._staging.drop_idle, tenant, plan_id, time.time()):
+                raise Refused(Overloaded("the tenant's storage quota", limit, 1.0))
+            self._declared.pop((tenant, plan_id), None)
 
     async def _drop(self, tenant: str, plan_id: str) -> None:
         self._declared.pop((tenant, plan_id), None)

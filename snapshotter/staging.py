@@ -7,21 +7,26 @@ hashes them.
 """
 
 import errno
+import logging
 import os
 import re
 import secrets
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused, Unavailable
+from contracts.names import is_dns_label
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
 from snapshotter.plans import ID_HEX, Declaration, PlanRecord
 from snapshotter.policy.quota import Promise
+
+log = logging.getLogger(__name__)
 
 _ID: Final = re.compile(rf"[0-9a-f]{{{ID_HEX}}}")
 _PLAN: Final = "plan.json"
@@ -40,6 +45,8 @@ class Staging:
         self._root = root
         self._plans_per_tenant = plans_per_tenant
         self._held: Counter[str] = Counter()
+        # Held from the last look at an idle push until it has lost its name, so that no commit begins in between.
+        self._removing = threading.Lock()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove_unfinished()
 
@@ -49,17 +56,20 @@ class Staging:
     @contextmanager
     def hold(self, plan_id: str) -> Iterator[None]:
         """While inside, neither age nor the lack of room drops the plan."""
-        self._held[plan_id] += 1
+        with self._removing:
+            self._held[plan_id] += 1
         try:
             yield
         finally:
-            self._held[plan_id] -= 1
-            self._held += Counter()  # forget zeros
+            with self._removing:
+                self._held[plan_id] -= 1
+                self._held += Counter()  # forget zeros
 
     def open(self, record: PlanRecord, first_chunks: Mapping[str, bytes], now_s: float) -> None:
         """Keep the plan, with the chunks that are here already. Repeats are harmless. `now_s` is wall clock."""
-        if not self._path(record.tenant, record.plan_id).exists():
-            self._make_room_for_plan(record.tenant)
+        with _translated("plan", record.plan_id):
+            if not self._path(record.tenant, record.plan_id).exists():
+                self._make_room_for_plan(record.tenant)
         chunks = {f"chunks/{digest}": data for digest, data in first_chunks.items()}
         self._ensure(record, {_PLAN: encode(record), **chunks}, now_s)
 
@@ -78,13 +88,17 @@ class Staging:
 
         Raises `Refused(Overloaded)` where the tenant has too many pushes that are all in use.
         """
-        if not self._path(push.tenant, push.plan_id).exists():
-            self._make_room_for_push(push.tenant, now_s)
+        with _translated("plan", push.plan_id):
+            if not self._path(push.tenant, push.plan_id).exists():
+                self._make_room_for_push(push.tenant, now_s)
         self._ensure(push, {_PLAN: encode(push), _DECLARED: encode(push.declaration(digests, keeps))}, now_s)
 
     def check_room(self, nbytes: int) -> None:
         """Raises `Refused(CapacityExceeded)` where the disk can't take that much more."""
-        free = shutil.disk_usage(self._root).free
+        try:
+            free = shutil.disk_usage(self._root).free
+        except OSError as error:
+            raise Refused(Unavailable("the staging disk")) from error
         if nbytes > free:
             raise Refused(CapacityExceeded("bytes on the staging disk", nbytes, free))
 
@@ -139,8 +153,9 @@ class Staging:
 
     def discard(self, tenant: str, digest: str) -> None:
         """Forget a chunk that turned out to be damaged, under each of its names."""
-        for plan in self._plans(tenant):
-            (plan / "chunks" / digest).unlink(missing_ok=True)
+        with _translated("chunk", digest):
+            for plan in self._plans(tenant):
+                (plan / "chunks" / digest).unlink(missing_ok=True)
 
     def touch(self, tenant: str, plan_id: str, now_s: float) -> None:
         """The push is alive. Raises `Refused(NotFound)`."""
@@ -148,8 +163,18 @@ class Staging:
             os.utime(self._path(tenant, plan_id), (now_s, now_s))
 
     def drop(self, tenant: str, plan_id: str) -> None:
-        """Forget the push. It may be gone already."""
-        _remove(self._path(tenant, plan_id))
+        """Forget the push. It may be gone already. What the disk does not let go of, a sweep tries again."""
+        try:
+            _remove(self._path(tenant, plan_id))
+        except OSError as error:
+            log.warning("a push was not removed", extra={"plan": plan_id, "error": str(error)})
+
+    def drop_idle(self, tenant: str, plan_id: str, now_s: float) -> bool:
+        """Forget the push if it is still idle: no commit holds it, and its client has not come back. Return whether it
+        is gone. Raises `Refused(Unavailable)` where the disk removes nothing.
+        """
+        with _translated("plan", plan_id):
+            return self._remove_idle(self._path(tenant, plan_id), now_s, IDLE_S)
 
     def promised(self, tenant: str) -> set[str]:
         """Every chunk that an open push of the tenant named: sent, or said to be there already."""
@@ -162,17 +187,22 @@ class Staging:
     def sweep(self, now_s: float, max_age_s: float, only: str | None = None) -> int:
         """Drop pushes (of the tenant `only`) that stood still for too long, what crashes left; returns how many."""
         dropped = 0
-        for tenant in _scan(self._root):
-            for entry in _scan(tenant) if only in (None, tenant.name) else ():
-                idle_s = now_s - _mtime(Path(entry))
-                if idle_s > max_age_s and not self._held[entry.name]:
-                    _remove(Path(entry))
-                    dropped += 1
+        for tenant in self._tenants():
+            if only not in (None, tenant.name):
+                continue
+            unfinished = [Path(entry) for entry in _scan(tenant) if entry.name.startswith(".") and entry.is_dir()]
+            for path in (*self._plans(tenant.name), *unfinished):
+                if now_s - _mtime(path) <= max_age_s:
+                    continue
+                try:
+                    dropped += self._remove_idle(path, now_s, max_age_s)
+                except OSError as error:
+                    log.warning("a push was not removed", extra={"plan": path.name, "error": str(error)})
         return dropped
 
     def check_integrity(self) -> None:
         """Every tenant is within its bounds, and every plan can be loaded. For tests."""
-        for tenant in _scan(self._root):
+        for tenant in self._tenants():
             plans = self._plans(tenant.name)
             pushes = [plan for plan in plans if _is_push(plan)]
             for what in (pushes, [plan for plan in plans if plan not in pushes]):
@@ -207,35 +237,62 @@ class Staging:
     def _declaration(self, plan: Path) -> Declaration | None:
         try:
             return decode((plan / _DECLARED).read_bytes(), Declaration)
-        except (FileNotFoundError, Refused):  # cut by a power failure is as good as not there
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:  # nothing is known of the push, which is not the same as a push of nothing
+            raise Refused(Unavailable("the staging disk")) from error
+        except Refused:  # cut by a power failure is as good as not there
             return None
 
     def _make_room_for_plan(self, tenant: str) -> None:
-        while len(plans := [plan for plan in self._plans(tenant) if not _is_push(plan)]) >= self._plans_per_tenant:
-            _remove(min(plans, key=_mtime))
+        plans = sorted((plan for plan in self._plans(tenant) if not _is_push(plan)), key=_mtime)
+        for plan in plans[: max(0, len(plans) + 1 - self._plans_per_tenant)]:
+            _remove(plan)
 
     def _make_room_for_push(self, tenant: str, now_s: float) -> None:
-        while len(pushes := [plan for plan in self._plans(tenant) if _is_push(plan)]) >= self._plans_per_tenant:
-            free = [push for push in pushes if self._is_free(push, now_s)]
-            if not free:
-                raise Refused(Overloaded("the list of open pushes", self._plans_per_tenant, 30.0))
-            _remove(min(free, key=_mtime))
+        pushes = sorted((plan for plan in self._plans(tenant) if _is_push(plan)), key=_mtime)
+        excess = len(pushes) + 1 - self._plans_per_tenant
+        for push in pushes:
+            if excess > 0 and self._remove_idle(push, now_s, IDLE_S):
+                excess -= 1
+        if excess > 0:
+            raise Refused(Overloaded("the list of open pushes", self._plans_per_tenant, 30.0))
+
+    def _remove_idle(self, push: Path, now_s: float, idle_s: float) -> bool:
+        """Remove the push unless a commit holds it or it was active in the last `idle_s` seconds. Return whether it is
+        gone. Raises OSError where the disk refuses.
+        """
+        with self._removing:
+            if push.exists() and (self._held[push.name] or now_s - _mtime(push) < idle_s):
+                return False
+            hidden = _hide(push)
+        shutil.rmtree(hidden, ignore_errors=True)
+        return True
 
     def _is_free(self, push: Path, now_s: float) -> bool:
         return not self._held[push.name] and now_s - _mtime(push) >= IDLE_S
 
     def _remove_unfinished(self) -> None:
-        """What a killed process had not finished has a name with a dot."""
-        for tenant in _scan(self._root):
+        """What a killed process had not finished has a name with a dot. A disk that keeps it does no harm: nobody
+        reads such names.
+        """
+        for tenant in self._tenants():
             for entry in _scan(tenant):
                 if entry.name.startswith("."):
                     shutil.rmtree(entry, ignore_errors=True)
-                for file in _scan(Path(entry) / "chunks"):
-                    if file.name.startswith("."):
-                        Path(file).unlink(missing_ok=True)
+            for plan in self._plans(tenant.name):
+                for file in _scan(plan / "chunks"):
+                    if file.name.startswith(".") and file.is_file():
+                        with suppress(OSError):
+                            Path(file).unlink()
+
+    def _tenants(self) -> list[os.DirEntry[str]]:
+        """Without what others keep here, such as the file system's `lost+found`, which only root may open."""
+        return [entry for entry in _scan(self._root) if is_dns_label(entry.name) and entry.is_dir()]
 
     def _plans(self, tenant: str) -> list[Path]:
-        return [Path(entry) for entry in _scan(self._root / tenant) if _ID.fullmatch(entry.name)]
+        found = _scan(self._root / tenant)
+        return [Path(entry) for entry in found if _ID.fullmatch(entry.name) and entry.is_dir()]
 
     def _path(self, tenant: str, plan_id: str) -> Path:
         if _ID.fullmatch(plan_id) is None:
@@ -263,13 +320,18 @@ def _mtime(path: Path) -> float:
 
 
 def _remove(directory: Path) -> None:
-    """At once by name, then the bytes: a killed process leaves nothing that looks like half a plan."""
-    gone = directory.with_name(f".gone.{secrets.token_hex(8)}")
-    try:
-        directory.rename(gone)
-    except OSError:
-        return  # somebody else removed it
-    shutil.rmtree(gone, ignore_errors=True)
+    """Its name goes at once, then its bytes: a killed process leaves nothing that looks like half a plan. It may be
+    gone already. Raises OSError where the disk refuses.
+    """
+    shutil.rmtree(_hide(directory), ignore_errors=True)
+
+
+def _hide(directory: Path) -> Path:
+    """Rename it to what nobody reads. Returns the new path, where nothing is if the directory was gone already."""
+    hidden = directory.with_name(f".gone.{secrets.token_hex(8)}")
+    with suppress(FileNotFoundError):
+        directory.rename(hidden)
+    return hidden
 
 
 def _holds(path: Path, data: bytes) -> bool:

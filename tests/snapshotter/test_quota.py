@@ -2,18 +2,22 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from blobstore.store import BlobStore, Payload
 from contracts.artifact_errors import StorageQuotaExceeded
 from contracts.attestation import MAX_BUNDLE_BYTES, ORIGIN
 from contracts.control import TenantLimits
 from contracts.errors import Refused, Unavailable
 from contracts.problem import code_of
-from contracts.push import MissingRequest, Plan
+from contracts.push import CommitRequest, Committed, MissingRequest, Plan
+from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
 from kelvin.progress import Silence
 from kelvin.push import push_directory
@@ -22,7 +26,7 @@ from snapshotter.staging import IDLE_S, Staging
 from tests.snapshotter.bench import TENANT, Bench
 from tests.snapshotter.house import House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights
-from tests.snapshotter.sender import digests_of
+from tests.snapshotter.sender import digests_of, send_missing
 from tests.snapshotter.test_attestations import PUBLISHER, attest, opened_push, said
 
 
@@ -170,6 +174,62 @@ def test_a_push_that_stands_still_makes_room(tmp_path: Path) -> None:
         assert planned(client, second)[1].status_code == 200
         assert len(staged(house)) == 1
         refused(planned(client, first)[1])
+
+
+class Meanwhile:
+    """A store that lets somebody act while attestations are listed, once, and holds writes of packs until `go`."""
+
+    def __init__(self, inner: BlobStore, act: Callable[[], Awaitable[None]]) -> None:
+        self.inner = inner
+        self.writing, self.go = asyncio.Event(), asyncio.Event()
+        self._acts = [act]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def put_if_absent(self, key: str, data: Payload) -> bool:
+        if "/packs/" in key:
+            self.writing.set()
+            await self.go.wait()
+        return await self.inner.put_if_absent(key, data)
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        if prefix == f"{TENANT}/attestations/" and self._acts:
+            await self._acts.pop()()
+        async for key in self.inner.list(prefix):
+            yield key
+
+
+def test_push_whose_commit_begins_meanwhile_keeps_its_chunks(tmp_path: Path) -> None:
+    """A push stood still for ten minutes. Its commit begins after another push chose to take its room: it stays."""
+    first, second = models(2)
+    bench = Bench.over(tmp_path / "data", tenant_store_bytes=3 * bytes_of_one(tmp_path) // 2)
+    pushes = bench.pushes
+
+    async def main() -> None:
+        files = first.files()
+        plan = await pushes.plan(TENANT, encode(first.request()))
+        digests = digests_of(plan, files)
+        missing = await pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+        await send_missing(plan, digests, missing.digests, files, partial(pushes.put_chunk, TENANT, missing.plan_id))
+        idle(tmp_path / "data" / "staging" / TENANT / missing.plan_id)
+        commits: list[asyncio.Task[object]] = []
+
+        async def commit() -> None:
+            request = CommitRequest(digests=digests)
+            commits.append(asyncio.create_task(pushes.commit(TENANT, missing.plan_id, request)))
+            await store.writing.wait()
+
+        bench.store.inner = store = Meanwhile(bench.store.inner, commit)
+        other = await pushes.plan(TENANT, encode(second.request()))
+        request = MissingRequest(digests=digests_of(other, second.files()))
+        with pytest.raises(Refused) as refused:
+            await pushes.missing(TENANT, other.plan_id, request)
+        assert isinstance(refused.value.failure, Overloaded)
+        store.go.set()
+        assert isinstance(await commits[0], Committed)
+
+    asyncio.run(main())
 
 
 def test_what_publishers_say_counts(tmp_path: Path) -> None:
