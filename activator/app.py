@@ -86,6 +86,8 @@ FLUSH_S: Final = 5.0
 RECOVER_AGAIN_S: Final = 10.0
 PREFIX: Final = "activator-"
 FIRST_FEED_S: Final = 5.0
+SOCKET: Final = "activator.sock"
+LOOK_S: Final = 0.02  # between two looks whether a new activator is ready
 
 
 async def run(settings: ActivatorSettings, stop: Stop) -> None:
@@ -229,7 +231,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         plain = None if settings.data_path is None else listen_plain(*settings.data_path)
         if plain is not None:
             ladder.callback(plain.close)
-        own = directory.listen("activator.sock")
+        own = directory.listen_unpublished(SOCKET)
+        ladder.callback(directory.discard_unpublished, SOCKET)
         ladder.callback(own.close)
         log.info("listening", extra={"host": settings.host, "port": listener.getsockname()[1], "source": name})
 
@@ -252,6 +255,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             in_place = InPlace(door, table.revisions, is_ready)
             fronts.append(serve_plain(in_place, gate, plain, stop, settings.drain_s))
         background = [
+            _publish(directory, is_ready),
             feed.run(),
             feed.begin_without(last.try_load, apply),
             last.run(),
@@ -271,6 +275,17 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             _serve(settings, fronts, feed, stop),
             lambda ended: among.serve(telemetry.exposing(well), own, {}, ended, 1),
         )
+
+
+async def _publish(directory: SocketDirectory, is_ready: Callable[[], bool]) -> None:
+    """Take the name of the activator's own socket: at once, or once ready where an activator before us still serves.
+
+    If this process never becomes ready, the one before it is still found there.
+    """
+    if directory.is_served(SOCKET):
+        while not is_ready():  # noqa: ASYNC110 (it depends on several things, and no event stands for all of them)
+            await asyncio.sleep(LOOK_S)
+    directory.publish(SOCKET)
 
 
 async def _serve(

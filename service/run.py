@@ -1,4 +1,4 @@
-"""Run one asyncio service until it is told to stop: SIGTERM, SIGINT, or the end of the supervisor (its lifeline)."""
+"""Run one asyncio service until it is told to stop: by a signal, or by the end of the supervisor (its lifeline)."""
 
 import asyncio
 import gc
@@ -105,8 +105,18 @@ async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event
         ender.cancel()
 
 
+def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> None:
+    """Call `stop` on SIGTERM, on Ctrl-C and when the terminal hangs up (SIGHUP), so that each of them drains.
+
+    Under `nohup`, which ignores SIGHUP, it stays ignored.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop)
+
+
 def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
-    """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, or when `lifeline_fd` reaches its end."""
+    """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, SIGHUP, or when `lifeline_fd` reaches its end."""
     gc.collect()
     gc.set_threshold(YOUNG)
     gc.freeze()  # a full collection while it serves would go through all that was imported: 60-130 ms a time, not 3
@@ -115,8 +125,7 @@ def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None
 
 async def _supervised(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
     stop, loop = Stop(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_on_signals(loop, stop.set)
     if lifeline_fd is not None:
 
         def cut() -> None:

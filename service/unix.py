@@ -38,18 +38,46 @@ class SocketDirectory:
 
         The name appears once the socket listens: who finds it is never refused.
         """
-        sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
-        early = f".{name}.{os.getpid()}"
+        sock = self.listen_unpublished(name, kind)
         try:
-            (self.path / early).unlink(missing_ok=True)
-            sock.bind(self.address(early))
-            (self.path / early).chmod(0o600)
-            sock.listen(BACKLOG)
-            (self.path / early).rename(self.path / name)
+            self.publish(name)
         except BaseException:
             sock.close()
             raise
         return sock
+
+    def listen_unpublished(self, name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+        """A listening socket of mode 0600 that has its name only after `publish(name)`, called in the same process."""
+        sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+        early = self._early(name)
+        try:
+            early.unlink(missing_ok=True)
+            sock.bind(self.address(early.name))
+            early.chmod(0o600)
+            sock.listen(BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def publish(self, name: str) -> None:
+        """Give `name` to the socket that this process listens on, in place of whoever had it. Raises OSError."""
+        self._early(name).rename(self.path / name)
+
+    def discard_unpublished(self, name: str) -> None:
+        """Remove the file of a socket that was never published. Closing the socket stays with the caller."""
+        self._early(name).unlink(missing_ok=True)
+
+    def _early(self, name: str) -> Path:
+        return self.path / f".{name}.{os.getpid()}"
+
+    def is_served(self, name: str) -> bool:
+        """Return whether a process listens at `name`."""
+        try:
+            self.connect(name, timeout_s=0.2).close()
+        except OSError:
+            return False
+        return True
 
     def connect(self, name: str, kind: int = socket.SOCK_STREAM, timeout_s: float = 5.0) -> socket.socket:
         """A connected blocking socket with that timeout. Raises OSError where nobody listens."""

@@ -29,7 +29,7 @@ from service.client import ServiceClient
 from service.failures import install_failure_handlers
 from service.jobs import JobDesk, Jobs
 from service.log import configure_logging
-from service.run import serve_until
+from service.run import serve_until, stop_on_signals
 from service.settings import log_level
 from service.startup import BAD_SETTING_STATUS
 from service.unix import SocketDirectory
@@ -188,8 +188,7 @@ async def _supervise(settings: EngineSettings) -> int:
     lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
     with closing(SocketDirectory(settings.data / "run")) as directory:
         engine = Engine(settings, directory, lifeline_read, stop)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        stop_on_signals(loop, stop.set)
         loop.add_signal_handler(signal.SIGCHLD, engine.collect)
         try:
             engine.start()

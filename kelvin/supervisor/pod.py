@@ -25,6 +25,7 @@ from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import reap
 from kelvin.supervisor.telling import telling
 from service.log import configure_logging
+from service.run import stop_on_signals
 from service.settings import log_level
 from spool.spool import Spool
 
@@ -178,8 +179,7 @@ async def _supervise(settings: PodSettings) -> int:
     lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
     pod = Pod(settings, graves, lifeline_read)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_on_signals(loop, stop.set)
     loop.add_signal_handler(signal.SIGCHLD, pod.collect)
     began_s = time.monotonic()
     try:

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -39,6 +41,7 @@ class Succession:
         """`children` is the supervisor's own list. A new door has `ready_s`, the old one `drain_s` to end."""
         self._children = children
         self._hands = hands
+        self._run = run
         self._outcome = run / OUTCOME
         self._ready_s = ready_s
         self._drain_s = drain_s
@@ -75,25 +78,51 @@ class Succession:
         if not await self._hands.may_begin():
             self._failed(f"the {name} can't be changed before the installation is ready")
             return
-        new = Child(old.spec, is_kept=False)
-        try:
-            self._hands.start(new)
-        except OSError as error:
-            self._failed(f"the new {name} can't be started, and the old one stays: {error.strerror or error}")
-            return
-        self._children.append(new)
-        limit = time.monotonic() + self._ready_s
-        while not await self._hands.is_at_door(new):
-            if new.pid is None or time.monotonic() > limit:
-                await self._hands.end([new], KILL_AFTER_S)
-                self._failed(f"the new {name} did not become ready, and the old one stays; logs/{name}.log says why")
+        with self._kept_name(old) as give_back:
+            new = Child(old.spec, is_kept=False)
+            try:
+                self._hands.start(new)
+            except OSError as error:
+                self._failed(f"the new {name} can't be started, and the old one stays: {error.strerror or error}")
                 return
-            await asyncio.sleep(POLL_S)
+            self._children.append(new)
+            limit = time.monotonic() + self._ready_s
+            while not await self._hands.is_at_door(new):
+                if new.pid is None or time.monotonic() > limit:
+                    await self._hands.end([new], KILL_AFTER_S)
+                    give_back()
+                    self._failed(
+                        f"the new {name} did not become ready, and the old one stays; logs/{name}.log says why"
+                    )
+                    return
+                await asyncio.sleep(POLL_S)
         new.is_kept, old.is_kept = True, False
         if old.pid is None:  # it died meanwhile
             self._children.remove(old)
             return
         await self._hands.end([old], self._drain_s, signal.SIGUSR1)
+
+    @contextmanager
+    def _kept_name(self, old: Child) -> Iterator[Callable[[], None]]:
+        """Yield a function that gives the old process's socket its name back, whoever took it meanwhile.
+
+        A second link keeps the socket reachable while the new process has the name.
+        """
+        assert old.spec.socket is not None
+        name = self._run / old.spec.socket
+        kept = name.with_name(f".{name.name}.kept")
+        kept.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # the old one died, or never was ready: there is nothing to keep
+            os.link(name, kept)
+
+        def give_back() -> None:
+            with suppress(FileNotFoundError):
+                kept.rename(name)
+
+        try:
+            yield give_back
+        finally:
+            kept.unlink(missing_ok=True)
 
     def _failed(self, reason: str) -> None:
         """Said to whoever asked for it, who may be gone."""

@@ -27,6 +27,7 @@ from kelvin.tail import last_lines
 from service.client import ServiceClient
 from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
+from service.run import stop_on_signals
 from service.settings import log_level
 from service.unix import SocketDirectory, peer_pid
 from spool.shipper import Shipper
@@ -243,8 +244,7 @@ async def supervise(settings: UpSettings) -> None:
     listener = _try_listen(settings)
     supervisor = Supervisor(settings, directory, graves, lifeline_read, listener)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_on_signals(loop, stop.set)
     loop.add_signal_handler(signal.SIGCHLD, supervisor.collect)
     loop.add_signal_handler(signal.SIGUSR1, supervisor.restart_door)
     try:

@@ -160,3 +160,37 @@ def test_an_old_one_that_died_meanwhile_is_no_child_any_more(tmp_path: Path) -> 
     asyncio.run(supervisor.change())
     assert supervisor.ended == []
     assert supervisor.doors == [(2, True)]
+
+
+def test_a_failed_change_gives_the_old_one_its_name_back(tmp_path: Path) -> None:
+    """A new activator that took the socket's name and then failed leaves the old one where everybody finds it."""
+    name = tmp_path / "activator.sock"
+
+    def takes_over(supervisor: Supervisor, child: Child) -> None:
+        (tmp_path / "new").write_text("new")
+        (tmp_path / "new").rename(name)
+        _dies(supervisor, child)
+
+    name.write_text("old")
+    supervisor = Supervisor(tmp_path, on_start=takes_over, at_door=lambda _: False)
+    asyncio.run(supervisor.change())
+    assert supervisor.doors == [(1, True)]
+    assert name.read_text() == "old"
+    assert {each.name for each in tmp_path.iterdir()} == {"activator.sock", OUTCOME}
+
+
+def test_a_change_leaves_the_new_one_its_name(tmp_path: Path) -> None:
+    """The control of the above: nothing is given back where the new one is ready."""
+    name = tmp_path / "activator.sock"
+
+    def takes_over(supervisor: Supervisor, child: Child) -> None:
+        (tmp_path / "new").write_text("new")
+        (tmp_path / "new").rename(name)
+        _begun(child, 2)
+
+    name.write_text("old")
+    supervisor = Supervisor(tmp_path, on_start=takes_over)
+    asyncio.run(supervisor.change())
+    assert supervisor.doors == [(2, True)]
+    assert [each.name for each in tmp_path.iterdir()] == ["activator.sock"]
+    assert name.read_text() == "new"

@@ -1,7 +1,9 @@
 """A service's process: what was imported is out of the collector's sight before it serves."""
 
+import signal
 import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 
@@ -19,3 +21,47 @@ def test_a_service_has_frozen_what_it_imported(call: str, frozen: bool) -> None:
     """A full collection while it serves doesn't go through it."""
     done = subprocess.run([sys.executable, "-c", REPORT + call], capture_output=True, text=True, check=True)
     assert (int(done.stdout) > 10_000) == frozen
+
+
+UNTIL_STOPPED = """
+import asyncio, signal, sys
+from service.run import run_service
+
+async def main(stop):
+    print("up", flush=True)
+    await stop.wait()
+    print("drained", flush=True)
+
+run_service(main, None)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_begins_a_drain(number: signal.Signals) -> None:
+    """A terminal that hangs up, as a dropped ssh session does, ends a process as SIGTERM does."""
+    with subprocess.Popen([sys.executable, "-c", UNTIL_STOPPED], stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "drained\n"
+    assert process.returncode == 0
+
+
+ANSWERS = "    asyncio.get_running_loop().add_reader(0, lambda: print(sys.stdin.readline(), end=''))\n"
+ECHO = UNTIL_STOPPED.replace("    await stop", ANSWERS + "    await stop")
+
+
+def test_nohup_keeps_a_process_that_loses_its_terminal() -> None:
+    """SIGHUP stays ignored where whoever started the process ignored it."""
+    command = ["nohup", sys.executable, "-uc", ECHO]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGHUP)
+        for word in ("first\n", "second\n"):  # a process that drains may answer one of them
+            process.stdin.write(word)
+            assert process.stdout.readline() == word
+        process.terminate()
+        assert process.stdout.read() == "drained\n"
+    assert process.returncode == 0

@@ -53,3 +53,28 @@ def test_a_name_cannot_leave_the_directory(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="plain file name"):
         directory.address(name)
     directory.close()
+
+
+def test_unpublished_socket_takes_the_name_only_when_told(tmp_path: Path) -> None:
+    """Until then whoever had the name is found there."""
+    directory = SocketDirectory(tmp_path)
+    with directory.listen("a.sock") as old, directory.listen_unpublished("a.sock") as new:
+        for listener in (old, new):
+            listener.setblocking(False)
+        with directory.connect("a.sock"), old.accept()[0], pytest.raises(BlockingIOError):
+            new.accept()
+        directory.publish("a.sock")
+        with directory.connect("a.sock"), new.accept()[0], pytest.raises(BlockingIOError):
+            old.accept()
+    assert [each.name for each in tmp_path.iterdir()] == ["a.sock"]
+
+
+def test_discarded_socket_leaves_no_file(tmp_path: Path) -> None:
+    """A process that ends before it was ready takes the name from nobody."""
+    directory = SocketDirectory(tmp_path)
+    with directory.listen("a.sock"):
+        directory.listen_unpublished("a.sock").close()
+        directory.discard_unpublished("a.sock")
+        assert directory.is_served("a.sock")
+    assert not directory.is_served("a.sock")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.sock"]
