@@ -43,6 +43,12 @@ class Arena:
             self._slabs[number] = asyncio.create_task(self.pool.take(tenant, SLAB_TIMEOUT_S))
         return reservation
 
+    def withdraw(self, reservation: Reservation) -> None:
+        """Undo a reservation of which no load was started: its chunks are nowhere again, its slabs are unpinned."""
+        for digest in reservation.load:
+            self.index.drop(reservation.tenant, digest)
+        self.unpin(reservation.slabs)
+
     async def view(self, place: Place) -> memoryview:
         """The place's bytes, writable; alive while its slab is pinned. Raises `Refused(Unavailable)`."""
         slab = await asyncio.shield(self._slabs[place.slab])

@@ -86,6 +86,8 @@ class Examiner:
         try:
             if await self._verifier.is_right(await self._arena.view(place), digest):
                 return Outcome.WHOLE
+            if index.try_place(tenant, digest) != place:
+                return Outcome.ABSENT  # another look found it meanwhile; what is there now is another copy
             self._counters.chunk_faults["host"][Outcome.DIGEST] += 1
             self._forget(place.slab)
             index.condemn(tenant, digest)

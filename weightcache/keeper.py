@@ -5,6 +5,7 @@ No place in the host tier is taken: one chunk at a time passes through a buffer 
 
 import mmap
 
+from contracts.errors import CapacityExceeded, Refused, Unavailable
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.fetching import Fetcher
@@ -23,10 +24,18 @@ class Keeper:
     def __repr__(self) -> str:
         return f"<Keeper of {self._nvme!r}>"
 
+    def check_room(self, tenant: str, nbytes: int) -> None:
+        """Raises `Refused(CapacityExceeded)` where so much of the tenant's can't be on NVMe at once: one chunk of it
+        would only drive out another.
+        """
+        if nbytes > (most := self._nvme.index.most_bytes_of(tenant)):
+            raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, most))
+
     async def ensure(self, tenant: str, digest: str, length: int) -> str | None:
-        """The chunk is on NVMe, or there is no room for it. Returns the tier that it was kept from; None where it was
-        there already, was brought by another call meanwhile, or is just being loaded: it is admitted by its load.
-        Raises `Refused` where no source has good bytes.
+        """The chunk is on NVMe. Returns the tier that it was kept from; None where it was there already, was brought by
+        another call meanwhile, or is just being loaded: it is admitted by its load. Raises `Refused`: where no source
+        has good bytes; CapacityExceeded where there is no room, before anything is fetched; Unavailable where the disk
+        did not take it.
         """
         if await self._nvme.came(tenant, digest) or self._arena.index.is_loading(tenant, digest):
             return None
@@ -38,6 +47,9 @@ class Keeper:
             finally:
                 self._arena.unpin((place.slab,))
             return "host"
+        if not self._nvme.index.has_room_for(tenant, length):
+            free = max(0, self._nvme.index.budget_bytes - self._nvme.index.total_bytes)
+            raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))
         with self._nvme.coming(tenant, digest):
             buffer = memoryview(mmap.mmap(-1, length))
             flow = object()
@@ -53,3 +65,5 @@ class Keeper:
         admitted = await self._nvme.admit(tenant, digest, data)
         self._counters.admitted_chunks += admitted
         self._counters.unadmitted_chunks += not admitted
+        if not admitted and not self._nvme.index.knows((tenant, digest)):  # else a load was quicker
+            raise Refused(Unavailable("the NVMe tier of the weight cache"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from blobstore.threads import to_the_end
 from weightcache.files import ChunkFiles, Kind, Reading
 from weightcache.policy.disk import DiskIndex, Key
-from weightcache.policy.healing import Outcome
+from weightcache.policy.healing import FAULTS, Outcome
 from weightcache.policy.sharing import Limit
 from weightcache.reading import Way
 from weightcache.sources import ALL_AT_ONCE, Turn
@@ -76,7 +76,8 @@ class NvmeTier:
         key = (tenant, digest)
         if (coming := self._coming.get(key)) is not None:
             await coming.wait()
-        if not self.index.holds(key):
+        copy = self.index.copy_of(key)
+        if copy is None:
             return Outcome.ABSENT
         path, tag = self._files.chunk(*key), self.index.tag(key)
         reading, verdict = await to_the_end(self._threads, self._read, path, digest, into, tag)
@@ -84,8 +85,8 @@ class NvmeTier:
         if verdict is None and reading.outcome is Outcome.WHOLE:
             verdict = await self._verifier.compared(into, digest, tag)
         outcome = reading.outcome if verdict is None else verdict.outcome
-        if outcome is Outcome.MISSING and not self.index.holds(key):
-            return Outcome.ABSENT  # it was evicted meanwhile
+        if outcome in FAULTS and self.index.copy_of(key) is not copy:
+            return Outcome.ABSENT  # it was evicted or set aside meanwhile: the fault is not that of what is there now
         if outcome is Outcome.MISSING:
             self.index.drop(key)
         else:
@@ -118,15 +119,17 @@ class NvmeTier:
         file is no more recent for it. Raises `Refused(Unavailable)`.
         """
         key = (tenant, digest)
+        copy = self.index.copy_of(key)
+        if copy is None:
+            return Outcome.ABSENT
         read = partial(self._files.read, touch=False)
         reading = await to_the_end(self._threads, read, self._files.chunk(*key), into)
-        if reading.outcome is Outcome.MISSING and not self.index.holds(key):
-            return Outcome.ABSENT
-        if reading.outcome is not Outcome.WHOLE:
-            return reading.outcome
-        verdict = await self._verifier.compared(into, digest)
+        verdict = await self._verifier.compared(into, digest) if reading.outcome is Outcome.WHOLE else None
+        outcome = reading.outcome if verdict is None else verdict.outcome
+        if outcome in FAULTS and self.index.copy_of(key) is not copy:
+            return Outcome.ABSENT  # as in `fetch`
         self._note(key, verdict)
-        return verdict.outcome
+        return outcome
 
     async def strangers(self) -> tuple[Key, ...]:
         """Files that are named as chunks, and that the index does not know; not one that comes or goes just now."""
@@ -157,9 +160,14 @@ class NvmeTier:
         return self.index.holds((tenant, digest))
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """See `Source`."""
-        self.index.drop((tenant, digest))
-        await self._set_aside(self._files.chunk(tenant, digest), f"{tenant}.{digest}")
+        """See `Source`. Until the file is aside no other one is written in its place."""
+        key = (tenant, digest)
+        self.index.drop(key)
+        self._going.add(key)
+        try:
+            await self._set_aside(self._files.chunk(*key), f"{tenant}.{digest}")
+        finally:
+            self._going.discard(key)
 
     async def admit(self, tenant: str, digest: str, data: memoryview) -> bool:
         """Keep a verified chunk; False where there is no room, the disk refused, or its old file is just being removed.

@@ -145,5 +145,7 @@ class Prefetcher:
     async def _to_nvme(self, wish: Wish) -> None:
         _, manifest = await self._papers.manifest(wish.tenant, wish.version)
         await self._attestations.of(wish.tenant, wish.version)
-        for digest, length in {chunk.digest: chunk.length for chunk in manifest.chunks}.items():
+        chunks = {chunk.digest: chunk.length for chunk in manifest.chunks}
+        self._keeper.check_room(wish.tenant, sum(chunks.values()))
+        for digest, length in chunks.items():
             await self._keeper.ensure(wish.tenant, digest, length)

@@ -237,6 +237,10 @@ class Residents:
             reservation = await self._room_for(tenant, chunks, claim)
             try:
                 resident = placed(reservation)
+            except BaseException:
+                self._arena.withdraw(reservation)
+                raise
+            try:
                 with filling.towards(resident, chunks, reservation.ready):
                     ready = partial(filling.add, resident)
                     found = await self._loader.bring(
@@ -272,7 +276,7 @@ class Residents:
     def _reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], worth: float | None) -> Reservation:
         reservation = self._arena.reserve(tenant, chunks, time.monotonic(), worth)
         if len(reservation.slabs) > MAX_SLABS:
-            self._arena.unpin(reservation.slabs)
+            self._arena.withdraw(reservation)
             raise Refused(CapacityExceeded("slabs of a lease", len(reservation.slabs), MAX_SLABS))
         return reservation
 

@@ -1,6 +1,7 @@
 """A version that is asked for ahead is there before its lease, costs no byte twice, and never keeps a lease waiting."""
 
 import asyncio
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.weightcache.kit import (
 )
 from weightcache.api import State
 from weightcache.app import HTTP_SOCKET
+from weightcache.files import ChunkFiles
 from weightcache.prefetch import MAX_UNDER_WAY
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
@@ -339,3 +341,33 @@ def test_bad_wishes(tmp_path: Path, body: dict[str, object]) -> None:
             wish(agent, body)
         assert isinstance(refused.value.failure, RemoteFailure)
         assert refused.value.failure.remote_status == 400
+
+
+@pytest.mark.parametrize("why", ["larger than the tier", "what others keep", "the disk is full"])
+def test_what_nvme_cannot_keep_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """However often a version is prefetched, the store is not read for chunks that would not be kept."""
+    nvme_bytes = {"larger than the tier": len(LARGE.linear) - 1, "what others keep": 3 * len(LARGE.linear) // 2}
+    settings = replace(settings_of(tmp_path, nvme_bytes=nvme_bytes.get(why, 1 << 30)), nvme_quota=50)
+    with running(settings) as agent:
+        if why == "what others keep":
+            agent.publish(LARGE, "umbrella")
+            prefetch(agent, LARGE, "nvme", tenant="umbrella")
+            assert settled(agent).prefetches.done == 1
+        before = agent.state().chunk_reads.get("store", 0)
+        if why == "the disk is full":
+            monkeypatch.setattr(ChunkFiles, "write", refuse_write)
+        agent.publish(LARGE)
+        for _ in range(3):
+            prefetch(agent, LARGE, "nvme")
+            state = settled(agent)
+        reads = state.chunk_reads.get("store", 0) - before
+        if why == "the disk is full":
+            assert reads == 3  # each prefetch learns it from its first chunk
+            assert state.prefetches.failed == {"unavailable": 3}
+        else:
+            assert reads == 0
+            assert state.prefetches.failed == {"capacity_exceeded": 3}
+
+
+def refuse_write(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left on device")

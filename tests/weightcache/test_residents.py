@@ -1,6 +1,7 @@
 """One flight per version, one read per chunk, however many wait; nobody waits for ever, and giving up leaks nothing."""
 
 import asyncio
+import errno
 import socket
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
-from contracts.errors import Refused
+from contracts.errors import CapacityExceeded, Internal, Refused
 from contracts.manifest import PAGE
 from contracts.traffic_errors import DeadlineExceeded
 from contracts.wire import encode
@@ -27,8 +28,10 @@ from tests.weightcache.kit import (
     running,
     settings_of,
 )
+from weightcache import residents
 from weightcache.cache import open_cache
 from weightcache.client import Lease
+from weightcache.resident import Resident
 from weightcache.wire import SOCKET, LeaseRequest
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
@@ -212,3 +215,39 @@ def test_host_full(tmp_path: Path) -> None:
             with pytest.raises(Refused, match="slabs of the weight cache: needs 2, has 1"):
                 agent.acquire(huge)
             assert lease.view(0, lease.total_bytes) == big.linear
+
+
+@pytest.mark.parametrize("why", ["too many slabs", "no descriptor left"])
+def test_refused_reservation_leaves_nothing_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """A version is refused after its places were reserved. Versions that share its chunks still arrive, and so does it
+    once the reason is gone.
+    """
+    base = make_version(seed=1, pages=(40,), files=())
+    wide = describe([*base.chunks, *(bytes([mark]) * HUGE for mark in (1, 2))], HUGE)
+
+    def refuse(*_: object) -> Resident:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async def main() -> None:
+        store = FileStore(tmp_path / "store")
+        async with open_cache(settings_of(tmp_path), store) as cache:
+            for version in (base, wide):
+                await publish(store, version)
+            with monkeypatch.context() as patch:
+                if why == "too many slabs":
+                    patch.setattr(residents, "MAX_SLABS", 2)
+                else:
+                    patch.setattr(residents, "resident_of", refuse)
+                with pytest.raises(Refused) as refused:
+                    await cache.residents.bring(TENANT, wide.id, TIMEOUT_S, urgent=True)
+                assert isinstance(refused.value.failure, CapacityExceeded if why == "too many slabs" else Internal)
+            cache.arena.index.check_integrity()
+            assert cache.arena.index.slab_count == 0
+            for version in (base, wide):
+                async with asyncio.timeout(TIMEOUT_S):
+                    await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=True)
+            cache.arena.index.check_integrity()
+
+    asyncio.run(main())

@@ -5,9 +5,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.weightcache.flips import flipped
 from tests.weightcache.kit import (
     TENANT,
     TIMEOUT_S,
+    CountingStore,
     RunningAgent,
     Version,
     make_version,
@@ -30,6 +33,7 @@ from weightcache.app import HTTP_SOCKET
 from weightcache.cache import Cache, open_cache
 from weightcache.policy.healing import Outcome
 from weightcache.scrub import BUSY_S, BYTES_PER_S, Scrubber
+from weightcache.sources import is_digest_of
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
 OTHER = make_version(seed=2, pages=(8,), chunk_pages=8)
@@ -104,6 +108,46 @@ def test_a_flip_in_memory(tmp_path: Path) -> None:
             cache.arena.index.check_integrity()
             assert (await swept(cache), cache.counters.chunk_faults["host"][Outcome.DIGEST])[1] == 1
             assert cache.counters.sweeps == 2
+
+    asyncio.run(main())
+
+
+def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
+    """Scrub and check find the same wrong chunk. The slower one leaves alone the copy that is being brought anew."""
+    bad = VERSION.digests[3]
+    slow, go, looks = threading.Event(), threading.Event(), count()
+
+    def verify(data: memoryview, digest: str) -> bool:
+        right = is_digest_of(data, digest)
+        if not right and next(looks) == 0:
+            slow.set()
+            assert go.wait(TIMEOUT_S)
+        return right
+
+    async def main() -> None:
+        store = CountingStore(FileStore(tmp_path / "store"))
+        async with open_cache(settings_of(tmp_path), store, verify=verify) as cache:
+            await publish(store, VERSION)
+            await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=False)
+            await cache.loader.settle()
+            await cache.evict("nvme", None, None)
+            await flip(cache, bad)
+            scrub = asyncio.create_task(cache.examiner.examine("host", TENANT, bad))
+            await asyncio.to_thread(slow.wait, TIMEOUT_S)
+            assert await cache.examiner.examine("host", TENANT, bad) is Outcome.DIGEST
+            store.gate.clear()
+            lease = asyncio.create_task(served(cache, VERSION))
+            while not cache.arena.index.is_loading(TENANT, bad):
+                await asyncio.sleep(0)
+            go.set()
+            assert await scrub is Outcome.ABSENT
+            store.gate.set()
+            async with asyncio.timeout(TIMEOUT_S):
+                assert await lease == VERSION.linear
+            assert cache.counters.chunk_faults["host"] == {Outcome.DIGEST: 1}
+            await cache.loader.settle()
+            assert cache.arena.index.busy_count == 0
+            cache.arena.index.check_integrity()
 
     asyncio.run(main())
 

@@ -76,6 +76,13 @@ class DiskIndex:
         """Whether the file can be read, or is being written."""
         return key in self._files
 
+    def copy_of(self, key: Key) -> object | None:
+        """What stands for the file that can be read now: another object once the file went and another one came. None
+        where there is none.
+        """
+        file = self._files.get(key)
+        return file if file is not None and file.written else None
+
     def length(self, key: Key) -> int:
         """Of the file, in bytes; 0 where there is none."""
         file = self._files.get(key)
@@ -94,24 +101,22 @@ class DiskIndex:
         once; None where it is there already or doesn't fit, beside what is being written and what is others' by their
         quotas.
         """
-        tenant = key[0]
-        if key in self._files or length > self.quota_bytes:
-            return None
-        short = self._total + length - self.budget_bytes
-        gone: tuple[Key, ...] | None = ()
-        if short > 0:
-            more = max(0, min(self.budget_bytes // BATCH, self.quota_bytes // QUOTA_BATCH) - short)
-            own = self.quota_bytes - self._held[tenant] - length  # what the tenant may have beside it
-            more = min(more, own) if own >= 0 else more
-            gone = self._least(tenant, length + more, short + more)
-            if gone is None and more:
-                gone = self._least(tenant, length, short)
+        gone = None if key in self._files else self._room_for(key[0], length)
         if gone is None:
             return None
         for old in gone:
             self.drop(old)
         self._add(key, _File(length, now, written=False))
         return gone
+
+    def has_room_for(self, tenant: str, length: int) -> bool:
+        """Whether `admit` would take a new file of the tenant now."""
+        return self._room_for(tenant, length) is not None
+
+    def most_bytes_of(self, tenant: str) -> int:
+        """How much the tenant can keep at once, beside what the others have by their quotas."""
+        others = self._total - self._held[tenant]
+        return max(self.quota_bytes, self.budget_bytes - others)
 
     def mark_written(self, key: Key) -> None:
         """The file has its name and can be read."""
@@ -155,6 +160,21 @@ class DiskIndex:
             for tenant, held in self._held.items()
         )
         assert all(file.length >= 0 for file in self._files.values())
+
+    def _room_for(self, tenant: str, length: int) -> tuple[Key, ...] | None:
+        """The files that would go for a new one, and for some that come after it. None where it doesn't fit."""
+        if length > self.quota_bytes:
+            return None
+        short = self._total + length - self.budget_bytes
+        if short <= 0:
+            return ()
+        more = max(0, min(self.budget_bytes // BATCH, self.quota_bytes // QUOTA_BATCH) - short)
+        own = self.quota_bytes - self._held[tenant] - length  # what the tenant may have beside it
+        more = min(more, own) if own >= 0 else more
+        gone = self._least(tenant, length + more, short + more)
+        if gone is None and more:
+            gone = self._least(tenant, length, short)
+        return gone
 
     def _least(self, tenant: str, coming: int, short: int) -> tuple[Key, ...] | None:
         """What goes where so many bytes of the tenant's come, and `short` of them have no room."""

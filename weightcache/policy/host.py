@@ -152,17 +152,19 @@ class HostIndex:
 
     def drop(self, tenant: str, digest: str) -> None:
         """Its load failed: it is nowhere again, and its place stays unused until the slab ends."""
-        entry = self._chunks.pop((tenant, digest))
+        entry = self._chunks[tenant, digest]
         assert not entry.ready
+        del self._chunks[tenant, digest]
         self._slabs[entry.place.slab].chunks.discard(digest)
 
     def condemn(self, tenant: str, digest: str) -> None:
         """It was ready, and is wrong: it is nowhere any more, and its place stays unused until the slab ends, which
         must be pinned now. Whoever has it mapped still sees it.
         """
-        entry = self._chunks.pop((tenant, digest))
+        entry = self._chunks[tenant, digest]
         assert entry.ready
         assert self._slabs[entry.place.slab].pins
+        del self._chunks[tenant, digest]
         self._slabs[entry.place.slab].chunks.discard(digest)
 
     def is_current(self, reservation: Reservation) -> bool:
