@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from activator.answer import Answer
 from activator.call import Call
 from activator.exchange import now_us
@@ -33,7 +31,7 @@ from contracts.problem import code_of
 from contracts.timeline import Stage
 from contracts.traffic_errors import ReplicaLost
 from contracts.usage import ACK_TOKENS
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 
 _UNTRIED: Final = Tried()
 _ENDS: Final = decoder(End)
@@ -259,5 +257,5 @@ def _joined(frames: Sequence[Frame]) -> bytes:
 def _end(frame: Frame) -> End:
     try:
         return _ENDS.decode(frame.payload)
-    except msgspec.MsgspecError:
+    except BadJson:
         return End(finish_reason="stop")

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-import msgspec
-
 from activator.breakers import INTEGRITY
 from activator.line import Replica
 from activator.throttler import Throttler
@@ -12,7 +10,7 @@ from contracts.errors import Failure, Internal, Unavailable
 from contracts.frames import Frame
 from contracts.problem import WireFailure, from_wire
 from contracts.traffic_errors import ReplicaLost
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 
 ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another replica may answer
 
@@ -29,5 +27,5 @@ def failure_of(frame: Frame) -> Failure:
     """What a FAILED frame tells."""
     try:
         return from_wire(decoder(WireFailure).decode(frame.payload))
-    except msgspec.MsgspecError:
+    except BadJson:
         return Internal()

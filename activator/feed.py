@@ -14,7 +14,7 @@ from activator import dependencies
 from contracts.control import READER, Feed
 from contracts.doubling import Doubling
 from contracts.errors import Refused
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 from service.client import ServiceClient
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class FeedClient:
             async for raw in _lines(answer.content):
                 try:
                     line = decoder(Feed).decode(raw)
-                except msgspec.MsgspecError as error:
+                except BadJson as error:
                     raise BrokenFeed(f"a line does not decode: {error}") from error
                 full = full or line.full
                 if not full:

@@ -11,12 +11,12 @@ from typing import Final
 
 import aiohttp
 import jwt
-import msgspec
 
 from activator import dependencies
 from activator.issuers import Source
 from activator.policy.key_sets import Jwk, Name, usable
 from contracts.errors import Refused, Unavailable
+from contracts.wire import decode_any
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class KeySet:
 
     async def _fetch(self) -> bool:
         try:
-            found = usable(msgspec.json.decode(await self._load()), self._algorithms)
+            found = usable(decode_any(await self._load()), self._algorithms)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             cause = str(error) or type(error).__name__
             log.warning("an issuer's keys can't be had", extra={"url": self._source.url, "error": cause[:400]})

@@ -17,7 +17,7 @@ from msgspec import Meta
 from activator import dependencies
 from activator.table import Table
 from contracts.control import Feed, ReplicaRow
-from contracts.wire import Wire, decoder, encode
+from contracts.wire import BadJson, Wire, decoder, encode
 from service.unix import SocketDirectory
 from service.way import is_remote
 from service.whole_file import remove_drafts, write_whole
@@ -94,8 +94,8 @@ class LastFeed:
             kept = decoder(_Kept).decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
-            log.warning("the feed that was kept can't be read", extra={"error": str(error)[:400]})
+        except (OSError, BadJson) as error:
+            log.warning("the feed that was kept can't be read", extra={"error": str(error)})
             return None
         age_s = self._wall_s() - kept.heard_at_s
         if kept.format != FORMAT or not -AHEAD_S <= age_s <= self._max_age_s:

@@ -122,7 +122,11 @@ class Tokens:
 def _is_signed(text: str, token: Token, key: jwt.PyJWK) -> bool:
     try:
         _signatures.decode_complete(text, key, algorithms=[token.algorithm])
-    except (jwt.PyJWTError, ValueError):
+    except (
+        jwt.PyJWTError,
+        ValueError,
+        RecursionError,
+    ):  # the library decodes the header once more, deeper in the stack
         return False
     return True
 

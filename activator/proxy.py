@@ -18,7 +18,7 @@ from contracts.ladder import RECORDED
 from contracts.roles import Role
 from contracts.traffic_errors import ReplicaLost
 from contracts.usage import Receipt
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 from service.cause import TRACEPARENT, cause
 from service.way import Ways
 
@@ -237,7 +237,7 @@ class Upstream:
         raw = await answer.read()
         try:
             error = decoder(_ErrorBody).decode(raw).error
-        except msgspec.MsgspecError:
+        except BadJson:
             return Internal() if answer.status != 503 else ReplicaLost()
         after = answer.fields.get(b"retry-after", b"")
         after_s = float(after) if after.isdigit() else None

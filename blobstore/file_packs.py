@@ -15,7 +15,7 @@ from msgspec import Meta
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
 from contracts.manifest import MAX_FAULT, PAGE, Digest, Offset, Size
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 
 SUFFIX: Final = ".tensors"
 _NAME: Final = re.compile(rf"([0-9a-f]{{64}}){re.escape(SUFFIX)}")
@@ -79,7 +79,7 @@ def decode_file_index(raw: bytes, pack: str) -> FileIndex:
     """What an index object says. `pack` is named in the error. Raises `Refused(PackCorrupt)`."""
     try:
         index = decoder(FileIndex).decode(raw)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BadJson as error:
         raise Refused(PackCorrupt(pack, str(error)[:MAX_FAULT])) from error
     fault = _find_fault(index)
     if fault is None and msgspec.json.encode(index, order="sorted") != raw:

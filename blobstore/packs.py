@@ -13,7 +13,7 @@ import msgspec
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
 from contracts.manifest import MAX_FAULT, PAGE, Digest, Offset, Size
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 
 MAGIC: Final = b"KELVPK01"
 TRAILER_BYTES: Final = 16  # table length and magic
@@ -77,7 +77,7 @@ def decode_footer(tail: bytes, pack_size: int, pack: str) -> tuple[PackEntry, ..
 def _decode(table: bytes, chunks_end: int | None, pack: str) -> tuple[PackEntry, ...]:
     try:
         entries = decoder(tuple[PackEntry, ...]).decode(table)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BadJson as error:
         raise Refused(PackCorrupt(pack, str(error)[:MAX_FAULT])) from error
     fault = _find_fault(entries, chunks_end)
     if fault is None and msgspec.json.encode(entries) != table:

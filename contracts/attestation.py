@@ -16,14 +16,13 @@ from contracts.errors import Refused
 from contracts.jobs import SealAttestation
 from contracts.manifest import MAX_FAULT, Digest
 from contracts.signatures import KeyId, is_signed_by
-from contracts.wire import Wire, decoder
+from contracts.wire import BadJson, Wire, decode_any, decoder
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 SEAL: Final = "urn:kelvin:attestation:seal:1"
 ORIGIN: Final = "urn:kelvin:attestation:origin:1"
 MAX_ORIGIN_BYTES: Final = 64 << 10  # of an envelope
 MAX_BUNDLE_BYTES: Final = 1 << 20
-_UNREADABLE: Final = (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ENVELOPE: Final = b'{"payload":'  # how a canonical envelope begins, and no unsigned seal does
 
 Said = Annotated[str, Meta(min_length=1, max_length=1000)]
@@ -127,8 +126,8 @@ def open_envelope(raw: bytes, version: str) -> Opened:
     try:
         found = decoder(_Envelope).decode(raw)
         said = decoder(_Statement).decode(found.payload)
-        again = msgspec.json.encode(msgspec.json.decode(found.payload), order="sorted")
-    except _UNREADABLE as error:
+        again = msgspec.json.encode(decode_any(found.payload), order="sorted")
+    except BadJson as error:
         raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
     if msgspec.json.encode(found, order="sorted") != raw or again != found.payload:
         raise Refused(AttestationInvalid(version, "it is not in canonical form"))
@@ -158,7 +157,7 @@ def read_origin(raw: bytes, version: str) -> tuple[Origin, str]:
         raise Refused(AttestationInvalid(version, "it does not say where the version comes from"))
     try:
         return decoder(Origin).decode(opened.predicate), opened.key_id
-    except _UNREADABLE as error:
+    except BadJson as error:
         raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
 
 
@@ -171,7 +170,7 @@ def short(key_id: str) -> str:
 def _seal(raw: bytes, version: str) -> SealAttestation:
     try:
         seal = decoder(SealAttestation).decode(raw)
-    except _UNREADABLE as error:
+    except BadJson as error:
         raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
     if seal.version != version:
         raise Refused(AttestationInvalid(version, f"it speaks of version {seal.version}"))

@@ -12,7 +12,7 @@ import msgspec
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.wire import MAX_RULE, Wire, decoder
+from contracts.wire import BadJson, Wire, decoder
 
 FILE: Final = "kelvin-filters.json"  # in the pushed directory
 SOCKET: Final = "filters.sock"
@@ -102,8 +102,8 @@ def read_policy(raw: bytes) -> FilterPolicy:
     """Strictly. Raises `Refused(ArtifactRejected)` naming the file, the value and the rule."""
     try:
         policy = decoder(FilterPolicy).decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(ArtifactRejected(FILE, str(error)[:MAX_RULE])) from error
+    except BadJson as error:
+        raise Refused(ArtifactRejected(FILE, str(error))) from error
     names = [_name(each) for each in policy.filters]
     if not names:
         raise Refused(ArtifactRejected(FILE, "filters=[]: must name at least one filter"))

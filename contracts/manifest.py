@@ -14,7 +14,7 @@ from msgspec import Meta
 from contracts.artifact_errors import ManifestCorrupt
 from contracts.errors import Refused
 from contracts.signature import Signature, find_signature_fault
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 
 FORMAT: Final = 1
 PAGE: Final = 4096
@@ -131,7 +131,7 @@ def decode_manifest(raw: bytes, version: str) -> Manifest:
         raise Refused(ManifestCorrupt(version, "its bytes do not match the version's digest"))
     try:
         manifest = decoder(Manifest).decode(raw)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BadJson as error:
         raise Refused(ManifestCorrupt(version, str(error)[:MAX_FAULT])) from error
     if encode_manifest(manifest) != raw:
         raise Refused(ManifestCorrupt(version, "it is not in canonical form"))

@@ -1,11 +1,15 @@
 """Strict JSON between processes: one way to encode, one way to decode, errors that name the value and the rule.
 
+All JSON that comes from outside the process is decoded here, whoever wrote it. Whatever is wrong with it is one error,
+BadJson, also where it is nested too deeply.
+
 Every type is made ready for decoding here, once, and one at a time. msgspec keeps that with the type while it is still
 being filled: a thread that decodes the same type at that moment, or one that holds it, ends the process.
 """
 
+import json
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -15,7 +19,28 @@ T = TypeVar("T")
 
 MAX_RULE: Final = 400  # characters: msgspec repeats the value that it did not expect, however long
 _building: Final = Lock()
-_built: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
+_built: Final[dict[Any, "Decoder[Any]"]] = {}
+
+
+class BadJson(msgspec.DecodeError):
+    """Bytes are not JSON, or not of the type that was asked for. The text is the rule, MAX_RULE characters at most."""
+
+
+class Decoder(Generic[T]):
+    """Decodes JSON of one type, for any number of threads. `decoder` makes it."""
+
+    __slots__ = ("_decode",)
+
+    def __init__(self, kind: Any) -> None:
+        self._decode = msgspec.json.Decoder(kind).decode
+
+    def decode(self, raw: bytes | bytearray | memoryview | str) -> T:
+        """Raises BadJson."""
+        try:
+            found: T = self._decode(raw)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise BadJson(str(error)[:MAX_RULE]) from error
+        return found
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,21 +61,35 @@ def encode(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """A type's decoder, for any number of threads. What it raises is msgspec's, for the caller to translate."""
-    found: msgspec.json.Decoder[T] | None = _built.get(kind)
+def decoder(kind: type[T]) -> Decoder[T]:
+    """Return the type's decoder. It raises BadJson, for the caller to translate."""
+    found: Decoder[T] | None = _built.get(kind)
     if found is None:
         with _building:
-            found = _built[kind] = msgspec.json.Decoder(kind)
+            found = _built[kind] = Decoder(kind)
     return found
+
+
+def decode_any(raw: bytes | bytearray | memoryview | str) -> Any:
+    """Decode a JSON value of any type. Raises BadJson."""
+    found: Decoder[Any] = decoder(Any)
+    return found.decode(raw)
+
+
+def decode_lenient(raw: bytes | str) -> Any:
+    """Decode a JSON value as Python's own module does: files of a model may hold NaN and Infinity. Raises BadJson."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:  # UnicodeError is a ValueError
+        raise BadJson(str(error)[:MAX_RULE]) from error
 
 
 def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], *, what: str = "body") -> T:
     """Decode strictly; anything else raises `Refused(InvalidRequest)` naming `what` and msgspec's rule."""
     try:
         return decoder(kind).decode(raw)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(InvalidRequest(what, "(JSON)", str(error)[:MAX_RULE])) from error
+    except BadJson as error:
+        raise Refused(InvalidRequest(what, "(JSON)", str(error))) from error
 
 
 def convert(value: object, kind: type[T]) -> T:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from contracts.control import Principal, Scope
 from contracts.secrets import redact
-from contracts.wire import Wire, decoder
+from contracts.wire import Decoder, Wire, decoder
 from controlplane import schema
 from controlplane.audit_windows import days_of
 from controlplane.policy.trail import Action, Changed, Said, Value, Window, genesis, next_chain, window_of
@@ -143,7 +143,7 @@ def _event(row: RowMapping, reader: Principal) -> Event:
     )
 
 
-_CHANGED: Final[msgspec.json.Decoder[Any]] = decoder(dict[str, tuple[Value, Value]])
+_CHANGED: Final[Decoder[Any]] = decoder(dict[str, tuple[Value, Value]])
 
 
 def _actor(tenant: str, key_id: str, reader: Principal) -> str:

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, LargeBinary, bindparam, cast, 
 
 from contracts.errors import InvalidRequest, Refused
 from contracts.usage import CUT, KILLED, LifetimeRecord
-from contracts.wire import MAX_RULE, decoder, encode
+from contracts.wire import BadJson, decoder, encode
 from controlplane.arrivals import chunks
 from controlplane.clock import Clock
 from controlplane.ledger_schema import lifetime_records, open_lives
@@ -111,8 +111,8 @@ def _read(raw: str | bytes, runtime_id: str, tenant: str) -> LifetimeRecord | st
     """What it says, or why nobody knows that."""
     try:
         word = _LIVES.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return str(error)[:MAX_RULE]
+    except BadJson as error:
+        return str(error)
     return word if (word.runtime_id, word.tenant) == (runtime_id, tenant) else "it is another replica's"
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 
 from contracts.billing import Compared, Difference, ReconcileReport
 from contracts.usage import SO_FAR_S, LifetimeRecord, RequestRecord
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 from controlplane.accounts import OpenRuntime, charged_orphans, kept_aside, lives, open_runtimes, received_ranges
 from controlplane.closings import frozen_book
 from controlplane.ledger_schema import LIFETIME_VALUES, lifetime_records, owned_by, request_records
@@ -202,7 +202,7 @@ def _prices_of(connection: Connection, tenant: str, book: PriceBook) -> Callable
 
 def _record_of(raw: str) -> RequestRecord | LifetimeRecord | None:
     for kind in (_REQUESTS, _LIVES):
-        with suppress(msgspec.MsgspecError):
+        with suppress(BadJson):
             return kind.decode(raw)
     return None
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import click
 import httpx
-import msgspec
 
 from contracts.secrets import redact
+from contracts.wire import BadJson, decode_any
 from kelvin.settings import DEFAULT_PORT
 from service.private import keep_secrets
 
@@ -99,8 +99,8 @@ def _refuse(answer: httpx.Response) -> None:
 def sentence_of(status: int, body: bytes) -> str:
     """What an error of an API says, or its status where it says nothing."""
     try:
-        found = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+        found = decode_any(body)
+    except BadJson:
         return f"the answer was {status}"
     if isinstance(found, dict):
         error = found.get("error")

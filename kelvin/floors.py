@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 
 CLOSE: Final = 1.25  # sizes that differ by more are not compared
 
@@ -32,7 +32,7 @@ def read_floor_us(report: Path, weight_bytes: int) -> int | None:
         rows = decoder(_Report).decode(report.read_bytes()).rows
     except OSError as error:
         raise BadReport(f"{report}: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
+    except BadJson as error:
         raise BadReport(f"{report}: is not a report of kelvin bench cold ({error})") from error
     return choose_floor_us(rows, weight_bytes)
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import msgspec
 from rich.table import Table
 
 from contracts.control import TimelineAnswer
 from contracts.names import parse_reference
-from contracts.wire import decoder
+from contracts.wire import BadJson, decode_any, decoder
 from kelvin.client import DoorClosed, target
 from kelvin.floors import BadReport, read_floor_us
 from kelvin.grants import grant_command, grants_command, revoke_command
@@ -259,15 +258,15 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
     """Draw the stages of one request from its arrival to its first token, beside the floor."""
     with target().door("default.key") as door:
         raw = door.get(f"/v1/requests/{request_id}/timeline").content
-    if as_json:
-        _print_json(json.loads(raw))
-        return
     try:
+        if as_json:
+            _print_json(decode_any(raw))
+            return
         answer = decoder(TimelineAnswer).decode(raw)
         floor_us = None if floor_ms is None else round(floor_ms * 1000)
         if report is not None:
             floor_us = read_floor_us(report, _weight_bytes(answer))
-    except msgspec.MsgspecError as error:
+    except BadJson as error:
         raise DoorClosed(f"the timeline does not decode: {error}") from error
     except BadReport as error:
         raise click.UsageError(str(error)) from error

@@ -27,7 +27,7 @@ from contracts.push import (
     PlanRequest,
 )
 from contracts.traffic_errors import Overloaded
-from contracts.wire import decode, decoder, encode
+from contracts.wire import BadJson, decode, decoder, encode
 from kelvin.client import DoorClosed
 from kelvin.pace import Pace
 
@@ -213,7 +213,7 @@ def failure_of(answer: httpx.Response) -> RemoteFailure:
     passing = status in (429, 502, 503, 504)
     try:
         problem = decoder(_Problem).decode(answer.content)
-    except msgspec.MsgspecError:
+    except BadJson:
         pass
     else:
         return RemoteFailure(
@@ -223,6 +223,6 @@ def failure_of(answer: httpx.Response) -> RemoteFailure:
     after_s = float(after) if after.isdecimal() else None
     try:
         error = decoder(_OpenAiError).decode(answer.content).error
-    except msgspec.MsgspecError:
+    except BadJson:
         return RemoteFailure("unavailable", status, f"the answer was {status}", None, passing, after_s)
     return RemoteFailure(error.code or "error", status, error.message, error.param, passing, after_s)

@@ -8,7 +8,6 @@ Which tensors exist is the manifest's word; whether the architecture may be serv
 """
 
 import ctypes
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -23,6 +22,7 @@ from transformers.utils import logging as library_logging
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.manifest import Manifest
+from contracts.wire import decode_lenient
 from runtime.comparing import is_same
 from runtime.engine import attention
 from runtime.families import SERVED, Family, Fusion
@@ -85,7 +85,7 @@ def may_read(manifest: Manifest) -> bool:
 def parse_config(family: Family, config_json: bytes, dtype: torch.dtype) -> PreTrainedConfig:
     """A config object of its own, for our attention. (`from_dict` would format all of it for a log line: 1 ms.)"""
     attention.register()
-    values: dict[str, Any] = json.loads(config_json)
+    values: dict[str, Any] = decode_lenient(config_json)
     config = family.config(**values)
     config.dtype = dtype
     config._attn_implementation = family.attention

@@ -5,9 +5,10 @@ of ids instead would cost more, and cannot tell a broken byte from an unfinished
 """
 
 import codecs
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
+
+from contracts.wire import decode_lenient
 
 _METASPACE: Final = "▁"
 _MAX_ID: Final = 2**32 - 1  # what the library can be asked for
@@ -65,7 +66,7 @@ Speller = Callable[[str], bytes]
 
 def _speller(decoder: Any) -> tuple[Speller, bool]:
     """How the decoder spells a token, and whether the text's first space is none of the text's."""
-    state = {} if decoder is None else json.loads(decoder.__getstate__())
+    state = {} if decoder is None else decode_lenient(decoder.__getstate__())
     parts = state.get("decoders", [state])
     names = [part.get("type") for part in parts]
     if set(names) <= {"ByteLevel", "Fuse"} and "ByteLevel" in names:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
 import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedConfig
@@ -18,7 +17,7 @@ from transformers import AttentionInterface, PreTrainedConfig
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 from runtime.binding import DTYPES, parse_config
 from runtime.families import DECODERS, Family
 
@@ -76,7 +75,7 @@ def config_values(config_json: str) -> dict[str, Any]:
     """The config's object, without a key that no model may have."""
     try:
         values = decoder(dict[str, Any]).decode(config_json)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, RecursionError) as error:
+    except BadJson as error:
         raise rejected(CONFIG, f"is not a JSON object: {error}") from error
     for key, reason in _FORBIDDEN.items():
         if values.get(key) not in (None, False):

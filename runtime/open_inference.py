@@ -13,6 +13,7 @@ import msgspec
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.frames import MAX_PAYLOAD, Counts
 from contracts.signature import Signature, TensorSpec, check_schema, find_misfit
+from contracts.wire import BadJson, decode_any
 from runtime.answer import Progress
 from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
 from runtime.openai_requests import convert, refused
@@ -93,8 +94,8 @@ def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> Predic
 
 def _json(raw: bytes) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        value = decode_any(raw)
+    except BadJson as error:
         raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
     if not isinstance(value, dict):
         raise refused("body", value, "must be a JSON object")

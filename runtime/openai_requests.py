@@ -16,7 +16,7 @@ from contracts import wire
 from contracts.ceiling import NO_CEILING, TENANT, Ceiling
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.manifest import Limits
-from contracts.wire import MAX_RULE
+from contracts.wire import MAX_RULE, BadJson, decode_any
 
 T = TypeVar("T")
 
@@ -194,8 +194,8 @@ def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int,
 def json_body(raw: bytes) -> dict[str, Any]:
     """The request's object. Raises `Refused(InvalidRequest)`, also for what is defined and not honoured."""
     try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        value = decode_any(raw)
+    except BadJson as error:
         raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
     if not isinstance(value, dict):
         raise refused("body", value, "must be a JSON object")

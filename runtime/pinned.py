@@ -1,12 +1,12 @@
 """What the small JSON files pinned in a version say, where more than one part of the runtime asks."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
+from contracts.wire import BadJson, decode_lenient
 
 PinnedFiles = Mapping[str, bytes]
 
@@ -25,8 +25,8 @@ def json_object(files: PinnedFiles, name: str) -> dict[str, Any]:
     if name not in files:
         return {}
     try:
-        value = json.loads(files[name])
-    except ValueError as error:
+        value = decode_lenient(files[name])
+    except BadJson as error:
         raise Refused(ArtifactRejected(name, "is not JSON")) from error
     if not isinstance(value, dict):
         raise Refused(ArtifactRejected(name, "is not a JSON object"))

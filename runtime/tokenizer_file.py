@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from tokenizers import AddedToken, Tokenizer, models
 
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 
 LARGE: Final = 1 << 20  # bytes; below it the library's way takes some 100 ms at most
 
@@ -94,10 +94,10 @@ def _try_fast(raw: bytes) -> Any:
 
 
 def _pairs(merges: msgspec.Raw) -> list[tuple[str, str]]:
-    """Raises an error of msgspec, or ValueError."""
+    """Raises ValueError, of which BadJson is one."""
     try:
         return decoder(list[tuple[str, str]]).decode(merges)
-    except msgspec.ValidationError:  # at the first of them, where they are texts
+    except BadJson:  # at the first of them, where they are texts
         return [_pair(text) for text in decoder(list[str]).decode(merges)]
 
 

@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from contracts.errors import Internal, Refused, RemoteFailure, Unavailable
-from contracts.wire import decode, decoder, encode
+from contracts.wire import BadJson, decode, decoder, encode
 from service.cause import headers as told
 from service.unix import SocketDirectory
 from service.way import SocketWay, Way
@@ -102,7 +102,7 @@ class _Problem(msgspec.Struct):
 async def _failure_of(answer: aiohttp.ClientResponse) -> RemoteFailure | Internal:
     try:
         problem = decoder(_Problem).decode(await answer.read())
-    except (msgspec.MsgspecError, aiohttp.ClientError, TimeoutError, OSError):
+    except (BadJson, aiohttp.ClientError, TimeoutError, OSError):
         return Internal()
     return RemoteFailure(
         problem.code, problem.status, problem.detail, problem.param, problem.retryable, problem.retry_after_s

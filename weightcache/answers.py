@@ -13,13 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import msgspec
-
 from contracts.artifact_errors import ManifestCorrupt
 from contracts.errors import Refused, Unavailable
 from contracts.manifest import PAGE, Manifest, decode_manifest
 from contracts.problem import from_wire
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 from weightcache.libc import F_GET_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK, F_SEAL_WRITE
 from weightcache.wire import MAX_MESSAGE_BYTES, MAX_SLABS, Layout, LeaseReply
 
@@ -107,7 +105,7 @@ def _papers(fd: int, reply: LeaseReply) -> tuple[bytes, Layout]:
 def _decoded(raw: bytes, kind: type[_T]) -> _T:
     try:
         return decoder(kind).decode(raw)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BadJson as error:
         raise Contradiction(str(error)) from error
 
 

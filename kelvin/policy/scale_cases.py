@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from contracts.wire import MAX_RULE, Wire, convert
+from contracts.wire import MAX_RULE, BadJson, Wire, convert, decode_any
 from controlplane.policy.kpa import Memory, ScalingSpec, initial
 
 # Go's times are 64 bits of nanoseconds (292 years), its numbers of pods 32 bits.
@@ -138,9 +138,9 @@ class WindowResults(Wire, frozen=True):
 def read_cases(raw: bytes, kind: type[T]) -> list[tuple[str, T]]:
     """The cases of a file, each with how errors name it. Raises BadCase."""
     try:
-        document = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadCase(f"not JSON: {str(error)[:MAX_RULE]}") from error
+        document = decode_any(raw)
+    except BadJson as error:
+        raise BadCase(f"not JSON: {error}") from error
     if not isinstance(document, dict) or document.keys() != {"cases"} or not isinstance(document["cases"], list):
         raise BadCase('must be {"cases": [...]} and nothing beside')
     named = [(_title(number, case), case) for number, case in enumerate(document["cases"], start=1)]

@@ -13,7 +13,7 @@ import msgspec
 from contracts.errors import Refused
 from contracts.meter import Meter, decode_meter
 from contracts.usage import LifetimeRecord
-from contracts.wire import decoder, encode
+from contracts.wire import BadJson, decoder, encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
 from kelvin.supervisor.reaper import Reaped
 from service.processes import boot_id, born_ns
@@ -137,7 +137,7 @@ def recorded_lives(spools: Path) -> set[str]:
     """Runtimes whose lifetime an earlier supervisor left in its spool. Raises OSError."""
     lives = set()
     for raw in left_records(spools, lambda source: source.startswith(LIFETIME_PREFIX)):
-        with suppress(msgspec.MsgspecError):  # what is no lifetime is the ledger's to refuse
+        with suppress(BadJson):  # what is no lifetime is the ledger's to refuse
             lives.add(decoder(_Named).decode(raw).runtime_id)
     return lives
 

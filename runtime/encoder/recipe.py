@@ -11,7 +11,7 @@ import msgspec
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 from runtime.pinned import PinnedFiles, json_object
 
 MODULES: Final = "modules.json"
@@ -80,7 +80,7 @@ def _modules(files: PinnedFiles) -> list[_Module]:
         _reject(MODULES, "is missing")
     try:
         return decoder(list[_Module]).decode(files[MODULES])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except BadJson as error:
         _reject(MODULES, f"is not a list of modules: {error}")
 
 

@@ -83,6 +83,7 @@ def test_from_another_host_a_replica_is_where_it_says() -> None:
         pytest.param([FULL[:10], FULL[10:] + CHANGE[:5], CHANGE[5:]], [1, 2, 1], id="lines in pieces"),
         pytest.param([FULL, b"nonsense\n"], [1, 1], id="a line that is none"),
         pytest.param([FULL, b'{"revision":2,"unknown":1}\n'], [1, 1], id="a field that nobody knows"),
+        pytest.param([FULL, b'{"revision":2,"removed_replicas":["\xff"]}\n'], [1, 1], id="a line that is no UTF-8"),
         pytest.param([CHANGE], [1], id="no snapshot first"),
         pytest.param([b""], [1], id="nothing at all"),
     ],

@@ -85,11 +85,13 @@ def test_unknown_keys_cost_one_fetch_a_pause(tmp_path: Path, monkeypatch: pytest
         pytest.param(302, None, id="it leads elsewhere"),
         pytest.param(200, b"<html>", id="no JSON"),
         pytest.param(200, b'{"keys": 1}', id="no key set"),
+        pytest.param(200, b'{"keys":' + b"[" * 100_000, id="nested too deeply"),
+        pytest.param(200, b'{"keys":"\xff"}', id="no UTF-8"),
         pytest.param(200, b" " * (jwks.MAX_BYTES + 1), id="too much"),
     ],
 )
 def test_the_last_keys_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes | None) -> None:
-    """While the issuer does not say which are its own."""
+    """While the issuer does not say which are its own; once it does, its new keys are found."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
     async def scenario(server: KeyServer, keys: KeySet) -> None:
@@ -100,6 +102,10 @@ def test_the_last_keys_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
         assert await keys.find(OTHER) is None
         assert server.asked > asked
         assert keys.current(NAME) is first is not None
+        server.status, server.body = 200, None
+        server.signers.append(TWO)
+        await eventually(lambda: not keys._pauses)
+        assert await keys.find(OTHER) is not None
 
     _run(tmp_path, scenario)
 

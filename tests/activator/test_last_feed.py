@@ -134,6 +134,7 @@ def test_when_it_counts(tmp_path: Path, clocks: _Clocks, later_s: float, back_s:
         pytest.param(lambda content: content[:-9], id="cut"),
         pytest.param(lambda content: content.replace(b'"format":1', b'"format":2'), id="another format"),
         pytest.param(lambda content: content.replace(b'"keys"', b'"keyz"'), id="a field that nobody knows"),
+        pytest.param(lambda content: content.replace(b'"default', b'"\xff'), id="no UTF-8"),
         pytest.param(lambda content: content.replace(b'"heard_at_s":', b'"heard_at_s":-'), id="no time"),
     ],
 )

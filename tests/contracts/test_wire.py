@@ -3,11 +3,13 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from contracts.errors import Refused
-from contracts.wire import Wire, convert, decode, decoder
+from contracts.wire import MAX_RULE, BadJson, Wire, convert, decode, decode_any, decode_lenient, decoder
 
 # Sixty types that nobody has decoded yet, each by four threads at once; threads give way as often as they can.
 RACE = """
@@ -43,6 +45,12 @@ class Part(Wire, frozen=True):
     size: int
 
 
+class Loose(msgspec.Struct):
+    """What others say of a part."""
+
+    size: int
+
+
 def test_threads_that_decode_a_type_for_the_first_time() -> None:
     """None of them sees it half made."""
     assert race("ours") == 0
@@ -74,6 +82,41 @@ def test_refused(raw: bytes, rule: str) -> None:
     with pytest.raises(Refused) as caught:
         decode(raw, Part, what="part")
     assert rule in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b'{"size":', id="a cut text"),
+        pytest.param(b"[" * 100_000, id="nested too deeply"),
+        pytest.param(b'{"more":' + b"[" * 100_000, id="nested too deeply in an unknown field"),
+        pytest.param(b'{"size":"\xff"}', id="no UTF-8"),
+        pytest.param(b'{"size":' + b"1" * 10_000 + b"}", id="a number of ten thousand digits"),
+        pytest.param('{"size":"\udcff"', id="a text that no UTF-8 can hold"),
+    ],
+)
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(decoder(Part).decode, id="a type"),
+        pytest.param(decoder(Loose).decode, id="a type with unknown fields"),
+        pytest.param(decode_any, id="any type"),
+        pytest.param(decode_lenient, id="a file of a model"),
+    ],
+)
+def test_whatever_is_wrong_is_one_error(read: Callable[[bytes | str], object], raw: bytes | str) -> None:
+    """A caller names one exception, and its text is short."""
+    with pytest.raises(BadJson) as caught:
+        read(raw)
+    assert len(str(caught.value)) <= MAX_RULE
+
+
+def test_files_of_a_model_may_hold_what_is_no_number() -> None:
+    """As Python writes it: such a file was accepted when it was pushed."""
+    assert decode_lenient(b'{"size": Infinity}') == {"size": float("inf")}
+    with pytest.raises(BadJson):
+        decode_any(b'{"size": Infinity}')
 
 
 def test_convert() -> None:

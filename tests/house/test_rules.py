@@ -136,3 +136,37 @@ def test_types_are_made_ready_in_one_place() -> None:
 def test_types_made(line: str, want: list[int]) -> None:
     """The rule sees each way."""
     assert _types_made(line) == want
+
+
+# Who may decode JSON, and why. The bench decodes what its own programs print.
+DECODERS = {
+    "contracts/wire.py": "turns all that can be wrong into BadJson",
+    "snapshotter/policy/strict_json.py": "refuses keys that occur twice, which needs Python's own parser",
+}
+
+
+def _decodes_json(text: str) -> bool:
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    return any(ast.unparse(call.func) in ("json.loads", "json.load", "msgspec.json.decode") for call in calls)
+
+
+def test_json_is_decoded_in_one_place() -> None:
+    """A caller that names one kind of error misses another: RecursionError is no ValueError."""
+    ours = [path for path in PRODUCT if "coldstart_bench" not in path.parts]
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in ours}
+    assert sorted(name for name, text in texts.items() if "json" in text and _decodes_json(text)) == sorted(DECODERS)
+
+
+@pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        ("found = json.loads(raw)", True),
+        ("found = json.load(file)", True),
+        ("found = msgspec.json.decode(raw)", True),
+        ("raw = json.dumps(found)", False),
+        ("found = decode_any(raw)", False),
+    ],
+)
+def test_json_decoded(line: str, want: bool) -> None:
+    """The rule sees each way."""
+    assert _decodes_json(line) is want

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from contracts.errors import NotFound, Refused
 from contracts.problem import code_of
@@ -34,6 +34,14 @@ def _app() -> FastAPI:
     @app.get("/full")
     async def _full() -> None:
         raise Refused(Overloaded("the queue", 8, 2.0))
+
+    @app.get("/nested")
+    async def _nested() -> Response:
+        return Response(b'{"code":"overloaded","more":' + b"[" * 100_000, 500)
+
+    @app.get("/garbled")
+    async def _garbled() -> Response:
+        return Response(b'{"code":"\xff","status":500,"detail":""}', 500)
 
     @app.get("/broken")
     async def _broken() -> None:
@@ -98,6 +106,8 @@ def test_upgrade_with_a_body_is_refused(tmp_path: Path, method: str) -> None:
     ("path", "code", "retry"),
     [
         pytest.param("/full", "overloaded", 2.0, id="a failure arrives as the fact it was"),
+        pytest.param("/nested", "internal", None, id="an answer that is nested too deeply is our defect"),
+        pytest.param("/garbled", "internal", None, id="so is one that is no UTF-8"),
         pytest.param("/nowhere", "not_found", None, id="an unknown route is not found"),
     ],
 )

@@ -6,6 +6,7 @@ https://kubernetes.io/docs/reference/using-api/api-concepts/ and what a 1.36 was
 import json
 from typing import Any, Final
 
+from contracts.wire import BadJson, decode_any
 from controlplane.scaling.knative.cluster import (
     Busy,
     Conflict,
@@ -61,8 +62,8 @@ def line(text: str) -> str:
 
 def _status(body: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(body)
-    except ValueError:
+        told = decode_any(body)
+    except BadJson:
         return {}
     return told if isinstance(told, dict) and told.get("kind") == "Status" else {}
 

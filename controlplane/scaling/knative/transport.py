@@ -5,7 +5,6 @@ not know us: credentials on disk are read again for that.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -14,6 +13,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import ConfigException
 
+from contracts.wire import BadJson, decode_any
 from controlplane import dependencies
 from controlplane.scaling.knative.answers import line, trouble_of
 from controlplane.scaling.knative.cluster import ClusterError, Json, Unreachable
@@ -193,8 +193,8 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 def _object(raw: bytes) -> Json:
     try:
-        told = json.loads(raw)
-    except ValueError:
+        told = decode_any(raw)
+    except BadJson:
         told = None
     if not isinstance(told, dict):
         raise ClusterError(Unreachable(line(f"not an object: {raw[:80].decode(errors='replace')}")))

@@ -3,7 +3,6 @@
 https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 """
 
-import json
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable
@@ -11,6 +10,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from contracts.doubling import Doubling
+from contracts.wire import decode_any
 from controlplane import dependencies
 from controlplane.clock import Clock
 from controlplane.scaling.knative.answers import trouble_in
@@ -117,7 +117,7 @@ class Watching:
 
     def _read(self, line: bytes) -> Change | None:
         try:
-            event: dict[str, Any] = json.loads(line)
+            event: dict[str, Any] = decode_any(line)
             kind, obj = event["type"], event["object"]
             if kind == "ERROR":
                 raise ClusterError(trouble_in(obj))
