@@ -40,11 +40,11 @@ class Shedding:
         """Wait in a full queue in the place of those who are lower, who are told before this returns. False where
         nobody is.
         """
+        after_s = _emptied_in_s(line)  # before anybody leaves: between leaving and being told nothing may fail
         out = try_enter(line.waiting, waiter, ask, waiter.until_s, self._limits)
         if out is None:
             self.refused(Reason.FULL, ask)
             return False
-        after_s = _emptied_in_s(line)
         for tier, place in out:
             if tier is Tier.OVER:
                 self._tell(place.entry, place.ask, Reason.OVER_SHARE, OverShare(after_s))

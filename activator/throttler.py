@@ -246,19 +246,19 @@ class Throttler:
         self, key: VersionKey, line: Line, ask: Ask, held: Hold, began_s: float, again_by_s: float | None
     ) -> Replica:
         waiter, until_s = Waiter(asyncio.get_running_loop().create_future(), began_s, held.until_s), held.until_s
-        if held.full is None:
-            line.waiting.put(waiter, ask, until_s)
-        elif not self.shedding.try_enter(line, waiter, ask):
-            self.tidy(key, line)
-            raise Refused(held.full)
-        if self._turns is not None:
-            self._turns.waits(key, line.waiting)
-        if self._slots is not None:
-            self._slots.lacks(key, line)
-        if line.is_asleep:
-            self.breakers.enter(key, waiter, began_s)
-            self._waking.ensure(key)
+        # The entry joins the queue inside the block that removes it: whatever fails here, no entry stays behind.
         try:
+            if held.full is None:
+                line.waiting.put(waiter, ask, until_s)
+            elif not self.shedding.try_enter(line, waiter, ask):
+                raise Refused(held.full)
+            if self._turns is not None:
+                self._turns.waits(key, line.waiting)
+            if self._slots is not None:
+                self._slots.lacks(key, line)
+            if line.is_asleep:
+                self.breakers.enter(key, waiter, began_s)
+                self._waking.ensure(key)
             async with asyncio.timeout(max(0.0, until_s - self._clock())):
                 if again_by_s is not None:
                     await asyncio.wait((waiter.granted,), timeout=max(0.0, again_by_s - self._clock()))

@@ -70,8 +70,12 @@ class Pace:
         self.running -= slots
 
     def tokens_per_s(self, slots: int) -> float | None:
-        """Of so many slots that are all taken."""
-        return self._tokens / self._held_s * slots if self._answers >= LEAST and self._held_s > 0 else None
+        """Return how fast this many slots compute while all are taken. None where that is unknown: too few answers
+        yet, or no slot, because every replica drains or rests. Never 0.
+        """
+        if slots <= 0 or self._answers < LEAST or self._held_s <= 0:
+            return None
+        return self._tokens / self._held_s * slots
 
     def measured(self) -> Measured | None:
         """None while no pace is known."""

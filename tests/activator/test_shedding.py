@@ -17,10 +17,11 @@ from activator.policy.bounds import Bound
 from activator.policy.expected import LEAST
 from activator.policy.shed import Reason
 from activator.throttler import Throttler
+from contracts.control import Feed
 from contracts.deadline import Deadline
 from contracts.errors import Refused
 from contracts.traffic_errors import DeadlineTooShort, Displaced, Overloaded, OverShare
-from tests.activator.control import STRANGER, VERSION
+from tests.activator.control import STRANGER, VERSION, replica_row
 from tests.activator.test_expected_waits import READY, Clock
 from tests.activator.test_throttler import KEY, WIDE, Bell, _turns
 from tests.activator.test_turns import until_queued
@@ -334,3 +335,59 @@ def test_it_is_so_from_outside(tmp_path: Path) -> None:
             assert [record.outcome for record in records[:4]] == ["displaced", "overloaded", "over_share", "ok"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("away", ["draining", "resting"])
+def test_version_without_open_replicas_keeps_its_queue(away: str) -> None:
+    """When no replica takes requests, the pace of the version says nothing about a wait: nobody is refused for it, a
+    full queue still sheds, and no entry is left behind.
+    """
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(TWO, WIDE, WIDE, 60.0))
+        holding = await ground.paced()
+        stays, batch = await ground.ask(), await ground.ask(Rank.BATCH)
+        if away == "draining":
+            ground.throttler.apply(Feed(revision=1, replicas=(replica_row("a", 1, draining=True),)))
+        else:
+            ground.throttler.report_failed(holding)
+        ground.clock.now_s += 1.0  # beyond the next sweep
+        ground.throttler.release(KEY, holding, Ask("t", 10, 10), 0)
+        await _turns(4)
+        assert not stays.done()
+        newcomer = await ground.ask()
+        assert _failure(batch) == Displaced("batch", 1.0)
+        assert isinstance(_failure(await ground.ask(Rank.BATCH)), Overloaded)
+        ground.throttler.apply(Feed(revision=1, replicas=(replica_row("b", 1),)))
+        await _turns()
+        assert stays.result().row.runtime_id == "b"
+        await ground.leave(newcomer)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("step", ["shed", "wake", "breaker"])
+def test_error_while_entering_leaves_no_entry_in_the_queue(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails between an entry's joining the queue and its wait: the entry leaves with its request, and the
+    slot that comes next is not given to it.
+    """
+
+    async def scenario() -> None:
+        ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
+        if step == "shed":
+            batch = await ground.ask(Rank.BATCH)
+            monkeypatch.setattr(shedding, "wait_s", _fail)
+        monkeypatch.setattr(ground.bell, "ensure", _fail)
+        if step == "breaker":
+            monkeypatch.setattr(ground.throttler.breakers, "enter", _fail)
+        broken = await ground.ask()
+        assert isinstance(broken.exception(), ZeroDivisionError)
+        assert ground.throttler.loads.in_all.entries == (1 if step == "shed" else 0)
+        if step == "shed":
+            await ground.leave(batch)
+
+    asyncio.run(scenario())
+
+
+def _fail(*_: object) -> float:
+    raise ZeroDivisionError

@@ -31,6 +31,7 @@ def paced(answers: int, tokens: int = 100, each_s: float = 2.0) -> Pace:
         pytest.param(LEAST, 1, 50.0, id="a hundred tokens in two seconds"),
         pytest.param(LEAST, 4, 200.0, id="four slots are four times as quick"),
         pytest.param(HALVED * 3, 1, 50.0, id="forgetting changes no mean"),
+        pytest.param(LEAST, 0, None, id="without slots there is no pace, and none is divided by"),
     ],
 )
 def test_a_pace_is_what_slots_gave_back(answers: int, slots: int, want: float | None) -> None:
