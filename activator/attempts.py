@@ -25,7 +25,7 @@ from activator.sending import Sender
 from activator.slots import NoSlotInTime, Slot
 from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged
-from contracts.errors import Failure, Refused
+from contracts.errors import Failure, ModelNotFound, Refused
 from contracts.frames import End, Frame, FrameKind
 from contracts.problem import code_of
 from contracts.timeline import Stage
@@ -58,15 +58,20 @@ class Attempts:
         self._limits = limits
         self._draw = draw
 
-    async def serve(self, key: VersionKey, ask: Ask, call: Call, answer: Answer) -> None:
+    async def serve(
+        self, key: VersionKey, ask: Ask, call: Call, answer: Answer, is_current: Callable[[], bool]
+    ) -> None:
         """The whole answer from some replica: another one only where the first was lost before its first byte, or says
         that what it said was wrong before the client had any of it. Raises Refused; where it is not tried again, with
-        what came of the last attempt.
+        what came of the last attempt. Raises Refused(ModelNotFound) before an attempt where `is_current` says that the
+        request does not go to this version any more.
         """
         self._budgets.asked((ask.tenant, key), time.monotonic())
         tried = _UNTRIED
         failure: Failure | None = None
         while True:
+            if not is_current():
+                raise Refused(ModelNotFound(str(call.reference)))
             try:
                 await self._try(key, ask, call, answer, tried.until_s)
                 return

@@ -18,7 +18,7 @@ from activator.policy.ask import Ask
 from activator.policy.body import ceiling_of, estimate
 from activator.policy.expected import UNKNOWN, Outlook
 from activator.policy.once import HEADER
-from activator.policy.traffic import Standing, answering, resolve
+from activator.policy.traffic import ModelEntry, Standing, answering, find_version, resolve
 from activator.reporter import Reporter
 from activator.routes import Complete
 from activator.settings import RequestLimits
@@ -28,7 +28,7 @@ from activator.throttler import Throttler
 from activator.under_way import UnderWay
 from activator.usage import Usage
 from contracts.control import Scope, VersionRow
-from contracts.errors import BodyTooLarge, Refused, Unavailable
+from contracts.errors import BodyTooLarge, ModelNotFound, Refused, Unavailable
 from contracts.kinds import INFER, PATHS, other_kind
 from contracts.problem import open_inference_error, openai_error
 from contracts.signature import check_schema
@@ -125,6 +125,40 @@ class Completions:
             self._under_way.leave(entry)
 
     async def _run(self, call: Call, answer: Answer) -> None:
+        """Answer it at the version that its reference names. While the request waits, that version may be deleted, or
+        the alias moved: then it is resolved again, unless the client has a head already, which names the version.
+        """
+        while True:
+            try:
+                await self._resolve(call, answer)
+                return
+            except Refused as refused:
+                if not isinstance(refused.failure, ModelNotFound) or not self._try_update(call):
+                    raise
+
+    def _try_update(self, call: Call) -> bool:
+        """Take over the model's entry as it is now. Return whether the reference names another version by that."""
+        entry = self._entry_now(call)
+        if entry is None or call.exchange.started or _named(call, entry) in (None, _named(call, call.entry)):
+            return False
+        call.entry = entry
+        return True
+
+    def _is_current(self, call: Call, key: VersionKey) -> bool:
+        """Return whether the request still goes to that version: it exists, and the reference names the same one as
+        when it was resolved. Once the client has a head, a version that exists is kept.
+        """
+        entry = self._entry_now(call)
+        if entry is call.entry:
+            return True
+        if entry is None or find_version(entry, key.version) is None:
+            return False
+        return call.exchange.started or _named(call, entry) == _named(call, call.entry)
+
+    def _entry_now(self, call: Call) -> ModelEntry | None:
+        return self._table.callable(call.account.principal.tenant, call.entry.tenant, call.entry.model)
+
+    async def _resolve(self, call: Call, answer: Answer) -> None:
         row = resolve(call.reference, call.entry, call.who_of(call.entry))
         if call.entry.meanwhile and call.reference.alias is not None:
             row = answering(row, call.entry, self._standing)
@@ -164,7 +198,15 @@ class Completions:
         self._reporter.began(key, self._throttler.is_asleep, call)
         try:
             answer.hold()
-            await self._attempts.serve(key, ask, call, answer)
+            await self._attempts.serve(key, ask, call, answer, lambda: self._is_current(call, key))
             await answer.complete()
         finally:
             self._reporter.ended(key, call)
+
+
+def _named(call: Call, entry: ModelEntry) -> str | None:
+    """Return the version that the request's reference names in that entry, or None."""
+    try:
+        return resolve(call.reference, entry, call.who_of(entry)).version
+    except Refused:
+        return None

@@ -189,7 +189,7 @@ class Exchange:
     def overhear(self, ear: Callable[[Message], None], marks: Headers) -> None:
         """Tell `ear` of all that is said from now on, before it is; `marks` are further lines of the head."""
         send = self._send
-        self.rates = [*self.rates, *marks]
+        self.rates = [*(line for line in self.rates if line not in marks), *marks]
 
         async def told(message: Message) -> None:
             ear(message)

@@ -85,7 +85,11 @@ class Roster:
             self._remove(runtime_id)
         for runtime_id in feed.removed_replicas:
             self._remove(runtime_id)
+        removed = [VersionKey(*version) for version in feed.removed_versions]
         if feed.full:
+            # A snapshot names no removals: versions that it lacks were deleted while the feed was away.
+            versions = {VersionKey(row.tenant, row.model, row.version) for row in feed.versions}
+            removed = sorted((self._lines.keys() | self._starts.keys()) - versions)
             self._starts.clear()
             self._breakers.retain({(row.tenant, row.version) for row in feed.versions})
         for start in feed.starts:
@@ -97,8 +101,8 @@ class Roster:
         self._put(feed.replicas)
         for failure in feed.failures:
             self._fail(failure)
-        for version in feed.removed_versions:
-            self._forget(VersionKey(*version))
+        for key in removed:
+            self._forget(key)
 
     def check_integrity(self) -> None:
         """Every replica is where it is said to be."""
@@ -155,6 +159,7 @@ class Roster:
         """The version was deleted: nobody waits for it any more."""
         self._starts.served(key)
         self._breakers.forget(key)
+        self._waking.calm(key.tenant, key.version)
         if (line := self._lines.get(key)) is not None:
             self._refuse(key, line, ModelNotFound(f"{key.model}@{key.version[:12]}"))
 

@@ -6,6 +6,7 @@ of late, in tokens as they are estimated, since what waits is known no better. A
 request is ever refused for it.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -137,6 +138,10 @@ class Starts(Generic[K]):
         """It has a replica: what was said before it had one counts for nothing."""
         self._under_way.pop(key, None)
         self._at_zero_s.pop(key, None)
+
+    def keys(self) -> Set[K]:
+        """Return all versions of which something is known."""
+        return self._at_zero_s.keys() | self._under_way.keys()
 
     def clear(self) -> None:
         """A snapshot of all that stands follows. Starts under way are news, which it doesn't repeat."""

@@ -146,6 +146,7 @@ class FakeControl:
         versions: tuple[VersionRow, ...] = (),
         revisions: tuple[RevisionRow, ...] = (),
         removed_revisions: tuple[tuple[str, str, str], ...] = (),
+        removed_versions: tuple[tuple[str, str, str], ...] = (),
     ) -> None:
         """A change."""
         self.revision += 1
@@ -157,7 +158,7 @@ class FakeControl:
             revision=self.revision, replicas=replicas, removed_replicas=removed, failures=failures,
             keys=keys, removed_keys=removed_keys, tenants=tenants, forecasts=forecasts, starts=starts,
             models=models, spending=spending, versions=versions, revisions=revisions,
-            removed_revisions=removed_revisions,
+            removed_revisions=removed_revisions, removed_versions=removed_versions,
         )  # fmt: skip
         for queue in self._readers:
             queue.put_nowait(encode(line) + b"\n")

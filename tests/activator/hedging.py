@@ -111,7 +111,7 @@ class Ground:
             account, Deadline.after(deadline_s, time.monotonic()), TenantLimits(),
         )  # fmt: skip
         ear = Ear(account)
-        serving = self.attempts.serve(KEY, Ask("default", 10, 10), call, cast(Any, ear))
+        serving = self.attempts.serve(KEY, Ask("default", 10, 10), call, cast(Any, ear), lambda: True)
         self.asked.append(Asked(call, ear, asyncio.create_task(serving)))
         return self.asked[-1]
 

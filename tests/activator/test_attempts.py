@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from contracts.control import ModelRow
 from contracts.errors import Unavailable
 from contracts.frames import CONTENT_TYPE, FrameKind
-from tests.activator.control import OTHER, replica_row
+from tests.activator.control import OTHER, VERSION, replica_row
 from tests.activator.replica import Call, Script, hello
 from tests.activator.world import World, world
 
@@ -40,7 +41,9 @@ async def cut(call: Call) -> None:
 async def cut_behind_head(call: Call) -> None:
     """A 200's head is a beginning: its replica has counted the request, so that its record must name that replica."""
     assert call.request.transport is not None
-    call.request.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    call.request.transport.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: " + CONTENT_TYPE.encode() + b"\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
     call.cut()
 
 
@@ -237,5 +240,61 @@ def test_a_record_names_a_pods_life_as_it_does_itself(tmp_path: Path, named: str
             assert (await here.post()).status == 200
             (record,) = await here.control.until_records(1)
             assert record.runtime_id == (named or "a")
+
+    asyncio.run(scenario())
+
+
+MOVED = ModelRow(tenant="default", model="m", aliases={"prod": OTHER}, created_at_s=7)
+DELETED = (("default", "m", VERSION),)
+
+
+@pytest.mark.parametrize("removed", [pytest.param((), id="alias moved"), pytest.param(DELETED, id="version deleted")])
+def test_retry_goes_to_the_version_that_the_alias_names_by_then(
+    tmp_path: Path, removed: tuple[tuple[str, str, str], ...]
+) -> None:
+    """A deploy while the first attempt was under way: the retry neither waits for a version that is no more nor wakes
+    one that is on its way out.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            script = Gated(decline)
+            first = await here.replica("a", script)
+            asked = asyncio.create_task(here.post())
+            await first.until(lambda replica: len(replica.calls) == 1)
+            await here.replica("b", hello, told=False)
+            here.control.publish(
+                replica_row("b", version=OTHER), removed=("a",), models=(MOVED,), removed_versions=removed
+            )
+            await here.settled()
+            script.gate.set()
+            got = await asyncio.wait_for(asked, 20)
+            assert (got.status, got.headers["x-kelvin-version"]) == (200, OTHER)
+            (record,) = await here.control.until_records(1)
+            assert (record.outcome, record.version, record.runtime_id) == ("ok", OTHER, "b")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("model", "want"),
+    [
+        pytest.param("m", 200, id="by alias: the other version answers"),
+        pytest.param(f"m@{VERSION[:12]}", 404, id="by version: there is none"),
+    ],
+)
+def test_waiter_of_a_deleted_version_is_resolved_again(tmp_path: Path, model: str, want: int) -> None:
+    """It waits for a start; then its version is deleted, and the alias names another one."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            asked = asyncio.create_task(here.post(body={"model": model, "messages": []}))
+            await here.control.until_stat()
+            await here.replica("b", hello, told=False)
+            here.control.publish(replica_row("b", version=OTHER), models=(MOVED,), removed_versions=DELETED)
+            got = await asyncio.wait_for(asked, 20)
+            assert got.status == want
+            if want == 404:
+                assert got.code == "model_not_found"
 
     asyncio.run(scenario())

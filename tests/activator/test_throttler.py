@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from activator.keys import VersionKey
 from activator.line import Replica
 from activator.policy.admission import QueueLimits
-from activator.policy.ask import Ask
+from activator.policy.ask import Ask, Rank
 from activator.policy.bounds import Bound
 from activator.throttler import Throttler
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import Refused
+from contracts.forecast import Forecast, StartRow
 from contracts.problem import code_of
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
-from tests.activator.control import VERSION, replica_row
+from tests.activator.control import OTHER, VERSION, replica_row, version_row
 
 KEY = VersionKey("default", "m", VERSION)
 ASK = Ask("default", 10, 10)
@@ -147,6 +148,41 @@ def test_who_waits_for_a_deleted_version_is_told() -> None:
         assert code_of(refused.value.failure) == "model_not_found"
         assert not bell.ringing
         throttler.check_integrity()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("known", ["nothing", "a standing start", "a start under way"])
+def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> None:
+    """A version that was deleted while the feed was away: the snapshot that follows does what the change line would
+    have done, to those who wait and to those who would have waited.
+    """
+
+    async def scenario() -> None:
+        bell, other = Bell(), VersionKey(*KEY[:2], OTHER)
+        throttler = _throttler(bell)
+        waiting = asyncio.create_task(_take(throttler))
+        elsewhere = asyncio.create_task(throttler.acquire(other, ASK, Deadline(1e9)))
+        await _turns()
+        if known == "a standing start":
+            throttler.apply(
+                Feed(revision=1, starts=(StartRow(tenant="default", model="m", version=VERSION, start_ms=9000),))
+            )
+            bell.nudge(KEY, 9.0)
+        if known == "a start under way":
+            forecast = Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=9000)
+            throttler.apply(Feed(revision=1, forecasts=(forecast,)))
+        throttler.apply(Feed(revision=5, full=True, versions=(version_row("default", "m", OTHER),)))
+        with pytest.raises(Refused) as refused:
+            await waiting
+        assert code_of(refused.value.failure) == "model_not_found"
+        assert not elsewhere.done()
+        assert bell.ringing == {other}
+        assert not bell.nudged
+        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True)
+        throttler.check_integrity()
+        elsewhere.cancel()
+        await _turns()
 
     asyncio.run(scenario())
 
