@@ -12,11 +12,10 @@ from activator.line import Replica
 from activator.sessions import Session
 from activator.upstream_http import Answer
 from contracts.ceiling import NO_CEILING, Ceiling
-from contracts.errors import Failure, Internal, RemoteFailure
-from contracts.frames import Frame, FrameDecoder, FrameKind
+from contracts.errors import Failure, RemoteFailure, Unavailable
+from contracts.frames import CONTENT_TYPE, Frame, FrameDecoder, FrameKind
 from contracts.ladder import RECORDED
 from contracts.roles import Role
-from contracts.traffic_errors import ReplicaLost
 from contracts.usage import Receipt
 from contracts.wire import BadJson, decoder
 from service.cause import TRACEPARENT, cause
@@ -25,11 +24,16 @@ from service.way import Ways
 log = logging.getLogger(__name__)
 
 ERRAND_S: Final = dependencies.RECEIPTS.timeout_s
+MAX_ERROR_BYTES: Final = 64 << 10  # of an answer that is no stream of frames
+_FRAMES: Final = CONTENT_TYPE.encode()
+_BUSY: Final = frozenset({429, 503})  # what a proxy says of a replica that is full, or not ready
 RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
 
 
 class Lost(Exception):
-    """The replica, or the connection to it, is gone. `untouched`: before its 200, by which it counts the request."""
+    """The replica, or the connection to it, is gone, or what answers there is no runtime. `untouched`: before its 200,
+    by which it counts the request.
+    """
 
     def __init__(self, *, untouched: bool) -> None:
         super().__init__("before its first byte" if untouched else "in its answer")
@@ -127,9 +131,9 @@ class Upstream:
         self._session.busy += 1
         try:
             self._answer = await self._session.http.send("POST", self._path, self._body, self._headers.items())
-            if self._answer.status != 200:
+            if self._answer.status != 200 or self._answer.fields.get(b"content-type") != _FRAMES:
                 self._over = True
-                raise Declined(await self._failure(self._answer))
+                raise await self._rejection(self._answer)
             if (name := self._answer.fields.get(RUNTIME)) is not None:
                 self.runtime_id = name.decode("latin-1")[:128]
         except OSError as error:
@@ -232,24 +236,36 @@ class Upstream:
         if self._session.is_over:
             await self._session.close()
 
-    async def _failure(self, answer: Answer) -> Failure:
-        """The OpenAI error that the replica answered with, as a fact."""
-        raw = await answer.read()
+    async def _rejection(self, answer: Answer) -> Declined | Lost:
+        """Return what an answer without frames means: the runtime's own refusal, which names this request; else
+        somebody else answered in its place (a sidecar, a proxy), so that no runtime took the request.
+        """
+        raw = b""
+        while answer.status != 200 and len(raw) <= MAX_ERROR_BYTES and (part := await answer.some()):
+            raw += part
         try:
             error = decoder(_ErrorBody).decode(raw).error
         except BadJson:
-            return Internal() if answer.status != 503 else ReplicaLost()
-        after = answer.fields.get(b"retry-after", b"")
-        after_s = float(after) if after.isdigit() else None
-        return RemoteFailure(
-            error.code or "internal", answer.status, error.message, error.param, answer.status >= 500, after_s
-        )
+            error = None
+        if error is not None and error.request_id == self._request_id:
+            after = answer.fields.get(b"retry-after", b"")
+            after_s = float(after) if after.isdigit() else None
+            return Declined(
+                RemoteFailure(
+                    error.code or "internal", answer.status, error.message, error.param, answer.status >= 500, after_s
+                )
+            )
+        log.warning("what answered is no runtime", extra={"request_id": self._request_id, "status": answer.status})
+        if answer.status in _BUSY:
+            return Declined(Unavailable("this replica"))
+        return Lost(untouched=True)
 
 
 class _Error(msgspec.Struct):
     message: str
     code: str | None = None
     param: str | None = None
+    request_id: str | None = None
 
 
 class _ErrorBody(msgspec.Struct):

@@ -298,3 +298,57 @@ def test_waiter_of_a_deleted_version_is_resolved_again(tmp_path: Path, model: st
                 assert got.code == "model_not_found"
 
     asyncio.run(scenario())
+
+
+def _foreign(status: int, body: bytes, content_type: str = "text/html") -> Script:
+    """An answer of somebody in front of the replica."""
+
+    async def script(call: Call) -> None:
+        call.refusal = web.Response(status=status, body=body, content_type=content_type)
+
+    return script
+
+
+JSON = "application/json"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(_foreign(502, b"<html>bad gateway</html>"), id="a proxy's HTML"),
+        pytest.param(_foreign(502, b""), id="an empty error"),
+        pytest.param(_foreign(504, b"x" * (1 << 20), "text/plain"), id="an error without end"),
+        pytest.param(_foreign(503, b"upstream connect error", "text/plain"), id="a sidecar's 503"),
+        pytest.param(_foreign(404, b'{"error": {"message": "no route"}}', JSON), id="an error object of somebody else"),
+        pytest.param(
+            _foreign(400, b'{"error": {"message": "no", "request_id": "req_other"}}', JSON),
+            id="an error object about another request",
+        ),
+        pytest.param(_foreign(500, b"[" * 50_000, JSON), id="JSON nested deeply"),
+        pytest.param(_foreign(200, b"<html>welcome</html>"), id="a 200 that carries no frames"),
+        pytest.param(_foreign(302, b"", "text/plain"), id="a redirect"),
+    ],
+)
+def test_answer_of_no_runtime_is_retried_elsewhere(tmp_path: Path, script: Script) -> None:
+    """No runtime took the request, so another replica may; where there is none the caller is told to come back, and
+    never that the failure is internal.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            gated = Gated(script)
+            first = await here.replica("a", gated)
+            asked = asyncio.create_task(here.post())
+            await first.until(lambda replica: len(replica.calls) == 1)
+            other = await here.replica("b", hello)
+            gated.gate.set()
+            assert (await asked).status == 200
+            here.control.publish(removed=("b",))
+            await other.stop()
+            await here.settled()
+            await here.control.until_records(1)
+            got = await here.post(x_kelvin_deadline_ms="4000")
+            assert got.status in (503, 504)
+            assert got.code in ("replica_lost", "unavailable", "deadline_exceeded")
+
+    asyncio.run(scenario())
