@@ -203,6 +203,16 @@ def _step_totals(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
+def _no_empty_totals(connection: Connection) -> None:
+    """Sums that came to nothing had kept their rows, and a sound ledger was called unsound for them."""
+    for statement in (
+        "DELETE FROM ledger_request_totals WHERE requests = 0 AND prompt_tokens = 0 AND cached_tokens = 0 "
+        "AND completion_tokens = 0",
+        "DELETE FROM ledger_step_totals WHERE requests = 0",
+    ):
+        connection.execute(text(statement))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "records", _records),
     Migration(2, "chains", _chains),
@@ -212,6 +222,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(6, "open lives", _open_lives),
     Migration(7, "granted models", _granted_models),
     Migration(8, "step totals", _step_totals),
+    Migration(9, "no empty totals", _no_empty_totals),
 )
 LEDGER_SCHEMA: Final = len(STEPS)
 

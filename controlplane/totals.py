@@ -100,7 +100,6 @@ class _Adding:
         same = [table.c[name] == bindparam(f"of_{name}") for name in names]
         self._sweep = delete(table).where(*same, *(table.c[name] == 0 for name in figures))
         self._names = names
-        self._width = len(figures)
 
     def run(self, connection: Connection, sums: Mapping[tuple[Any, ...], Sequence[Any]]) -> None:
         """`sums` are figures, then the span and what is fixed where there are such, by the row's name."""
@@ -108,10 +107,9 @@ class _Adding:
             return
         rows = [dict(zip(self._columns, (*name, *figures), strict=True)) for name, figures in sums.items()]
         connection.execute(self._statements[connection.dialect.name], rows)
-        less = [name for name, figures in sums.items() if min(figures[: self._width]) < 0]
-        if less:
-            named = [f"of_{name}" for name in self._names]
-            connection.execute(self._sweep, [dict(zip(named, name, strict=True)) for name in less])
+        # A sum may come to nothing from either side: what a batch adds can balance what an earlier one took back.
+        named = [f"of_{name}" for name in self._names]
+        connection.execute(self._sweep, [dict(zip(named, name, strict=True)) for name in sums])
 
 
 def _adding(new: Insert, table: Table, names: Sequence[str], figures: Sequence[str], span: Sequence[str]) -> Executable:

@@ -151,6 +151,37 @@ def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
     forged.dispose()
 
 
+def test_a_total_that_returns_to_zero_leaves_no_row() -> None:
+    """The next month takes a cancelled request back, then another late one of the same figures is booked there."""
+    engine = fresh_engine()
+    cancelled = {"origin": Origin.ORPHAN, "source": "rt-1", "outcome": "cancelled", "completion_tokens": 64}
+    enter(engine, [request_record(1, **cancelled)])
+    close(engine)
+    enter(engine, [request_record(1)])
+    enter(engine, [request_record(2, **cancelled)])
+    assert verify(engine).sound, verify(engine)
+    with engine.connect() as connection:
+        sums = connection.execute(text("SELECT outcome, requests FROM ledger_request_totals WHERE month > '2026-11'"))
+        assert [tuple(row) for row in sums] == [("ok", 1)]
+    engine.dispose()
+
+
+def test_empty_totals_of_an_older_program_are_removed() -> None:
+    """They had been left by sums that returned to zero."""
+    engine = fresh_engine()
+    enter(engine, [request_record(1)])
+    with engine.begin() as connection:
+        connection.execute(
+            text("INSERT INTO ledger_request_totals VALUES ('acme', '2026-11', 1, 'm', 'ok', 1, 0, 0, 0, 0)")
+        )
+        connection.execute(text("INSERT INTO ledger_step_totals VALUES ('acme', '2026-11', 1, 'cached', 0)"))
+        connection.execute(text("DELETE FROM ledger_schema WHERE number = 9"))
+    assert not verify(engine).sound
+    ensure_ledger(engine)
+    assert verify(engine).sound
+    engine.dispose()
+
+
 EVERYTHING: Sequence[Record] = [
     *good_month(),
     LATE,
