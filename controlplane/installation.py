@@ -1,9 +1,10 @@
 """What a control plane has whoever runs its versions: books, names, keys, the trail of who did what, and the feed."""
 
 from collections.abc import Collection
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
+from contracts.errors import Refused
 from contracts.machine import Machine
 from contracts.settings import BadSetting
 from controlplane.access_api import Access
@@ -63,6 +64,8 @@ async def open_installation(
     """Everything that is stored is in memory and in the feed on return. Raises BadSetting."""
     journal = await open_backups(ladder, settings.data, settings.backup)
     ledger, feed = Ledger(database, journal), FeedHub(machine=machine)
+    with suppress(Refused):  # a place that is full or away: the next transaction does it before anything else
+        await ledger.settle_journal()
     _check_currency(settings, book, await database.read(currencies))
     examiner = Examiner(settings.database, settings.spools)
     ladder.push_async_callback(examiner.close)

@@ -2,11 +2,18 @@
 
 It lies with the backups, on another disk if its owner chose one. A backup and the journal behind it make the ledger
 again, to the last record that was acknowledged. Frames and segments are the spool's.
+
+Entries are written before their transaction commits. The transaction also stores how far the journal reached, so the
+database knows which entries it has. Entries of a transaction that did not commit get a mark behind them (`Dropped`)
+before anything else is written, and are not replayed. Entries without a mark were committed. That holds for journals of
+older programs, which have no marks, and for the last transaction before a disk was lost, of which nobody knows.
 """
 
 import logging
+import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +25,7 @@ from contracts.errors import Refused, Unavailable
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import Wire, decode, encode
 from spool.disk import Disk
+from spool.frame import Frame
 from spool.home import Home
 from spool.journal import SEGMENT_BYTES, Journal
 from spool.looking import frames_after
@@ -28,7 +36,11 @@ log = logging.getLogger(__name__)
 DIRECTORY: Final = "journal"
 LIMIT_BYTES: Final = 64 << 30
 CLOSING_BYTES: Final = 256 << 20  # of a frozen bill, unpacked: some million of its lines
-_REQUEST, _LIFETIME, _CLOSING = b"R", b"L", b"C"
+# Of one transaction at most: a batch is 5,000 records, a bill of CLOSING_BYTES fewer pieces than that.
+MAX_ENTRIES: Final = 8_192
+PIECE_BYTES: Final = 128 * 1024
+_REQUEST, _LIFETIME, _CLOSING, _PIECE, _DROPPED = b"R", b"L", b"C", b"P", b"D"
+_PART: Final = struct.Struct("<cII")  # kind, which piece of a closing, how many there are
 
 
 class Closing(Wire, frozen=True):
@@ -36,6 +48,13 @@ class Closing(Wire, frozen=True):
 
     prices: str
     report: BillingReport
+
+
+class Dropped(Wire, frozen=True):
+    """The entries above `after` up to `until` were never committed."""
+
+    after: int
+    until: int
 
 
 Entry = RequestRecord | LifetimeRecord | Closing
@@ -76,6 +95,15 @@ def payload_of(entry: Entry) -> bytes:
             return _CLOSING + zlib.compress(msgspec.json.encode(entry, order="deterministic"))
 
 
+def _frames_of(entry: Entry) -> list[bytes]:
+    """The payloads of an entry: one, or pieces of a closing that does not fit a frame."""
+    payload = payload_of(entry)
+    if not isinstance(entry, Closing) or len(payload) <= PIECE_BYTES:
+        return [payload]
+    pieces = [payload[at : at + PIECE_BYTES] for at in range(0, len(payload), PIECE_BYTES)]
+    return [_PART.pack(_PIECE, number, len(pieces)) + piece for number, piece in enumerate(pieces)]
+
+
 class LedgerJournal:
     """The one writer of `place`/journal. Used on the database's writer thread; close it where you opened it."""
 
@@ -99,7 +127,24 @@ class LedgerJournal:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Durable on return. Raises Refused(Unavailable): then the same may be appended again, twice is harmless."""
-        payloads = [payload_of(entry) for entry in entries]
+        self._append([payload for entry in entries for payload in _frames_of(entry)])
+
+    def drop_after(self, position: int) -> None:
+        """Mark the entries behind `position`, where the database says that its last transaction ended, as dropped.
+
+        Raises as `append`. A database that is further behind than one transaction was put back by hand: what it lacks
+        was acknowledged, and stays.
+        """
+        if position >= self.committed:
+            return
+        if self.committed - position > MAX_ENTRIES:
+            behind = {"database": position, "journal": self.committed}
+            log.error("the database is older than its journal; nothing of that is marked as dropped", extra=behind)
+            return
+        log.warning("entries of the journal were not committed", extra={"after": position, "until": self.committed})
+        self._append([_DROPPED + encode(Dropped(after=position, until=self.committed))])
+
+    def _append(self, payloads: Sequence[bytes]) -> None:
         for outcome in self._journal.commit([lambda _, payload=payload: payload for payload in payloads]):  # type: ignore[misc]
             if isinstance(outcome, Exception):
                 log.error("the journal of the ledger can't be written", extra={"error": repr(outcome)})
@@ -133,6 +178,47 @@ def extent_of(place: Path) -> Extent:
 
 
 def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
-    """Sequence and entry of everything that can be read. A jump in the sequences is lost. Raises OSError."""
-    for frame in frames_after(place / DIRECTORY, after):
-        yield frame.sequence, entry_of(frame.payload)
+    """Sequence and entry of everything that was committed and can be read. A jump in the sequences is lost, or was
+    never committed. Raises OSError.
+    """
+    directory = place / DIRECTORY
+    dropped = deque[Dropped]()
+    for _, _, payload in _joined(frames_after(directory, after)):
+        if payload[:1] == _DROPPED:
+            mark = decode(payload[1:], Dropped, what="mark of the journal")
+            if dropped and dropped[-1].until > mark.after:  # a transaction failed again
+                mark = Dropped(after=min(dropped.pop().after, mark.after), until=mark.until)
+            dropped.append(mark)
+    for sequence, _, payload in _joined(frames_after(directory, after)):
+        while dropped and dropped[0].until < sequence:
+            dropped.popleft()
+        is_dropped = bool(dropped) and dropped[0].after < sequence
+        if payload[:1] != _DROPPED and not is_dropped:
+            yield sequence, entry_of(payload)
+
+
+def lost_after(place: Path, after: int) -> int | None:
+    """How many entries behind `after` can't be read; None where the journal ends before it. Raises OSError."""
+    last = extent_of(place).last
+    if last < after:
+        return None
+    return last - after - sum(count for _, count, _ in _joined(frames_after(place / DIRECTORY, after)))
+
+
+def _joined(frames: Iterable[Frame]) -> Iterator[tuple[int, int, bytes]]:
+    """Sequence, number of frames and payload of each entry. Pieces that are not all there are left out."""
+    pieces: list[bytes] = []
+    last = 0
+    for frame in frames:
+        if frame.payload[:1] != _PIECE:
+            yield frame.sequence, 1, frame.payload
+            continue
+        _, number, count = _PART.unpack_from(frame.payload)
+        if number == 0 or number != len(pieces) or frame.sequence != last + 1:
+            pieces = []
+        if number == len(pieces):
+            pieces.append(frame.payload[_PART.size :])
+        last = frame.sequence
+        if len(pieces) == count:
+            yield frame.sequence, count, b"".join(pieces)
+            pieces = []

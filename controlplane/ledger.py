@@ -7,6 +7,7 @@ Every function takes a connection within a transaction; `Ledger` runs them on th
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -23,8 +24,8 @@ from controlplane import open_lives
 from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
 from controlplane.closings import closing_entry
-from controlplane.journal import LedgerJournal
-from controlplane.ledger_schema import LIFETIME_VALUES, lifetime_records, request_records
+from controlplane.journal import Entry, LedgerJournal
+from controlplane.ledger_schema import LIFETIME_VALUES, journal_position, lifetime_records, request_records
 from controlplane.months import Closed
 from controlplane.open_lives import Unreadable
 from controlplane.policy.booking import Booked
@@ -33,14 +34,20 @@ from controlplane.policy.standing import Conflict, Known, Placement, place_lifet
 from controlplane.request_rows import Groups, book_all, kin_of, known_requests, request_row, set_standing
 from controlplane.store import Database
 from controlplane.totals import Totals
+from controlplane.upserts import upserts
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 R = TypeVar("R", RequestRecord, LifetimeRecord)
 
 MAX_BATCH: Final = 5_000
 _LIFETIME_FIELDS: Final = LifetimeRecord.__struct_fields__
 _lifetime_values: Final = attrgetter(*(column.name for column in LIFETIME_VALUES))
+_POSITION: Final = upserts(
+    journal_position,
+    lambda new: new.on_conflict_do_update(index_elements=["id"], set_={"position": new.excluded.position}),
+)
 _COLD: Final = frozenset({Stage.PROMOTED, Stage.LEASED, Stage.BOUND, Stage.READY})
 
 
@@ -73,13 +80,13 @@ class Ledger:
         """Enter the records in one transaction. Raises Refused(InvalidRequest) for too many, or a source of ours."""
         _check_batch(batch.records)
         enter = partial(self._noted, append_requests, records=batch.records)
-        _tell(await self._database.write(enter, repeated=True))
+        _tell(await self._write(enter, repeated=True))
 
     async def append_lifetimes(self, batch: LifetimeBatch) -> None:
         """Likewise."""
         _check_batch(batch.records)
         enter = partial(self._noted, append_lifetimes, records=batch.records)
-        _tell(await self._database.write(enter, repeated=True))
+        _tell(await self._write(enter, repeated=True))
 
     async def note_lives(self, batch: LivesSoFar, now_us: int) -> None:
         """How replicas have lived so far, at `now_us` by the wall. Raises Refused(InvalidRequest)."""
@@ -100,7 +107,7 @@ class Ledger:
             open_lives.forget(connection, ended)
             return appended, unreadable
 
-        appended, unreadable = await self._database.write(cut, repeated=True)
+        appended, unreadable = await self._write(cut, repeated=True)
         _tell(appended)
         for each in unreadable:
             seen = {"runtime_id": each.runtime_id, "tenant": each.tenant, "error": each.reason}
@@ -113,10 +120,26 @@ class Ledger:
         def closed(connection: Connection) -> ClosingReport:
             closing = close(connection)
             if self._journal is not None:
-                self._journal.append([closing_entry(connection, closing.report)])
+                self._journalize(connection, self._journal, [closing_entry(connection, closing.report)])
             return closing
 
-        return await self._database.write(closed)
+        return await self._write(closed)
+
+    async def settle_journal(self) -> None:
+        """Mark what the journal has and the database has not. Raises Refused where either is away."""
+        if self._journal is not None:
+            await self._database.write(partial(self._journalize, journal=self._journal, entries=()), repeated=True)
+
+    async def _write(self, work: Callable[[Connection], T], *, repeated: bool = False) -> T:
+        """A transaction that writes to the journal. Where it fails, its entries are marked at once if that can be done,
+        and in any case before the next ones.
+        """
+        try:
+            return await self._database.write(work, repeated=repeated)
+        except Exception:
+            with suppress(Exception):
+                await self.settle_journal()
+            raise
 
     def _noted(
         self, enter: Callable[[Connection, Sequence[R]], Appended], connection: Connection, records: Sequence[R]
@@ -124,8 +147,20 @@ class Ledger:
         """In the transaction: what is committed is in the journal, and what the journal can't take is not entered."""
         appended = enter(connection, records)
         if self._journal is not None and records:
-            self._journal.append(records)
+            self._journalize(connection, self._journal, records)
         return appended
+
+    @staticmethod
+    def _journalize(connection: Connection, journal: LedgerJournal, entries: Sequence[Entry]) -> None:
+        """Append, and store in the same transaction how far the journal reaches. See `controlplane/journal.py`."""
+        position = connection.execute(select(journal_position.c.position)).scalar()
+        if position is not None:
+            journal.drop_after(position)
+        if entries:
+            journal.append(entries)
+        if position != journal.committed:
+            row = {"id": 1, "position": journal.committed}
+            connection.execute(_POSITION[connection.dialect.name], [row])
 
     async def timeline_of(self, tenant: str, request_id: str) -> TimelineAnswer:
         """Of a request that ended; without stamps where it had nothing to tell. Raises Refused(NotFound)."""

@@ -213,6 +213,13 @@ def _no_empty_totals(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
+def _journal_position(connection: Connection) -> None:
+    """How far the journal reached when the last transaction committed; unknown until the next one."""
+    connection.execute(
+        text("CREATE TABLE ledger_journal (id INTEGER NOT NULL, position BIGINT NOT NULL, PRIMARY KEY (id))")
+    )
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "records", _records),
     Migration(2, "chains", _chains),
@@ -223,6 +230,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(7, "granted models", _granted_models),
     Migration(8, "step totals", _step_totals),
     Migration(9, "no empty totals", _no_empty_totals),
+    Migration(10, "journal position", _journal_position),
 )
 LEDGER_SCHEMA: Final = len(STEPS)
 

@@ -225,6 +225,13 @@ Index(
     postgresql_where=_guests,
 )
 
+journal_position = Table(
+    "ledger_journal",
+    metadata,
+    Column("id", Integer, primary_key=True),  # one row, 1; none: unknown, as after a restore
+    Column("position", BigInteger, nullable=False),  # the journal's last entry when the last transaction committed
+)
+
 # What a digest covers, in this order: a released list is never edited. Of a request `marks_of` comes last.
 REQUEST_VALUES: Final = tuple(column for column in request_records.c if column.name in (
     "tenant", "request_id", "origin", "orphan_of", "source", "sequence", "model", "version", "key_id", "runtime_id",

@@ -13,15 +13,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from sqlalchemy import func, select, text
+from sqlalchemy import delete, func, select, text
 
 from contracts.backup import BackupIndex, RestoreReport
 from controlplane import schema
 from controlplane.archive import BadBackup, unpack
 from controlplane.backup_place import backups_in
 from controlplane.backups import DATABASE, NAMES, UNSHIPPED
-from controlplane.journal import Entry, entries_after, entry_of, extent_of
+from controlplane.journal import Entry, entries_after, entry_of, lost_after
 from controlplane.ledger_migrations import NewerLedger
+from controlplane.ledger_schema import journal_position
 from controlplane.migrations import NewerDatabase
 from controlplane.placing import STAGING, place
 from controlplane.program import reporting
@@ -47,6 +48,8 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
             _check_pages(database)
             unshipped = replay(database.engine, _unshipped(staging / UNSHIPPED))
             replayed, missing = _replay_journal(database, source, index) if source.is_dir() else (0, 0)
+            with database.engine.begin() as connection:
+                connection.execute(delete(journal_position))  # the backup's is not where the journal is now
             with database.engine.connect() as connection:
                 found = soundness_of(connection)
                 keys = connection.execute(select(func.count()).select_from(schema.keys)).scalar_one()
@@ -130,11 +133,8 @@ def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tupl
     """How many entries came after the backup, and how many should have and did not."""
     if index.journal_after is None:
         return 0, 0
-    extent = extent_of(place)
     replayed = replay(database.engine, (entry for _, entry in entries_after(place, index.journal_after)))
-    if extent.last < index.journal_after:
-        return replayed, None
-    return replayed, extent.last - index.journal_after - replayed
+    return replayed, lost_after(place, index.journal_after)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

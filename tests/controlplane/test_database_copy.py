@@ -18,6 +18,7 @@ from controlplane.audit_expiry import expire
 from controlplane.audit_windows import set_days
 from controlplane.billing import billing_report
 from controlplane.database_copy import TABLES, CannotCopy, copy_database
+from controlplane.ledger_schema import journal_position
 from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.month import month_of
 from controlplane.postgres_place import PostgresPlace
@@ -63,6 +64,7 @@ def filled(root: Path, *statements: str) -> Path:
         await world.ledger.append_requests(RequestBatch(records=(late,)))
         await world.ledger.note_lives(LivesSoFar(records=(lifetime_record(2, sequence=0),)), END_US - HOUR_US)
         with world.database.engine.begin() as connection:
+            connection.execute(insert(journal_position).values(id=1, position=7))
             for statement in statements:
                 connection.execute(text(statement))
 

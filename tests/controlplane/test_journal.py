@@ -2,17 +2,33 @@
 
 import asyncio
 import errno
+import hashlib
 import os
+import sqlite3
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from sqlalchemy import Connection, event, text
+from sqlalchemy.exc import OperationalError
 
-from contracts.billing import ClosingReport
-from contracts.control import LifetimeBatch, RequestBatch
+from contracts.billing import BillLine, ClosingReport
+from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
 from contracts.errors import Refused, Unavailable
-from controlplane.journal import Entry, LedgerJournal, entries_after, entry_of, extent_of, payload_of
+from controlplane.journal import (
+    MAX_ENTRIES,
+    PIECE_BYTES,
+    Closing,
+    Entry,
+    LedgerJournal,
+    entries_after,
+    entry_of,
+    extent_of,
+    lost_after,
+    payload_of,
+)
 from controlplane.ledger import Ledger
 from controlplane.month_end import close_month
 from controlplane.price_book import default_price_book
@@ -20,6 +36,7 @@ from controlplane.replay import replay
 from controlplane.store import Database, sqlite_engine
 from controlplane.verify import verify_ledger
 from spool.disk import Disk, segment_name, segments
+from tests.controlplane.billing_ground import fresh_engine, report
 from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
 
 LATER_US = END_US + 7_200_000_000
@@ -145,6 +162,156 @@ def test_a_closing_that_is_not_in_the_journal_did_not_happen(tmp_path: Path) -> 
             assert not verify_ledger(connection, "acme", MONTH).months[0].closed
 
     over(tmp_path, scenario, disk)
+
+
+def commits_fail(database: Database, count: int = 1) -> None:
+    """The next `count` transactions are lost at their COMMIT."""
+    left = [count]
+
+    def lose(_: Connection) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OperationalError("COMMIT", None, sqlite3.OperationalError("database or disk is full"))
+
+    event.listen(database.engine, "commit", lose)
+
+
+def bill(database: Database) -> tuple[Any, ...]:
+    """What stands in the ledger."""
+    with database.engine.connect() as connection:
+        lives = connection.execute(text("SELECT runtime_id, active_us FROM ledger_lifetimes")).all()
+        requests = connection.execute(text("SELECT request_id, stands FROM ledger_requests ORDER BY request_id")).all()
+        closed = connection.execute(text("SELECT month, report FROM ledger_closings")).all()
+        aside = connection.execute(text("SELECT COUNT(*) FROM ledger_conflicts")).scalar_one()
+    return lives, requests, closed, aside
+
+
+def same_again(path: Path) -> None:
+    """A replay of the journal makes the bills and chains of the ledger beside it."""
+    database, replayed = Database(sqlite_engine(path / "kelvin.db")), again(path / "place", path / "again")
+    assert bill(replayed) == bill(database)
+    assert chains(replayed) == chains(database)
+    replayed.close()
+    database.close()
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_a_life_that_never_committed_is_not_replayed(tmp_path: Path, failures: int) -> None:
+    """The last word of a replica is cut off, and lost at the COMMIT. The whole life, which comes later, counts."""
+
+    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+        await ledger.append_requests(RequestBatch(records=(request_record(1),)))
+        await ledger.note_lives(LivesSoFar(records=(lifetime_record(1, sequence=0, active_us=13, total_us=13),)), 1)
+        commits_fail(ledger.database, failures)
+        for _attempt in range((failures + 1) // 2):  # each failure is followed by an attempt to mark it
+            with pytest.raises(OperationalError):
+                await ledger.cut_lives(2)
+        await ledger.append_lifetimes(LifetimeBatch(records=(lifetime_record(1, active_us=50_022),)))
+
+    over(tmp_path, scenario)
+    same_again(tmp_path)
+
+
+def test_a_closing_that_never_committed_is_not_replayed(tmp_path: Path) -> None:
+    """The month is closed again when it has one more request."""
+
+    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+        await ledger.append_requests(RequestBatch(records=(request_record(1),)))
+        commits_fail(ledger.database)
+        with pytest.raises(OperationalError):
+            await close(ledger)
+        await ledger.append_requests(RequestBatch(records=(request_record(2),)))
+        await close(ledger)
+
+    over(tmp_path, scenario)
+    same_again(tmp_path)
+
+
+def test_a_failed_commit_is_marked_at_once(tmp_path: Path) -> None:
+    """Nothing else needs to be written before the journal is right."""
+
+    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+        await ledger.append_requests(RequestBatch(records=(request_record(1),)))
+        commits_fail(ledger.database)
+        with pytest.raises(OperationalError):
+            await ledger.append_requests(RequestBatch(records=(request_record(2),)))
+
+    over(tmp_path, scenario)
+    same_again(tmp_path)
+
+
+def test_a_start_marks_what_a_killed_process_did_not_commit(tmp_path: Path) -> None:
+    """It was killed between its journal and its COMMIT. Records that were sent again are entered and replayed."""
+
+    async def entered(ledger: Ledger, journal: LedgerJournal) -> None:
+        await ledger.append_requests(RequestBatch(records=(request_record(1),)))
+        journal.append([request_record(2), request_record(3)])
+
+    async def started(ledger: Ledger, _: LedgerJournal) -> None:
+        await ledger.settle_journal()
+        await ledger.settle_journal()  # nothing is left to be marked
+        await ledger.append_requests(RequestBatch(records=(request_record(3),)))
+
+    over(tmp_path, entered)
+    over(tmp_path, started)
+    same_again(tmp_path)
+    assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 5]
+    assert lost_after(tmp_path / "place", 0) == 0
+
+
+def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None:
+    """As an older program left it: its database knows no position, and its entries were committed."""
+
+    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+        await fill(ledger)
+        with ledger.database.engine.begin() as connection:
+            connection.execute(text("DELETE FROM ledger_journal"))
+        await ledger.settle_journal()
+        await ledger.append_requests(RequestBatch(records=(request_record(9),)))
+
+    over(tmp_path, scenario)
+    same_again(tmp_path)
+
+
+def test_a_database_that_was_put_back_drops_nothing(tmp_path: Path) -> None:
+    """It lacks more than one transaction can write: what it lacks was acknowledged."""
+    journal = LedgerJournal(tmp_path)
+    journal.append([request_record(number) for number in range(1, MAX_ENTRIES + 2)])
+    journal.drop_after(0)
+    assert journal.committed == MAX_ENTRIES + 1
+    journal.drop_after(1)
+    assert journal.committed == MAX_ENTRIES + 2
+    assert [sequence for sequence, _ in entries_after(tmp_path, 0)] == [1]
+    journal.close()
+
+
+def large_closing() -> Closing:
+    """Its bill names more models than fit a frame of the journal."""
+    lines = tuple(
+        BillLine(item="prompt_tokens", model=hashlib.sha256(b"%d" % number).hexdigest()[:63], device_class=None,
+                 since="2026-01-01", quantity=number, unit="token", price_micros=1, per=1, amount_micros=number)
+        for number in range(12_000)
+    )  # fmt: skip
+    return Closing(prices="{}", report=msgspec.structs.replace(report(fresh_engine()), lines=lines))
+
+
+def test_a_bill_of_thousands_of_models_is_kept(tmp_path: Path) -> None:
+    """In pieces, as it fits no frame. Without one of them it counts as lost, and what follows is still read."""
+    journal = LedgerJournal(tmp_path, segment_bytes=PIECE_BYTES + 1024)  # a segment for each piece
+    closing, records = large_closing(), [request_record(1), request_record(2)]
+    journal.append([records[0], closing, records[1]])
+    journal.close()
+    assert [entry for _, entry in entries_after(tmp_path, 0)] == [records[0], closing, records[1]]
+    assert lost_after(tmp_path, 0) == 0
+    pieces = journal.committed - 2
+    assert pieces > 2
+    for first in segments(tmp_path / "journal")[1:-1]:
+        path = tmp_path / "journal" / segment_name(first)
+        whole = path.read_bytes()
+        path.write_bytes(bytes(len(whole)))
+        assert [entry for _, entry in entries_after(tmp_path, 0)] == records
+        assert lost_after(tmp_path, 0) == pieces
+        path.write_bytes(whole)
 
 
 def test_sequences_go_on_after_a_restart_and_a_trim(tmp_path: Path) -> None:

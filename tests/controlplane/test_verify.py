@@ -154,11 +154,14 @@ def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
 def test_a_total_that_returns_to_zero_leaves_no_row() -> None:
     """The next month takes a cancelled request back, then another late one of the same figures is booked there."""
     engine = fresh_engine()
-    cancelled = {"origin": Origin.ORPHAN, "source": "rt-1", "outcome": "cancelled", "completion_tokens": 64}
-    enter(engine, [request_record(1, **cancelled)])
+
+    def cancelled(number: int) -> Record:
+        return request_record(number, origin=Origin.ORPHAN, source="rt-1", outcome="cancelled", completion_tokens=64)
+
+    enter(engine, [cancelled(1)])
     close(engine)
     enter(engine, [request_record(1)])
-    enter(engine, [request_record(2, **cancelled)])
+    enter(engine, [cancelled(2)])
     assert verify(engine).sound, verify(engine)
     with engine.connect() as connection:
         sums = connection.execute(text("SELECT outcome, requests FROM ledger_request_totals WHERE month > '2026-11'"))
@@ -175,7 +178,8 @@ def test_empty_totals_of_an_older_program_are_removed() -> None:
             text("INSERT INTO ledger_request_totals VALUES ('acme', '2026-11', 1, 'm', 'ok', 1, 0, 0, 0, 0)")
         )
         connection.execute(text("INSERT INTO ledger_step_totals VALUES ('acme', '2026-11', 1, 'cached', 0)"))
-        connection.execute(text("DELETE FROM ledger_schema WHERE number = 9"))
+        connection.execute(text("DELETE FROM ledger_schema WHERE number >= 9"))
+        connection.execute(text("DROP TABLE ledger_journal"))
     assert not verify(engine).sound
     ensure_ledger(engine)
     assert verify(engine).sound
