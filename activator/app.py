@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Final
@@ -73,6 +73,7 @@ from contracts.settings import BadSetting
 from service.client import ServiceClient
 from service.first import first
 from service.inner import open_inner
+from service.loops import PROCESS, Body, Loops
 from service.run import Stop
 from service.unix import SocketDirectory
 from service.way import is_remote
@@ -245,7 +246,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relieve)
 
         def is_ready(is_told: Callable[[], bool] = told.is_heard) -> bool:
-            return feed.synced.is_set() and last.counts() and is_told() and not stop.is_set()
+            knows = feed.synced.is_set() and last.counts()
+            return knows and is_told() and not stop.is_set() and not PROCESS.failing()
 
         # All activators lose the autoscaler at once, and round our door there is no other way.
         is_open = partial(is_ready, told.was_heard)
@@ -254,22 +256,23 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         if plain is not None:
             in_place = InPlace(door, table.revisions, is_ready)
             fronts.append(serve_plain(in_place, gate, plain, stop, settings.drain_s))
-        background = [
-            _publish(directory, is_ready),
-            feed.run(),
-            feed.begin_without(last.try_load, apply),
-            last.run(),
-            reporter.run(),
-            uses.run(),
-            answers.run(),
-            cache.run(),
-            *([] if shared is None else [shared.run()]),
-            _recover(settings, post),
-            *(loop() for loop in (*counted.loops, *told.loops)),
-            certificates.follow(table.tenants, tenants),
-            *([] if tokens is None else [tokens.run()]),
-            *([] if files is None else [files.follow()]),
-        ]
+        background: dict[str, Body] = {
+            "publish": lambda: _publish(directory, is_ready),
+            "feed": feed.run,
+            "kept feed": lambda: feed.begin_without(last.try_load, apply),
+            "feed file": last.run,
+            "reporter": reporter.run,
+            "key uses": uses.run,
+            "kept answers": answers.run,
+            "response cache": cache.run,
+            **({} if shared is None else {"shared answers": shared.run}),
+            "leftover spools": lambda: _recover(settings, post),
+            **counted.loops,
+            **told.loops,
+            "certificates": lambda: certificates.follow(table.tenants, tenants),
+            **({} if tokens is None else {"issuers": tokens.run}),
+            **({} if files is None else {"certificate files": files.follow}),
+        }
         await _while_serving(
             background,
             _serve(settings, fronts, feed, stop),
@@ -318,19 +321,19 @@ def _once_key(settings: ActivatorSettings) -> bytes:
 
 
 async def _while_serving(
-    background: list[Coroutine[object, object, None]],
+    background: Mapping[str, Body],
     front: Coroutine[object, object, None],
     behind: Callable[[asyncio.Event], Coroutine[object, object, None]],
 ) -> None:
     """Until the front has drained; health is told until then, and the loops go on as the drain needs them."""
     ended = asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
-        loops = [tasks.create_task(loop) for loop in background]
+    async with Loops() as loops, asyncio.TaskGroup() as tasks:
+        for name, body in background.items():
+            loops.start(name, body)
         tasks.create_task(behind(ended))
         await front
         ended.set()
-        for loop in loops:
-            loop.cancel()
+        await loops.close()
 
 
 async def _flush(shipper: Shipper) -> None:

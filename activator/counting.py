@@ -1,8 +1,8 @@
 """Where limits of tenants are counted: in this process, or in a Redis that several activators share."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from activator.rates import REQUESTS, TOKENS, Rates
@@ -13,6 +13,7 @@ from activator.shared_slots import SharedSlots
 from activator.shared_turns import SharedTurns
 from activator.shares import Entrance, Shares
 from contracts.settings import BadSetting
+from service.loops import Body
 from telemetry.policy.instruments import Kind, Page
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Counted:
     budgets: SharedBudgets | None = None
     turns: SharedTurns | None = None
     slots: SharedSlots | None = None
-    loops: tuple[Callable[[], Coroutine[object, object, None]], ...] = ()
+    loops: Mapping[str, Body] = field(default_factory=dict)
 
     def alive(self) -> int | None:
         """How many activators share the store, this one included; None where nobody can say it now."""
@@ -55,7 +56,10 @@ async def open_rates(url: str | None, name: str, page: Page, *, subsets: bool = 
         budgets, turns, slots = SharedBudgets(store), SharedTurns(store), SharedSlots(store, subsets=subsets)
         help = "Replicas whose slots other activators have, too, by whether this one prefers them."
         page.read("kelvin_shared_replicas", help, Kind.GAUGE, ("preferred",), lambda: _by_preference(slots))
-        loops = (store.run, requests.run, tokens.run, places.run, budgets.run, turns.run, slots.run)
+        loops: dict[str, Body] = {
+            "redis members": store.run, "request rates": requests.run, "token rates": tokens.run,
+            "places": places.run, "budgets": budgets.run, "turns": turns.run, "slots": slots.run,
+        }  # fmt: skip
         try:
             yield Counted(Rates(requests, tokens), places, store, budgets, turns, slots, loops)
         finally:

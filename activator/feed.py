@@ -55,8 +55,9 @@ class FeedClient:
             except (BrokenFeed, Refused) as error:
                 if self.connected or not failures:
                     log.warning("the feed is away; the last table stands", extra={"error": str(error)})
-            failures = 0 if self.connected else failures + 1
-            self.connected = False
+                failures = 0 if self.connected else failures + 1
+            finally:
+                self.connected = False
             await asyncio.sleep(BACKOFF.after(failures + 1, random.random()))  # noqa: S311 (spreads load, keeps no secret)
 
     async def begin_without(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:

@@ -114,7 +114,11 @@ class LastFeed:
         while True:
             await self._due.wait()
             self._due.clear()
-            await self._write()
+            try:
+                await self._write()
+            except Exception:
+                self._due.set()  # what is due stays so, whatever prevented it
+                raise
             await asyncio.sleep(EVERY_S)
 
     async def _write(self) -> None:

@@ -4,7 +4,6 @@ Verified tokens are kept by digest until they expire, as a signature costs a qua
 is asked about once more when it comes again: whether the key that signed it is still its issuer's.
 """
 
-import asyncio
 import hashlib
 import time
 from collections import OrderedDict
@@ -23,6 +22,7 @@ from activator.one_time import OneTime, OwnOneTime
 from activator.policy.claims import Issuer, Token, Why, judge, read
 from activator.policy.key_sets import Name
 from contracts.control import Principal
+from service.loops import Loops
 from telemetry.policy.instruments import Kind, Page
 
 MAX_TOKEN: Final = 16 << 10
@@ -81,9 +81,11 @@ class Tokens:
 
     async def run(self) -> None:
         """Keep all issuers' keys, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for _, keys in self._issuers.values():
-                tasks.create_task(keys.run())
+        async with Loops() as loops:
+            for name, (_, keys) in self._issuers.items():
+                # An issuer's document may be at fault. Callers with API keys, or of other issuers, are served.
+                loops.start("issuer keys", keys.run, about=name, takes_readiness=False)
+            await loops.wait()
 
     async def _verify(self, text: str, digest: bytes, now_s: float) -> Principal | Why:
         """What costs least comes first; nothing of the token is believed, or spent, before its signature is good."""

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -18,6 +19,7 @@ from activator.policy.proving import pause_s
 from activator.upstream_http import Client
 from contracts.control import Feed, ReplicaRow
 from contracts.roles import Role
+from service.loops import Loops
 from service.way import Ways
 from telemetry.policy.instruments import Page
 
@@ -55,6 +57,7 @@ class Proving:
         self._ways = ways
         self._tell = tell
         self._clock = clock
+        self._loops = Loops()
         self._asked: dict[str, _Asked] = {}
         self._proven: dict[str, str] = {}  # by our own word alone: pod -> its address
         self._used: set[str] = set()  # those, and what the feed called ready
@@ -95,10 +98,9 @@ class Proving:
 
     async def close(self) -> None:
         """Nobody is asked any more."""
-        tasks = [asked.task for asked in self._asked.values()]
         for name in list(self._asked):
             self._forget(name)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loops.close()
 
     def check_integrity(self) -> None:
         """Nobody is asked who is used; who was proven is used."""
@@ -119,7 +121,8 @@ class Proving:
             return
         self._forget(row.runtime_id)
         asked = self._asked[row.runtime_id] = _Asked(row)
-        asked.task = asyncio.create_task(self._until_it_answers(asked), name=f"prove {row.runtime_id}")
+        body = partial(self._until_it_answers, asked)
+        asked.task = self._loops.start("pod probe", body, about=row.runtime_id, takes_readiness=False)
 
     async def _until_it_answers(self, asked: _Asked) -> None:
         name, began_s = asked.row.runtime_id, self._clock()
@@ -134,10 +137,9 @@ class Proving:
                 client.close()
         except ValueError as error:
             log.error("a pod can't be reached", extra={"runtime_id": name, "error": str(error)})
+            del self._asked[name]
             return
-        finally:
-            if self._asked.get(name) is asked:  # it is not asked any more, whatever ended that
-                del self._asked[name]
+        del self._asked[name]
         log.info(
             "a pod takes requests", extra={"runtime_id": name, "asked_ms": round((self._clock() - began_s) * 1000)}
         )

@@ -13,6 +13,7 @@ from activator.backlogs import Backlogs, Work
 from activator.keys import VersionKey
 from activator.policy.concurrency import ConcurrencyMeter, Report
 from contracts.control import ConcurrencyStat
+from service.loops import Loops
 
 PERIOD_S: Final = 1.0
 
@@ -96,9 +97,10 @@ class Reporter:
 
     async def run(self) -> None:
         """Report until cancelled: announcements as they come, everything once a second."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._announce())
-            tasks.create_task(self._tick())
+        async with Loops() as loops:
+            loops.start("announcements", self._announce)
+            loops.start("reports", self._tick)
+            await loops.wait()
 
     def take_reports(self) -> tuple[ConcurrencyStat, ...]:
         """Every version's report of the time since the last; a version whose last second was empty is forgotten."""

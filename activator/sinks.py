@@ -1,8 +1,8 @@
 """Where reports of what is asked for go: to the control plane's own decider, or to Knative's autoscaler."""
 
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from activator import dependencies
@@ -13,6 +13,7 @@ from contracts.doubling import is_told
 from contracts.errors import Refused
 from contracts.settings import BadSetting
 from service.client import ServiceClient
+from service.loops import Body
 from telemetry.policy.instruments import Page
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class Told:
     sink: Sink
     is_heard: Callable[[], bool] = lambda: True
     was_heard: Callable[[], bool] = lambda: True
-    loops: tuple[Callable[[], Coroutine[object, object, None]], ...] = ()
+    loops: Mapping[str, Body] = field(default_factory=dict)
 
 
 def choose_sink(
@@ -52,7 +53,9 @@ def choose_sink(
     link = AutoscalerLink(autoscaler, name, revision_of)
     page.gauge("kelvin_autoscaler_connected", "Whether Knative's autoscaler hears us.", lambda: link.is_open)
     sink = PoolReporter(link, ControlSink(control, name), revision_of, pools, alive)
-    return Told(sink, lambda: link.is_open, lambda: link.was_open, (link.run, sink.run))
+    return Told(
+        sink, lambda: link.is_open, lambda: link.was_open, {"autoscaler link": link.run, "pool reports": sink.run}
+    )
 
 
 class ControlSink:

@@ -4,9 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from activator.keys import VersionKey
+from service.loops import Loops
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ class Waker:
     def __init__(self, poke: Poke, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._poke = poke
         self._clock = clock
+        self._loops = Loops()
         self._tasks: dict[VersionKey, asyncio.Task[None]] = {}
         self._nudges: dict[VersionKey, asyncio.Task[None]] = {}
         self._poked_us: dict[VersionKey, int] = {}
@@ -40,7 +43,8 @@ class Waker:
         if key not in self._tasks:
             # Stamped before the post: whatever the decider stamps then lies behind it.
             self._poked_us[key] = int(self._clock() * 1e6)
-            self._tasks[key] = asyncio.create_task(self._keep_telling(key), name=f"wake-{key}")
+            body = partial(self._keep_telling, key)
+            self._tasks[key] = self._loops.start("wake", body, about=key, takes_readiness=False)
 
     def rest(self, key: VersionKey) -> None:
         """Stop telling: a replica is there, the start failed, or nobody waits."""
@@ -52,7 +56,9 @@ class Waker:
     def nudge(self, key: VersionKey, for_s: float) -> None:
         """Tell for so long, though nobody waits: somebody would have. Nothing more where it is being told already."""
         if key not in self._nudges and key not in self._tasks:
-            self._nudges[key] = asyncio.create_task(self._tell_for(key, for_s), name=f"nudge-{key}")
+            body = partial(self._tell_until, key, self._clock() + for_s)
+            task = self._nudges[key] = self._loops.start("nudge", body, about=key, takes_readiness=False)
+            task.add_done_callback(partial(self._forget_nudge, key))
 
     def calm(self, tenant: str, version: str) -> None:
         """Nudge no more: the version has a replica, or its start failed."""
@@ -65,24 +71,20 @@ class Waker:
 
     async def close(self) -> None:
         """End all tasks."""
-        tasks = [*self._tasks.values(), *self._nudges.values()]
         self._tasks.clear()
         self._nudges.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loops.close()
 
-    async def _tell_for(self, key: VersionKey, for_s: float) -> None:
-        until_s = self._clock() + for_s
-        try:
-            while True:
-                pause_s = AGAIN_S if await self._poke.poke(key) else RETRY_S
-                await asyncio.sleep(pause_s)
-                if self._clock() >= until_s:
-                    return
-        finally:
-            if self._nudges.get(key) is asyncio.current_task():
-                del self._nudges[key]
+    def _forget_nudge(self, key: VersionKey, task: asyncio.Task[None]) -> None:
+        if self._nudges.get(key) is task:
+            del self._nudges[key]
+
+    async def _tell_until(self, key: VersionKey, until_s: float) -> None:
+        while True:
+            pause_s = AGAIN_S if await self._poke.poke(key) else RETRY_S
+            await asyncio.sleep(pause_s)
+            if self._clock() >= until_s:
+                return
 
     async def _keep_telling(self, key: VersionKey) -> None:
         while True:

@@ -14,17 +14,22 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.doubling import Doubling, is_told
+from contracts.errors import Refused
 
 log = logging.getLogger(__name__)
+
+Body: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 BACKOFF: Final = Doubling(0.1, 10.0)
 FAILING_AFTER: Final = 5  # errors in a row
 STEADY_S: Final = 60.0  # without an error: the loop works again, and earlier errors no longer count
+# What a call raises whose other end is away. The loop should have expected it, but the process is as ready as before.
+AWAY: Final = (Refused, ConnectionError, TimeoutError)
 
 
 class LoopHealth:
@@ -82,7 +87,7 @@ class Loops:
     def start(
         self,
         name: str,
-        body: Callable[[], Coroutine[Any, Any, object]],
+        body: Body,
         *,
         about: object = "",
         takes_readiness: bool = True,
@@ -125,14 +130,16 @@ class _Loop:
         self._takes_readiness = takes_readiness
         self._steady_s = steady_s
         self._errors_in_a_row = 0
+        self._is_away = False  # the last error was one of AWAY
         self._began_s: float | None = None  # None: it waits to be started again
         self._now_s = asyncio.get_running_loop().time
 
     def is_failing(self) -> bool:
         """Return whether it failed FAILING_AFTER times, and has not since run for `steady_s` without an error."""
-        return self._takes_readiness and self._errors_in_a_row >= FAILING_AFTER and not self._is_steady()
+        has_failed = self._errors_in_a_row >= FAILING_AFTER and not self._is_steady()
+        return has_failed and self._takes_readiness and not self._is_away
 
-    async def run(self, title: str, body: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    async def run(self, title: str, body: Body) -> None:
         self._health.loops.add(self)
         try:
             while not await self._try(title, body):
@@ -141,7 +148,7 @@ class _Loop:
         finally:
             self._health.loops.discard(self)
 
-    async def _try(self, title: str, body: Callable[[], Coroutine[Any, Any, object]]) -> bool:
+    async def _try(self, title: str, body: Body) -> bool:
         """Return whether the body came to its own end."""
         self._began_s = self._now_s()
         try:
@@ -159,6 +166,7 @@ class _Loop:
     def _record(self, title: str, error: BaseException) -> None:
         self._errors_in_a_row = 1 if self._is_steady() else self._errors_in_a_row + 1
         self._began_s = None
+        self._is_away = isinstance(error, AWAY)
         self._health.errors[self.name] += 1
         if is_told(self._errors_in_a_row):
             log.error(

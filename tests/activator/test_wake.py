@@ -7,6 +7,7 @@ import pytest
 from activator import wake
 from activator.keys import VersionKey
 from activator.wake import Waker
+from tests.virtual_loop import run_virtually
 
 KEY = VersionKey("t", "m", "v" * 64)
 
@@ -68,6 +69,33 @@ def test_it_tells_again_while_somebody_waits(is_there: bool, monkeypatch: pytest
         await waker.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_nudge", [pytest.param(False, id="wake"), pytest.param(True, id="nudge")])
+def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> None:
+    """An error while telling, such as no descriptor left, does not end the telling."""
+
+    class Failing(Decider):
+        async def poke(self, key: VersionKey) -> bool:
+            if await super().poke(key) and self.pokes < 3:
+                raise OSError(24, "too many open files")
+            return True
+
+    async def main() -> None:
+        decider = Failing()
+        waker = Waker(decider, clock=asyncio.get_running_loop().time)
+        if is_nudge:
+            waker.nudge(KEY, 9.0)
+        else:
+            waker.ensure(KEY)
+        await asyncio.sleep(1.0)
+        assert decider.pokes == 3
+        await asyncio.sleep(60.0)
+        assert repr(waker) == f"<Waker waking={int(not is_nudge)} nudging=0>"
+        await waker.close()
+        assert repr(waker) == "<Waker waking=0 nudging=0>"
+
+    run_virtually(main())
 
 
 def test_it_nudges_for_as_long_as_it_was_told_to(monkeypatch: pytest.MonkeyPatch) -> None:

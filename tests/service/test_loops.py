@@ -7,6 +7,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
+from contracts.errors import Refused, Unavailable
 from service.loops import FAILING_AFTER, PROCESS, STEADY_S, LoopHealth, Loops, ready_while_loops_work
 from telemetry.telemetry import local
 from tests.virtual_loop import run_virtually
@@ -136,6 +137,21 @@ def test_loop_of_one_version_takes_no_readiness() -> None:
             loops.start("wake", Broken(ValueError("always")).run, about="acme/m", takes_readiness=False)
             await asyncio.sleep(600.0)
             assert health.errors["wake"] > FAILING_AFTER
+            assert health.failing() == ()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("error", [Refused(Unavailable("the ledger")), ConnectionResetError(), TimeoutError()])
+def test_dependency_that_is_away_takes_no_readiness(error: Exception) -> None:
+    """Not even where the loop forgot to expect that: it is started again and counted like any other."""
+
+    async def main() -> None:
+        health = LoopHealth()
+        async with Loops(health) as loops:
+            loops.start("feed", Broken(error).run)
+            await asyncio.sleep(600.0)
+            assert health.errors["feed"] > FAILING_AFTER
             assert health.failing() == ()
 
     run_virtually(main())

@@ -1,0 +1,24 @@
+"""An activator one of whose loops raises while the file that KELVIN_FAILS names exists. Run as a program."""
+
+import asyncio
+import os
+from pathlib import Path
+
+
+def main() -> None:
+    """Break the loop that tells the control plane of uses of keys, and be the activator."""
+    from activator import __main__, key_uses
+
+    fails = Path(os.environ["KELVIN_FAILS"])
+
+    async def run(_: key_uses.KeyUses) -> None:
+        while not fails.exists():
+            await asyncio.sleep(0.01)
+        raise KeyError("a defect")
+
+    vars(key_uses)["KeyUses"].run = run
+    __main__.main()
+
+
+if __name__ == "__main__":
+    main()
