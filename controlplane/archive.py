@@ -6,6 +6,7 @@ that was cut has no index. A digest is no signature: who can write the file can 
 """
 
 import hashlib
+import os
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -105,6 +106,17 @@ def unpack(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
     if len(found) != len(index.members):
         raise BadBackup("a file is missing, or one too many")
     return index
+
+
+def read_index(archive: BinaryIO) -> BackupIndex:
+    """The index, by the headers before it: nothing is compared. Raises BadBackup, OSError."""
+    while True:
+        name, size = _next(archive)
+        if name == INDEX:
+            if size > _SMALL:
+                raise BadBackup(f"{name} is out of place")
+            return _decoded(_read(archive, size, name))
+        archive.seek(size + len(_padding(size)), os.SEEK_CUR)
 
 
 def _decoded(raw: bytes) -> BackupIndex:

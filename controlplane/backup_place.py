@@ -1,10 +1,15 @@
 """The place of scheduled backups: whose it is, which backups lie there, and how one gets there whole.
 
+A file is named by when its backup began and by a number that grows with each: `kelvin-20261121T160000Z-17.backup`. The
+number says which is newer, as clocks step. Files of older programs have none, and are older than all that have one.
+
 A place belongs to one installation: another one, or a fresh one on a new disk, would thin out what the first needs.
 """
 
+import re
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -18,6 +23,7 @@ SETTING: Final = "KELVIN_BACKUP"
 _PREFIX: Final = "kelvin-"
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
 _MODE: Final = 0o600
+_NAME: Final = re.compile(rf"{_PREFIX}([0-9]{{8}}T[0-9]{{6}}Z)(?:-([0-9]{{1,18}}))?{re.escape(SUFFIX)}")
 
 
 def claim_place(place: Path, data: Path) -> None:
@@ -40,14 +46,19 @@ def claim_place(place: Path, data: Path) -> None:
 
 
 def backups_in(place: Path) -> Sequence[tuple[int, Path]]:
-    """Moment (whole seconds since 1970) and file of each backup, ascending."""
-    found = ((_moment_of(path), path) for path in place.glob(f"{_PREFIX}*{SUFFIX}"))
-    return sorted((moment, path) for moment, path in found if moment is not None)
+    """Moment (whole seconds since 1970) and file of each backup, the newest last. Foreign entries are left out."""
+    return [(moment, path) for _, moment, path in _ordered(place)]
 
 
-def name_of(moment_s: int) -> str:
-    """The file name of a backup that was begun then."""
-    return f"{_PREFIX}{datetime.fromtimestamp(moment_s, UTC).strftime(_STAMP)}{SUFFIX}"
+def next_name(place: Path, moment_s: int) -> str:
+    """The file name of a backup that begins then, and is newer than all in the place."""
+    return name_of(moment_s, 1 + max((number for number, _, _ in _ordered(place)), default=0))
+
+
+def name_of(moment_s: int, number: int = 0) -> str:
+    """The file name of a backup that was begun then. Without a number as older programs named it."""
+    stamp = datetime.fromtimestamp(moment_s, UTC).strftime(_STAMP)
+    return f"{_PREFIX}{stamp}{f'-{number}' if number else ''}{SUFFIX}"
 
 
 def write_backup(path: Path, pieces: Iterable[bytes]) -> int:
@@ -58,12 +69,16 @@ def write_backup(path: Path, pieces: Iterable[bytes]) -> int:
     return size
 
 
-def _moment_of(path: Path) -> int | None:
-    text = path.name.removeprefix(_PREFIX).removesuffix(SUFFIX)
-    try:
-        return int(datetime.strptime(text, _STAMP).replace(tzinfo=UTC).timestamp())
-    except ValueError:
-        return None
+def _ordered(place: Path) -> list[tuple[int, int, Path]]:
+    """Number, moment and file of each backup, ascending."""
+    found = []
+    for path in place.glob(f"{_PREFIX}*{SUFFIX}"):
+        named = _NAME.fullmatch(path.name)
+        if named is not None and path.is_file():
+            with suppress(ValueError):  # a date that is none
+                moment = datetime.strptime(named[1], _STAMP).replace(tzinfo=UTC)
+                found.append((int(named[2] or 0), int(moment.timestamp()), path))
+    return sorted(found)
 
 
 def _try_read(path: Path) -> str | None:

@@ -8,8 +8,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
+from contracts.doubling import Doubling
 from contracts.settings import BadSetting
-from controlplane.backup_place import SETTING, backups_in, claim_place, name_of, write_backup
+from controlplane.archive import BadBackup, read_index
+from controlplane.backup_place import SETTING, backups_in, claim_place, next_name, write_backup
 from controlplane.backups import Backups, Stopped
 from controlplane.clock import Clock
 from controlplane.journal import LedgerJournal
@@ -44,8 +46,8 @@ class BackupLoop:
         self._clock = clock
         self._stop = threading.Event()
         self._state: tuple[object, ...] = ()  # of what is backed up, when the newest backup began
-        self._reached: list[int] = []  # where the journal stood at the newest backups of this process
-        self.done_at_s: float = max((path.stat().st_mtime for _, path in backups_in(place)), default=0.0)
+        written = (path.stat().st_mtime for _, path in backups_in(place))
+        self.done_at_s: float = max((at_s for at_s in written if at_s <= time.time()), default=0.0)
 
     def __repr__(self) -> str:
         return f"<BackupLoop {self._place} every_s={self._every_s}>"
@@ -55,18 +57,22 @@ class BackupLoop:
         return time.time() - self.done_at_s
 
     async def run(self) -> None:
-        """Again and again; one that fails is told and tried again."""
+        """Again and again. After a failure, and while files are missing, sooner: RETRY_S, then twice as long each time,
+        up to the interval.
+        """
+        pauses, retries = Doubling(RETRY_S, self._every_s), 0
         try:
             while True:
                 began_us = self._clock.monotonic_us()
-                wait_s = self._every_s
+                is_done = True
                 try:
                     await self.once()
                 except Exception as error:  # a full disk, SQLite's own errors, a record that does not decode
                     log.error("no backup could be made", extra={"place": str(self._place), "error": repr(error)})
-                    wait_s = min(RETRY_S, self._every_s)
-                if not self._backups.has_all_files():  # at the first start the activator makes its CA meanwhile
-                    wait_s = min(RETRY_S, self._every_s)
+                    is_done = False
+                # At the first start the activator makes its CA meanwhile. Where it has none it never will.
+                retries = 0 if is_done and self._backups.has_all_files() else retries + 1
+                wait_s = pauses.after(retries) if retries else self._every_s
                 spent_s = (self._clock.monotonic_us() - began_us) / 1e6
                 await self._clock.sleep(max(0.0, wait_s - spent_s))
         finally:
@@ -82,15 +88,13 @@ class BackupLoop:
                 return None
         moment = await self._backups.begin()
         state = self._now()  # what is written from here on may be missing
-        path = self._place / name_of(moment.made_at_us // 1_000_000)
+        path = self._place / next_name(self._place, moment.made_at_us // 1_000_000)
         try:
             pieces = self._backups.pieces(moment, self._place, self._stop)
             size = await asyncio.to_thread(write_backup, path, pieces)
         except Stopped:
             return None
         self._state, self.done_at_s = state, time.time()
-        assert moment.journal_after is not None
-        self._reached = [*self._reached, moment.journal_after][-NEWEST:]
         await asyncio.to_thread(self._thin)
         log.info("backup", extra={"file": path.name, "bytes": size, "journal_after": moment.journal_after})
         return path
@@ -101,12 +105,24 @@ class BackupLoop:
     def _thin(self) -> None:
         """The newest ones are whole, and the journal goes back to the oldest of them."""
         there = backups_in(self._place)
+        newest = [path for _, path in there[-NEWEST:]]
         kept = keep((moment for moment, _ in there), self._clock.wall_s(), self._keep_days)
         for moment, path in there:
-            if moment not in kept:
+            if moment not in kept and path not in newest:
                 path.unlink()
-        if len(self._reached) == NEWEST:
-            self._journal.trim(self._reached[0])
+        reached = [_journal_after(path) for path in newest]
+        if len(reached) == NEWEST:
+            self._journal.trim(min(reached))
+
+
+def _journal_after(path: Path) -> int:
+    """From where the journal goes on behind that backup; 0, all of it, where the backup does not say."""
+    try:
+        with path.open("rb") as archive:
+            return read_index(archive).journal_after or 0
+    except (BadBackup, OSError) as error:
+        log.warning("a backup can't be read", extra={"file": path.name, "error": str(error)})
+        return 0
 
 
 async def open_backups(ladder: AsyncExitStack, data: Path, place: Path | None) -> LedgerJournal | None:

@@ -100,7 +100,7 @@ def _unpacked(source: Path, staging: Path) -> tuple[Path, BackupIndex, list[str]
             if not (staging / DATABASE).exists() or not (staging / UNSHIPPED).exists():
                 raise BadBackup("it holds no database")
             return path, index, passed_over
-        except BadBackup as bad:
+        except (BadBackup, OSError) as bad:
             passed_over.append(f"{path.name}: {bad}")
             for name in NAMES:
                 (staging / name).unlink(missing_ok=True)

@@ -91,10 +91,12 @@ def look_at_backups(data: Path, place: str | None, every_s: float, running: bool
     if place is None:
         return BackupFacts(None, None, every_s, same_disk=False, inside=False, running=running)
     there, home = Path(place), data.absolute()
-    newest = max((path.stat().st_mtime for path in there.glob(f"kelvin-*{SUFFIX}")), default=None)
+    now_s = time.time()
+    written = (path.stat().st_mtime for path in there.glob(f"kelvin-*{SUFFIX}"))
+    newest = max((at_s for at_s in written if at_s <= now_s), default=None)  # what is later had a wrong clock
     return BackupFacts(
         place=place,
-        age_s=None if newest is None else time.time() - newest,
+        age_s=None if newest is None else now_s - newest,
         every_s=every_s,
         same_disk=there.is_dir() and home.is_dir() and there.stat().st_dev == home.stat().st_dev,
         inside=there.is_relative_to(home),

@@ -1,6 +1,9 @@
 """A schedule writes what is new, thins out what is old, and keeps to the place of its own installation."""
 
+import asyncio
+import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from controlplane.backup_place import backups_in, claim_place, name_of
 from controlplane.journal import extent_of
 from controlplane.policy.retention import NEWEST
 from tests.controlplane.test_restore import World, back, ids, in_world
+from tests.controlplane.virtual_time import VirtualClock
 
 
 def test_a_schedule_writes_only_what_is_new(tmp_path: Path) -> None:
@@ -44,6 +48,108 @@ def test_a_schedule_thins_backups_and_journal(tmp_path: Path) -> None:
     in_world(tmp_path, scenario)
     assert ids(tmp_path / "data" / "kelvin.db") == ["req-1", "req-2", "req-3"]
     assert back(tmp_path / "place", tmp_path / "new").missing == 0
+
+
+@pytest.mark.parametrize("is_older_program", [False, True], ids=["this program's", "an older program's"])
+def test_the_newest_is_the_last_one_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_older_program: bool
+) -> None:
+    """Also where the clock was in 2030 for a while: what was made then is not restored for ever."""
+
+    async def scenario(world: World) -> None:
+        await world.enter(1)
+        monkeypatch.setattr(time, "time_ns", lambda: 1_900_000_000 * 10**9)
+        in_2030 = await world.loop().once()
+        monkeypatch.undo()
+        assert in_2030 is not None
+        if is_older_program:
+            in_2030.rename(in_2030.with_name(name_of(1_900_000_000)))
+        await world.enter(2)
+        assert await world.loop().once() == backups_in(world.place)[-1][1]
+        assert len(backups_in(world.place)) == 2
+
+    in_world(tmp_path, scenario)
+    report = back(tmp_path / "place", tmp_path / "new")
+    assert (report.replayed, report.missing) == (0, 0)
+    assert report.made_at_us < 1_900_000_000 * 10**6
+    assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2"]
+
+
+def test_short_lives_trim_the_journal(tmp_path: Path) -> None:
+    """Each process makes one backup: what the three newest do not need is let go of."""
+
+    async def scenario(world: World) -> None:
+        for number in range(1, NEWEST + 2):
+            await world.enter(number)
+            await world.loop().once()
+        assert extent_of(world.place).trimmed == 2
+
+    in_world(tmp_path, scenario)
+    newest = backups_in(tmp_path / "place")[-1][1]
+    newest.write_bytes(b"damaged")
+    assert back(tmp_path / "place", tmp_path / "new").missing == 0
+    assert len(ids(tmp_path / "new" / "kelvin.db")) == NEWEST + 1
+
+
+def test_a_damaged_backup_keeps_the_journal(tmp_path: Path) -> None:
+    """Nobody knows from where it would go on. It is not among the newest for ever."""
+
+    async def scenario(world: World) -> None:
+        for number in range(1, NEWEST + 1):
+            await world.enter(number)
+            made = await world.loop().once()
+            if number == 1:
+                assert made is not None
+                made.write_bytes(b"damaged")
+        assert extent_of(world.place).trimmed == 0
+        await world.enter(9)
+        await world.loop().once()
+        assert extent_of(world.place).trimmed == 2
+
+    in_world(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "without a CA"])
+def test_retries_back_off_to_the_interval(tmp_path: Path, fails: bool) -> None:
+    """A full disk, or a certificate authority that never comes, costs an hour a few backups more than the schedule."""
+
+    async def scenario(world: World) -> None:
+        clock, moments = VirtualClock(), list[float]()
+        if not fails:
+            (world.data / "ca.pem").unlink()
+
+        async def once() -> None:
+            moments.append(clock.monotonic_us() / 1e6 - 1000)
+            if fails:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        loop = world.loop(every_s=60.0, clock=clock)
+        loop.once = once  # type: ignore[method-assign]
+        running = asyncio.create_task(loop.run())
+        await clock.advance(3600)
+        running.cancel()
+        assert moments[:6] == [0, 5, 15, 35, 75, 135]
+        assert len(moments) <= 4 + 3600 / 60
+
+    in_world(tmp_path, scenario)
+
+
+def test_foreign_entries_of_a_place_are_passed_over(tmp_path: Path) -> None:
+    """Directories and files whose names are like those of backups are neither restored nor removed."""
+    foreign = ("lost+found", "kelvin-20990101T000000Z.backup", "kelvin-a.backup", "kelvin-20261399T000000Z-9.backup")
+
+    async def scenario(world: World) -> None:
+        for name in foreign:
+            (world.place / name / "a" / "b" / "c").mkdir(parents=True)
+        (world.place / "kelvin-stray.backup").touch()
+        claim_place(world.place, world.data)
+        await world.enter(1)
+        for _ in range(NEWEST):
+            await world.loop().once()
+
+    in_world(tmp_path, scenario)
+    assert back(tmp_path / "place", tmp_path / "new").missing == 0
+    assert all((tmp_path / "place" / name).is_dir() for name in foreign)
 
 
 def test_a_place_belongs_to_one_installation(tmp_path: Path) -> None:
