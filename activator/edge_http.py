@@ -284,6 +284,10 @@ class HttpProtocol(Client, EdgeConnection):
             self._body_bytes = 0
             self._pace.stop()
             self._cycle.body_ended()
+            if not self._parser.should_keep_alive():  # a trailer may say so, too; the parser ignores what follows
+                self._cycle.keep_alive = False
+                if self._cycle.response_complete:
+                    self._transport.close()
 
     def _busy(self) -> HttpCycle | None:
         """The request that waits for the end of its answer."""

@@ -49,13 +49,14 @@ class MemorySocket(asyncio.Transport):
 
 @dataclass(slots=True)
 class Delivered:
-    """One request as the application saw it. `body` is None while the body is incomplete."""
+    """One request as the application saw it. `body` is what came of the body so far."""
 
     method: str
     target: bytes
     version: str
     headers: list[tuple[bytes, bytes]]
-    body: bytes | None = None
+    body: bytes = b""
+    is_complete: bool = False
 
 
 @dataclass(slots=True)
@@ -80,15 +81,14 @@ class Application:
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         seen = Delivered(scope["method"], target, scope["http_version"], list(scope["headers"]))
         self.delivered.append(seen)
-        body = b""
         while True:
             message = await receive()
             if message["type"] != "http.request":
                 return
-            body += message["body"]
+            seen.body += message["body"]
             if self.answers_early or not message["more_body"]:
                 break
-        seen.body = body
+        seen.is_complete = not message["more_body"]
         await send(answer)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -81,7 +81,8 @@ async def _feed(raw: bytes, size: int) -> MemoryEdge:
 def test_body_stays_a_body(raw: bytes, size: int) -> None:
     """One request is delivered, with all of its body, and one answer is written."""
     edge = run_virtually(_feed(raw, size))
-    assert [(each.method, each.target, each.body) for each in edge.delivered] == [("POST", b"/x", SECOND)]
+    (only,) = edge.delivered
+    assert (only.method, only.target, only.body, only.is_complete) == ("POST", b"/x", SECOND, True)
     assert edge.socket.written.count(b"HTTP/1.1 200") == 1
 
 
@@ -110,6 +111,22 @@ def test_ambiguous_head_is_refused(raw: bytes, size: int) -> None:
     assert edge.delivered == []
     assert edge.socket.written.startswith(b"HTTP/1.1 400")
     assert edge.socket.closing
+
+
+def test_close_in_a_trailer_ends_the_connection() -> None:
+    """The parser ignores all bytes behind it, so that a client on an open connection would wait for ever."""
+
+    async def scenario(*, answers_early: bool) -> MemoryEdge:
+        edge = MemoryEdge(answers_early=answers_early)
+        await edge.feed(POST + CHUNKED + b"\r\n3\r\nabc\r\n")
+        await edge.feed(b"0\r\nConnection: close\r\n\r\n")
+        await edge.close()
+        return edge
+
+    for answers_early in (False, True):
+        edge = run_virtually(scenario(answers_early=answers_early))
+        assert edge.socket.written.count(b"HTTP/1.1 200") == 1
+        assert edge.socket.closing
 
 
 def test_request_in_the_read_of_an_answered_body_is_not_served() -> None:
