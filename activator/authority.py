@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import logging
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +18,18 @@ from service.whole_file import write_whole
 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 397
-_BACKDATED: Final = datetime.timedelta(hours=1)  # a client's clock may be behind ours
+BACKDATED: Final = datetime.timedelta(hours=1)  # a client's clock may be behind ours
+_RENEW_CA: Final = datetime.timedelta(days=90)  # before its end
+_NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Kelvin local CA")])
+
+log = logging.getLogger(__name__)
 
 
 class BadAuthority(ValueError):
     """CA certificate and key do not belong together, or one is missing."""
 
 
-def _utc() -> datetime.datetime:
+def utc_now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
@@ -35,28 +40,54 @@ class Authority:
         self,
         certificate: x509.Certificate,
         key: ec.EllipticCurvePrivateKey,
-        now: Callable[[], datetime.datetime] = _utc,
+        path: Path,
+        now: Callable[[], datetime.datetime] = utc_now,
     ) -> None:
         self.certificate = certificate
         self.now = now
         self._key = key
+        self._path = path
+        self._is_told = False  # that it can't be written
 
     @classmethod
     def load_or_make(
-        cls, certificate_path: Path, key_path: Path, now: Callable[[], datetime.datetime] = _utc
+        cls, certificate_path: Path, key_path: Path, now: Callable[[], datetime.datetime] = utc_now
     ) -> "Authority":
         """The CA of these files, made where neither exists. Raises BadAuthority, OSError."""
         if not key_path.exists() and not certificate_path.exists():
-            _make_ca(certificate_path, key_path)
+            _make_ca(certificate_path, key_path, now())
         elif not certificate_path.exists():
-            write_whole(certificate_path, _self_signed(_load_key(key_path)), 0o644)  # cut between the two
+            write_whole(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)  # cut between the two
         if not key_path.exists():
             raise BadAuthority(f"{certificate_path.name} is there, its key {key_path.name} is not: restore or remove")
         certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
         key = _load_key(key_path)
         if certificate.public_key() != key.public_key():
             raise BadAuthority(f"{certificate_path.name} and {key_path.name} do not belong together")
-        return cls(certificate, key, now)
+        authority = cls(certificate, key, certificate_path, now)
+        authority.renew_if_due()
+        return authority
+
+    def renew_if_due(self) -> None:
+        """Make the CA's certificate again where it is not valid yet, because the clock was ahead, or about to end.
+
+        Its key and name stay: leaves stay good, and so does each older copy while it is valid itself. A CA that is not
+        of our making is left alone. Where the file can't be written, the one before it stays.
+        """
+        now, made = self.now(), self.certificate
+        is_good = made.not_valid_before_utc <= now <= made.not_valid_after_utc - _RENEW_CA
+        if is_good or not made.subject == made.issuer == _NAME:
+            return
+        pem = _self_signed(self._key, now)
+        try:
+            write_whole(self._path, pem, 0o644)
+        except OSError as error:
+            if not self._is_told:
+                log.error("the CA's certificate is not valid and can't be made again", extra={"error": str(error)})
+            self._is_told = True
+            return
+        self.certificate, self._is_told = x509.load_pem_x509_certificate(pem), False
+        log.warning("the CA's certificate was made again", extra={"was_to_begin": str(made.not_valid_before_utc)})
 
     def context(self, names: list[str], addresses: list[str]) -> ssl.SSLContext:
         """A server context with a fresh leaf for these DNS names and IP addresses."""
@@ -70,7 +101,7 @@ class Authority:
             .issuer_name(self.certificate.subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _BACKDATED)
+            .not_valid_before(now - BACKDATED)
             .not_valid_after(now + datetime.timedelta(days=LEAF_DAYS))
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -83,23 +114,21 @@ class Authority:
         return server_context(leaf.public_bytes(serialization.Encoding.PEM) + _pem(key))
 
 
-def _make_ca(certificate_path: Path, key_path: Path) -> None:
+def _make_ca(certificate_path: Path, key_path: Path, now: datetime.datetime) -> None:
     """Key first: a certificate without its key could not be mended."""
     key = ec.generate_private_key(ec.SECP256R1())
     write_whole(key_path, _pem(key), 0o600)
-    write_whole(certificate_path, _self_signed(key), 0o644)
+    write_whole(certificate_path, _self_signed(key, now), 0o644)
 
 
-def _self_signed(key: ec.EllipticCurvePrivateKey) -> bytes:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Kelvin local CA")])
-    now = _utc()
+def _self_signed(key: ec.EllipticCurvePrivateKey, now: datetime.datetime) -> bytes:
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(_NAME)
+        .issuer_name(_NAME)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
+        .not_valid_before(now - BACKDATED)
         .not_valid_after(now + datetime.timedelta(days=CA_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)

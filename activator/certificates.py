@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from activator.authority import LEAF_DAYS, Authority
+from activator.authority import BACKDATED, LEAF_DAYS, Authority
 from activator.certificate_files import CertificateFiles
 
 MAX_TENANTS: Final = 10_000
 RENEW_AFTER: Final = datetime.timedelta(days=LEAF_DAYS) / 2
-LOOK_AGAIN_S: Final = 3600.0
+LOOK_AGAIN_S: Final = 60.0  # a clock may have been set: what was made by the wrong time is of no use to callers
 TRY_AGAIN_S: Final = 5.0
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Certificates:
 
         Safe to cancel and to repeat.
         """
+        await asyncio.to_thread(self._authority.renew_if_due)
         for gone in self._by_tenant.keys() - tenants:
             del self._by_tenant[gone]
         if self._is_due(self._default):
@@ -97,7 +98,8 @@ class Certificates:
                 pause_s = try_again_s
 
     def _is_due(self, shown: _Shown | None) -> bool:
-        return shown is None or self._authority.now() - shown.made > RENEW_AFTER
+        """Also of one that is not valid yet, because it was made while the clock was ahead."""
+        return shown is None or not -BACKDATED <= self._authority.now() - shown.made <= RENEW_AFTER
 
     def _make(self, tenant: str | None) -> _Shown:
         made = self._authority.now()

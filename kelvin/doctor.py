@@ -19,7 +19,7 @@ from kelvin.probes.certificates import look_at_certificates
 from kelvin.probes.devices import look_at_devices
 from kelvin.probes.disk import READ_BYTES, look_at_disk
 from kelvin.probes.guards import (
-    authority_left_s,
+    authority_times_s,
     is_running,
     leaf_left_s,
     look_at_backups,
@@ -52,7 +52,8 @@ def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iter
     running = is_running(data)
     if (data / "ca.pem").exists():
         mend = "remove DATA/ca.pem and DATA/tls/ca.key, restart, and give callers the new ca.pem"
-        yield judge_certificate("of the CA", authority_left_s(data), mend)
+        left_s, begins_in_s = authority_times_s(data)
+        yield judge_certificate("of the CA", left_s, mend, begins_in_s)
     if running:
         yield judge_certificate(
             "that callers see", leaf_left_s(data), "restart `kelvin up`: it should have been renewed"

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from cryptography import x509
 
 from contracts.roles import Role, role_of
+from service.certificate import alternative_names, read_chain
 from service.key_pair import load_pair
 
 log = logging.getLogger(__name__)
@@ -212,17 +213,16 @@ def _read(path: Path) -> bytes:
 def _certificates(pem: bytes, path: Path) -> list[x509.Certificate]:
     """At least one."""
     try:
-        return x509.load_pem_x509_certificates(pem)
+        return read_chain(pem)
     except ValueError as error:
         raise BadIdentity(f"{path} holds no certificate: {error}") from error
 
 
 def _uris(leaf: x509.Certificate) -> list[str]:
     try:
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+        return alternative_names(leaf).get_values_for_type(x509.UniformResourceIdentifier)
+    except ValueError:
         return []
-    return names.get_values_for_type(x509.UniformResourceIdentifier)
 
 
 def _context(protocol: int, pem: bytes, authorities: bytes, prefix: str) -> ssl.SSLContext:

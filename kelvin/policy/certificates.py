@@ -36,12 +36,15 @@ class Use(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CertificateFile:
-    """`left_s` until the certificate in it that counts ends; None where none can be read."""
+    """`left_s` until the certificate in it that counts ends; None where none can be read. `begins_in_s` above 0: it is
+    not valid before that.
+    """
 
     setting: str
     path: str
     use: Use
     left_s: float | None
+    begins_in_s: float = 0.0
 
 
 def judge_certificate_files(files: Sequence[CertificateFile]) -> list[Finding]:
@@ -58,6 +61,9 @@ def _judge(file: CertificateFile) -> Finding | None:
     where = f"{file.path} ({file.setting})"
     if file.left_s is None:
         return Finding("certificate file", Level.FAIL, f"{where} holds none that can be read", cost, mend)
+    if file.begins_in_s > 0:
+        seen = f"{where} is not valid before {file.begins_in_s / 3600:.1f} hours from now"
+        return Finding("certificate file", Level.FAIL, seen, cost, f"set this machine's clock right, or {mend}")
     if file.left_s <= 0:
         seen = f"{where} expired {abs(file.left_s) / DAY_S:.0f} days ago"
         return Finding("certificate file", Level.FAIL, seen, cost, mend)

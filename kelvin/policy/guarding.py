@@ -67,17 +67,30 @@ def judge_files(files: Sequence[SecretFile], data_mode: int | None) -> list[Find
     return findings or [Finding("secrets", Level.OK, f"{len(files)} files, for their owner alone; keys look random")]
 
 
-def judge_certificate(name: str, left_s: float | None, mend: str) -> Finding:
-    """`left_s` until it expires; None where it can't be read."""
+def judge_certificate(name: str, left_s: float | None, mend: str, begins_in_s: float = 0.0) -> Finding:
+    """`left_s` until it expires; None where it can't be read. `begins_in_s` above 0: it is not valid before that."""
     check = f"certificate {name}"
     if left_s is None:
         return Finding(check, Level.FAIL, "it can't be read", "no caller can connect", mend)
+    if begins_in_s > 0:
+        seen = f"not valid before {_span(begins_in_s)} from now: it was made by a clock ahead of this one"
+        return Finding(
+            check,
+            Level.FAIL,
+            seen,
+            "every caller refuses it",
+            "set the clock right: the activator makes it again within a minute",
+        )
     days = left_s / DAY_S
     if left_s <= 0:
         return Finding(check, Level.FAIL, f"expired {-days:.0f} days ago", "every caller refuses it", mend)
     level = Level.WARN if days < 30 else Level.OK
     seen = f"good for {days:.0f} days"
     return Finding(check, level, seen, "then every caller refuses it" if days < 30 else "", mend if days < 30 else "")
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / DAY_S:.0f} days" if seconds >= 2 * DAY_S else f"{seconds / 3600:.1f} hours"
 
 
 OF_POSTGRESQL: Final = Finding(

@@ -9,13 +9,14 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from cryptography import x509
 
 from contracts.roles import Role
 from kelvin.policy.certificates import CertificateFile, Use
+from service.certificate import read_chain
 from service.identity import AUTHORITIES, CERTIFICATE
 
 FRONT: Final = ("tls.crt", "fullchain.pem")  # as `activator/certificate_files.py` takes pairs
@@ -40,14 +41,14 @@ def look_at_certificates(env: Mapping[str, str]) -> list[CertificateFile]:
 
 
 def _left(file: CertificateFile) -> float:
-    return float("-inf") if file.left_s is None else file.left_s
+    return float("-inf") if file.left_s is None or file.begins_in_s > 0 else file.left_s
 
 
 def _front(env: Mapping[str, str]) -> Iterator[CertificateFile]:
     if not (place := env.get("KELVIN_CERTIFICATES")):
         return
     for path in _pairs(Path(place)) or [Path(place)]:
-        yield CertificateFile("KELVIN_CERTIFICATES", str(path), Use.FRONT, _leaf_left_s(_read(path)))
+        yield CertificateFile("KELVIN_CERTIFICATES", str(path), Use.FRONT, *_of_leaf(_read(path)))
 
 
 def _pairs(directory: Path) -> list[Path]:
@@ -66,9 +67,9 @@ def _inner(env: Mapping[str, str]) -> Iterator[CertificateFile]:
     places = [place for place in (home, *(home / role for role in Role)) if os.path.exists(place / CERTIFICATE)]
     for place in places or [home]:
         chain = _read(place / CERTIFICATE)
-        yield CertificateFile("KELVIN_INNER_TLS", str(place / CERTIFICATE), Use.INNER, _leaf_left_s(chain))
+        yield CertificateFile("KELVIN_INNER_TLS", str(place / CERTIFICATE), Use.INNER, *_of_leaf(chain))
         setting, path = ("KELVIN_INNER_CA", Path(bundle)) if bundle else ("KELVIN_INNER_TLS", place / AUTHORITIES)
-        yield CertificateFile(setting, str(path), Use.INNER_AUTHORITY, _authority_left_s(_read(path), chain))
+        yield CertificateFile(setting, str(path), Use.INNER_AUTHORITY, *_of_authority(_read(path), chain))
 
 
 def _of_urls(env: Mapping[str, str]) -> Iterator[CertificateFile]:
@@ -80,7 +81,7 @@ def _of_urls(env: Mapping[str, str]) -> Iterator[CertificateFile]:
         for path in paths:
             if path != _SYSTEM:
                 found = _read(Path(path))
-                yield CertificateFile(setting, path, use, _leaf_left_s(found) if is_ours else _authority_left_s(found))
+                yield CertificateFile(setting, path, use, *(_of_leaf if is_ours else _of_authority)(found))
 
 
 def _of_issuers(env: Mapping[str, str]) -> Iterator[CertificateFile]:
@@ -93,26 +94,37 @@ def _of_issuers(env: Mapping[str, str]) -> Iterator[CertificateFile]:
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and isinstance(ca := entry.get("ca"), str):
             path = Path(place).parent / ca
-            yield CertificateFile("KELVIN_OIDC", str(path), Use.ISSUER, _authority_left_s(_read(path)))
+            yield CertificateFile("KELVIN_OIDC", str(path), Use.ISSUER, *_of_authority(_read(path)))
 
 
 def _read(path: Path) -> list[x509.Certificate]:
     """Empty where there is none that can be read."""
     try:
-        return x509.load_pem_x509_certificates(path.read_bytes())
+        return read_chain(path.read_bytes())
     except (OSError, ValueError):
         return []
 
 
-def _leaf_left_s(chain: Sequence[x509.Certificate]) -> float | None:
-    return _left_s(chain[0]) if chain else None
+class _Times(NamedTuple):
+    """Seconds from now, as in `CertificateFile`."""
+
+    left_s: float | None
+    begins_in_s: float = 0.0
 
 
-def _authority_left_s(authorities: Sequence[x509.Certificate], chain: Sequence[x509.Certificate] = ()) -> float | None:
+def _of_leaf(chain: Sequence[x509.Certificate]) -> _Times:
+    return _times(chain[0]) if chain else _Times(None)
+
+
+def _of_authority(authorities: Sequence[x509.Certificate], chain: Sequence[x509.Certificate] = ()) -> _Times:
     issuers = {each.issuer for each in chain}
     counting = [each for each in authorities if each.subject in issuers] or authorities
-    return max(map(_left_s, counting), default=None)
+    return max(
+        map(_times, counting), key=lambda each: (each.begins_in_s <= 0, each.left_s or 0.0), default=_Times(None)
+    )
 
 
-def _left_s(certificate: x509.Certificate) -> float:
-    return (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds()
+def _times(certificate: x509.Certificate) -> _Times:
+    now = datetime.now(UTC)
+    left, begins_in = certificate.not_valid_after_utc - now, certificate.not_valid_before_utc - now
+    return _Times(left.total_seconds(), begins_in.total_seconds())

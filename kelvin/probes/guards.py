@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from cryptography import x509
-
 from contracts.backup import SUFFIX
 from contracts.secrets import KEY_TEXT
 from kelvin.policy.guarding import BackupFacts, SecretFile
+from service.certificate import read_chain
 
 CONNECT_S: Final = 3.0
 _KEYS: Final = ("admin.key", "default.key")
@@ -48,13 +47,15 @@ def _look_at_key(path: Path) -> tuple[bool, int | None]:
         return False, None
 
 
-def authority_left_s(data: Path) -> float | None:
-    """Seconds until the CA's certificate expires; None where it can't be read."""
+def authority_times_s(data: Path) -> tuple[float | None, float]:
+    """Seconds until the CA's certificate expires, None where it can't be read, and until it is valid."""
     try:
-        certificate = x509.load_pem_x509_certificate((data / "ca.pem").read_bytes())
+        (certificate, *_) = read_chain((data / "ca.pem").read_bytes())
     except (OSError, ValueError):
-        return None
-    return (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds()
+        return None, 0.0
+    now = datetime.now(UTC)
+    left, begins_in = certificate.not_valid_after_utc - now, certificate.not_valid_before_utc - now
+    return left.total_seconds(), begins_in.total_seconds()
 
 
 def leaf_left_s(data: Path) -> float | None:

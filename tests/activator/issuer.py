@@ -27,18 +27,34 @@ class Issuer:
             self._key, hashes.SHA256()
         )
 
+    @property
+    def root(self) -> bytes:
+        """Its own certificate, which is for no name."""
+        return self._root.public_bytes(serialization.Encoding.PEM)
+
     def client(self) -> ssl.SSLContext:
         """Trusts this issuer, and nobody else."""
         return ssl.create_default_context(cadata=self._root.public_bytes(serialization.Encoding.PEM).decode())
 
-    def pair(self, place: Path, *names: str, acme: bool = False, days: int = DAYS) -> int:
-        """A new certificate for these names, and its key, written over what was there; its serial number."""
+    def pair(
+        self,
+        place: Path,
+        *names: str,
+        acme: bool = False,
+        days: int = DAYS,
+        begins_in_days: int = -1,
+        repeats_names: bool = False,
+    ) -> int:
+        """A new certificate for these names, and its key, written over what was there; its serial number. With
+        `repeats_names` it has two extensions of names, which is malformed.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = (
-            self._builder(names[0], key, days)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
-            .sign(self._key, hashes.SHA256())
+        builder = self._builder(names[0], key, days, begins_in_days).add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False
         )
+        if repeats_names:
+            builder._extensions.append(builder._extensions[0])  # its methods refuse a second one
+        certificate = builder.sign(self._key, hashes.SHA256())
         chain = b"".join(each.public_bytes(serialization.Encoding.PEM) for each in (certificate, self._root))
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -48,7 +64,9 @@ class Issuer:
         (place / ("fullchain.pem" if acme else "tls.crt")).write_bytes(chain)
         return certificate.serial_number
 
-    def _builder(self, name: str, key: ec.EllipticCurvePrivateKey, days: int = DAYS) -> x509.CertificateBuilder:
+    def _builder(
+        self, name: str, key: ec.EllipticCurvePrivateKey, days: int = DAYS, begins_in_days: int = -1
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
@@ -56,6 +74,6 @@ class Issuer:
             .issuer_name(_name("elsewhere"))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_before(now + datetime.timedelta(days=begins_in_days))
             .not_valid_after(now + datetime.timedelta(days=days))
         )

@@ -1,6 +1,8 @@
 """Certificates from files: shown for the names that they are for, and changed under connections that go on."""
 
 import asyncio
+import datetime
+import errno
 import os
 import re
 import ssl
@@ -84,6 +86,96 @@ def test_what_changes_is_read_again_and_what_is_broken_is_not(tmp_path: Path, is
         assert repr(files).endswith("names=2>")
 
     asyncio.run(scenario())
+
+
+def _own(tmp_path: Path, files: CertificateFiles) -> Certificates:
+    return Certificates(Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", files)
+
+
+def test_valid_pair_is_shown_before_an_expired_or_a_future_one(tmp_path: Path, issuer: Issuer) -> None:
+    """Of pairs for one name the valid one wins, wherever it lies; of two valid ones the one that was issued last."""
+    place = tmp_path / "from"
+    issuer.pair(place / "a", "x.y", days=-1, begins_in_days=-9)
+    good = issuer.pair(place / "b", "x.y", begins_in_days=-5)
+    issuer.pair(place / "c", "x.y", days=90, begins_in_days=60)
+    issuer.pair(place / "d", "z.y", days=-1, begins_in_days=-9)
+    beside = issuer.pair(place / "e", "*.y")
+    files = CertificateFiles(place)
+    own = _own(tmp_path, files)
+    assert _shown(own, "x.y") == good
+    assert _shown(own, "z.y") == beside, "a name's own pair has expired"
+    latest = issuer.pair(place / "0", "x.y", begins_in_days=-2)
+    asyncio.run(files.look())
+    assert _shown(own, "x.y") == latest
+    expired = issuer.pair(tmp_path / "only" / "a", "x.y", days=-1, begins_in_days=-9)
+    assert _shown(_own(tmp_path, CertificateFiles(tmp_path / "only")), "x.y") == expired, "there is no other"
+
+
+def test_pair_becomes_valid_while_nothing_changes(tmp_path: Path, issuer: Issuer) -> None:
+    """The clock decides at each handshake; nobody writes the files again."""
+    now = [datetime.datetime.now(datetime.UTC)]
+    first = issuer.pair(tmp_path / "from" / "a", "x.y", days=5)
+    second = issuer.pair(tmp_path / "from" / "b", "x.y", days=60, begins_in_days=3)
+    files = CertificateFiles(tmp_path / "from", now=lambda: now[0])
+    own = _own(tmp_path, files)
+    assert _shown(own, "x.y") == first
+    assert round((files.ends - now[0]).total_seconds() / 86_400) == 5
+    now[0] += datetime.timedelta(days=4)
+    assert _shown(own, "x.y") == second
+    assert round((files.ends - now[0]).total_seconds() / 86_400) == 56
+
+
+@pytest.mark.parametrize("harm", ["no key", "an extension twice", "no certificate", "no names"])
+def test_broken_pair_stops_no_other(
+    tmp_path: Path, issuer: Issuer, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither at start nor when others are renewed; it is told once, and counts as soon as it is whole."""
+
+    def broken(place: Path) -> None:
+        issuer.pair(place, "b.b", repeats_names=harm == "an extension twice")
+        if harm == "no key":
+            (place / "tls.key").unlink()
+        if harm == "no certificate":
+            (place / "tls.crt").write_text("none")
+        if harm == "no names":
+            (place / "tls.crt").write_bytes(issuer.root)
+
+    place = tmp_path / "from"
+    broken(place / "a")
+    first = issuer.pair(place / "b", "c.c")
+    files = CertificateFiles(place)
+    own = _own(tmp_path, files)
+    assert _shown(own, "c.c") == first
+    second = issuer.pair(place / "b", "c.c")
+    asyncio.run(files.look())
+    asyncio.run(files.look())
+    assert _shown(own, "c.c") == second
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    mended = issuer.pair(place / "a", "b.b")
+    asyncio.run(files.look())
+    assert _shown(own, "b.b") == mended
+    broken(place / "a")
+    asyncio.run(files.look())
+    assert _shown(own, "b.b") == mended, "it stays as it was"
+
+
+def test_what_could_not_be_read_is_tried_again(tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor was left, say: the files are as they were, and a later look reads them."""
+    place = tmp_path / "from"
+    issuer.pair(place, "a.b")
+    files = CertificateFiles(place)
+    own = _own(tmp_path, files)
+    second = issuer.pair(place, "a.b")
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        asyncio.run(files.look())
+    assert _shown(own, "a.b") != second
+    asyncio.run(files.look())
+    assert _shown(own, "a.b") == second
 
 
 @pytest.mark.parametrize("case", ["nowhere", "empty", "no key", "another's key", "no certificate"])

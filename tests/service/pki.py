@@ -44,13 +44,16 @@ class Authority:
         ends_in: datetime.timedelta = HOUR,
         usages: tuple[x509.ObjectIdentifier, ...] = BOTH,
         name: str = "pod",
+        repeats_names: bool = False,
     ) -> Pair:
-        """A leaf with this name and these URIs."""
+        """A leaf with this name and these URIs; malformed with `repeats_names`: it has that extension twice."""
         key = ec.generate_private_key(ec.SECP256R1())
         built = self._builder(x509.Name([]), key.public_key(), ends_in, begins_in)
         names: list[x509.GeneralName] = [x509.DNSName(name), *map(x509.UniformResourceIdentifier, uris)]
         built = built.add_extension(x509.SubjectAlternativeName(names), critical=True)
         built = built.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        if repeats_names:
+            built._extensions.append(built._extensions[0])  # its methods refuse a second one
         made = built.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
         return Pair(made, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 

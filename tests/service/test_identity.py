@@ -164,6 +164,10 @@ def _cut(files: IdentityFiles) -> None:
         pytest.param(
             lambda files: write(files.key.parent, ONE.sign(PREFIX + "activator", ends_in=-HOUR), ONE), id="expired"
         ),
+        pytest.param(
+            lambda files: write(files.key.parent, ONE.sign(PREFIX + "activator", repeats_names=True), ONE),
+            id="an extension twice",
+        ),
     ],
 )
 def test_files_that_can_not_be_used(

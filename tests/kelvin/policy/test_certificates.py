@@ -29,6 +29,12 @@ def test_what_is_left(left_s: float | None, level: Level, says: str, use: Use) -
     assert bool(found.cost and found.mend) is (level is not Level.OK)
 
 
+def test_certificate_of_the_future_fails() -> None:
+    """It is refused until then, however long it lasts."""
+    (found,) = judge_certificate_files([CertificateFile("KELVIN_REDIS", "/c/ca", Use.REDIS, 99.0 * DAY_S, 7200.0)])
+    assert (found.level, "not valid before 2.0 hours" in found.seen) == (Level.FAIL, True)
+
+
 def test_none() -> None:
     """Where no setting names any, nothing is said; of several bad ones each is."""
     assert judge_certificate_files([]) == []

@@ -56,6 +56,13 @@ def test_certificate(left_s: float | None, level: Level) -> None:
     assert judge_certificate("of the CA", left_s, "make another").level is level
 
 
+def test_certificate_of_the_future_fails() -> None:
+    """A clock that was ahead made it: every caller refuses it until then, however long it lasts."""
+    found = judge_certificate("of the CA", 3000 * DAY_S, "make another", begins_in_s=3600.0)
+    assert (found.level, "not valid before 1.0 hours" in found.seen) == (Level.FAIL, True)
+    assert judge_certificate("of the CA", 3000 * DAY_S, "make another", begins_in_s=-1.0).level is Level.OK
+
+
 @pytest.mark.parametrize(
     ("changed", "level", "says"),
     [
