@@ -12,14 +12,20 @@ from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from contracts.errors import InvalidRequest, Refused
+from runtime.bounded_templates import BoundedEnvironment, budget, spend_text, written_size
 
 Message = Mapping[str, str]
 
+MAX_SOURCE: Final = 1 << 18  # characters of a template: the longest that are in use have a tenth of it
 _SHOWN: Final = 200  # characters of a template's own complaint that the caller sees
+# What Python raises for a template's own faults. Blocks nested 20 deep are a SyntaxError of the generated code.
+_FAILURES: Final = (
+    TypeError, ValueError, ArithmeticError, LookupError, AttributeError, AssertionError, RecursionError, SyntaxError,
+    MemoryError,
+)  # fmt: skip
 
 
 class _Generation(Extension):
@@ -36,6 +42,7 @@ class _SafeDict:
     """`dict(...)` in a template without the type `dict`, whose attributes lead out of the sandbox."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        spend_text(written_size([args, kwargs]))
         return dict(*args, **kwargs)
 
 
@@ -77,11 +84,11 @@ class ChatTemplate:
     """A compiled template and the special tokens it may name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises ValueError where the template does not parse."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
+        """Raises ValueError where the template does not parse, or is too long."""
+        if len(source) > MAX_SOURCE:
+            raise ValueError(f"the chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
+        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        environment.add_filter("tojson", _to_json)
         names: dict[str, Callable[..., Any]] = {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
@@ -90,25 +97,30 @@ class ChatTemplate:
         }
         environment.globals.update(names)
         try:
-            self._template = environment.from_string(source)
+            with budget():
+                self._template = environment.from_string(source)
         except TemplateError as error:
             raise ValueError(f"the chat template does not parse: {error}") from error
+        except _FAILURES as error:
+            rule = "it is nested too deep" if isinstance(error, RecursionError | SyntaxError) else type(error).__name__
+            raise ValueError(f"the chat template does not parse: {rule}") from error
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt's text, special tokens spelled out, ready for the assistant's turn. Raises
         `Refused(InvalidRequest)` with the template's own words where it rejects the messages."""
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
+            with budget():
+                return self._template.render(
+                    messages=[dict(message) for message in messages],
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=True,
+                    **self._special_tokens,
+                )
         except TemplateError as error:
             rule = f"the model's chat template refuses them: {str(error)[:_SHOWN]}"
             raise Refused(InvalidRequest("messages", f"({len(messages)})", rule)) from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        except _FAILURES as error:
             rule = f"the model's chat template fails on them ({type(error).__name__})"
             raise Refused(InvalidRequest("messages", f"({len(messages)})", rule)) from error

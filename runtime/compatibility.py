@@ -9,8 +9,8 @@ from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from runtime.tokenizer import CONFIG, TOKENIZER, TextCodec
-from runtime.tokenizer_file import is_read_alike
+from runtime.tokenizer import CONFIG, TextCodec
+from runtime.tokenizer_file import TOKENIZER, is_read_alike
 
 # What every chat is made of; a template that can't continue a conversation can't serve one.
 CONVERSATION: Final[tuple[Mapping[str, str], ...]] = (

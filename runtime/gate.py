@@ -42,6 +42,10 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
 # Frequencies of the others ('dynamic', 'longrope') depend on the longest position of a forward: one long request would
 # change the answers to all requests beside it, and the keys that are stored.
 _ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
+_MAX_POSITIONS: Final = 1 << 30
+_ROPE_POSITIVE: Final = (
+    "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
+)  # fmt: skip
 _ST_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # What transformers hands to every attention function, and what none of the served needs.
 _HARMLESS: Final = frozenset(
@@ -121,11 +125,13 @@ def skeleton_on_meta(
     if not 0 < config.num_hidden_layers <= layers_at_most:
         rule = f"the files hold {layers_at_most} tensors"
         raise rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
+    positions = getattr(config, "max_position_embeddings", 1)
+    if not 0 < positions <= _MAX_POSITIONS:
+        raise rejected(CONFIG, f"max_position_embeddings={positions}: 1 to {_MAX_POSITIONS} are served")
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):  # of all layers, or by their kind
-        rope_type = part.get("rope_type", "default") if isinstance(part, dict) else "default"
-        if rope_type not in _ROPE_TYPES:
-            raise rejected(CONFIG, f"rope_type={rope_type!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
+        if isinstance(part, dict):
+            _check_rope(part)
     config._attn_implementation = attention
     if family.fusions:
         config._experts_implementation = "batched_mm"  # the one that needs no values, and so computes on meta
@@ -138,6 +144,16 @@ def skeleton_on_meta(
         raise rejected(CONFIG, f"does not make a model: {first_line(error)}") from error
     finally:
         torch.set_default_dtype(before)
+
+
+def _check_rope(part: Mapping[str, object]) -> None:
+    rope_type = part.get("rope_type", "default")
+    if not isinstance(rope_type, str) or rope_type not in _ROPE_TYPES:
+        raise rejected(CONFIG, f"rope_type={str(rope_type)[:80]!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
+    for name in _ROPE_POSITIVE:  # frequencies are quotients of these
+        value = part.get(name)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise rejected(CONFIG, f"{name}={str(value)[:80]}: must be a number above 0")
 
 
 def stored_as(

@@ -3,12 +3,15 @@
 Which way of binding is exact, what the model answers, that our own engine answers the same, that its text codec loads.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
 import torch
 
-from contracts.artifact_errors import ProbeFailed
+from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, Probe, SealAttestation, SealJob
 from runtime import decoder
@@ -20,26 +23,25 @@ from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Engine
+from runtime.gate import first_line
 from runtime.pinned import PinnedFiles
 from runtime.policy.blocks import BLOCK_SIZE
 from runtime.predictor import sealing as predictor
 from runtime.screening import Ask, check_filters
-from runtime.tokenizer import TOKENIZER, TextCodec
-from runtime.weights import (
-    Acquire,
-    device_of,
-    gate_job,
-    pinned_files,
-    prove,
-)
+from runtime.tokenizer import TextCodec
+from runtime.tokenizer_file import TOKENIZER
+from runtime.weights import Acquire, Weights, device_of, gate_job, pinned_files, prove
 from weightcache.checksum import checksum_of
+
+log = logging.getLogger(__name__)
 
 _BLOCKS: Final = 8  # room for the probe and an engine around it
 
 
 def gate(job: GateJob) -> GateFacts:
     """May this model be served? What says how embeddings are made is there for what embeds alone. Raises `Refused`."""
-    return (encoder.WAYS if job.recipe else decoder.WAYS).examine(job)
+    with _blaming_the_artifact():
+        return (encoder.WAYS if job.recipe else decoder.WAYS).examine(job)
 
 
 def seal(
@@ -56,9 +58,33 @@ def seal(
     device = device_of(device_class)
     weights = acquire(job.tenant, job.version)
     manifest, files = weights.lease.manifest, pinned_files(weights.lease)
-    if manifest.engine.kind == "predict":
-        return predictor.seal(job.version, weights.lease)
-    check_filters(files, manifest.engine.kind, filters)
+    if manifest.engine.kind != "predict":
+        check_filters(files, manifest.engine.kind, filters)
+    with _blaming_the_artifact():
+        if manifest.engine.kind == "predict":
+            return predictor.seal(job.version, weights.lease)
+        return _prove(job.version, weights, files, device, for_devices=for_devices)
+
+
+@contextmanager
+def _blaming_the_artifact() -> Iterator[None]:
+    """What libraries raise over a draft is the draft's fault, whatever they raise. An OSError is not: it is a disk's or
+    a peer's.
+    """
+    try:
+        yield
+    except (Refused, OSError):
+        raise
+    except Exception as error:
+        log.exception("a draft can't be judged")
+        reason = f"it can't be loaded and computed: {type(error).__name__}: {first_line(error)}"
+        raise Refused(ArtifactRejected("model", reason)) from error
+
+
+def _prove(
+    version: str, weights: Weights, files: PinnedFiles, device: torch.device, *, for_devices: bool
+) -> SealAttestation:
+    manifest = weights.lease.manifest
     if for_devices:
         weights = replace(weights, device_checksum=checksum_of(weights.lease.view(0, manifest.total_bytes)))
     ways = encoder.WAYS if manifest.engine.kind == "embed" else decoder.WAYS
@@ -70,8 +96,8 @@ def seal(
         codec = TextCodec(files)
         check_vocabulary(codec, facts.vocab_size)
         check_text(codec, facts.vocab_size)
-    bound, attestation = prove(job.version, weights, files, facts, device, ways)
-    _prove_engine(_engine(bound, files, facts, attestation.probe, job.version, device), job.version)
+    bound, attestation = prove(version, weights, files, facts, device, ways)
+    _prove_engine(_engine(bound, files, facts, attestation.probe, version, device), version)
     return attestation
 
 

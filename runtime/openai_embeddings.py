@@ -108,6 +108,6 @@ class EmbeddingAnswer:
         return b'],"model":' + msgspec.json.encode(self._model) + b',"usage":' + usage + b"}"
 
 
-def too_long(at: int, of: int, tokens: int, limit: int, whose: str = "this model") -> Refused:
+def too_long(at: int, of: int, size: int, limit: int, whose: str = "this model", *, unit: str = "tokens") -> Refused:
     """An input over the version's limit, or over another's, by its place where there are several."""
-    return Refused(LimitExceeded("input" if of == 1 else f"input[{at}]", tokens, limit, "tokens", whose))
+    return Refused(LimitExceeded("input" if of == 1 else f"input[{at}]", size, limit, unit, whose))

@@ -5,11 +5,12 @@ How it came to be is `restore.py`'s; who may use it, and when, is `replica.py`'s
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from contracts.ceiling import NO_CEILING, Ceiling
-from contracts.errors import Failure
+from contracts.errors import Failure, LimitExceeded, Refused
 from contracts.jobs import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
@@ -19,7 +20,6 @@ from runtime.openai_answers import Heading, renderer_for
 from runtime.openai_requests import (
     Ask,
     ChatPrompt,
-    Prompt,
     TextPrompt,
     TokenPrompt,
     decode_chat,
@@ -31,9 +31,11 @@ from runtime.screening import Screen, ScreenedAnswer
 from runtime.stream import Inbox
 from runtime.tokenizer import TextCodec
 
+T = TypeVar("T")
+
 CHAT: Final = "/v1/chat/completions"
-# Longer prompts are encoded beside the loop: a megabyte takes tenths of a second.
-INLINE_CHARACTERS: Final = 16_384
+# Longer prompts are rendered and encoded beside the loop, one at a time: a megabyte takes tenths of a second.
+INLINE_CHARACTERS: Final = 4096
 _LEAST_TOP_P: Final = 1e-6  # OpenAI's 0: the engine keeps the likeliest token whatever its share
 
 
@@ -157,6 +159,8 @@ class Serving:
     recorded: SealAttestation | None = None
     kept: Kept | None = None
     screen: Screen | None = None
+    # One thread: prompts take no more than one core from the engine, whoever gives up waiting for them.
+    encoding: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "encode"))
 
     def __repr__(self) -> str:
         return f"<Serving {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
@@ -170,6 +174,7 @@ class Serving:
         self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
     ) -> Prepared:
         ask = decode_chat(raw) if path == CHAT else decode_completion(raw)
+        await self._check_length(ask, _characters(ask))  # before the filters work on it
         if self.screen is not None:
             ask = replace(ask, prompt=await self.screen.prompt(ask.prompt, ask.prompt_field))
         request = await self._request(ask, request_id, ceiling)
@@ -181,10 +186,7 @@ class Serving:
 
     async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling) -> GenerationRequest:
         """Template, tokens, limits."""
-        if _characters(ask.prompt) > INLINE_CHARACTERS:
-            prompt_ids = await asyncio.to_thread(self._encode, ask.prompt)
-        else:
-            prompt_ids = self._encode(ask.prompt)
+        prompt_ids = await self._prompt_ids(ask)
         max_tokens = fit_output(ask, len(prompt_ids), self.limits, self.context_tokens, ceiling)
         return GenerationRequest(
             request_id=request_id,
@@ -193,14 +195,33 @@ class Serving:
             stop_ids=self.codec.stop_ids,
         )
 
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        match prompt:
-            case TextPrompt(text):
-                return self.codec.encode(text)
+    async def _prompt_ids(self, ask: Ask) -> tuple[int, ...]:
+        match ask.prompt:
             case TokenPrompt(ids):
                 return ids
+            case TextPrompt(text):
+                encode = self.codec.encode
             case ChatPrompt(messages):
-                return self.codec.encode_chat(messages)
+                text = await self._beside_if_long(_characters(ask), lambda: self.codec.render(messages))
+                encode = self.codec.encode_rendered
+        await self._check_length(ask, len(text))
+        return await self._beside_if_long(len(text), lambda: encode(text))
+
+    async def _check_length(self, ask: Ask, characters: int) -> None:
+        """Refuse what can't fit before anything works on it: no token is longer than the longest one. Raises
+        `Refused(LimitExceeded)`.
+        """
+        if characters <= INLINE_CHARACTERS:
+            return
+        longest = await self._beside_if_long(characters, lambda: self.codec.longest_token)
+        most = longest * min(self.limits.max_input_tokens, self.context_tokens - 1)
+        if characters > most:
+            raise Refused(LimitExceeded(ask.prompt_field, characters, most, "characters"))
+
+    async def _beside_if_long(self, characters: int, work: Callable[[], T]) -> T:
+        if characters <= INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.encoding, work)
 
     def _sampling(self, ask: Ask, max_tokens: int) -> Sampling:
         defaults = self.defaults
@@ -214,12 +235,12 @@ class Serving:
         )
 
 
-def _characters(prompt: Prompt) -> int:
+def _characters(ask: Ask) -> int:
     """A measure of how long encoding takes."""
-    match prompt:
+    match ask.prompt:
         case TextPrompt(text):
             return len(text)
         case TokenPrompt():
             return 0
         case ChatPrompt(messages):
-            return sum(len(message["content"]) for message in messages)
+            return sum(len(text) for message in messages for text in message.values())

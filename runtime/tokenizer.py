@@ -4,6 +4,7 @@ Turning ids back into text is detokenizer's work.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 from contracts.artifact_errors import ArtifactRejected
@@ -11,10 +12,9 @@ from contracts.errors import InvalidRequest, Refused
 from runtime.chat_template import ChatTemplate, Message
 from runtime.detokenizer import Detokenizer, TokenBytes, UnsupportedDecoder
 from runtime.pinned import PinnedFiles, end_ids, json_object
-from runtime.tokenizer_file import read_tokenizer
+from runtime.tokenizer_file import TOKENIZER, encode_text, load_tokenizer, longest_token
 
 CONFIG: Final = "config.json"
-TOKENIZER: Final = "tokenizer.json"
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -23,19 +23,13 @@ class TextCodec:
 
     def __init__(self, files: PinnedFiles) -> None:
         """`files` by name, `tokenizer.json` required. Raises `Refused(ArtifactRejected)` naming the file."""
-        if "tokenizer.json" not in files:
-            raise Refused(ArtifactRejected("tokenizer.json", "is missing"))
-        try:
-            self._tokenizer: Any = read_tokenizer(files["tokenizer.json"])
-        except Exception as error:  # the library raises nothing narrower
-            raise Refused(ArtifactRejected("tokenizer.json", f"does not load: {str(error)[:200]}")) from error
-        # A pinned truncation would cut prompts silently: limits are the manifest's, and refuse.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        if TOKENIZER not in files:
+            raise Refused(ArtifactRejected(TOKENIZER, "is missing"))
+        self._tokenizer: Any = load_tokenizer(files[TOKENIZER])
         try:
             self._pieces = TokenBytes(self._tokenizer)
         except UnsupportedDecoder as error:
-            raise Refused(ArtifactRejected("tokenizer.json", str(error))) from error
+            raise Refused(ArtifactRejected(TOKENIZER, str(error))) from error
         config = json_object(files, "tokenizer_config.json")
         special = _special_tokens({**json_object(files, "special_tokens_map.json"), **config})
         self.template_file, self._template = _chat_template(files, config, special)
@@ -61,14 +55,27 @@ class TextCodec:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """A text to be continued: with the special tokens that the tokenizer puts around one."""
-        return tuple(self._tokenizer.encode(text).ids)
+        return encode_text(self._tokenizer, text)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A conversation through the chat template, which spells its special tokens itself. Raises `Refused`."""
+        return self.encode_rendered(self.render(messages))
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """A conversation as the chat template writes it. Raises `Refused`."""
         if self._template is None:
             rule = "this model has no chat template; /v1/completions continues plain text"
             raise Refused(InvalidRequest("messages", f"({len(messages)})", rule))
-        return tuple(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
+        return self._template.render(messages)
+
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """What `render` wrote. Raises `Refused`."""
+        return encode_text(self._tokenizer, text, add_special_tokens=False)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token. Takes a while at first."""
+        return longest_token(self._tokenizer)
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """For the continuation of `prompt_ids`."""

@@ -3,16 +3,30 @@
 The library goes through an untyped tree of the file before it builds the model, holding the interpreter's lock: half a
 second for 128,000 tokens, in which nothing else of the process runs. Given vocabulary and merges as they are, it builds
 the same. What is not known here, or comes out otherwise, is read its way.
+
+The library panics where it meets what it did not expect, a regular expression that backtracks too often for one. To
+Python a panic is no Exception. Everything that asks the library goes through this module, which names the artifact.
 """
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
+from math import prod
 from typing import Any, Final
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer, models
 
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from contracts.wire import BadJson, decoder
 
+TOKENIZER: Final = "tokenizer.json"
+MAX_GROWTH: Final = 128  # how many times as long a text may become before it is cut into tokens
+_PANIC: Final = "pyo3_runtime"  # the module of the exception that a panic is
+# What other normalizers make of one character at the most; those that are not named keep its length, or change it once.
+_GROWTH: Final = {"BertNormalizer": 3, "ByteLevel": 4}
 LARGE: Final = 1 << 20  # bytes; below it the library's way takes some 100 ms at most
 
 
@@ -51,6 +65,66 @@ class _File(msgspec.Struct):
 
 _NONE: Final = msgspec.Raw(b"[]")
 _MODEL: Final = msgspec.Raw(b'{"type":"BPE","vocab":{},"merges":[]}')
+
+
+def load_tokenizer(raw: bytes) -> Any:
+    """A `tokenizers.Tokenizer` that cuts and pads nothing: limits are the manifest's, and refuse. Raises
+    `Refused(ArtifactRejected)`.
+    """
+    with _blaming_the_file("does not load"):
+        tokenizer = read_tokenizer(raw)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        growth = _growth(_state(tokenizer.normalizer))
+    if growth > MAX_GROWTH:
+        rule = f"its normalizers can make a text {growth} times as long; at most {MAX_GROWTH} times is served"
+        raise Refused(ArtifactRejected(TOKENIZER, rule))
+    return tokenizer
+
+
+def encode_text(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    """The ids of a text. Other threads of this process run meanwhile: `Tokenizer.encode` would hold the interpreter's
+    lock. Raises `Refused(ArtifactRejected)` where the tokenizer fails on the text.
+    """
+    with _blaming_the_file("fails on this text"):
+        (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoded.ids)
+
+
+def longest_token(tokenizer: Any) -> int:
+    """Characters of the longest token. No text of more than that many times n has n tokens, but where the tokenizer
+    drops text or takes a whole word for unknown. Takes a while.
+    """
+    return max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+
+@contextmanager
+def _blaming_the_file(what: str) -> Iterator[None]:
+    """Translate whatever the library raises, panics included."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != _PANIC:
+            raise
+        raise Refused(ArtifactRejected(TOKENIZER, f"{what}: {str(error)[:200]}")) from error
+
+
+def _state(normalizer: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {} if normalizer is None else json.loads(normalizer.__getstate__())
+    return state
+
+
+def _growth(normalizer: dict[str, Any]) -> int:
+    """How many times as long a text can become: of steps in a row, the product."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": steps}:
+            return prod(map(_growth, steps))
+        case {"type": "Replace", "pattern": {"String": str(replaced)}, "content": str(content)} if replaced:
+            return max(1, -(-len(content) // len(replaced)))
+        case {"type": "Replace", "content": str(added)} | {"type": "Prepend", "prepend": str(added)}:
+            return 1 + len(added)  # an expression may match between any two characters
+        case _:
+            return _GROWTH.get(normalizer.get("type", ""), 1)
 
 
 def read_tokenizer(raw: bytes, large: int = LARGE) -> Any:

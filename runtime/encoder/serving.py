@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from contracts.ceiling import NO_CEILING, TENANT, Ceiling
 from contracts.jobs import Bind, SealAttestation
@@ -28,6 +29,7 @@ class EmbeddingServing:
     bytes_by_tier: Mapping[str, int]
     recorded: SealAttestation | None = None
     kept: Kept | None = None
+    encoding: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "encode"))  # see `Serving`
 
     def __repr__(self) -> str:
         return f"<EmbeddingServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
@@ -42,7 +44,8 @@ class EmbeddingServing:
     ) -> Prepared:
         ask = decode_embeddings(raw, self.dimensions)
         if sum(len(item) for item in ask.inputs if isinstance(item, str)) > INLINE_CHARACTERS:
-            sequences = await asyncio.to_thread(self._encode, ask, ceiling.context_tokens)
+            loop = asyncio.get_running_loop()
+            sequences = await loop.run_in_executor(self.encoding, self._encode, ask, ceiling.context_tokens)
         else:
             sequences = self._encode(ask, ceiling.context_tokens)
         answer = EmbeddingAnswer(ask.model or self.bind.model, ask.form)
@@ -50,7 +53,10 @@ class EmbeddingServing:
 
     def _encode(self, ask: EmbeddingAsk, own: int | None) -> tuple[tuple[int, ...], ...]:
         found = []
+        most = max(INLINE_CHARACTERS, self.codec.longest_token * self.limits.max_input_tokens)
         for at, item in enumerate(ask.inputs):
+            if isinstance(item, str) and len(item) > most:  # no token is longer than the longest one
+                raise too_long(at, len(ask.inputs), len(item), most, unit="characters")
             ids = self.codec.encode(item) if isinstance(item, str) else item
             if len(ids) > self.limits.max_input_tokens:
                 raise too_long(at, len(ask.inputs), len(ids), self.limits.max_input_tokens)

@@ -119,6 +119,14 @@ def test_first_use_of_a_tied_head() -> None:
         pytest.param(
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'", id="the same, spelt as of old"
         ),
+        pytest.param({"rope_theta": 0}, "rope_theta=0: must be a number above 0", id="a base of 0"),
+        pytest.param({"rope_theta": -1.0}, "rope_theta=-1.0: must be", id="a base below 0"),
+        pytest.param(
+            {"rope_parameters": {"rope_type": "linear", "factor": 0, "rope_theta": 1e4}}, "factor=0", id="a factor of 0"
+        ),
+        pytest.param({"rope_parameters": {"rope_type": ["x"]}}, "rope_type=", id="a kind that is no text"),
+        pytest.param({"max_position_embeddings": 0}, "max_position_embeddings=0: 1 to", id="no positions"),
+        pytest.param({"max_position_embeddings": 10**18}, "max_position_embeddings=1", id="positions galore"),
         pytest.param({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: the files", id="layers galore"),
         pytest.param({"num_hidden_layers": 0}, "num_hidden_layers=0", id="no layers"),
         pytest.param({"hidden_act": "nonsense"}, "does not make a model", id="an unknown activation"),

@@ -8,7 +8,7 @@ import torch
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.errors import Refused
 from contracts.jobs import SealJob
-from runtime import decoder, weights
+from runtime import decoder, jobs, weights
 from runtime.jobs import seal
 from runtime.probe import POSITIONS
 from runtime.weights import bind_proven, pinned_files
@@ -104,3 +104,29 @@ def test_weights_that_are_not_numbers_are_refused() -> None:
     with pytest.raises(Refused) as caught:
         _seal(lease)
     assert isinstance(caught.value.failure, ProbeFailed)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("too deep"), KeyError("x"), RuntimeError("no memory")])
+def test_whatever_a_library_raises_names_the_artifact(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A draft that makes a library fail is refused as an artifact, and is no internal error."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(jobs, "prove", fail)
+    with pytest.raises(Refused) as refused:
+        _seal(MemoryLease(VERSION))
+    assert isinstance(refused.value.failure, ArtifactRejected)
+    assert refused.value.failure.status == 422
+    assert type(error).__name__ in refused.value.failure.reason
+
+
+def test_failing_disk_is_not_the_artifacts_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be tried again stays what it is."""
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(jobs, "prove", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        _seal(MemoryLease(VERSION))

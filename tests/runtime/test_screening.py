@@ -107,6 +107,23 @@ def test_an_answer_is_stopped(tmp_path: Path, stream: bool) -> None:
     play(tmp_path, ScriptedEngine(saying(SECRET + " and more" * 20)), scene, screen=_screen(STOPS))
 
 
+def test_prompt_too_long_by_its_characters_is_refused_before_filters(tmp_path: Path) -> None:
+    """No token is longer than the longest one: neither filters nor the tokenizer work on a text that can't fit."""
+    filters = Looking()
+
+    async def scene(each: Bench) -> None:
+        chat = {"messages": [{"role": "user", "content": "z" * 90_000}]}
+        for path, body in (("/v1/completions", {"prompt": "z" * 90_000}), ("/v1/chat/completions", chat)):
+            async with each.open(path, body) as answer:
+                error = (await answer.json())["error"]
+                assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+                assert "characters; this model allows at most" in error["message"]
+        assert filters.asked == []
+        assert each.engine.admitted == []
+
+    play(tmp_path, ScriptedEngine(saying("ok")), scene, screen=_screen(filters=filters))
+
+
 def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
     """A text, and each message of a chat with the name of who speaks."""
 

@@ -1,6 +1,8 @@
 """Prompts become the ids that transformers would make of the same files."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +122,76 @@ def test_broken_files_are_named(pinned: dict[str, bytes], path: str) -> None:
         TextCodec(pinned)
     assert isinstance(caught.value.failure, ArtifactRejected)
     assert caught.value.failure.path == path
+
+
+def _with(**parts: Any) -> dict[str, bytes]:
+    return files(json.dumps(json.loads(byte_level()) | parts).encode())
+
+
+def _replacing(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+BACKTRACKS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+SPLITS = {"type": "Sequence", "pretokenizers": [BACKTRACKS, json.loads(byte_level())["pre_tokenizer"]]}
+DOUBLES = _replacing({"String": "a"}, "aa")
+
+
+def test_text_on_which_the_tokenizer_panics_is_refused() -> None:
+    """A panic of the library is no Exception to Python, and no failure of ours: the artifact is named."""
+    codec = TextCodec(_with(pre_tokenizer=SPLITS))
+    for encode in (codec.encode, codec.encode_rendered):
+        with pytest.raises(Refused) as refused:
+            encode("a" * 40 + "b")
+        failure = refused.value.failure
+        assert isinstance(failure, ArtifactRejected)
+        assert failure.status == 422
+        assert failure.path == "tokenizer.json"
+    assert codec.encode("and it goes on")
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        pytest.param({"type": "Sequence", "normalizers": [DOUBLES] * 40}, id="a text doubled 40 times"),
+        pytest.param(_replacing({"Regex": ""}, "b" * 1000), id="a thousand letters between any two"),
+        pytest.param({"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}, id="bytes of bytes"),
+        pytest.param({"type": "Prepend", "prepend": "b" * 1000}, id="a thousand letters before each"),
+    ],
+)
+def test_normalizers_that_multiply_a_text_are_refused(normalizer: dict[str, Any]) -> None:
+    """What would become gigabytes is refused before any text is encoded."""
+    with pytest.raises(Refused) as refused:
+        TextCodec(_with(normalizer=normalizer))
+    failure = refused.value.failure
+    assert isinstance(failure, ArtifactRejected)
+    assert "times as long" in failure.reason
+
+
+def test_usual_normalizers_are_served() -> None:
+    """A space before the text and a mark for each space, several expressions, other forms of letters."""
+    usual = [{"type": "Prepend", "prepend": "▁"}, _replacing({"String": " "}, "▁"), {"type": "NFKC"},
+             _replacing({"Regex": " {2,}"}, " "), _replacing({"String": "``"}, '"'), {"type": "Lowercase"}]  # fmt: skip
+    assert TextCodec(_with(normalizer={"type": "Sequence", "normalizers": usual})).encode("Two words")
+
+
+def test_encoding_leaves_the_interpreter_to_others() -> None:
+    """While a long text is encoded, another thread runs: an engine's step does not wait for somebody's prompt."""
+    codec, text = TextCodec(files()), "the word was in the beginning " * 20_000
+    longest_s, done = 0.0, threading.Event()
+
+    def tick() -> None:
+        nonlocal longest_s
+        last = time.perf_counter()
+        while not done.wait(0.001):
+            now = time.perf_counter()
+            longest_s, last = max(longest_s, now - last), now
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.perf_counter()
+    codec.encode(text)
+    took_s = time.perf_counter() - began
+    done.set()
+    ticking.join()
+    assert longest_s < took_s / 2, f"another thread waited {longest_s:.3f} s of {took_s:.3f} s"
