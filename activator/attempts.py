@@ -190,18 +190,24 @@ class Attempts:
 
 
 def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:
-    """Stamp what the wait was made of; the restore's stages only where this request waited for that start."""
+    """Stamp what the wait was made of. A request is cold where its replica was not there when it began to wait.
+
+    The stages of a restore are the control plane's to tell. A Knative pod comes without: its start ended when its row
+    came.
+    """
     now, account = now_us(), call.account
     account.queued_us += now - waits_since_us
     account.runtime_id = replica.row.runtime_id
-    if replica.appeared_us > waits_since_us and replica.row.restore:
+    if replica.appeared_us > waits_since_us:
         account.cold = True
-        longest_us = max(span.after_us for span in replica.row.restore)
+        longest_us = max((span.after_us for span in replica.row.restore), default=0)
         # Told again since it was asked for: it can't have been ready later than its row came.
         zero_us = min(replica.poked_us or replica.appeared_us, replica.appeared_us - longest_us)
         account.timeline.stamp(Stage.POKED, max(zero_us, account.timeline.began_us))
         late = [span for span in replica.row.restore if zero_us + span.after_us >= account.timeline.began_us]
         account.timeline.graft(late, zero_us)
+        if not replica.row.restore:
+            account.timeline.stamp(Stage.READY, replica.appeared_us)
     account.timeline.stamp(Stage.DISPATCHED, now)
     call.dispatched_us = now
     call.stage = "prefilling"

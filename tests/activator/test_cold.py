@@ -6,6 +6,7 @@ import re
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from activator import wake
@@ -63,6 +64,32 @@ def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Path) ->
             assert record.queued_us > 2_000_000
             first = here.control.posts[0].stats[0]
             assert (first.concurrency, first.requests, first.version) == (1.0, 1, VERSION)
+
+    asyncio.run(scenario())
+
+
+def test_start_of_a_pod_is_told_as_cold(tmp_path: Path) -> None:
+    """A Knative pod's row has no stages of a restore. The request that waited for it is cold all the same; the next
+    one, which finds it there, is warm.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            asked = asyncio.create_task(here.post())
+            await here.control.until_stat(1.0)
+            await here.replica("a", told=False)
+            here.control.publish(msgspec.structs.replace(replica_row("a"), restore=()))
+            cold, warm = await asked, await here.post()
+            assert (cold.status, warm.status) == (200, 200)
+            for got, want in ((cold, True), (warm, False)):
+                shown = await here.get(f"/v1/requests/{got.headers['x-request-id']}/timeline")
+                assert shown.json["cold"] is want
+                stages = [stamp["stage"] for stamp in shown.json["stamps"]]  # type: ignore[attr-defined]
+                assert (stages[1:3] == ["poked", "ready"]) is want, stages
+            first, second = await here.control.until_records(2)
+            assert first.timeline is not None
+            assert second.timeline is None
+            assert 'start="cold"' in await here.page()
 
     asyncio.run(scenario())
 
