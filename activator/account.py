@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET
 
 from activator.budgets import Hold
-from contracts.control import Principal, TimelineAnswer
+from contracts.control import Principal, StartProblem, TimelineAnswer
 from contracts.frames import Counts
 from contracts.timeline import Timeline
 from contracts.trace import TraceContext
@@ -48,6 +48,7 @@ class Account(msgspec.Struct):
     hedged: str | None = None  # which of two replicas began its answer, where two were asked
     once: str = ""  # what its record is one with, or "" for nothing
     degraded: Degraded | None = None
+    start_problem: StartProblem | None = None  # why no replica came for which it waited
 
     def answer(self) -> TimelineAnswer:
         """The timeline as it stands."""
@@ -57,6 +58,7 @@ class Account(msgspec.Struct):
             version=self.version,
             cold=self.cold,
             stamps=self.timeline.stamps(),
+            start_problem=self.start_problem,
         )
 
     def record(self, source: str, outcome: str, status: int, ended_at_us: int) -> RequestRecord:

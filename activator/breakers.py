@@ -71,12 +71,12 @@ class Breakers:
         for version in self._failing.keys() - versions:
             del self._failing[version]
 
-    def check(self, key: VersionKey, now_s: float) -> None:
-        """For one that would wait for a start. Raises Refused(BreakerOpen)."""
+    def check(self, key: VersionKey, now_s: float, why: str = "") -> None:
+        """For one that would wait for a start. Raises Refused(BreakerOpen), which says `why` the version fails, too."""
         known = self._failing.get((key.tenant, key.version))
         if known is not None and not known[0].takes(now_s):
             breaker, code = known
-            raise Refused(BreakerOpen(code, breaker.remaining_s(now_s)))
+            raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), why))
 
     def enter(self, key: VersionKey, who: object, now_s: float) -> None:
         """It waits for a start, as the one that tries where that is how things are. Raises Refused(BreakerOpen)."""

@@ -16,7 +16,7 @@ from activator.ladder import Ladders
 from activator.once import Once
 from activator.policy.ask import Ask
 from activator.policy.body import ceiling_of, estimate
-from activator.policy.expected import UNKNOWN, Outlook
+from activator.policy.expected import UNKNOWN, Outlook, for_caller
 from activator.policy.once import HEADER
 from activator.policy.traffic import ModelEntry, Standing, answering, find_version, resolve
 from activator.reporter import Reporter
@@ -27,7 +27,7 @@ from activator.table import Table
 from activator.throttler import Throttler
 from activator.under_way import UnderWay
 from activator.usage import Usage
-from contracts.control import Scope, VersionRow
+from contracts.control import Scope, StartProblem, VersionRow
 from contracts.errors import BodyTooLarge, ModelNotFound, Refused, Unavailable
 from contracts.kinds import INFER, PATHS, other_kind
 from contracts.problem import open_inference_error, openai_error
@@ -109,10 +109,12 @@ class Completions:
             with exchange.leaving_ends(call.remaining_s()) as task, entry.on(task):
                 await body(call, answer)
         except Refused as refused:
+            self._note_problem(call, outlook())
             await answer.fail(refused.failure)
         except TimeoutError:
             waited_s = (now_us() - exchange.arrived_us) / 1e6
-            await answer.fail(DeadlineExceeded(waited_s, call.stage))
+            problem = self._note_problem(call, outlook())
+            await answer.fail(DeadlineExceeded(waited_s, call.stage, "" if problem is None else problem.message))
         except ClientGone:
             await answer.leave(Cancelled())
         except asyncio.CancelledError:  # the drain's time is over; what is left to do is bounded, and must be done
@@ -123,6 +125,13 @@ class Completions:
             await answer.fail(internal(error, exchange.request_id))
         finally:
             self._under_way.leave(entry)
+
+    def _note_problem(self, call: Call, seen: Outlook) -> StartProblem | None:
+        """Keep for the timeline why no replica came, as far as the caller may read it."""
+        if seen.problem is not None and call.key is not None:
+            is_owner = call.account.principal.tenant == call.key.tenant
+            call.account.start_problem = for_caller(seen.problem, is_owner)
+        return call.account.start_problem
 
     async def _run(self, call: Call, answer: Answer) -> None:
         """Answer it at the version that its reference names. While the request waits, that version may be deleted, or

@@ -98,6 +98,10 @@ class Roster:
             self._starts.under_way(
                 VersionKey(forecast.tenant, forecast.model, forecast.version), forecast, self._clock()
             )
+        for row in feed.start_problems:
+            self._starts.set_problem(VersionKey(row.tenant, row.model, row.version), row.problem)
+        for name in feed.removed_start_problems:
+            self._starts.set_problem(VersionKey(*name), None)
         self._put(feed.replicas)
         for failure in feed.failures:
             self._fail(failure)

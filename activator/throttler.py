@@ -17,7 +17,7 @@ from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits,
 from activator.policy.affinity import Affinity
 from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Crowd
-from activator.policy.expected import Outlook, Pace, Starts, comes_too_late, wait_s
+from activator.policy.expected import Outlook, Pace, Starts, comes_too_late, for_caller, wait_s
 from activator.policy.fair import Counters, FairQueue, Place, cost
 from activator.policy.shed import Reason, ends_in_s
 from activator.policy.traffic import Standing
@@ -175,7 +175,7 @@ class Throttler:
             await self._fetch(self._slots, key, ask.affinity)
         now = self._clock()
         if self.breakers and self.is_asleep(key):
-            self.breakers.check(key, now)
+            self.breakers.check(key, now, self._why(key, ask))
         line = self.line_of(key)
         free = line.free
         facts = AdmissionFacts(free, ask, line.waiting.own, self.loads, self._limits, deadline)
@@ -271,11 +271,18 @@ class Throttler:
         except BaseException as error:
             self._leave(key, line, waiter, ask)
             if isinstance(error, TimeoutError):
-                stage = "waiting for a replica to start" if line.is_asleep else "queued"
-                raise Refused(DeadlineExceeded(self._clock() - began_s, stage)) from None
+                stage, why = (
+                    ("waiting for a replica to start", self._why(key, ask)) if line.is_asleep else ("queued", "")
+                )
+                raise Refused(DeadlineExceeded(self._clock() - began_s, stage, why)) from None
             raise
         finally:
             self.breakers.leave(key, waiter)
+
+    def _why(self, key: VersionKey, ask: Ask) -> str:
+        """Return why the version does not start, "" where that is unknown."""
+        problem = self._starts.problem(key)
+        return "" if problem is None else for_caller(problem, ask.tenant == key.tenant).message
 
     def _leave(self, key: VersionKey, line: Line, waiter: Waiter, ask: Ask) -> None:
         """A waiter that ends without its slot: out of the line, or the slot that it was just given back."""

@@ -270,7 +270,7 @@ class LivesSoFar(Fact, frozen=True):
     records: tuple[LifetimeRecord, ...]
 
 
-class TimelineAnswer(Wire, frozen=True):
+class TimelineAnswer(Wire, frozen=True, omit_defaults=True):
     """`GET /v1/requests/ID/timeline`."""
 
     request_id: str
@@ -278,6 +278,7 @@ class TimelineAnswer(Wire, frozen=True):
     version: str | None
     cold: bool
     stamps: tuple[Stamp, ...]
+    start_problem: StartProblem | None = None  # why no replica came for which it waited
 
 
 class VersionRegistration(Fact, frozen=True):

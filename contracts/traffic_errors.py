@@ -179,12 +179,14 @@ class BreakerOpen(Failure):
 
     cause: str  # the code of the last failure
     after_s: float  # 0: somebody tries just now
+    why: str = ""  # what is known of it beside
     code, status, retryable = "breaker_open", 503, True
 
     @property
     def message(self) -> str:
         when = f"is not tried again for {self.after_s:.1f} s" if self.after_s > 0 else "is being tried by one request"
-        return f"this model failed ({self.cause}), has no other replica, and {when}"
+        failed = f"{self.cause}: {self.why}" if self.why else self.cause
+        return f"this model failed ({failed}), has no other replica, and {when}"
 
     @property
     def retry_after_s(self) -> float | None:
@@ -197,11 +199,13 @@ class DeadlineExceeded(Failure):
 
     waited_s: float
     stage: str
+    why: str = ""  # what held it up, where that is known
     code, status, retryable = "deadline_exceeded", 504, True
 
     @property
     def message(self) -> str:
-        return f"no answer within the deadline: {self.waited_s:.1f} s passed while {self.stage}"
+        why = f" ({self.why})" if self.why else ""
+        return f"no answer within the deadline: {self.waited_s:.1f} s passed while {self.stage}{why}"
 
     @property
     def retry_after_s(self) -> float | None:

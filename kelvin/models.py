@@ -273,6 +273,8 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
     kind = "cold" if answer.cold else "warm"
     click.echo(f"{answer.request_id}  {answer.model}@{(answer.version or '')[:12]}  {kind}")
     click.echo(waterfall(answer.stamps, floor_us))
+    if answer.start_problem is not None:
+        click.echo(f"no replica came ({answer.start_problem.reason}): {answer.start_problem.message}")
     if report is not None and floor_us is None:
         click.echo(f"no floor: {report.name} holds no model of about this size")
 

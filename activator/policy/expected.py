@@ -10,6 +10,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+from contracts.control import StartProblem
 from contracts.forecast import Forecast, StartRow
 
 
@@ -99,16 +100,20 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What one who waits is told; None of what is not known. `bytes_to_bring` into memory, the slowest from `tier`."""
+    """What one who waits is told; None of what is not known. `bytes_to_bring` into memory, the slowest from `tier`.
+    `problem`: why no replica comes.
+    """
 
     remaining_s: float | None = None
     bytes_to_bring: int | None = None
     tier: str | None = None
+    problem: StartProblem | None = None
 
     def words(self) -> str:
-        """As a heartbeat has it: ` remaining_s=1.3 tier=nvme bytes=5697536`."""
+        """As a heartbeat has it: ` remaining_s=1.3 tier=nvme bytes=5697536`, ` reason=no_room`."""
         told = "" if self.remaining_s is None else f" remaining_s={self.remaining_s:.1f}"
-        return told + (f" tier={self.tier} bytes={self.bytes_to_bring}" if self.tier is not None else "")
+        told += f" tier={self.tier} bytes={self.bytes_to_bring}" if self.tier is not None else ""
+        return told + ("" if self.problem is None else f" reason={self.problem.reason}")
 
 
 UNKNOWN: Final = Outlook()
@@ -120,6 +125,7 @@ class Starts(Generic[K]):
 
     _at_zero_s: dict[K, float] = field(default_factory=dict)  # how long a start would take
     _under_way: dict[K, tuple[float, Forecast]] = field(default_factory=dict)  # when a start is over, as was said
+    _problems: dict[K, StartProblem] = field(default_factory=dict)  # why a version does not start
 
     def stands(self, key: K, row: StartRow) -> None:
         """It is at zero, and a start would take so long."""
@@ -128,6 +134,17 @@ class Starts(Generic[K]):
     def under_way(self, key: K, forecast: Forecast, now: float) -> None:
         """It starts."""
         self._under_way[key] = now + forecast.ready_in_ms / 1000, forecast
+
+    def set_problem(self, key: K, problem: StartProblem | None) -> None:
+        """Record why it does not start; None: nothing is known that keeps it from starting."""
+        if problem is None:
+            self._problems.pop(key, None)
+        else:
+            self._problems[key] = problem
+
+    def problem(self, key: K) -> StartProblem | None:
+        """Return why it does not start, where that is known."""
+        return self._problems.get(key)
 
     def failed(self, tenant: str, version: str) -> None:
         """Its start has come to nothing: what was said of it says nothing of the next one."""
@@ -138,23 +155,26 @@ class Starts(Generic[K]):
         """It has a replica: what was said before it had one counts for nothing."""
         self._under_way.pop(key, None)
         self._at_zero_s.pop(key, None)
+        self._problems.pop(key, None)
 
     def keys(self) -> Set[K]:
         """Return all versions of which something is known."""
-        return self._at_zero_s.keys() | self._under_way.keys()
+        return self._at_zero_s.keys() | self._under_way.keys() | self._problems.keys()
 
     def clear(self) -> None:
         """A snapshot of all that stands follows. Starts under way are news, which it doesn't repeat."""
         self._at_zero_s.clear()
+        self._problems.clear()
 
     def outlook(self, key: K, now: float) -> Outlook:
         """Of one who waits for the first replica, never below 0."""
+        problem = self._problems.get(key)
         if (start := self._under_way.get(key)) is not None:
             ready_at_s, said = start
             if now <= ready_at_s + OVERDUE_S:
-                return Outlook(max(0.0, ready_at_s - now), said.bytes_to_bring, said.tier)
+                return Outlook(max(0.0, ready_at_s - now), said.bytes_to_bring, said.tier, problem)
             del self._under_way[key]
-        return Outlook(self._at_zero_s.get(key))
+        return Outlook(self._at_zero_s.get(key), problem=problem)
 
 
 def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:
@@ -165,3 +185,10 @@ def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:
 def comes_too_late(wait_s: float | None, remaining_s: float) -> bool:
     """Whether it is known that the wait lasts longer than there is time."""
     return wait_s is not None and wait_s > remaining_s
+
+
+def for_caller(problem: StartProblem, is_owner: bool) -> StartProblem:
+    """Return what a caller may read of it: a guest of another tenant's model gets the reason alone."""
+    if is_owner:
+        return problem
+    return StartProblem(reason=problem.reason, message=f"{problem.reason}; the model's owner can see more")

@@ -22,6 +22,7 @@ from contracts.control import (
     RestoreFailure,
     RevisionRow,
     Scope,
+    StartProblemRow,
     Stats,
     TenantRow,
     TimelineAnswer,
@@ -147,6 +148,7 @@ class FakeControl:
         revisions: tuple[RevisionRow, ...] = (),
         removed_revisions: tuple[tuple[str, str, str], ...] = (),
         removed_versions: tuple[tuple[str, str, str], ...] = (),
+        start_problems: tuple[StartProblemRow, ...] = (),
     ) -> None:
         """A change."""
         self.revision += 1
@@ -159,6 +161,7 @@ class FakeControl:
             keys=keys, removed_keys=removed_keys, tenants=tenants, forecasts=forecasts, starts=starts,
             models=models, spending=spending, versions=versions, revisions=revisions,
             removed_revisions=removed_revisions, removed_versions=removed_versions,
+            start_problems=start_problems,
         )  # fmt: skip
         for queue in self._readers:
             queue.put_nowait(encode(line) + b"\n")

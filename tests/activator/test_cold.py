@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from activator import wake
-from contracts.control import RestoreFailure
+from contracts.control import RestoreFailure, StartProblem, StartProblemRow
 from contracts.forecast import Forecast
 from contracts.timeline import Stage
 from tests.activator.control import VERSION, replica_row
@@ -157,6 +157,39 @@ def test_a_cold_answer_that_does_not_stream_waits_with_its_head(tmp_path: Path) 
             assert "ready;dur=" in got.headers["server-timing"]
             shown = await here.get(f"/v1/requests/{got.headers['x-request-id']}/timeline")
             assert {stamp["stage"] for stamp in shown.json["stamps"]} >= {Stage.POKED, Stage.READY}  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+
+
+NO_ROOM = StartProblem(reason="no_room", message="no replica could be started: all 2 device slots are taken")
+CRASHES = StartProblem(reason="crash_loop", message="its process ended with exit status 7", exit_status=7)
+
+
+@pytest.mark.parametrize("problem", [NO_ROOM, CRASHES], ids=lambda problem: problem.reason)
+def test_wait_in_vain_says_why_no_replica_came(tmp_path: Path, problem: StartProblem) -> None:
+    """The reason stands in a stream's heartbeats, in the error that ends the wait, and in the timeline. Of a version
+    without a known problem none of them says anything.
+    """
+    row = StartProblemRow(tenant="default", model="m", version=VERSION, problem=problem)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            unknown = await here.post(x_kelvin_deadline_ms="150")
+            assert unknown.code == "deadline_exceeded"
+            assert problem.message not in unknown.body.decode()
+            here.control.publish(start_problems=(row,))
+            await here.settled()
+            stream = asyncio.create_task(here.post(body=STREAM, x_kelvin_deadline_ms="1400"))
+            got = await here.post(x_kelvin_deadline_ms="300")
+            assert (got.status, got.code) == (504, "deadline_exceeded")
+            assert problem.message in got.body.decode()
+            shown = await here.get(f"/v1/requests/{got.headers['x-request-id']}/timeline")
+            assert shown.json["start_problem"] == msgspec.to_builtins(problem)
+            before = await here.get(f"/v1/requests/{unknown.headers['x-request-id']}/timeline")
+            assert "start_problem" not in before.json
+            body = (await stream).body.decode()
+            assert f" reason={problem.reason}\n" in body
+            assert problem.message in body
 
     asyncio.run(scenario())
 

@@ -1,9 +1,24 @@
 """What is known of a wait: nothing before it was said or measured, and never more than that."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from activator.keys import VersionKey
-from activator.policy.expected import HALVED, LEAST, OVERDUE_S, UNKNOWN, Outlook, Pace, Starts, comes_too_late, wait_s
+from activator.policy.expected import (
+    HALVED,
+    LEAST,
+    OVERDUE_S,
+    UNKNOWN,
+    Outlook,
+    Pace,
+    Starts,
+    comes_too_late,
+    for_caller,
+    wait_s,
+)
+from contracts.control import StartProblem
 from contracts.forecast import Forecast, StartRow
 
 KEY = VersionKey("t", "m", "v")
@@ -147,3 +162,29 @@ def test_too_late(tokens: int, pace: float | None, left_s: float, want: bool) ->
 def test_the_words_of_an_outlook(outlook: Outlook, want: str) -> None:
     """As they stand behind the stage."""
     assert outlook.words() == want
+
+
+def test_start_problem_stands_until_it_is_solved() -> None:
+    """It is part of the outlook, beside what else is known. A replica, a removal and a snapshot end it."""
+    starts: Starts[VersionKey] = Starts()
+    problem = StartProblem(reason="no_room", message="all slots are taken")
+    starts.stands(KEY, STANDING)
+    starts.set_problem(KEY, problem)
+    assert starts.outlook(KEY, 0.0) == Outlook(9.0, problem=problem)
+    assert starts.outlook(KEY, 0.0).words() == " remaining_s=9.0 reason=no_room"
+    assert starts.outlook(OTHER, 0.0).problem is None
+    ends: list[Callable[[], None]] = [partial(starts.set_problem, KEY, None), partial(starts.served, KEY), starts.clear]
+    for end in ends:
+        starts.set_problem(KEY, problem)
+        assert starts.keys() == {KEY}
+        end()
+        assert starts.problem(KEY) is None
+
+
+def test_guest_is_told_the_reason_alone() -> None:
+    """The sentence may name what is the owner's: a secret, an exit status."""
+    problem = StartProblem(reason="missing_secret", message="the secret `s3` is missing", exit_status=3)
+    assert for_caller(problem, is_owner=True) is problem
+    told = for_caller(problem, is_owner=False)
+    assert (told.reason, told.exit_status) == ("missing_secret", None)
+    assert "s3" not in told.message
