@@ -9,15 +9,18 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from contracts.control import Stats
-from contracts.errors import Failure
+from contracts.errors import Failure, Refused
 from controlplane.clock import Clock
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.feed import FeedHub
+from controlplane.minimums import Minimums
 from controlplane.policy.breakeven import Gaps, Level, Step
 from controlplane.policy.kpa import TICK_S
-from controlplane.policy.reclaim import Holder, choose
+from controlplane.policy.reclaim import MIN_IDLE_S, Holder, choose
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
 from controlplane.scaled import Scaled
+from controlplane.takeover import Takeover
 from controlplane.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,11 @@ _US: Final = 1_000_000
 class Actuator(Protocol):
     """Where replicas come from and go to. All calls return at once."""
 
+    @property
+    def slots(self) -> int | None:
+        """How many device slots there are; None where the number has no bound."""
+        ...
+
     def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
         """Idempotent. Accepted on return, not done."""
 
@@ -37,6 +45,10 @@ class Actuator(Protocol):
     def ready(self, key: VersionKey) -> int: ...
 
     def live(self, key: VersionKey) -> int: ...
+
+    def begun(self, key: VersionKey) -> int:
+        """How many of `live` have a process already."""
+        ...
 
     def present(self, key: VersionKey) -> int: ...
 
@@ -54,6 +66,10 @@ class Versions(Protocol):
 
     def every_model(self) -> tuple[Model, ...]: ...
 
+    async def resume(self, key: VersionKey) -> None:
+        """Record that a version that an operator stopped was asked for again. Raises Refused."""
+        ...
+
 
 class Economy(Protocol):
     """What warmth costs."""
@@ -64,20 +80,35 @@ class Economy(Protocol):
 
 
 class Autoscaler:
-    """One per installation. Also the actuator's listener: failures and deaths change what may be tried."""
+    """One per installation. Also the actuator's listener: failures and deaths change what may be tried.
 
-    def __init__(self, versions: Versions, actuator: Actuator, clock: Clock, tasks: Tasks, economy: Economy) -> None:
+    Three facts keep a version from running, each with an owner of its own. *Suspended*: its tenant may not run
+    anything; the tenants' table. *Stopped*: an operator stopped it, and its minimum does not hold until it is used
+    again; the registry. *Taken away*: its replicas made room for another version; `Scaled`, in memory only.
+
+    After a takeover nothing is known of what is in use. So nothing is taken away until a stable window has passed;
+    room for a version that is asked for is made as soon as every activator has reported. Starts go on at once.
+    """
+
+    def __init__(
+        self, versions: Versions, actuator: Actuator, clock: Clock, tasks: Tasks, economy: Economy, feed: FeedHub
+    ) -> None:
         self.gaps: Gaps[VersionKey] = Gaps()
         self._versions = versions
         self._actuator = actuator
         self._economy = economy
         self._clock = clock
         self._tasks = tasks
+        self._feed = feed
+        self._takeover = Takeover(feed.reader_names)
+        self._minimums = Minimums(versions.every_model, actuator, feed)
+        self._resuming: set[VersionKey] = set()
         self._scaled: dict[VersionKey, Scaled] = {}
         self._awaiting_room: dict[VersionKey, None] = {}  # in order of asking
         self._short: dict[VersionKey, int] = {}  # replicas that are wanted and have no slot
         self._retrying: set[VersionKey] = set()
         self.on_placing: Callable[[VersionKey], None] = lambda _: None  # a start waits for a device slot
+        self.on_room_changed: Callable[[VersionKey, bool], None] = lambda *_: None  # whether it lacks its first slot
 
     def __repr__(self) -> str:
         return f"<Autoscaler versions={len(self._scaled)} awaiting_room={len(self._awaiting_room)}>"
@@ -89,15 +120,19 @@ class Autoscaler:
 
     def observe(self, stats: Stats) -> None:
         """Take an activator's reports in. A version at zero that is asked for is decided on before this returns."""
+        self._takeover.heard(stats.activator, self._now_s())
         for stat in stats.stats:
             key = VersionKey(stat.tenant, stat.model, stat.version)
-            if self._versions.find(key) is None:
+            found = self._versions.find(key)
+            if found is None or self._feed.is_suspended(key.tenant):
                 continue  # a report about what does not exist is dropped, as Knative's collector does
             scaled = self._ensure(key)
             present = self._actuator.present(key)
             asks = scaled.record(stat.concurrency, stat.requests, present, self._now_s())
             if asks:
                 self.gaps.busy(key, self._now_s())
+                if found[1].stopped_at_s is not None:
+                    self._resume(key)
             if asks and self._actuator.live(key) == 0:
                 if scaled.asked_us is None:
                     scaled.asked_us = self._clock.monotonic_us()
@@ -107,35 +142,30 @@ class Autoscaler:
         """Look at every version that is in use or has a minimum."""
         for key in self._actuator.in_use():
             self._ensure(key)
-        for model in self._versions.every_model():
-            if model.scale.min:
-                for version in model.named:
-                    self._ensure(VersionKey(model.tenant, model.model, version))
+        for key, _ in self._minimums.every():
+            self._ensure(key)
+        self._minimums.bound({key.tenant for key in self._awaiting_room})
         for scaled in tuple(self._scaled.values()):
             try:
                 self._look(scaled)
             except Exception:  # a defect in one version's affairs must not stop the others'
                 log.exception("a version could not be looked at", extra={"version": str(scaled.key)})
             if not self._actuator.present(scaled.key) and scaled.is_forgettable(self._now_s()):
-                self._awaiting_room.pop(scaled.key, None)
-                self._short.pop(scaled.key, None)
+                self._drop_wish(scaled.key)
                 del self._scaled[scaled.key]
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
-        """Take versions to zero now; the next request for one starts it again."""
+        """Take versions to zero now. Whether they may start again follows from the registry and the tenants."""
         for key in keys:
-            self._retire(self._ensure(key))
-
-    def resume(self, keys: tuple[VersionKey, ...]) -> None:
-        """A minimum was set after a stop: it holds again, though nobody has asked."""
-        for key in keys:
-            self._ensure(key).resume()
+            self._empty(self._ensure(key))
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
-        """All that is a setting holds here."""
+        """Raises Refused(InvalidRequest) for a higher minimum than the tenant's share of the device slots allows."""
+        self._minimums.check(model, scale)
 
     async def run(self) -> None:
         """Tick for ever, on a fixed beat; a beat that was missed is not made up for."""
+        self._takeover.begin(self._now_s())
         due_us = self._clock.monotonic_us()
         while True:
             self.tick()
@@ -183,34 +213,68 @@ class Autoscaler:
     def _look(self, scaled: Scaled) -> None:
         found, key = self._versions.find(scaled.key), scaled.key
         now_us = self._clock.monotonic_us()
-        if found is None:
-            self._short.pop(key, None)
+        if found is None or self._feed.is_suspended(key.tenant):
+            self._drop_wish(key)
             self._actuator.apply(key, 0, now_us)
             return
+        model, version = found
         live, now = self._actuator.live(key), now_us / _US
         ready = self._actuator.ready(key)
-        want = scaled.decide(*found, ready=ready, live=live, steps=lambda: self._economy.steps(*found), now=now)
+        # With a spent budget idle replicas leave. What runs is reported each second, so its version is never idle.
+        is_idle = now - scaled.asked_s >= MIN_IDLE_S and self._takeover.is_known(model, now)
+        if is_idle and self._feed.is_spent(key.tenant):
+            self._empty(scaled)
+            return
+        want = scaled.decide(
+            model,
+            version,
+            least=self._minimums.least(model, version),
+            ready=ready,
+            live=live,
+            steps=lambda: self._economy.steps(model, version),
+            now=now,
+        )
         if isinstance(want, Level):
-            self._awaiting_room.pop(key, None)  # who asked has gone
-            self._short.pop(key, None)
-            self._actuator.sleep(key, want)
+            self._drop_wish(key)  # who asked has gone
+            if self._takeover.is_known(model, now):
+                self._actuator.sleep(key, want)
             return
         if want is None:
             return
-        self._short.pop(key, None)
-        if want > live and not scaled.may_start(now, least=found[0].scale.min):
+        if want < live and not self._takeover.is_window_over(model, now):
+            want = max(want, self._actuator.begun(key))
+        if want > live and not scaled.may_start(now, least=self._minimums.least(model, version)):
             self._look_later(scaled, now)
+            if key in self._short and live == 0:
+                return  # it lacks a device slot as before
             want = live
-        if want > live == 0 and not self._actuator.has_room() and self._makes_room(key, now):
-            if key not in self._awaiting_room:
-                self.on_placing(key)
-            self._awaiting_room[key] = None
-            self._short[key] = want
+        is_asked = scaled.asked_us is not None
+        if want > live == 0 and not self._actuator.has_room():
+            self._lacks_room(key, want)
+            if self._makes_room(key, now, is_asked=is_asked):
+                if key not in self._awaiting_room:
+                    self.on_placing(key)
+                self._awaiting_room[key] = None
+                return
+            self._awaiting_room.pop(key, None)
+            if is_asked:
+                self._actuator.apply(key, want, now_us)  # tells waiting requests that there is no room
+                scaled.has_no_room(now)
             return
-        self._awaiting_room.pop(key, None)
+        self._drop_wish(key)
         self._actuator.apply(key, want, now_us if scaled.asked_us is None else scaled.asked_us)
         if (short := want - self._actuator.live(key)) > 0:
             self._short[key] = short
+
+    def _lacks_room(self, key: VersionKey, want: int) -> None:
+        self._short[key] = want
+        self.on_room_changed(key, True)
+
+    def _drop_wish(self, key: VersionKey) -> None:
+        """Nothing of the version waits for a device slot."""
+        self._awaiting_room.pop(key, None)
+        if self._short.pop(key, None) is not None:
+            self.on_room_changed(key, False)
 
     def _look_later(self, scaled: Scaled, now: float) -> None:
         """Somebody asked too soon after a failure: look again as soon as a start may be tried."""
@@ -228,34 +292,55 @@ class Autoscaler:
         self._retrying.add(key)
         self._tasks.start(look(), f"look again at {key}")
 
-    def _makes_room(self, key: VersionKey, now: float) -> bool:
-        """Whether a slot will come free for `key`: one is leaving already, or an idle version is sent away for it."""
+    def _makes_room(self, key: VersionKey, now: float, *, is_asked: bool) -> bool:
+        """Whether a slot will come free for `key`: one is leaving already, or an idle replica is sent away for it."""
         others = len(self._awaiting_room) - (key in self._awaiting_room)
         if self._actuator.leaving() > others:
             return True
+        if is_asked:
+            self._minimums.bound({key.tenant, *(each.tenant for each in self._awaiting_room)})
+        # A minimum without requests takes other tenants' replicas only up to its tenant's share. Else it would take
+        # back at once what it gave up for another tenant's requests.
+        may_take_others = is_asked or self._minimums.is_below_share(key.tenant)
         # Of those alone that serve: thousands may want a slot at once, and each comes by here.
         holders = (
-            Holder(
-                scaled.key,
-                ready,
-                self._actuator.live(scaled.key),
-                found[0].scale.min if (found := self._versions.find(scaled.key)) is not None else 0,
-                scaled.asked_s,
-            )
+            Holder(each, ready, self._actuator.live(each), self._minimums.least(*found), scaled.asked_s)
             for each in self._actuator.in_use()
-            if (scaled := self._scaled.get(each)) is not None and (ready := self._actuator.ready(each))
+            if (may_take_others or each.tenant == key.tenant)
+            and (scaled := self._scaled.get(each)) is not None
+            and (ready := self._actuator.ready(each))
+            and (found := self._versions.find(each)) is not None
+            and self._takeover.is_known(found[0], now)
         )
         victim = choose(holders, now)
         if victim is None:
             return False
-        self._retire(self._scaled[victim])
+        left = self._actuator.live(victim) - 1
+        self._drop_wish(victim)
+        self._scaled[victim].taken_away(now, left)
+        self._actuator.apply(victim, left, self._clock.monotonic_us())
         return True
 
-    def _retire(self, scaled: Scaled) -> None:
-        self._awaiting_room.pop(scaled.key, None)
-        self._short.pop(scaled.key, None)
-        scaled.stop(self._now_s())
+    def _empty(self, scaled: Scaled) -> None:
+        """Take the version to zero; new requests start it again, where it may run."""
+        self._drop_wish(scaled.key)
+        scaled.taken_away(self._now_s(), left=0)
         self._actuator.apply(scaled.key, 0, self._clock.monotonic_us())
+
+    def _resume(self, key: VersionKey) -> None:
+        """Record that the stop is over. A database that is away is tried again with the next report."""
+
+        async def record() -> None:
+            try:
+                await self._versions.resume(key)
+            except Refused as refused:
+                log.warning("the end of a stop is not recorded", extra={"version": str(key), "why": str(refused)})
+            finally:
+                self._resuming.discard(key)
+
+        if key not in self._resuming:
+            self._resuming.add(key)
+            self._tasks.start(record(), f"resume {key}")
 
     def _ensure(self, key: VersionKey) -> Scaled:
         scaled = self._scaled.get(key)
@@ -263,6 +348,8 @@ class Autoscaler:
             found = self._versions.find(key)
             window_s = found[0].scale.window_s if found is not None else 60.0
             scaled = self._scaled[key] = Scaled(key, window_s, self._actuator.ready(key), self._now_s())
+            if found is not None and found[1].stopped_at_s is not None:
+                scaled.taken_away(self._now_s(), left=0)  # replicas that finish their streams don't ask for it
         return scaled
 
     def _now_s(self) -> float:

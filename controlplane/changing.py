@@ -41,8 +41,6 @@ class Changes:
         found = self.registry.model(tenant, model)
         self.decider.check_scale(found, changed(found.scale, change))
         scale = await self.registry.rescale(by, tenant, model, change, self.clock.wall_s())
-        if change.min:
-            self.decider.resume(tuple(version.key for version in self.registry.model(tenant, model).versions))
         self.decider.tick()  # bounds hold from now on, not from the next beat
         return scale
 
@@ -55,7 +53,5 @@ class Changes:
     async def resume(self, by: Actor, tenant: str) -> Tenant:
         """Its keys are good, and its minimums hold. Raises as `TenantStore.move`."""
         found = await self.tenants.move(by, tenant, TenantState.ACTIVE, self.clock.wall_s())
-        for model in self.registry.models(tenant):
-            if model.scale.min:
-                self.decider.resume(tuple(version.key for version in model.versions))
+        self.decider.tick()
         return found

@@ -77,12 +77,17 @@ def changed(settings: ScaleSettings, change: ScaleChange) -> ScaleSettings:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A published version of a model and how it fares. `fault` is the failure's code while it is faulty."""
+    """A published version of a model and how it fares. `fault` is the failure's code while it is faulty.
+
+    `stopped_at_s` is when an operator stopped it. Until it is asked for, deployed or given a minimum again, the minimum
+    of its model does not hold for it.
+    """
 
     registration: VersionRegistration
     created_at_s: int
     state: VersionState
     fault: str | None = None
+    stopped_at_s: int | None = None
 
     @property
     def key(self) -> VersionKey:

@@ -233,6 +233,23 @@ class FeedHub:
         row = self._tenants.get(tenant)
         return row is not None and row.suspended
 
+    def reader_names(self) -> set[str]:
+        """Return the names of the readers that are here, or left so lately that they are expected back."""
+        self._forget()
+        return {each.name for each in self._subscriptions if each.name} | set(self._away)
+
+    def weight(self, tenant: str) -> int:
+        """Return the tenant's weight beside others."""
+        row = self._tenants.get(tenant)
+        return 1 if row is None or row.limits.weight is None else row.limits.weight
+
+    def is_spent(self, tenant: str) -> bool:
+        """Return whether the tenant's budget of this month is spent, as far as the ledger was read."""
+        row, spending = self._tenants.get(tenant), self._spending.get(tenant)
+        if row is None or row.limits.budget_micros is None or spending is None:
+            return False
+        return spending.spent_micros >= row.limits.budget_micros
+
     def heartbeat(self) -> bytes:
         """A line that says no more than that we live."""
         return encode(Feed(revision=self._revision)) + b"\n"

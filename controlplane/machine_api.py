@@ -87,8 +87,7 @@ def router(shown: Shown, trail: Trail) -> APIRouter:
     @routes.post("/models/{model}/stop", **described(ModelStatus, NotFound, ModelNotFound, status=202))
     async def stop(request: Request, model: str) -> Response:
         principal = actor_of(request)
-        found = registry.model(principal.tenant, model)
-        await trail.note(principal, principal.tenant, Action.MODEL_STOPPED, model)
+        found = await registry.stop(principal, principal.tenant, model, shown.clock.wall_s())
         shown.autoscaler.stop(tuple(version.key for version in found.versions))
         return answer(model_status(found, table, shown.outcomes), status=202)
 

@@ -138,6 +138,10 @@ def _backlogs(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE models ADD COLUMN backlog_s FLOAT NOT NULL DEFAULT 0"))
 
 
+def _stops(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE versions ADD COLUMN stopped_at_s BIGINT"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -156,6 +160,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(15, "deadlines", _deadlines),
     Migration(16, "averages", _averages),
     Migration(17, "backlogs", _backlogs),
+    Migration(18, "stops", _stops),
 )
 
 

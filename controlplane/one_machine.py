@@ -9,6 +9,7 @@ from controlplane import machine_api, metrics_api, renewal_api
 from controlplane.autoscaler import Autoscaler
 from controlplane.damaged import DamageLoop
 from controlplane.economy import Economy
+from controlplane.facts import VersionKey
 from controlplane.forecasts import Forecasts
 from controlplane.foresight import Foresight
 from controlplane.installation import Installation
@@ -18,6 +19,7 @@ from controlplane.meters import RestoreMeters, show_pending, show_pool
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Peers
 from controlplane.policy.pending import ANY
+from controlplane.policy.start_problem import no_room
 from controlplane.prefetch import Prefetcher
 from controlplane.renewal import Renewals
 from controlplane.replicas import ReplicaTable
@@ -53,9 +55,10 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     economy = Economy(
         inst.book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
     )
-    autoscaler = Autoscaler(registry, actuator, clock, tasks, economy)
+    autoscaler = Autoscaler(registry, actuator, clock, tasks, economy, feed)
     show_pending(telemetry.page, lambda: {(pool.state().device, ANY, "no"): autoscaler.pending})
     outcomes = Outcomes(registry, feed, tasks)
+    autoscaler.on_room_changed = partial(show_room, outcomes, table.slots)
     actuator.listen(autoscaler)
     actuator.listen(outcomes)
     actuator.listen(RestoreMeters(telemetry, table))
@@ -95,6 +98,15 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
         alive=lambda: [replica.runtime_id for replica in table],
         routers=routers(shown, renewals, inst.trail, telemetry),
     )
+
+
+def show_room(outcomes: Outcomes, slots: int, key: VersionKey, is_lacking: bool) -> None:
+    """Say in the status and the feed that a version has no replica because every device slot is taken, or no more."""
+    problem = no_room(slots)
+    if is_lacking:
+        outcomes.set_problem(key, problem)
+    elif outcomes.problem(key) == problem:
+        outcomes.clear_problem(key)
 
 
 def routers(shown: Shown, renewals: Renewals, trail: Trail, telemetry: Telemetry) -> tuple[APIRouter, ...]:

@@ -5,7 +5,7 @@ to readers, then published, so nobody ever hears of what a crash could take back
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from contracts.ladder import Ladder
 from contracts.names import DEFAULT_ALIAS, dns_label
 from controlplane.audit import Actor
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
+from controlplane.feed_rows import model_row, version_row
 from controlplane.grants import check_grantee, delete_grant, insert_grant
 from controlplane.ladders import check_ladder
 from controlplane.naming import check_digest, check_split, check_unnamed, resolve, servable
@@ -32,6 +33,8 @@ from controlplane.registry_rows import (
     set_scale,
     set_split,
     set_state,
+    set_stops,
+    stopped,
 )
 from controlplane.store import Database
 from controlplane.tenants import TELL_S
@@ -170,9 +173,14 @@ class Registry:
             version = servable(found, prefix)
             digest = version.registration.version
             revision = 0
-            if found.aliases.get(DEFAULT_ALIAS) != digest or found.split:
-                after = replace(found, aliases={**found.aliases, DEFAULT_ALIAS: digest}, split={})
-                await self._database.write(lambda connection: set_prod(connection, by, found, after, now_s))
+            if found.aliases.get(DEFAULT_ALIAS) != digest or found.split or version.stopped_at_s is not None:
+                after = _resumed(replace(found, aliases={**found.aliases, DEFAULT_ALIAS: digest}, split={}), {digest})
+
+                def write(connection: Connection) -> None:
+                    set_prod(connection, by, found, after, now_s)
+                    set_stops(connection, found, after)
+
+                await self._database.write(write)
                 revision = self._show(after)
             self.on_named(version.key)
         await self._publisher.settled(revision, TELL_S)
@@ -189,8 +197,13 @@ class Registry:
             versions = [servable(found, prefix) for prefix in weights]
             check_split(versions)
             digests = [version.registration.version for version in versions]
-            after = replace(found, split=dict(zip(digests, weights.values(), strict=True)))
-            await self._database.write(lambda connection: set_split(connection, by, found, after, now_s))
+            after = _resumed(replace(found, split=dict(zip(digests, weights.values(), strict=True))), digests)
+
+            def write(connection: Connection) -> None:
+                set_split(connection, by, found, after, now_s)
+                set_stops(connection, found, after)
+
+            await self._database.write(write)
             revision = self._show(after)
             for version in versions:
                 self.on_named(version.key)
@@ -260,14 +273,22 @@ class Registry:
         return keys
 
     async def rescale(self, by: Actor, tenant: str, model: str, change: ScaleChange, now_s: int) -> ScaleSettings:
-        """Apply the change and return what holds now, once activators were told of what is theirs of it.
+        """Apply the change and return what holds now, once activators were told of what is theirs of it. A minimum that
+        is given ends a stop.
 
         Raises Refused(ModelNotFound), InvalidRequest.
         """
         async with self._turn:
             found = self.model(tenant, model)
             after = replace(found, scale=changed(found.scale, change))
-            await self._database.write(lambda connection: set_scale(connection, by, found, after, now_s))
+            if change.min:
+                after = _resumed(after, {version.registration.version for version in found.versions})
+
+            def write(connection: Connection) -> None:
+                set_scale(connection, by, found, after, now_s)
+                set_stops(connection, found, after)
+
+            await self._database.write(write)
             if model_row(after) == model_row(found):
                 self._keep(after)
                 return after.scale
@@ -302,6 +323,32 @@ class Registry:
         async with self._turn:
             for model in [model for model in self._models.values() if tenant in model.grantees]:
                 self._show(_without(model, tenant))
+
+    async def stop(self, by: Actor, tenant: str, model: str, now_s: int) -> Model:
+        """Record that an operator stopped the model; its replicas are the decider's to end. Raises
+        Refused(ModelNotFound).
+        """
+        async with self._turn:
+            found = self.model(tenant, model)
+            versions = (replace(each, stopped_at_s=now_s) if not each.is_deleted else each for each in found.versions)
+            after = replace(found, versions=tuple(versions))
+
+            def write(connection: Connection) -> None:
+                stopped(connection, by, found, now_s)
+                set_stops(connection, found, after)
+
+            await self._database.write(write)
+            return self._keep(after)
+
+    async def resume(self, key: VersionKey) -> None:
+        """Record that a version that an operator stopped was asked for again. An unknown one is left alone."""
+        async with self._turn:
+            found = self.find(key)
+            if found is None or found[1].stopped_at_s is None:
+                return
+            model, after = found[0], _resumed(found[0], {key.version})
+            await self._database.write(lambda connection: set_stops(connection, model, after))
+            self._keep(after)
 
     async def note(self, key: VersionKey, event: VersionEvent, fault: str | None = None) -> None:
         """Record what a restore taught of the version. A version that is unknown by now is left alone."""
@@ -342,35 +389,11 @@ class Registry:
         return self._publisher.publish(models=(model_row(self._keep(model)),), versions=rows)
 
 
+def _resumed(model: Model, versions: Collection[str]) -> Model:
+    """The same with these versions no longer stopped."""
+    every = (replace(v, stopped_at_s=None) if v.registration.version in versions else v for v in model.versions)
+    return replace(model, versions=tuple(every))
+
+
 def _without(model: Model, grantee: str) -> Model:
     return replace(model, grantees=tuple(each for each in model.grantees if each != grantee))
-
-
-def model_row(model: Model) -> ModelRow:
-    """As the feed tells of it."""
-    return ModelRow(
-        tenant=model.tenant,
-        model=model.model,
-        aliases=model.aliases,
-        created_at_s=model.created_at_s,
-        grantees=model.grantees,
-        split=model.split,
-        ladder=model.ladder,
-        plan_ladders=model.plan_ladders,
-        backlog_s=model.scale.backlog_s,
-        meanwhile=model.meanwhile,
-    )
-
-
-def version_row(version: Version) -> VersionRow:
-    """As the feed tells of it."""
-    of = version.registration
-    return VersionRow(
-        tenant=of.tenant,
-        model=of.model,
-        version=of.version,
-        limits=of.limits,
-        created_at_s=version.created_at_s,
-        kind=of.kind,
-        signature=of.signature,
-    )

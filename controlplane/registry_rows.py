@@ -110,6 +110,24 @@ def set_state(connection: Connection, version: Version) -> None:
     )
 
 
+def set_stops(connection: Connection, before: Model, model: Model) -> None:
+    """Store when each version was stopped, of those for which it changed."""
+    table, known = schema.versions, {version.key: version.stopped_at_s for version in before.versions}
+    for version in model.versions:
+        key = version.key
+        if version.stopped_at_s != known[key]:
+            connection.execute(
+                update(table)
+                .where(table.c.tenant == key.tenant, table.c.model == key.model, table.c.version == key.version)
+                .values(stopped_at_s=version.stopped_at_s)
+            )
+
+
+def stopped(connection: Connection, by: Actor, model: Model, now_s: int) -> None:
+    """Record for the audit that an operator stopped the model."""
+    audit.record(connection, by, now_s, model.tenant, Action.MODEL_STOPPED, model.model)
+
+
 def published(connection: Connection, of: VersionRegistration, now_s: int) -> None:
     """Record for the audit that the version can be served from now on."""
     by = Actor(key_id=of.pushed_by, tenant=of.tenant if of.pushed_by else "", scopes=())
@@ -166,7 +184,9 @@ def load_models(connection: Connection) -> list[Model]:
             kind=row["kind"],
             signature=None if stored is None else decode(stored, Signature, what="a stored signature"),
         )
-        version = Version(registration, row["created_at_s"], VersionState(row["state"]), row["fault"])
+        version = Version(
+            registration, row["created_at_s"], VersionState(row["state"]), row["fault"], row["stopped_at_s"]
+        )
         versions.setdefault((row["tenant"], row["model"]), []).append(version)
     aliases: dict[tuple[str, str], dict[str, str]] = {}
     for row in connection.execute(select(schema.aliases)).mappings():

@@ -51,10 +51,7 @@ class Decider(Protocol):
         """What is wanted of models has changed: see to it now."""
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
-        """Have none of them until somebody asks, or `resume` is called."""
-
-    def resume(self, keys: tuple[VersionKey, ...]) -> None:
-        """Minimums hold again."""
+        """End their replicas now. Whether they may start again follows from the registry and the tenants."""
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
         """Raises Refused(InvalidRequest) where the model can't be scaled so here."""

@@ -31,10 +31,10 @@ def scaling_spec(scale: ScaleSettings, max_streams: int, *, reachable: bool) -> 
     )
 
 
-def idle_spec(scale: ScaleSettings, *, reachable: bool) -> IdleSpec:
+def idle_spec(scale: ScaleSettings, least: int, *, reachable: bool) -> IdleSpec:
     """Bounds and patience of a version."""
     return IdleSpec(
-        min_scale=scale.min,
+        min_scale=least,
         max_scale=scale.max,
         stable_window_s=scale.window_s,
         grace_s=scale.grace_s,
@@ -61,41 +61,41 @@ class Scaled:
         self._not_before_s = now
         self._died_s: float | None = None  # a process of it died, for whatever reason
         self._made_up_s: float | None = None  # from when on the last that died while it served was made up for
-        self._stopped_s: float | None = None
-        self._doubted = False  # a report came so soon after the stop that it may speak of what was before
+        self._emptied_s: float | None = None  # when its replicas were taken away; late reports speak of before
+        self._doubted = False  # a report came so soon after that that it may speak of what was before
         self._needs_poke = False
         self.asked_s = now  # when it was last asked for
         self.asked_us: int | None = None  # since when a caller waits at zero
 
     def __repr__(self) -> str:
-        stopped = "" if self._stopped_s is None else " stopped"
-        return f"<Scaled {self.key} {self._activity}{stopped}>"
+        emptied = "" if self._emptied_s is None else " emptied"
+        return f"<Scaled {self.key} {self._activity}{emptied}>"
 
     def record(self, concurrency: float, requests: int, present: int, now: float) -> bool:
         """Take a report in. True where somebody asks for the version, rather than being served to the end.
 
-        `present` processes may still serve what was under way when the version was stopped.
+        `present` processes may still serve what was under way when the version's replicas were taken away.
         """
-        if self._stopped_s is not None and self._is_aftermath(self._stopped_s, concurrency, requests, present, now):
+        if self._emptied_s is not None and self._is_aftermath(self._emptied_s, concurrency, requests, present, now):
             return False
         self._stable.record(now, concurrency)
         self._panic.record(now, concurrency)
         if concurrency > 0:
-            self._stopped_s = None
+            self._emptied_s = None
             self._needs_poke = False
             self.asked_s = now
         return concurrency > 0
 
-    def _is_aftermath(self, stopped_s: float, concurrency: float, requests: int, present: int, now: float) -> bool:
-        """Whether a report may speak of nothing but what came before the stop. One that waits is reported again.
+    def _is_aftermath(self, emptied_s: float, concurrency: float, requests: int, present: int, now: float) -> bool:
+        """Whether a report may speak of nothing but what came before that. One that waits is reported again.
 
         The announcement of a new request at zero never does: it is sent at once, as exactly one request at concurrency
         one (knative/serving, pkg/activator/handler/concurrency_reporter.go). Where a caller may have come right after
-        the stop unannounced, the doubt is theirs to benefit from, once reports are fresh.
+        it unannounced, the doubt is theirs to benefit from, once reports are fresh.
         """
         if (concurrency, requests) == (1.0, 1):
             return False
-        if now < stopped_s + LATE_REPORT_S:
+        if now < emptied_s + LATE_REPORT_S:
             self._doubted = self._doubted or requests > 0
             return True
         if requests or self._doubted:
@@ -103,10 +103,21 @@ class Scaled:
         return present > 0 or (self._died_s is not None and now < self._died_s + LATE_REPORT_S)
 
     def decide(
-        self, model: Model, version: Version, *, ready: int, live: int, steps: Callable[[], Sequence[Step]], now: float
+        self,
+        model: Model,
+        version: Version,
+        *,
+        least: int,
+        ready: int,
+        live: int,
+        steps: Callable[[], Sequence[Step]],
+        now: float,
     ) -> int | Level | None:
-        """Replicas to have now, or how the last one shall sleep; None to leave it as it is. `steps`: by break-even."""
-        if self._needs_poke and live == 0 and not self._may_retry(model.scale.min, now) and not may_sleep(model.scale):
+        """Replicas to have now, or how the last one shall sleep; None to leave it as it is. `steps`: by break-even.
+
+        `least` is the minimum that holds for the version now, which may be less than the model's setting.
+        """
+        if self._needs_poke and live == 0 and not self._may_retry(least, now) and not may_sleep(model.scale):
             return 0  # nothing starts, and nothing sleeps on
         scale, reachable = model.scale, version.registration.version in model.named
         self._stable, self._panic = of_kind(scale.average, self._stable), of_kind(scale.average, self._panic)
@@ -115,13 +126,13 @@ class Scaled:
         streams = version.registration.limits.max_streams
         decision = kpa.decide(scaling_spec(scale, streams, reachable=reachable), seen, self._memory, now)
         self._memory = decision.memory
-        spec = idle_spec(scale, reachable=reachable and self._stopped_s is None)
+        spec = idle_spec(scale, least, reachable=reachable)
         facts = IdleFacts(desired=decision.desired, activity=self._activity, since_s=self._since_s, initialized=True)
         outcome = idle.decide(spec, facts, now)
         threshold = idle.active_threshold(spec, initialized=True)
         self._turn(idle.next_activity(self._activity, outcome.want, ready, threshold), now)
         want = outcome.want if isinstance(outcome, idle.Apply) else None
-        if ready == live <= 1 and outcome.want <= 1 and spec.reachable and not scale.min:
+        if ready == live <= 1 and outcome.want <= 1 and spec.reachable and not least:
             return self._last(scale, want, steps, now)
         return want
 
@@ -169,22 +180,28 @@ class Scaled:
             self._made_up_s = min(max(due_s, now), now + FAILURE_SPACING_S)
             self._not_before_s = max(self._not_before_s, self._made_up_s)
 
-    def stop(self, now: float) -> None:
-        """Forget the traffic so far: zero until somebody asks anew."""
+    def has_no_room(self, now: float) -> None:
+        """Requests were told that there is no device slot: the next ones are told after a second at least."""
+        self.asked_us = None
+        self._not_before_s = max(self._not_before_s, now + FAILURE_SPACING_S)
+
+    def taken_away(self, now: float, left: int) -> None:
+        """Forget the traffic so far, because replicas were taken away and `left` stay: more start on new requests."""
         self._stable = LinearWindow(self._window_s)
         self._panic = LinearWindow(panic_window_s(self._window_s, PANIC_WINDOW_PERCENT))
-        self._memory = kpa.initial(0, now)
-        self._turn(Activity.INACTIVE, now)
-        self._stopped_s, self._doubted = now, False
-        self.asked_us = None
-
-    def resume(self) -> None:
-        """Lift a stop."""
-        self._stopped_s = None
+        self._memory = kpa.initial(left, now)
+        if left == 0:
+            self._turn(Activity.INACTIVE, now)
+            self._emptied_s, self._doubted = now, False
+            self.asked_us = None
 
     def is_forgettable(self, now: float) -> bool:
         """Whether nothing would be lost by making it anew."""
-        return self._activity is Activity.INACTIVE and self._stable.is_empty(now) and self._stopped_s is None
+        if self._emptied_s is not None:
+            ended_s = self._emptied_s if self._died_s is None else max(self._emptied_s, self._died_s)
+            if now < ended_s + LATE_REPORT_S:
+                return False
+        return self._activity is Activity.INACTIVE and self._stable.is_empty(now)
 
     def check_integrity(self) -> None:
         """Assert that the windows add up."""

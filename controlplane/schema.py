@@ -123,6 +123,7 @@ versions = Table(
     Column("created_at_s", BigInteger, nullable=False),
     Column("kind", String(16), nullable=False, server_default="generate"),
     Column("signature", Text, nullable=True),  # JSON of contracts.signature.Signature, of what predicts
+    Column("stopped_at_s", BigInteger, nullable=True),  # by an operator; NULL: not, or in use again since
     ForeignKeyConstraint(["tenant", "model"], ["models.tenant", "models.model"]),
 )
 

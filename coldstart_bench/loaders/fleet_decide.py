@@ -35,6 +35,7 @@ class Counted:
     def __init__(self, used: Sequence[VersionKey]) -> None:
         self._used = dict.fromkeys(used)
         self.applied: dict[VersionKey, int] = {}
+        self.slots = None
 
     def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
         self.applied[key] = replicas
@@ -45,7 +46,7 @@ class Counted:
     def ready(self, key: VersionKey) -> int:
         return int(key in self._used)
 
-    live = present = ready
+    live = begun = present = ready
 
     def in_use(self) -> tuple[VersionKey, ...]:
         return tuple(self._used)
@@ -99,7 +100,7 @@ async def measured(database: Database, active: int, ticks: int) -> dict[str, Any
     )
     took = []
     async with Tasks() as tasks:
-        scaler = Autoscaler(registry, actuator, clock, tasks, Unpriced())
+        scaler = Autoscaler(registry, actuator, clock, tasks, Unpriced(), feed)
         for _ in range(ticks):
             for _ in range(int(TICK_S)):
                 clock.now_us += 1_000_000

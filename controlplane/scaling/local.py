@@ -105,6 +105,11 @@ class LocalActuator:
         """Tell `roomy` of each device slot that a replica gives back without dying."""
         self._bedroom.on_room(roomy)
 
+    @property
+    def slots(self) -> int:
+        """Device slots of this machine."""
+        return self._table.slots
+
     def ready(self, key: VersionKey) -> int:
         """Replicas that take requests."""
         return self._table.ready(key)
@@ -112,6 +117,10 @@ class LocalActuator:
     def live(self, key: VersionKey) -> int:
         """Replicas that take requests or are on their way there."""
         return self._table.live(key)
+
+    def begun(self, key: VersionKey) -> int:
+        """How many of `live` have a process already."""
+        return self._table.live(key) - len(self._table.starts_of(key))
 
     def present(self, key: VersionKey) -> int:
         """Processes of the version in any state, and starts."""
@@ -137,6 +146,8 @@ class LocalActuator:
         live = self._table.live(key)
         for _ in range(replicas - live):
             if not self._begin(key, asked_us):
+                # No start was tried, so none failed: only waiting requests are told.
+                self._tell_waiting(key, Overloaded("this machine", self._table.slots, 1.0))
                 break
         if live > replicas:
             self._shrink(key, live - replicas)
@@ -198,10 +209,13 @@ class LocalActuator:
         """A start came to nothing. Waiters are told only where nothing else is on its way to serve them."""
         self._lost_starts.pop(key, None)
         self._relief.keep(key)
-        if self._table.live(key) == 0:
-            self._feed.publish(failures=(RestoreFailure.of(key.tenant, key.version, failure),))
+        self._tell_waiting(key, failure)
         for listener in self._listeners:
             listener.failed(key, failure)
+
+    def _tell_waiting(self, key: VersionKey, failure: Failure) -> None:
+        if self._table.live(key) == 0:
+            self._feed.publish(failures=(RestoreFailure.of(key.tenant, key.version, failure),))
 
     def drain(self, process: Process) -> None:
         """Let a replica that serves finish what it has, and end it."""
@@ -220,12 +234,12 @@ class LocalActuator:
         self._fleet.tasks.start(work, f"drain {process.runtime_id}")
 
     def _begin(self, key: VersionKey, asked_us: int) -> bool:
+        """Start or wake a replica; False where no device slot is free."""
         try:
             if self._wakes(key, asked_us):
                 return True
             self.begin(self._table.begin(key, asked_us))
         except NoSlot:
-            self.fail(key, Overloaded("this machine", self._table.slots, 1.0))
             return False
         return True
 
@@ -342,8 +356,9 @@ class LocalActuator:
             return
         self._lost_starts[key] = attempt
         await process.gone(DEATH_S)  # it holds its slot until then
-        if self._table.live(key) == 0 or self._relief.is_forsaken(key):
-            self._begin(key, asked.start.asked_us)
+        is_needed = self._table.live(key) == 0 or self._relief.is_forsaken(key)
+        if is_needed and not self._begin(key, asked.start.asked_us):
+            self.fail(key, failure)
 
     async def _gives_way(self, sleeper: Process) -> bool:
         """End a sleeper; whether its memory is free now."""

@@ -2,14 +2,14 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from contracts.artifact_errors import ChunkCorrupt
-from contracts.errors import Failure
 from controlplane.autoscaler import Autoscaler
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level, Step
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.replica_life import ReplicaState
@@ -27,9 +27,9 @@ class Catalogue:
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], Model] = {}
 
-    def add(self, model: str, scale: ScaleSettings, max_streams: int = 64) -> VersionKey:
-        version = Version(registration(model, max_streams=max_streams), 0, VersionState.READY)
-        self.known[TENANT, model] = Model(TENANT, model, 0, scale, {"prod": digest("a")}, (version,))
+    def add(self, model: str, scale: ScaleSettings, max_streams: int = 64, tenant: str = TENANT) -> VersionKey:
+        version = Version(registration(model, tenant=tenant, max_streams=max_streams), 0, VersionState.READY)
+        self.known[tenant, model] = Model(tenant, model, 0, scale, {"prod": digest("a")}, (version,))
         return version.key
 
     def find(self, which: VersionKey) -> tuple[Model, Version] | None:
@@ -39,6 +39,23 @@ class Catalogue:
 
     def every_model(self) -> tuple[Model, ...]:
         return tuple(self.known.values())
+
+    async def resume(self, which: VersionKey) -> None:
+        self.set_stopped(which, None)
+
+    def set_stopped(self, which: VersionKey, at_s: int | None) -> None:
+        """As the registry does when an operator stops it, or it is used again."""
+        model = self.known[which.tenant, which.model]
+        versions = (replace(each, stopped_at_s=at_s) if each.key == which else each for each in model.versions)
+        self.known[which.tenant, which.model] = replace(model, versions=tuple(versions))
+
+    def deploy(self, model: str, letter: str) -> VersionKey:
+        """`prod` names that version, which is new where there was none."""
+        known = self.known[TENANT, model]
+        version = known.version(digest(letter)) or Version(registration(model, letter), 0, VersionState.READY)
+        versions = tuple(dict.fromkeys((*known.versions, version)))
+        self.known[TENANT, model] = replace(known, aliases={"prod": digest(letter)}, versions=versions)
+        return version.key
 
 
 class Plans:
@@ -70,7 +87,6 @@ class FakeActuator:
         for _ in range(replicas - self.live(which)):
             if not self.has_room():
                 self.refused.append(which)
-                self._tell().failed(which, Failure())
                 return
             if which in self.asleep:
                 self.asleep.discard(which)
@@ -101,6 +117,9 @@ class FakeActuator:
 
     def live(self, which: VersionKey) -> int:
         return self.ready(which) + self.starting.get(which, 0)
+
+    def begun(self, which: VersionKey) -> int:
+        return self.live(which)
 
     def present(self, which: VersionKey) -> int:
         return self.live(which) + self.draining.get(which, 0) + (which in self.asleep)
@@ -148,6 +167,8 @@ class World:
     clock: VirtualClock
     scaler: Autoscaler
     plans: Plans
+    feed: FeedHub
+    tasks: Tasks
 
     def report(self, which: VersionKey, concurrency: float = 1.0, requests: int = 1) -> None:
         self.scaler.observe(stats(which, concurrency, requests))
@@ -162,14 +183,16 @@ class World:
 
 
 @asynccontextmanager
-async def world(slots: int = 8) -> AsyncIterator[World]:
+async def world(slots: int = 8, *, began_before_s: float = 60.5) -> AsyncIterator[World]:
+    """A control plane that began so long ago."""
     catalogue, actuator, clock, plans = Catalogue(), FakeActuator(slots), VirtualClock(), Plans()
+    feed = FeedHub()
     async with Tasks() as tasks:
-        scaler = Autoscaler(catalogue, actuator, clock, tasks, plans)
+        scaler = Autoscaler(catalogue, actuator, clock, tasks, plans, feed)
         actuator.listener = scaler
         tasks.start(scaler.run(), "autoscaler")
-        await clock.advance(0.5)
-        yield World(catalogue, actuator, clock, scaler, plans)
+        await clock.advance(began_before_s)
+        yield World(catalogue, actuator, clock, scaler, plans, feed, tasks)
 
 
 async def woken(w: World, which: VersionKey) -> None:

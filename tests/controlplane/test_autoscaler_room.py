@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from contracts.control import TenantRow
 from controlplane.policy.breakeven import Level, Step
+from tests.controlplane.builders import TENANT
 from tests.controlplane.scaling_world import FAST, replace_scale, woken, world
 
 
@@ -143,5 +145,123 @@ def test_what_is_wanted_beyond_the_slots_is_pending() -> None:
             w.scaler.stop((busy,))
             w.actuator.drained(busy)
             w.scaler.check_integrity()
+
+    asyncio.run(main())
+
+
+def test_deploy_on_a_full_machine_gives_the_slot_to_the_new_version() -> None:
+    """A minimum holds for versions that a name leads to: the one before gives its slot up once it is idle."""
+
+    async def main() -> None:
+        async with world(slots=1) as w:
+            old = w.catalogue.add("m", replace_scale(FAST, min=1, window_s=60.0, grace_s=30.0))
+            await w.seconds(3)
+            w.actuator.become_ready(old)
+            await w.seconds(2, old, 1.0)
+            new = w.catalogue.deploy("m", "b")
+            w.scaler.tick()
+            await w.seconds(5)
+            assert w.actuator.live(old) == 0, "it drains seconds after its last request"
+            w.actuator.drained(old)
+            assert w.actuator.live(new) == 1
+
+    asyncio.run(main())
+
+
+def test_making_room_takes_one_replica_and_keeps_the_minimum() -> None:
+    """Of a model with a minimum of one and two idle replicas one stays, and it is not asked for more."""
+
+    async def main() -> None:
+        async with world(slots=2) as w:
+            pinned = w.catalogue.add("m", replace_scale(FAST, min=1, max=2))
+            other, third = w.catalogue.add("n", FAST), w.catalogue.add("o", FAST)
+            w.actuator.serving[pinned] = 2
+            await w.seconds(5)
+            w.report(other)
+            assert w.actuator.live(pinned) == 1
+            w.actuator.drained(pinned)
+            assert w.actuator.live(other) == 1
+            w.actuator.become_ready(other)
+            for _ in range(10):
+                w.report(third)
+                await w.seconds(1, other, 1.0)
+            assert w.actuator.live(pinned) == 1, "never under its minimum"
+
+    asyncio.run(main())
+
+
+def test_stop_outlives_the_control_plane_until_the_version_is_used_again() -> None:
+    """A new control plane starts no replica for the minimum of a stopped version; a request ends the stop."""
+
+    async def main() -> None:
+        async with world() as w:
+            which = w.catalogue.add("m", replace_scale(FAST, min=2, max=2))
+            w.catalogue.set_stopped(which, 1)
+            await w.seconds(60)
+            assert w.actuator.starts == []
+            w.report(which)
+            assert w.actuator.live(which) == 1
+            await w.seconds(3, which, 1.0)
+            assert w.actuator.live(which) == 2, "and its minimum holds again"
+
+    asyncio.run(main())
+
+
+def test_streams_that_outlive_the_control_plane_do_not_end_a_stop() -> None:
+    """A new control plane hears of streams that began before the stop: they are no requests for the version."""
+
+    async def main() -> None:
+        async with world() as w:
+            which = w.catalogue.add("m", replace_scale(FAST, min=1))
+            w.catalogue.set_stopped(which, 1)
+            w.actuator.draining[which] = 1
+            for _ in range(20):
+                w.report(which, 1.0, 0)
+                await w.clock.advance(1.0)
+            assert w.actuator.starts == []
+            found = w.catalogue.find(which)
+            assert found is not None
+            assert found[1].stopped_at_s == 1
+
+    asyncio.run(main())
+
+
+def test_nothing_runs_for_a_suspended_tenant() -> None:
+    """Neither its minimum nor a request starts anything, also after a restart, and what runs is ended."""
+
+    async def main() -> None:
+        async with world() as w:
+            which = w.catalogue.add("m", replace_scale(FAST, min=1))
+            w.feed.publish(tenants=(TenantRow(tenant=TENANT, suspended=True),))
+            w.actuator.serving[which] = 1  # adopted
+            w.report(which)
+            await w.seconds(3, which, 1.0)
+            assert w.actuator.live(which) == 0
+            w.actuator.drained(which)
+            await w.seconds(40, which, 1.0)
+            assert w.actuator.starts == []
+            w.feed.publish(tenants=(TenantRow(tenant=TENANT, suspended=False),))
+            await w.seconds(3)
+            assert w.actuator.live(which) == 1, "resumed: its minimum holds"
+
+    asyncio.run(main())
+
+
+def test_lack_of_room_is_no_failed_start() -> None:
+    """More replicas than slots wait for room, however long; a slot that comes free is used within a tick."""
+
+    async def main() -> None:
+        async with world(slots=2) as w:
+            which = w.catalogue.add("m", replace_scale(FAST, min=3, max=3))
+            busy = w.catalogue.add("b", FAST)
+            await woken(w, busy)
+            await w.seconds(3, busy, 1.0)
+            w.actuator.become_ready(which)
+            await w.seconds(60, busy, 1.0)
+            assert (w.actuator.live(which), w.scaler.pending) == (1, 2)
+            w.actuator.die(busy)
+            w.scaler.stop((busy,))
+            await w.seconds(3)
+            assert w.actuator.live(which) == 2
 
     asyncio.run(main())

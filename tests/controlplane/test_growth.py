@@ -6,8 +6,8 @@ from collections import Counter
 
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.feed import FeedHub
+from controlplane.feed_rows import model_row, version_row
 from controlplane.policy.lifecycle import VersionState
-from controlplane.registry import model_row, version_row
 from tests.controlplane.builders import registration
 from tests.controlplane.scaling_world import FAST, Catalogue, World, replace_scale, woken, world
 

@@ -318,3 +318,34 @@ def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
             assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
 
     asyncio.run(main())
+
+
+def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
+    """It is read again by the next control plane; a request, a deploy, a split or a minimum ends it, nothing else."""
+
+    def stopped(registry: Registry) -> list[bool]:
+        return [version.stopped_at_s is not None for version in registry.model(TENANT, "m").versions]
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            for letter in "ab":
+                await registry.register(registration("m", letter), NOW_S)
+            await registry.stop(BY, TENANT, "m", NOW_S)
+            await registry.rescale(BY, TENANT, "m", ScaleChange(max=4), NOW_S)
+        async with opened_registry(tmp_path) as registry:
+            assert stopped(registry) == [True, True]
+            await registry.resume(key("m", "b"))
+        async with opened_registry(tmp_path) as registry:
+            assert stopped(registry) == [True, False]
+            await registry.deploy(BY, TENANT, "m", digest("a")[:12], NOW_S)
+            assert stopped(registry) == [False, False], "also where `prod` named it already"
+            await registry.stop(BY, TENANT, "m", NOW_S)
+            await registry.split(BY, TENANT, "m", {digest("a")[:12]: 1, digest("b")[:12]: 1}, NOW_S)
+            assert stopped(registry) == [False, False]
+            await registry.stop(BY, TENANT, "m", NOW_S)
+            await registry.rescale(BY, TENANT, "m", ScaleChange(min=1), NOW_S)
+            assert stopped(registry) == [False, False]
+        async with opened_registry(tmp_path) as registry:
+            assert stopped(registry) == [False, False]
+
+    asyncio.run(main())

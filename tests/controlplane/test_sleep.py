@@ -3,8 +3,10 @@
 import os
 import signal
 
+import msgspec
 import pytest
 
+from contracts.control import Feed
 from contracts.problem import code_of
 from contracts.timeline import Stage
 from controlplane.facts import VersionKey
@@ -57,14 +59,22 @@ def test_a_sleeper_gives_its_slot_back_and_wakes_for_a_caller(run: Run) -> None:
     play(run, scenario, slots=1)
 
 
+async def failures_of(it: Local, which: VersionKey) -> list[str]:
+    """What waiting requests are told when the version is to have a replica."""
+    with it.feed.subscribe() as subscription:
+        it.apply(which, 1)
+        await subscription.take()
+        line = msgspec.json.decode(await subscription.take(), type=Feed)
+    return [failure.code for failure in line.failures]
+
+
 def test_a_wake_is_a_start_and_needs_a_slot(run: Run) -> None:
     """However many ask; where the slot is another's, callers are told."""
 
     async def scenario(it: Local) -> None:
         await asleep(it, key())
         it.apply(key("n"), 1)
-        it.apply(key(), 1)
-        assert [code_of(failure) for _, failure in it.news.failures] == ["overloaded"]
+        assert await failures_of(it, key()) == ["overloaded"]
         await it.ready(key("n"))
         it.apply(key("n"), 0)
         await eventually(lambda: it.table.held == 0)
@@ -82,8 +92,7 @@ def test_without_giving_the_slot_back_the_test_above_goes_red(run: Run, monkeypa
     async def scenario(it: Local) -> None:
         await asleep(it, key())
         monkeypatch.setattr(type(it.table), "held", property(lambda table: len(table.of(key()))))
-        it.apply(key("n"), 1)
-        assert [code_of(failure) for _, failure in it.news.failures] == ["overloaded"]
+        assert await failures_of(it, key("n")) == ["overloaded"]
         monkeypatch.undo()
 
     play(run, scenario, slots=1)

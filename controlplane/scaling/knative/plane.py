@@ -130,11 +130,6 @@ class Plane:
         self._pools.stop(keys)
         self.tick()
 
-    def resume(self, keys: tuple[VersionKey, ...]) -> None:
-        """Likewise."""
-        self._pools.resume(keys)
-        self.tick()
-
     def meanwhile(self, model: Model) -> dict[str, str]:
         """Of versions that were only just named those before them, by when their Services came to be ready."""
         alive = [version.key for version in model.versions if not version.is_deleted]

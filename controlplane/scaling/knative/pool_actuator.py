@@ -94,11 +94,19 @@ class PoolActuator:
 
     # -- as the autoscaler's actuator --
 
+    @property
+    def slots(self) -> None:
+        """The cluster bounds them, not this process."""
+        return None
+
     def ready(self, key: VersionKey) -> int:
         return len(self._pods.of(key, PodState.BOUND))
 
     def live(self, key: VersionKey) -> int:
         return len(self._pods.of(key, *_HELD)) + len(self._starts_of(key))
+
+    def begun(self, key: VersionKey) -> int:
+        return len(self._pods.of(key, *_HELD))
 
     def present(self, key: VersionKey) -> int:
         return len(self._pods.of(key, *PodState)) + len(self._starts_of(key))

@@ -56,6 +56,8 @@ class Models(Protocol):
 
     def every_model(self) -> tuple[Model, ...]: ...
 
+    async def resume(self, key: VersionKey) -> None: ...
+
 
 class Shared:
     """The part of the models whose versions are on pods of pools, as the autoscaler asks for them."""
@@ -73,6 +75,10 @@ class Shared:
         """Those that share pods, if a version of theirs fits one."""
         takes = self._settings.sharing.takes
         return tuple(model for model in self._models.every_model() if takes(model.tenant, model.model))
+
+    async def resume(self, key: VersionKey) -> None:
+        """See `autoscaler.Versions`."""
+        await self._models.resume(key)
 
     def takes(self, model: Model, version: Version) -> bool:
         """Whether there may be such pods for it."""
@@ -124,7 +130,7 @@ class Pools:
         self.shared = Shared(models, settings)
         self.pods = PoolPods()
         self._actuator = PoolActuator(self.pods, calls, self._take_of, feed, table, clock, tasks)
-        self._autoscaler = Autoscaler(self.shared, self._actuator, clock, tasks, Unweighed())
+        self._autoscaler = Autoscaler(self.shared, self._actuator, clock, tasks, Unweighed(), feed)
         self._actuator.listen(self._autoscaler)
         self._actuator.listen(outcomes)
 
@@ -198,9 +204,6 @@ class Pools:
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
         self._autoscaler.stop(tuple(key for key in keys if self._actuator.present(key) or self.shared.find(key)))
-
-    def resume(self, keys: tuple[VersionKey, ...]) -> None:
-        self._autoscaler.resume(tuple(key for key in keys if self.shared.find(key)))
 
     def _take_of(self, key: VersionKey) -> Take | None:
         found = self.shared.find(key)

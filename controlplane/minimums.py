@@ -1,0 +1,102 @@
+"""The minimums that hold at the moment: of named versions that may run, within their tenant's share of device slots."""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from contracts.errors import InvalidRequest, Refused
+from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.feed import FeedHub
+from controlplane.policy.device_share import bounded, share
+
+
+class Devices(Protocol):
+    """What runs, and where. As `autoscaler.Actuator`."""
+
+    @property
+    def slots(self) -> int | None: ...
+
+    def in_use(self) -> tuple[VersionKey, ...]: ...
+
+    def live(self, key: VersionKey) -> int: ...
+
+
+class Minimums:
+    """Of all models. `policy/device_share.py` says how they are bounded while other tenants wait."""
+
+    def __init__(self, models: Callable[[], Iterable[Model]], devices: Devices, feed: FeedHub) -> None:
+        self._models = models
+        self._devices = devices
+        self._feed = feed
+        self._bounds: dict[VersionKey, int] = {}  # of those that are bounded now
+
+    def __repr__(self) -> str:
+        return f"<Minimums bounded={len(self._bounds)}>"
+
+    def least(self, model: Model, version: Version) -> int:
+        """Return how many replicas of the version have to stay, whether or not anybody asks for it."""
+        if not _holds(model, version) or self._feed.is_spent(model.tenant):
+            return 0
+        return self._bounds.get(version.key, model.scale.min)
+
+    def every(self) -> list[tuple[VersionKey, int]]:
+        """Return the minimums that hold, those of the oldest models first, bounded by nothing."""
+        models = [each for each in self._models() if each.scale.min]
+        return [
+            (version.key, model.scale.min)
+            for model in sorted(models, key=lambda each: (each.created_at_s, each.tenant, each.model))
+            if not (self._feed.is_suspended(model.tenant) or self._feed.is_spent(model.tenant))
+            for version in model.versions
+            if _holds(model, version)
+        ]
+
+    def bound(self, waiting: Collection[str]) -> None:
+        """Bound minimums to their tenants' shares while these tenants wait for a device slot."""
+        self._bounds = {}
+        slots = self._devices.slots
+        if slots is None or not waiting:
+            return
+        weights = self._weights(waiting)
+        minimums: dict[str, list[tuple[VersionKey, int]]] = {}
+        for key, least in self.every():
+            minimums.setdefault(key.tenant, []).append((key, least))
+        for tenant, own in minimums.items():
+            if any(each != tenant for each in waiting):
+                competing = weights | {tenant: self._feed.weight(tenant)}
+                self._bounds |= bounded(share(slots, competing, tenant), own)
+
+    def is_below_share(self, tenant: str) -> bool:
+        """Return whether the tenant has fewer replicas than its share of the device slots."""
+        slots = self._devices.slots
+        if slots is None:
+            return True
+        held = sum(self._devices.live(key) for key in self._devices.in_use() if key.tenant == tenant)
+        return held < share(slots, self._weights({tenant}), tenant)
+
+    def check(self, model: Model, scale: ScaleSettings) -> None:
+        """Raises Refused(InvalidRequest) for a higher minimum than the tenant's share of the device slots allows."""
+        slots = self._devices.slots
+        if slots is None or scale.min <= model.scale.min:
+            return
+        tenant, named = model.tenant, max(1, len(model.named))
+        part = share(slots, self._weights({tenant}), tenant)
+        others = sum(least for key, least in self.every() if key.tenant == tenant and key.model != model.model)
+        if scale.min * named + others <= part:
+            return
+        most = max(0, part - others) // named
+        rule = f"must be {most} or less: your tenant's share of {slots} device slots is {part} at this moment"
+        if others:
+            rule += f", and minimums of your other models take {others}"
+        if named > 1:
+            rule += f"; it holds for each of {named} versions"
+        raise Refused(InvalidRequest("min", str(scale.min), rule))
+
+    def _weights(self, tenants: Collection[str]) -> dict[str, int]:
+        """Return the weights of these tenants, and of all that have a process or a start."""
+        competing = {key.tenant for key in self._devices.in_use()}.union(tenants)
+        return {tenant: self._feed.weight(tenant) for tenant in competing}
+
+
+def _holds(model: Model, version: Version) -> bool:
+    """Return whether the model's minimum is for this version."""
+    is_named = version.registration.version in model.named
+    return is_named and version.stopped_at_s is None and not version.is_deleted
