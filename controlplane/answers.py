@@ -144,6 +144,9 @@ class ProcessStatus(Wire, frozen=True):
     name: str
     healthy: bool
     ready: bool
+    exits: int = 0  # how often it ended since the installation began
+    last_exit_at_s: int | None = None  # Unix time
+    last_exit: str | None = None  # such as `killed by signal 9: it did not answer for 18 s`
 
 
 class Memory(Wire, frozen=True):

@@ -1,6 +1,7 @@
 """The other processes of the installation, as far as operators ask about them here: health, and the weight cache."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import Final, Literal
 
@@ -17,8 +18,11 @@ from controlplane.facts import VersionKey
 from controlplane.prefetch import Wish
 from service.born import socket_name
 from service.client import ServiceClient
+from service.exits import ProcessExits, read_exits
 from service.unix import SocketDirectory
 from service.zygote import ZygoteClient
+
+log = logging.getLogger(__name__)
 
 ASK_S: Final = dependencies.SIBLINGS.timeout_s
 EVICT_S: Final = dependencies.EVICTION.timeout_s
@@ -54,6 +58,12 @@ class _Damages(msgspec.Struct):
     damaged: tuple[_Damaged, ...]
 
 
+def _with_exits(status: ProcessStatus, exits: ProcessExits | None) -> ProcessStatus:
+    if exits is None:
+        return status
+    return msgspec.structs.replace(status, exits=exits.count, last_exit_at_s=exits.last_at_s, last_exit=exits.last)
+
+
 class Peers:
     """Clients to the siblings. Close it where you opened it."""
 
@@ -76,7 +86,16 @@ class Peers:
         own = ProcessStatus(name="controlplane", healthy=True, ready=await self.zygote_answers())
         asked = await asyncio.gather(*(self._status(name) for name in self._clients))
         zygote = ProcessStatus(name="zygote", healthy=own.ready, ready=own.ready)
-        return tuple(sorted((own, zygote, *asked), key=lambda each: each.name))
+        exits = await asyncio.to_thread(self._exits)
+        found = sorted((own, zygote, *asked), key=lambda each: each.name)
+        return tuple(_with_exits(each, exits.get(each.name)) for each in found)
+
+    def _exits(self) -> dict[str, ProcessExits]:
+        try:
+            return read_exits(self._directory.path)
+        except (OSError, Refused) as error:
+            log.warning("how processes ended can't be read", extra={"error": repr(error)})
+            return {}
 
     async def zygote_answers(self) -> bool:
         """Whether new standbys can be borne."""

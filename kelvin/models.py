@@ -14,6 +14,7 @@ from contracts.wire import BadJson, decode_any, decoder
 from kelvin.client import DoorClosed, target
 from kelvin.floors import BadReport, read_floor_us
 from kelvin.grants import grant_command, grants_command, revoke_command
+from kelvin.instants import instant
 from kelvin.ladder import ladder_command
 from kelvin.model_restart import restart_command
 from kelvin.policy.findings import as_bytes
@@ -47,6 +48,8 @@ def status_command(as_json: bool) -> None:
         for row in found["processes"]:
             processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
         print_table(processes)
+        for line in exit_lines(found["processes"]):
+            click.echo(line)
         if found["device"] is not None:  # a cluster has them on its nodes
             click.echo(cache_line(found["cache"]))
             click.echo("\n".join(standby_lines(found["device"])))
@@ -178,6 +181,14 @@ def pool_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         there = ", ".join(f"{count} {state}" for state, count in row["pods"].items())
         yield f"pods that wait ({row['name']}): {row['wanted']} wanted; {there or 'none there'}"
+
+
+def exit_lines(processes: list[dict[str, Any]]) -> Iterator[str]:
+    """Of each process that ended since the installation began: how often, when last, and how."""
+    for row in processes:
+        if row.get("last_exit"):  # a control plane of an older build does not say
+            times = "once" if row["exits"] == 1 else f"{row['exits']} times"
+            yield f"{row['name']}: ended {times}, last {instant(row['last_exit_at_s'])} UTC: {row['last_exit']}"
 
 
 def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:

@@ -75,7 +75,8 @@ async def serve(
         ) as orphans,
     ):
         url = inner.url if parked is None else ""  # where a pod serves others know
-        replica = Replica(runtime_id, meter, work_over(agent or directory, settings.restore_s, filters), url)
+        work = work_over(agent or directory, settings.restore_s, filters)
+        replica = Replica(runtime_id, meter, work, url, step_s=settings.step_s)
         keep = keeper(inner.ways.to(settings.between.snapshotter, Role.SNAPSHOTTER))
         attach(control, replica)
         api = ServingApi(replica, orphans, control, in_pod=pod is not None)

@@ -162,6 +162,10 @@ class BatchEngine(ABC, Generic[R, A]):
         return self._busy_ns
 
     @property
+    def progressed_s(self) -> float:
+        return 0.0  # a forward is short: its batch is bounded
+
+    @property
     def needs_probe(self) -> bool:
         return self._probe is not None
 

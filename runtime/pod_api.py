@@ -21,9 +21,9 @@ _ON_THE_WAY: Final = (RuntimeState.STANDBY, RuntimeState.RESTORING)
 
 
 def build_probes(step_s: float, gpus: GpuWatch | None = None, *, parks: bool = False) -> FastAPI:
-    """The application without its replica; see `control_api.attach`. An engine that is at one step for longer than
-    `step_s` hangs: whoever asks whether this lives is told no, and starts another in its place. One that `parks` is as
-    the cluster wants it also while it waits for a version or restores it.
+    """The application without its replica; see `control_api.attach`. An engine that makes no progress
+    for `step_s` seconds hangs: whoever asks whether this lives is told no, and starts another in its place. One that
+    `parks` is as the cluster wants it also while it waits for a version or restores it.
     """
     app = FastAPI(openapi_url=None)
 

@@ -5,6 +5,7 @@ What a restore does is `restore.py`'s, what a request's answer looks like is `ap
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,10 +61,13 @@ class Work:
 class Replica:
     """One process. A standby takes one version, once; whatever held a tenant's bytes never serves another."""
 
-    def __init__(self, runtime_id: str, meter: MeterPage, work: Work, url: str = "") -> None:
-        """`url` is where other hosts reach it, if they do."""
+    def __init__(
+        self, runtime_id: str, meter: MeterPage, work: Work, url: str = "", *, step_s: float = math.inf
+    ) -> None:
+        """`url` is where other hosts reach it, if they do. An engine without progress for `step_s` seconds hangs."""
         self.runtime_id = runtime_id
         self._url = url
+        self._step_s = step_s
         self.meter = meter
         self._work = work
         self._state = RuntimeState.STANDBY
@@ -227,7 +231,7 @@ class Replica:
 
     @property
     def in_step_s(self) -> float:
-        """For how long the engine's step under way has lasted; 0 where there is none."""
+        """For how many seconds the engine's step has made no progress; 0 where no step is under way."""
         return 0.0 if self._serving is None else self._serving.thread.in_step_s
 
     @property
@@ -286,7 +290,7 @@ class Replica:
         self.over.set()
 
     async def watch(self) -> None:
-        """Notice an engine that was poisoned without a request to tell, or whose thread died. Until cancelled."""
+        """Notice an engine that hangs, that was poisoned without a request to tell, or whose thread died."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self._check_engine()
@@ -357,6 +361,9 @@ class Replica:
     def _check_engine(self) -> None:
         if self._serving is not None and (poison := self._serving.thread.poisoned) is not None:
             self.fail(poison)
+        elif self.in_step_s >= self._step_s:
+            log.error("the engine hangs", extra={"without_progress_s": round(self.in_step_s, 1)})
+            self.fail(Unavailable("this replica"))
 
     def _end_if_empty(self) -> None:
         if not self._streams:

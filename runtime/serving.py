@@ -49,7 +49,7 @@ class EngineThread(Inbox, Protocol):
 
     @property
     def in_step_s(self) -> float:
-        """For how long it has been at what it was given last; 0 where it waits."""
+        """For how many seconds it has been in a step without progress; 0 where it waits."""
         ...
 
     def stop(self, timeout_s: float, failure: Failure | None = None) -> bool:

@@ -39,7 +39,7 @@ class RuntimeSettings:
     restore_s: float  # how long the weight cache may take
     filters: bool = False  # whether the installation runs them
     between: Between = ALONE
-    step_s: float = 300.0  # after which a step of the engine is one that hangs
+    step_s: float = 20.0  # without progress, after which an engine hangs
 
     @property
     def run(self) -> Path:
@@ -67,7 +67,7 @@ def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
         restore_s=settings.number(env, "KELVIN_RESTORE_S", WEIGHTS.timeout_s, low=1.0, high=86_400.0),
         filters=settings.choice(env, "KELVIN_FILTERS", "off", ("off", "on")) == "on",
         between=read_between(env, Role.RUNTIME, LISTEN, any_port=True),
-        step_s=settings.number(env, "KELVIN_STEP_S", 300.0, low=1.0, high=3600.0),
+        step_s=settings.number(env, "KELVIN_STEP_S", 20.0, low=1.0, high=3600.0),
     )
 
 

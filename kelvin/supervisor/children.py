@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from kelvin.policy.restarts import Restarts
+from kelvin.supervisor.watchdog import Watched
 from service.startup import BAD_SETTING_STATUS
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,11 @@ class Child:
     def pid(self) -> int | None:
         """Process id while it lives."""
         return self.process.pid if self.process else None
+
+    @property
+    def watched(self) -> Watched | None:
+        """What the watchdog asks, None where it is down or is ending."""
+        return Watched(self.spec.name, self.pid, self.spec.socket) if self.pid is not None and self.is_kept else None
 
     def start(self, logs: Path | None, environment: Mapping[str, str], *fds: int) -> None:
         """Spawn it with these descriptors, in a session of its own: a terminal's Ctrl-C reaches only the supervisor.

@@ -24,11 +24,13 @@ from kelvin.settings import EngineSettings, engine_environment
 from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, bring_back
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import become_subreaper, children, reap
+from kelvin.supervisor.watchdog import Watchdog, Watched, asking
 from service.born import BornProcess, socket_name
 from service.client import ServiceClient
 from service.failures import install_failure_handlers
 from service.jobs import JobDesk, Jobs
 from service.log import configure_logging
+from service.loops import Loops
 from service.run import serve_until, stop_on_signals
 from service.settings import log_level
 from service.startup import BAD_SETTING_STATUS
@@ -98,6 +100,10 @@ class Engine:
                 self._bringing_back.add(task)
                 task.add_done_callback(self._bringing_back.discard)
         self._deaths.set()
+
+    def watched(self) -> list[Watched]:
+        """Return the processes that should answer. A standby has a job, whose caller waits for it with a deadline."""
+        return [watched for child in self._children if (watched := child.watched) is not None]
 
     async def _bring_back(self, child: Child) -> None:
         await bring_back(child, self._start, lambda: child.is_kept)
@@ -193,7 +199,9 @@ async def _supervise(settings: EngineSettings) -> int:
         try:
             engine.start()
             app = make_app(JobDesk(engine.standby), engine.is_ready)
-            await serve_until(app, directory.listen(ENGINE), stop, DRAIN_S)
+            async with Loops() as loops:
+                loops.start("watchdog", Watchdog(engine.watched, asking(directory)).run)
+                await serve_until(app, directory.listen(ENGINE), stop, DRAIN_S)
         finally:
             await engine.end()
             os.close(lifeline_read)

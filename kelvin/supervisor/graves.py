@@ -60,6 +60,10 @@ class Graves:
             )
             self._write(page, meter, death)
 
+    def lives(self) -> list[tuple[int, str]]:
+        """Return pid and runtime id of each meter page: replicas and standbys that live, and some that died."""
+        return [(pid, runtime_id) for _, pid, runtime_id in self._pages()]
+
     def so_far(self, pid: int) -> LifetimeRecord | None:
         """How a replica has lived until now, as if it ended; None where it is nobody's yet, or gone. A child."""
         for page, _, runtime_id in self._pages(pid):

@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -24,9 +25,12 @@ from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import reap
 from kelvin.supervisor.telling import telling
+from kelvin.supervisor.watchdog import Watchdog, Watched, asking
 from service.log import configure_logging
+from service.loops import Loops
 from service.run import stop_on_signals
 from service.settings import log_level
+from service.unix import SocketDirectory
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -97,6 +101,10 @@ class Pod:
                 elif self.status is None and self._cache.is_kept:
                     self._bringing_back = asyncio.get_running_loop().create_task(self._bring_back())
         self._deaths.set()
+
+    def watched(self) -> list[Watched]:
+        """Return the cache agent. The kubelet's liveness probe watches the runtime."""
+        return [] if self._cache.watched is None else [self._cache.watched]
 
     async def _bring_back(self) -> None:
         await bring_back(self._cache, self._start, lambda: self.status is None and self._cache.is_kept)
@@ -183,9 +191,11 @@ async def _supervise(settings: PodSettings) -> int:
     loop.add_signal_handler(signal.SIGCHLD, pod.collect)
     began_s = time.monotonic()
     try:
-        async with telling(settings, spool, pod.so_far):
-            pod.start()
-            await pod.until_over(stop)
+        with closing(SocketDirectory(settings.data / "run")) as directory:
+            async with telling(settings, spool, pod.so_far), Loops() as loops:
+                pod.start()
+                loops.start("watchdog", Watchdog(pod.watched, asking(directory)).run)
+                await pod.until_over(stop)
     finally:
         spool.close()
         os.close(lifeline_read)

@@ -23,8 +23,11 @@ from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.log_rotation import rotate_forever
 from kelvin.supervisor.reaper import become_subreaper, children, reap
 from kelvin.supervisor.succession import Hands, Succession
+from kelvin.supervisor.watchdog import Watchdog, Watched, asking
 from kelvin.tail import last_lines
+from service.born import socket_name
 from service.client import ServiceClient
+from service.exits import ExitNotes
 from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
 from service.run import stop_on_signals
@@ -73,6 +76,8 @@ class Supervisor:
         self._listener = listener  # kept open while the door is changed: who calls meanwhile waits, and is not refused
         self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
         self._children = [Child(spec) for spec in specs_of(filters=settings.filters)]
+        self._notes = ExitNotes(settings.data / "run")
+        self._killed: dict[int, str] = {}  # processes that hung, by pid: why they were killed
         self._restarting: set[asyncio.Task[None]] = set()
         self._deaths = asyncio.Event()
         self._draining = False
@@ -94,15 +99,30 @@ class Supervisor:
             environment = {**environment, LISTENER_VARIABLE: str(fds[-1])}
         child.start(self._settings.data / "logs", environment, *fds)
 
+    def watched(self) -> list[Watched]:
+        """Return every process that should answer: ours, and replicas and standbys, which the zygote forked."""
+        if self._draining:
+            return []
+        ours = [watched for child in self._children if (watched := child.watched) is not None]
+        alive = set(children())
+        return ours + [Watched(name, pid, socket_name(name)) for pid, name in self._graves.lives() if pid in alive]
+
+    def on_hung(self, hung: Watched, why: str) -> None:
+        """Keep why a process is killed, for the note of its end."""
+        self._killed[hung.pid] = why
+
     def collect(self) -> None:
         """Reap what died: replicas become lifetime records, processes of ours come back."""
         for reaped in reap():
+            why = self._killed.pop(reaped.pid, None)
             child = next((child for child in self._children if child.pid == reaped.pid), None)
             if child is None:
                 self._graves.bury(reaped)
                 continue
             child.buried(reaped.status)
             log.warning("a process died", extra={"child": child.spec.name, "status": reaped.status})
+            if child.is_kept and not self._draining:
+                self._note(child.spec.name, reaped.status, why)
             if not child.is_kept:
                 self._children.remove(child)
             elif not self._draining:
@@ -110,6 +130,12 @@ class Supervisor:
                 self._restarting.add(task)
                 task.add_done_callback(self._restarting.discard)
         self._deaths.set()
+
+    def _note(self, name: str, status: int, why: str | None) -> None:
+        try:
+            self._notes.add(name, status, int(time.time()), why)
+        except OSError as error:
+            log.warning("how a process ended can't be noted", extra={"child": name, "error": repr(error)})
 
     async def _bring_back(self, child: Child) -> None:
         await bring_back(child, self._start, lambda: child.is_kept and not self._draining)
@@ -249,7 +275,8 @@ async def supervise(settings: UpSettings) -> None:
     loop.add_signal_handler(signal.SIGUSR1, supervisor.restart_door)
     try:
         async with asyncio.TaskGroup() as tasks:
-            loops = (shipper.run(), desk.recover_forever(), rotate_forever(settings.data / "logs"))
+            watchdog = Watchdog(supervisor.watched, asking(directory), supervisor.on_hung)
+            loops = (shipper.run(), desk.recover_forever(), rotate_forever(settings.data / "logs"), watchdog.run())
             keeping = [tasks.create_task(loop) for loop in loops]
             supervisor.start()
             try:

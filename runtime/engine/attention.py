@@ -4,6 +4,7 @@ The backend hangs on the attention modules themselves, not on keyword arguments 
 a global (two engines in a process would share it).
 """
 
+import time
 from typing import Any, Final, Protocol
 
 import torch
@@ -17,7 +18,9 @@ _BACKEND: Final = "kelvin_backend"
 
 
 class AttentionBackend(Protocol):
-    """Owns the KV pool of every layer. Single-threaded."""
+    """Owns the KV pool of every layer. Single-threaded, but `attended_s` may be read from any thread."""
+
+    attended_s: float  # CLOCK_MONOTONIC, when the last layer began its attention; 0 before the first
 
     def begin(self, batch: Batch) -> None:
         """Prepare what all layers of the coming forward share."""
@@ -77,5 +80,6 @@ def _attention(
     if attention_mask is not None or softcap is not None or s_aux is not None:
         raise ValueError("this attention has no mask, softcap or sinks")
     backend: AttentionBackend = getattr(module, _BACKEND)
+    backend.attended_s = time.monotonic()
     layer: int = module.layer_idx  # type: ignore[assignment]
     return backend.attend(layer, query, key, value, scaling, sliding_window), None

@@ -126,6 +126,10 @@ class ModelEngine:
         return self._busy_ns
 
     @property
+    def progressed_s(self) -> float:
+        return self._runner.progressed_s
+
+    @property
     def needs_probe(self) -> bool:
         return self._probe is not None
 

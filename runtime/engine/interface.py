@@ -177,6 +177,12 @@ class Engine(Protocol):
         ...
 
     @property
+    def progressed_s(self) -> float:
+        """CLOCK_MONOTONIC seconds when a step last moved on by a layer, 0 where no layer is followed. A step over a
+        long prompt may take minutes on a busy core; one that stops moving hangs. Read from any thread."""
+        ...
+
+    @property
     def needs_probe(self) -> bool:
         """Whether known answers were given and are not verified yet."""
         ...

@@ -25,6 +25,11 @@ class ModelRunner:
         self._backend = backend
         self._device = device
 
+    @property
+    def progressed_s(self) -> float:
+        """See `interface.Engine`."""
+        return self._backend.attended_s
+
     def run(self, pieces: Sequence[Piece]) -> list[torch.Tensor | None]:
         """Logits [piece.logits, V] of each piece; None for one that raised, alone too.
 

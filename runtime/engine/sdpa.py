@@ -26,6 +26,8 @@ class SdpaBackend:
     would have nearly all of the pool zeroed, and kept.
     """
 
+    attended_s = 0.0
+
     def __init__(self, facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> None:
         slots = (blocks + 1) * BLOCK_SIZE  # the trash block
         self._keys = [self._pool(facts.kv_heads, slots, facts.head_dim, dtype, device) for _ in range(facts.layers)]

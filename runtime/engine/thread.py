@@ -99,9 +99,9 @@ class EngineThread:
 
     @property
     def in_step_s(self) -> float:
-        """For how long the engine has been at what it was given last; 0 where it waits. What hangs never comes back."""
+        """For how many seconds the engine has been in a step without moving on by a layer; 0 where it waits."""
         since_s = self._turning_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        return 0.0 if since_s is None else time.monotonic() - max(since_s, self._engine.progressed_s)
 
     @property
     def poisoned(self) -> Failure | None:

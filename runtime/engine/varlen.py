@@ -74,6 +74,8 @@ def index_of(batch: Batch, device: torch.device) -> Index:
 class VarlenBackend:
     """Pool: per layer keys [blocks + 1, block, Hkv, D] and values [blocks + 1, block, Hkv, Dv]; block 0 is trash."""
 
+    attended_s = 0.0
+
     def __init__(
         self,
         facts: GateFacts,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -171,12 +172,13 @@ async def bench(
     grace_s: float = 0.05,
     screen: Screen | None = None,
     probes: FastAPI | None = None,
+    step_s: float = math.inf,
 ) -> AsyncIterator[Bench]:
     """Everything of `app.serve` but the restore and the spool; with `probes`, of a pod's."""
     directory = SocketDirectory(tmp_path / "run")
     listener = directory.listen("rt-x.sock")
     meter = create_meter_page(tmp_path / "meters", "x")
-    replica = Replica("x", meter, fake_work(engine, failure=failure, screen=screen))
+    replica = Replica("x", meter, fake_work(engine, failure=failure, screen=screen), step_s=step_s)
     records = MemoryRecords()
     orphans = Orphans("x", lambda: records, lambda source: source == LIVES, grace_s)
     control = probes or build_control_app()

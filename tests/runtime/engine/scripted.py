@@ -34,6 +34,7 @@ class ScriptedEngine:
         self, script: Callable[[GenerationRequest], Sequence[int]], *, paced: bool = False, step_s: float = 0.0
     ) -> None:
         self._script = script
+        self.progressed_s = 0.0  # a test that plays layers sets it
         self._step_s = step_s
         self._paced = paced
         self._permits = threading.Semaphore(0)

@@ -1,0 +1,103 @@
+"""Find processes that hang and kill them. The supervisor then brings them back, as after any death.
+
+Every process is asked over its socket for `/healthz` (the zygote by a ping), so a process that is stopped, spins in its
+event loop or waits for a lock for ever is found. `policy/hanging.py` has the rule. An engine's thread is watched by the
+event loop of its own process, see `runtime/replica.py`.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from contracts.errors import Refused, Unavailable
+from kelvin.policy.hanging import Silence
+from service.client import ServiceClient
+from service.unix import SocketDirectory
+from service.zygote import ZygoteClient
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 3.0
+ANSWER_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A process that should answer. `socket` is its socket in the run directory, None for the zygote."""
+
+    name: str
+    pid: int
+    socket: str | None
+
+
+class Watchdog:
+    """Looks at all processes every LOOK_S seconds. Start `run` as a loop."""
+
+    def __init__(
+        self,
+        watched: Callable[[], Collection[Watched]],
+        answers: Callable[[Watched], Awaitable[bool]],
+        on_kill: Callable[[Watched, str], None] = lambda hung, why: None,
+    ) -> None:
+        """`watched` names the processes of the moment: children of ours that were not reaped yet, so no other process
+        can have such a pid. `answers` asks one of them, for ANSWER_S at most. `on_kill` is told of each that is killed,
+        and why.
+        """
+        self._watched = watched
+        self._answers = answers
+        self._on_kill = on_kill
+        self._silences: dict[Watched, Silence] = {}
+
+    def __repr__(self) -> str:
+        silent = [each.name for each, silence in self._silences.items() if silence.silent_s]
+        return f"<Watchdog of {len(self._silences)}, silent: {silent}>"
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        now_s = asyncio.get_running_loop().time
+        last_s = now_s()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            watched = self._watched()
+            answers = await asyncio.gather(*(self._answers(each) for each in watched))
+            self._judge(dict(zip(watched, answers, strict=True)), now_s() - last_s)
+            last_s = now_s()
+
+    def _judge(self, answers: dict[Watched, bool], look_s: float) -> None:
+        before, self._silences = self._silences, {}
+        alive = set(self._watched())  # some may have died during the look, and been brought back with another pid
+        for each in alive & answers.keys():
+            silence = before.get(each, Silence()).after_look(answers[each], look_s)
+            if silence.hangs:
+                why = f"it did not answer for {silence.silent_s:.0f} s"
+                log.error("a process hangs and is killed", extra={"child": each.name, "pid": each.pid, "why": why})
+                self._on_kill(each, why)
+                with suppress(ProcessLookupError):
+                    os.kill(each.pid, signal.SIGKILL)
+            else:
+                self._silences[each] = silence
+
+
+def asking(directory: SocketDirectory) -> Callable[[Watched], Awaitable[bool]]:
+    """Return what asks a process over its socket in `directory`."""
+
+    async def answers(each: Watched) -> bool:
+        try:
+            if each.socket is None:
+                await ZygoteClient(directory).ping(ANSWER_S)
+                return True
+            client = ServiceClient(directory, each.socket, each.name, limit=1)
+            try:
+                async with client.open("GET", "/healthz", timeout_s=ANSWER_S):
+                    return True
+            finally:
+                await client.close()
+        except Refused as refused:
+            return not isinstance(refused.failure, Unavailable)  # any other failure is an answer
+
+    return answers

@@ -1,0 +1,139 @@
+"""The watchdog kills what hangs and nothing else. With an installation: tests/e2e/test_hung_processes.py."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kelvin.supervisor.watchdog import LOOK_S, Watchdog, Watched, asking
+from service.unix import SocketDirectory
+from tests.virtual_loop import run_virtually
+
+SLEEPS = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A child that does nothing."""
+    with subprocess.Popen(SLEEPS) as child:
+        yield child
+        child.kill()
+
+
+class Processes:
+    """What the watchdog sees: who is there, and who answers."""
+
+    def __init__(self, *pids: int) -> None:
+        self.there = [Watched(f"p{pid}", pid, "x.sock") for pid in pids]
+        self.silent: set[int] = set()
+        self.killed: list[tuple[int, str]] = []
+
+    async def watch(self, seconds: float) -> None:
+        """Run the watchdog for so long."""
+        watchdog = Watchdog(lambda: self.there, self.answers, lambda hung, why: self.killed.append((hung.pid, why)))
+        task = asyncio.create_task(watchdog.run())
+        await asyncio.sleep(seconds)
+        task.cancel()
+
+    async def answers(self, each: Watched) -> bool:
+        """As a real question: it takes its time where nobody answers."""
+        await asyncio.sleep(3.0 if each.pid in self.silent else 0.001)
+        return each.pid not in self.silent
+
+
+def test_silent_process_is_killed_within_half_a_minute(process: subprocess.Popen[bytes]) -> None:
+    """Counted from its last answer; the reason says for how long it was silent."""
+    processes = Processes(process.pid)
+
+    async def scene() -> None:
+        watching = asyncio.create_task(processes.watch(60))
+        await asyncio.sleep(10)
+        processes.silent.add(process.pid)
+        await asyncio.sleep(25)
+        assert processes.killed == [(process.pid, "it did not answer for 18 s")]
+        processes.there.clear()
+        await watching
+
+    run_virtually(scene())
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_process_that_answers_lives(process: subprocess.Popen[bytes]) -> None:
+    """Also one that misses some looks in between: the control of the above."""
+    processes = Processes(process.pid)
+
+    async def scene() -> None:
+        watching = asyncio.create_task(processes.watch(600))
+        for _ in range(20):
+            processes.silent.add(process.pid)
+            await asyncio.sleep(9)
+            processes.silent.clear()
+            await asyncio.sleep(2 * LOOK_S)
+        await watching
+
+    run_virtually(scene())
+    assert processes.killed == []
+    assert process.poll() is None
+
+
+def test_process_that_died_during_a_look_is_not_killed_again() -> None:
+    """Its pid may be another process's by then."""
+    processes = Processes(2**22 + 1)  # no process has such a number
+
+    async def scene() -> None:
+        watching = asyncio.create_task(processes.watch(60))
+        await asyncio.sleep(5)
+        processes.silent.add(processes.there[0].pid)
+        await asyncio.sleep(12)
+        processes.there.clear()
+        await watching
+
+    run_virtually(scene())
+    assert processes.killed == []
+
+
+SERVES = """
+import asyncio, pathlib, sys
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from service.run import run_service, serve_until
+from service.unix import SocketDirectory
+
+async def main(stop):
+    directory = SocketDirectory(pathlib.Path(sys.argv[1]))
+    status = int(sys.argv[2])
+    app = Starlette(routes=[Route("/healthz", lambda request: Response(status_code=status))])
+    listener = directory.listen("x.sock")
+    print("up", flush=True)
+    await serve_until(app, listener, stop, 1)
+
+run_service(main, None)
+"""
+
+
+@pytest.mark.parametrize("status", [200, 503], ids=["healthy", "an answer all the same"])
+def test_process_is_asked_over_its_socket(tmp_path: Path, status: int) -> None:
+    """It answers while its event loop runs, and not while it is stopped or gone."""
+    command = [sys.executable, "-c", SERVES, str(tmp_path), str(status)]
+    with closing(SocketDirectory(tmp_path)) as directory, subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        watched = Watched("x", child.pid, "x.sock")
+
+        async def answers() -> bool:
+            return await asking(directory)(watched)
+
+        assert asyncio.run(answers())
+        child.send_signal(signal.SIGSTOP)
+        assert not asyncio.run(answers())
+        child.send_signal(signal.SIGCONT)
+        assert asyncio.run(answers())
+        child.kill()
+        child.wait()
+        assert not asyncio.run(answers())
