@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LONGEST = 400
 
 
 def _tracked(pattern: str) -> list[Path]:
@@ -21,12 +20,6 @@ SOURCES = _tracked("*.py")
 PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in ("tests", "examples")]
 
 FLOORS = sorted((ROOT / "coldstart_bench" / "loaders").glob("floor*.py"))
-
-
-@pytest.mark.skipif(not SOURCES, reason="not a git checkout")
-def test_no_file_is_longer_than_it_can_be_read() -> None:
-    """400 lines at most."""
-    assert [path.name for path in SOURCES if len(path.read_text().splitlines()) > LONGEST] == []
 
 
 def _is_all(node: ast.stmt) -> bool:
