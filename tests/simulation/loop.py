@@ -58,7 +58,7 @@ class SimulationLoop(VirtualLoop):
             return
         try:
             result = func(*args)
-        except Exception as error:
+        except BaseException as error:
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -13,7 +13,7 @@ from typing import Final
 
 from tests.simulation.determinism import deterministic
 from tests.simulation.history import History, Step, draw
-from tests.simulation.loop import NoProgress, SimulationLoop
+from tests.simulation.loop import NoProgress, SimulationLoop, describe
 from tests.simulation.world import Broken, World, listening
 
 MEMORY: Final = Path("/dev/shm")  # where files cost no disk
@@ -64,7 +64,7 @@ async def _play(world: World, history: History) -> None:
             for step in history.steps:
                 await asyncio.sleep(step.after_ms / 1000)
                 world.note(f"step {step}")
-                await getattr(world, step.kind)(Random(step.seed))
+                await _do(world, step)
                 await world.rounds()
                 world.check(world.always)
             world.note("calm")
@@ -76,6 +76,15 @@ async def _play(world: World, history: History) -> None:
     finally:
         await world.stop()
     world.check(())
+
+
+async def _do(world: World, step: Step) -> None:
+    try:
+        await getattr(world, step.kind)(Random(step.seed))
+    except Broken:
+        raise
+    except Exception as error:
+        raise Broken(step.kind, describe(error, "raised")) from error
 
 
 def draw_for(world_type: type[World], seed: int) -> History:

@@ -18,27 +18,48 @@ COMMIT_S: Final = 0.001
 SEGMENT_BYTES: Final = 8 << 10
 
 
+class Killed(BaseException):
+    """The process is dead at this point: no handler of its own runs, and nothing more reaches its disk."""
+
+
 @dataclass(eq=False)
 class FaultyDisk(Disk):
-    """`commit_s`: how long a commit takes. `is_full`: nothing can be written. `fails`: what was written may be lost."""
+    """`commit_s`: how long a commit takes. `is_full`: nothing can be written. `fails`: what was written may be lost.
+    `dies_at`: the process is killed before or behind the next write to the journal.
+    """
 
     commit_s: float = COMMIT_S
     is_full: bool = False
     fails: bool = False
+    is_dead: bool = False
+    dies_at: str | None = None
 
     def create(self, path: Path, size: int) -> int:
-        if self.is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._check()
         return super().create(path, size)
 
     def write(self, fd: int, payload: bytes, offset: int) -> None:
-        if self.is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._check()
+        if self.dies_at == "before the journal":
+            self._die()
         super().write(fd, payload, offset)
 
     def sync(self, fd: int) -> None:
+        self._check()
         if self.fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.dies_at == "behind the journal":
+            self._die()
+
+    def _check(self) -> None:
+        if self.is_dead:
+            raise Killed("dead already")
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _die(self) -> None:
+        dies_at, self.dies_at, self.is_dead = self.dies_at, None, True
+        raise Killed(dies_at)
 
 
 class _Wakes:
@@ -83,6 +104,18 @@ def without_threads() -> Iterator[None]:
     fake.Thread = _Committer
     with mock.patch("spool.spool.threading", fake), mock.patch("spool.spool.SimpleQueue", _Wakes):
         yield
+
+
+def close_files(directory: Path) -> None:
+    """Close all that this process has open below the directory, as a kill does."""
+    below = f"{directory}{os.sep}"
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if path == str(directory) or path.startswith(below):
+            os.close(int(name))
 
 
 def open_spool(directory: Path, source: str, disk: FaultyDisk) -> Spool:
